@@ -1,0 +1,96 @@
+// placements/layout.h: which rank owns which boxes of a tensor.
+//
+// 11 rows over 3 ranks, Shard(0):  rank 0 [0,4)  rank 1 [4,8)  rank 2 [8,11)
+// 2 rows over 3 ranks:             rank 0 [0,1)  rank 1 [1,2)  rank 2 [2,2)  (empty, still a member)
+#pragma once
+
+#include "placements/placement.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// Ranks arranged in a grid, row-major, in any order; the order is what cuts follow.
+struct RankGrid {
+  Dims shape;                  // extent of each mesh dimension
+  std::vector<int64_t> ranks;  // product(shape) global ranks
+
+  int64_t size() const { return static_cast<int64_t>(ranks.size()); }
+  /// The coordinate of `rank`, or nothing for a non-member.
+  std::optional<Dims> coord_of(int64_t rank) const;
+  int64_t rank_at(c10::IntArrayRef coord) const;
+  bool operator==(const RankGrid&) const = default;
+};
+
+/// Throws: c10::ValueError for a shape that does not hold the ranks, duplicate or negative ranks.
+void check(const RankGrid& grid);
+
+/// A box and the rank that owns it.
+struct OwnedBox {
+  int64_t rank = 0;
+  Box box;
+  bool operator==(const OwnedBox&) const = default;
+};
+
+/// The extents of torch.chunk's cut of `length` elements in `n_parts`: 10 in 4 is 3,3,3,1; 2 in 3 is 1,1,0.
+Dims chunk_sizes(int64_t length, int64_t n_parts);
+
+/// A tensor's `sizes`, a grid of ranks and a placement per grid dimension: who owns what. Immutable.
+///
+/// Several Shards of one tensor dim nest: grid dim 0 cuts it, grid dim 1 cuts each piece again.
+/// Explicit sizes that equal torch.chunk's cut are stored as the plain Shard, so equal layouts compare equal.
+/// EnumerableShard stands alone, on a 1-D grid.
+class Layout {
+ public:
+  /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
+  /// Throws: c10::ValueError (and c10::IndexError for a dim out of range), naming the offending placement.
+  Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std::vector<Placement> placements);
+
+  c10::IntArrayRef sizes() const { return sizes_; }
+  int64_t dim() const { return static_cast<int64_t>(sizes_.size()); }
+  const RankGrid& grid() const { return *grid_; }
+  const std::shared_ptr<const RankGrid>& grid_ptr() const { return grid_; }
+  c10::ArrayRef<Placement> placements() const { return placements_; }
+
+  /// The boxes of global `rank`: one for a member under Shard, Replicate and Partial (perhaps empty), any number
+  /// under EnumerableShard in the order written, none for a non-member. Cost: O(dims), no communication.
+  std::vector<Box> boxes(int64_t rank) const;
+  /// The box of the member at `coord`. Pre: not enumerable.
+  Box box_at(c10::IntArrayRef coord) const;
+  /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica.
+  std::vector<OwnedBox> owners(const Box& box) const;
+  /// The sizes of the only box of `rank`. Throws: c10::ValueError where it has none or several.
+  Dims local_sizes(int64_t rank) const;
+
+  /// True when every member has boxes of one size.
+  bool is_even() const;
+  bool is_partial() const;
+  bool is_replicated() const;  // on every grid dimension
+  bool is_enumerable() const;
+
+  /// The extents along `tensor_dim` as its Shards cut it, per combination of the coordinates of the grid dims that
+  /// cut it (outermost first); one whole extent where nothing cuts it.
+  std::vector<Interval> intervals(int64_t tensor_dim) const;
+
+  /// The placements that a tensor has whose dim `tensor_dim` keeps, of every cut interval, `length_of(interval)` elements:
+  /// what a slice, a scaling or a split of that dim leaves. `length_of` must be additive over adjoining intervals.
+  /// Pre: not enumerable. Other dims' placements are returned unchanged.
+  std::vector<Placement> recut(int64_t tensor_dim, const std::function<int64_t(Interval)>& length_of) const;
+
+  bool operator==(const Layout& other) const;
+  size_t hash() const;
+
+ private:
+  Dims sizes_;
+  std::shared_ptr<const RankGrid> grid_;
+  std::vector<Placement> placements_;
+};
+
+/// "[11, 5] as [Shard(0), Replicate()] on 2x3 ranks".
+std::string to_string(const Layout& layout);
+
+}  // namespace shardwise

@@ -1,0 +1,90 @@
+// placements/placement.h: how one mesh dimension treats a tensor: cut, copied or summed.
+//
+//   Shard(0)                     torch.chunk's cut: 10 rows over 4 ranks are 3,3,3,1
+//   Shard(0, sizes=[1, 3, 1, 3]) one extent per mesh coordinate; zeros allowed
+//   Replicate()                  every rank has all of it
+//   Partial(sum)                 the tensor is the sum of the ranks' pieces
+//   EnumerableShard([...])       any disjoint cover by boxes, any number per rank
+#pragma once
+
+#include "placements/box.h"
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardwise {
+
+/// How the pieces of a Partial tensor combine.
+enum class Reduce : uint8_t { kSum, kAvg, kMax, kMin, kProduct };
+
+/// "sum", "avg", "max", "min", "product".
+std::string_view to_string(Reduce reduce);
+
+/// The reverse of to_string. Throws: c10::ValueError naming the five words.
+Reduce reduce_from_string(std::string_view name);
+
+/// One piece of an EnumerableShard: the box at `offsets` of `sizes` lives on `rank` (global).
+struct ShardMetadata {
+  Dims offsets;
+  Dims sizes;
+  int64_t rank = 0;
+
+  Box box() const { return {offsets, sizes}; }
+  bool operator==(const ShardMetadata&) const = default;
+};
+
+/// The treatment of a tensor by one mesh dimension. A small value: cheap to copy, compared by meaning.
+class Placement {
+ public:
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable };
+
+  Placement() = default;  // Replicate()
+  static Placement replicate() { return {}; }
+  /// `dim` may be negative until a Layout resolves it.
+  static Placement shard(int64_t dim);
+  /// `sizes`: one extent (elements) per mesh coordinate. Where an outer mesh dimension cuts the same tensor
+  /// dim, either one such row that every outer piece follows, or a row per outer piece, outermost first.
+  /// Throws: c10::ValueError for a negative extent or an empty list.
+  static Placement shard(int64_t dim, c10::IntArrayRef sizes);
+  static Placement partial(Reduce reduce = Reduce::kSum);
+  /// Throws: c10::ValueError for pieces that overlap, of differing dimensionality or with negative numbers.
+  static Placement enumerable(std::vector<ShardMetadata> pieces);
+
+  Kind kind() const { return kind_; }
+  bool is_replicate() const { return kind_ == Kind::kReplicate; }
+  bool is_partial() const { return kind_ == Kind::kPartial; }
+  bool is_enumerable() const { return kind_ == Kind::kEnumerable; }
+  bool is_shard() const { return kind_ == Kind::kShard; }
+  bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
+
+  /// Pre: is_shard().
+  int64_t dim() const { return dim_; }
+  /// The explicit extents; empty for torch.chunk's cut.
+  c10::IntArrayRef sizes() const;
+  /// Pre: is_partial().
+  Reduce reduce() const { return reduce_; }
+  /// Pre: is_enumerable().
+  c10::ArrayRef<ShardMetadata> pieces() const;
+
+  /// The same cut along another tensor dim. Pre: is_shard().
+  Placement with_dim(int64_t dim) const;
+
+  bool operator==(const Placement& other) const;
+  size_t hash() const;
+
+ private:
+  Kind kind_ = Kind::kReplicate;
+  Reduce reduce_ = Reduce::kSum;
+  int64_t dim_ = 0;
+  std::shared_ptr<const std::vector<int64_t>> sizes_;
+  std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
+};
+
+/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()".
+std::string to_string(const Placement& placement);
+/// "[Shard(0), Replicate()]".
+std::string to_string(c10::ArrayRef<Placement> placements);
+
+}  // namespace shardwise

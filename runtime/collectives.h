@@ -1,0 +1,30 @@
+// runtime/collectives.h: the few messages Shardwise sends, each counted by the active CommTraces.
+//
+// They call the c10d backend of the tensors' device directly, below autograd and dispatch. A group of one sends nothing and
+// counts nothing. Every function waits for the result.
+#pragma once
+
+#include "placements/placement.h"
+#include "runtime/group.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace shardwise {
+
+/// Sends `send_splits[i]` elements of flat `input` to group member i and receives `receive_splits[i]` into flat `output`.
+/// Both contiguous, 1-D, of one dtype (any, bool included). Received bytes exclude the rank's own.
+void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                const std::vector<int64_t>& receive_splits, const std::vector<int64_t>& send_splits);
+
+/// Reduces contiguous `tensor` over the group in place. kAvg divides the sum by the group's size (floating point only).
+void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
+
+/// Sends contiguous `tensor` of the member at `root_index` to all, in place.
+void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index);
+
+/// Gathers a 1-D int64 tensor of any length from each member (lengths may differ: exchanged first).
+std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers);
+
+}  // namespace shardwise
