@@ -1,0 +1,57 @@
+# torch, fmt, Gloo's headers and CUDA. Sets SHARDWISE_HAS_GLOO, and SHARDWISE_HAS_NVCC where .cu files compile.
+
+find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(ShardwiseTorch 2.11 REQUIRED MODULE)
+if(ShardwiseTorch_VERSION VERSION_GREATER_EQUAL 2.16)
+  message(WARNING "torch ${ShardwiseTorch_VERSION} is newer than the versions Shardwise knows (2.11 to 2.15)")
+endif()
+
+# One copy of fmt wins everywhere: torch's, header-only.
+add_library(shardwise_base INTERFACE)
+target_link_libraries(shardwise_base INTERFACE shardwise::c10 shardwise_warnings)
+target_include_directories(shardwise_base INTERFACE ${PROJECT_SOURCE_DIR})
+if(EXISTS "${SHARDWISE_TORCH_ROOT}/include/fmt/format.h")
+  target_compile_definitions(shardwise_base INTERFACE FMT_HEADER_ONLY)
+else()
+  find_package(fmt REQUIRED)
+  target_link_libraries(shardwise_base INTERFACE fmt::fmt-header-only)
+endif()
+
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES shardwise::c10)
+check_cxx_source_compiles("
+  #include <c10/util/Exception.h>
+  int main() { c10::detail::torchCheckFail(\"\", \"\", 0u, std::string()); }" SHARDWISE_SAME_ABI)
+unset(CMAKE_REQUIRED_LIBRARIES)
+if(NOT SHARDWISE_SAME_ABI)
+  message(FATAL_ERROR
+    "${CMAKE_CXX_COMPILER} cannot compile and link against ${SHARDWISE_TORCH_ROOT}: it must speak C++20 and the ABI of torch's "
+    "wheels (_GLIBCXX_USE_CXX11_ABI=1). Use g++ 11 or newer; the compiler's words are in CMakeFiles/CMakeConfigureLog.yaml.")
+endif()
+
+# ProcessGroupGloo's own header includes Gloo's; the code itself lies in libtorch.
+find_path(SHARDWISE_GLOO_INCLUDE_DIR gloo/algorithm.h)
+if(SHARDWISE_GLOO_INCLUDE_DIR)
+  set(SHARDWISE_HAS_GLOO ON)
+else()
+  set(SHARDWISE_HAS_GLOO OFF)
+  message(STATUS "Gloo's headers were not found (Debian: libgloo-dev): C++ programs cannot start under torchrun, "
+                 "and the C++ examples are left out")
+endif()
+
+set(SHARDWISE_CUDA AUTO CACHE STRING "Compile .cu files: AUTO (where nvcc is found), ON, OFF")
+set_property(CACHE SHARDWISE_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(SHARDWISE_HAS_NVCC OFF)
+if(SHARDWISE_CUDA)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80 90)
+    endif()
+    enable_language(CUDA)
+    set(SHARDWISE_HAS_NVCC ON)
+  elseif(NOT SHARDWISE_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "SHARDWISE_CUDA is ${SHARDWISE_CUDA} but nvcc was not found. Put it on the PATH or set CUDACXX.")
+  endif()
+endif()

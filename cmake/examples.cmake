@@ -1,0 +1,14 @@
+# One program per examples/*.cpp, in build/examples. They start under torchrun, which takes Gloo.
+
+file(GLOB example_sources CONFIGURE_DEPENDS examples/*.cpp)
+if(SHARDWISE_HAS_GLOO)
+  foreach(source IN LISTS example_sources)
+    get_filename_component(name ${source} NAME_WE)
+    shardwise_objects(${name}_objects ${source})
+    add_executable(example_${name})
+    target_link_libraries(example_${name} PRIVATE ${name}_objects)
+    set_target_properties(example_${name} PROPERTIES
+      OUTPUT_NAME ${name}
+      RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
+  endforeach()
+endif()

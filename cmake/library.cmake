@@ -1,0 +1,44 @@
+# libshardwise: placements/ (pure, without torch's headers), runtime/, ops/ and wrappers/. No Python.
+
+file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp)
+add_library(shardwise_placements OBJECT ${placements_sources})
+target_link_libraries(shardwise_placements PUBLIC shardwise_base)
+set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)
+
+file(GLOB library_sources CONFIGURE_DEPENDS runtime/*.cpp ops/*.cpp wrappers/*.cpp)
+add_library(shardwise SHARED ${library_sources})
+add_library(shardwise::shardwise ALIAS shardwise)
+target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements)
+target_include_directories(shardwise PUBLIC
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/shardwise>)
+target_compile_features(shardwise PUBLIC cxx_std_20)
+target_precompile_headers(shardwise PRIVATE cmake/pch.h)
+# Tests and examples read the library's precompiled header, so its command line must hold nothing of its own.
+set_target_properties(shardwise PROPERTIES LINKER_LANGUAGE CXX DEFINE_SYMBOL "")
+if(SHARDWISE_HAS_GLOO)
+  target_compile_definitions(shardwise PUBLIC SHARDWISE_HAS_GLOO USE_C10D_GLOO)
+  target_include_directories(shardwise SYSTEM PUBLIC $<BUILD_INTERFACE:${SHARDWISE_GLOO_INCLUDE_DIR}>)
+endif()
+
+# Kernels take raw pointers and a stream. Where nvcc is found they compile; where torch knows CUDA they are linked.
+file(GLOB kernel_sources CONFIGURE_DEPENDS runtime/*.cu ops/*.cu wrappers/*.cu)
+if(SHARDWISE_HAS_NVCC AND kernel_sources)
+  add_library(shardwise_kernels_cuda OBJECT ${kernel_sources})
+  target_include_directories(shardwise_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(shardwise_kernels_cuda PRIVATE shardwise_warnings)
+  if(ShardwiseTorch_CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    target_link_libraries(shardwise PRIVATE shardwise_kernels_cuda CUDA::cudart)
+    target_compile_definitions(shardwise PUBLIC SHARDWISE_HAS_CUDA)
+  endif()
+endif()
+
+# A target of ours made from `sources` that shares the library's precompiled header. Object libraries compile with -fPIC as
+# the library does; an executable's -fPIE would not fit the header.
+function(shardwise_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  target_link_libraries(${name} PUBLIC shardwise shardwise_base)
+  target_precompile_headers(${name} REUSE_FROM shardwise)
+endfunction()

@@ -1,0 +1,51 @@
+# What is the same for every target of ours: language, warnings, speed of building.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+
+# Warnings are errors in our code; torch's headers are SYSTEM and silent.
+if(NOT DEFINED CMAKE_COMPILE_WARNING_AS_ERROR)
+  set(CMAKE_COMPILE_WARNING_AS_ERROR ON)
+endif()
+add_library(shardwise_warnings INTERFACE)
+target_compile_options(shardwise_warnings INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wundef;-Wvla>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 sees c10::SmallVector's inline storage read before it is written, wherever the vector is inlined into our code.
+  target_compile_options(shardwise_warnings INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized;-Wno-stringop-overflow;-Wno-array-bounds>")
+endif()
+
+# ccache must be told that a precompiled header may stand in for the headers it was made from, and GCC that the
+# preprocessed text which ccache hashes names the header.
+find_program(SHARDWISE_CCACHE ccache)
+if(SHARDWISE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${SHARDWISE_CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")
+  endif()
+endif()
+
+include(CheckLinkerFlag)
+foreach(linker mold lld)
+  if(NOT SHARDWISE_LINKER)
+    check_linker_flag(CXX -fuse-ld=${linker} SHARDWISE_HAS_${linker})
+    if(SHARDWISE_HAS_${linker})
+      set(SHARDWISE_LINKER ${linker})
+      add_link_options(-fuse-ld=${linker})
+    endif()
+  endif()
+endforeach()

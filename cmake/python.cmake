@@ -1,0 +1,29 @@
+# shardwise._C and the package around it, importable from build/python.
+
+set(package_dir ${PROJECT_BINARY_DIR}/python/shardwise)
+
+file(GLOB extension_sources CONFIGURE_DEPENDS python/*.cpp)
+if(extension_sources)
+  Python_add_library(shardwise_python MODULE WITH_SOABI ${extension_sources})
+  target_link_libraries(shardwise_python PRIVATE shardwise shardwise_base shardwise::torch_python)
+  target_precompile_headers(shardwise_python PRIVATE cmake/pch_python.h)
+  set_target_properties(shardwise_python PROPERTIES
+    OUTPUT_NAME _C
+    CXX_VISIBILITY_PRESET hidden
+    LIBRARY_OUTPUT_DIRECTORY ${package_dir})
+endif()
+
+# The build tree's package is links to the sources: an edit of a .py file needs no build. Links whose file is gone go too.
+file(GLOB_RECURSE package_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/python/shardwise
+  python/shardwise/*.py python/shardwise/*.pyi python/shardwise/py.typed)
+file(GLOB_RECURSE old_links ${package_dir}/*.py ${package_dir}/*.pyi)
+foreach(link IN LISTS old_links)
+  if(NOT EXISTS ${link})
+    file(REMOVE ${link})
+  endif()
+endforeach()
+foreach(file IN LISTS package_files)
+  get_filename_component(directory ${package_dir}/${file} DIRECTORY)
+  file(MAKE_DIRECTORY ${directory})
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/python/shardwise/${file} ${package_dir}/${file} SYMBOLIC)
+endforeach()

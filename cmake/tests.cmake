@@ -1,0 +1,31 @@
+# placements_test (placements/ alone: milliseconds) and runtime_test (everything linked into libshardwise).
+
+find_package(GTest QUIET)
+if(NOT TARGET GTest::gtest_main)
+  include(FetchContent)
+  FetchContent_Declare(googletest
+    GIT_REPOSITORY https://github.com/google/googletest.git
+    GIT_TAG v1.15.2
+    GIT_SHALLOW ON
+    SYSTEM)
+  set(INSTALL_GTEST OFF)
+  FetchContent_MakeAvailable(googletest)
+endif()
+
+file(GLOB placements_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp)
+if(placements_tests)
+  add_executable(placements_test ${placements_tests})
+  target_link_libraries(placements_test PRIVATE shardwise_placements GTest::gtest_main)
+  add_test(NAME placements_test COMMAND placements_test)
+endif()
+
+file(GLOB runtime_tests CONFIGURE_DEPENDS
+  tests/support/*.cpp tests/runtime/*_test.cpp tests/ops/*_test.cpp tests/wrappers/*_test.cpp)
+if(runtime_tests)
+  shardwise_objects(runtime_test_objects ${runtime_tests})
+  target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)
+  add_executable(runtime_test)
+  target_link_libraries(runtime_test PRIVATE runtime_test_objects GTest::gtest_main)
+  add_test(NAME runtime_test COMMAND runtime_test)
+  set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
+endif()
