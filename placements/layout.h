@@ -42,8 +42,8 @@ Dims chunk_sizes(int64_t length, int64_t n_parts);
 /// A tensor's `sizes`, a grid of ranks and a placement per grid dimension: who owns what. Immutable.
 ///
 /// Several Shards of one tensor dim nest: grid dim 0 cuts it, grid dim 1 cuts each piece again.
-/// Explicit sizes that equal torch.chunk's cut are stored as the plain Shard, so equal layouts compare equal.
-/// EnumerableShard stands alone, on a 1-D grid.
+/// Explicit sizes that equal torch.chunk's cut are stored as the plain Shard, and rows that agree as one row, so equal
+/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and covers the tensor without holes.
 class Layout {
  public:
   /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
@@ -61,7 +61,8 @@ class Layout {
   std::vector<Box> boxes(int64_t rank) const;
   /// The box of the member at `coord`. Pre: not enumerable.
   Box box_at(c10::IntArrayRef coord) const;
-  /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica.
+  /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica. Never
+  /// an empty part. Cost: O(parts found + extents of the cut grid dims); O(pieces) when enumerable.
   std::vector<OwnedBox> owners(const Box& box) const;
   /// The sizes of the only box of `rank`. Throws: c10::ValueError where it has none or several.
   Dims local_sizes(int64_t rank) const;
@@ -70,7 +71,7 @@ class Layout {
   bool is_even() const;
   bool is_partial() const;
   bool is_replicated() const;  // on every grid dimension
-  bool is_enumerable() const;
+  bool is_enumerable() const;  // box_at, intervals and recut do not apply
 
   /// The extents along `tensor_dim` as its Shards cut it, per combination of the coordinates of the grid dims that
   /// cut it (outermost first); one whole extent where nothing cuts it.
@@ -82,12 +83,17 @@ class Layout {
   std::vector<Placement> recut(int64_t tensor_dim, const std::function<int64_t(Interval)>& length_of) const;
 
   bool operator==(const Layout& other) const;
-  size_t hash() const;
+  size_t hash() const;  // computed once
 
  private:
+  std::vector<Interval> intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const;
+  void collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held, const Dims& piece_number,
+                      std::vector<OwnedBox>& found) const;
+
   Dims sizes_;
   std::shared_ptr<const RankGrid> grid_;
-  std::vector<Placement> placements_;
+  std::vector<Placement> placements_;  // canonical: dims in [0, dim()), torch.chunk's cut as the plain Shard
+  size_t hash_ = 0;
 };
 
 /// "[11, 5] as [Shard(0), Replicate()] on 2x3 ranks".

@@ -49,6 +49,7 @@ class Placement {
   /// Throws: c10::ValueError for a negative extent or an empty list.
   static Placement shard(int64_t dim, c10::IntArrayRef sizes);
   static Placement partial(Reduce reduce = Reduce::kSum);
+  /// Kept by rank; the order of one rank's pieces is the order of its local tensors.
   /// Throws: c10::ValueError for pieces that overlap, of differing dimensionality or with negative numbers.
   static Placement enumerable(std::vector<ShardMetadata> pieces);
 
@@ -82,7 +83,8 @@ class Placement {
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
 
-/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()".
+/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()". Of a long
+/// EnumerableShard the first pieces and how many more.
 std::string to_string(const Placement& placement);
 /// "[Shard(0), Replicate()]".
 std::string to_string(c10::ArrayRef<Placement> placements);

@@ -1,0 +1,214 @@
+#include "placements/layout.h"
+
+#include "placements/cover.h"
+#include "placements/cut.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+namespace {
+
+Placement with_dim_in_range(const Placement& shard, c10::IntArrayRef sizes) {
+  const auto n_dims = static_cast<int64_t>(sizes.size());
+  const int64_t dim = shard.dim();
+  TORCH_CHECK_INDEX(-n_dims <= dim && dim < n_dims, "[layout] tensor dim ", dim, " of ", to_string(shard),
+                    " does not exist: the tensor has ", n_dims, " dims ", sizes, ". Use ",
+                    n_dims == 0 ? "Replicate()" : fmt::format("a dim in [{}, {})", -n_dims, n_dims), ".");
+  return shard.with_dim(dim < 0 ? dim + n_dims : dim);
+}
+
+void check_pieces(const Placement& placement, c10::IntArrayRef sizes, const RankGrid& grid) {
+  const Box whole = Box::whole(sizes);
+  std::vector<Box> boxes;
+  for (const ShardMetadata& piece : placement.pieces()) {
+    TORCH_CHECK_VALUE(grid.coord_of(piece.rank), "[layout] rank ", piece.rank, " of the piece ", to_string(piece.box()),
+                      " is not in the mesh of ranks ", c10::IntArrayRef(grid.ranks), ". Place the piece on one of these.");
+    TORCH_CHECK_VALUE(piece.sizes.size() == sizes.size(), "[layout] the piece ", to_string(piece.box()), " of rank ", piece.rank,
+                      " has ", piece.sizes.size(), " dims: the tensor has ", sizes.size(), " dims ", sizes,
+                      ". Give offsets and sizes for each.");
+    TORCH_CHECK_VALUE(whole.contains(piece.box()), "[layout] the piece ", to_string(piece.box()), " of rank ", piece.rank,
+                      " reaches outside the tensor of sizes ", sizes, ". Keep it within ", to_string(whole), ".");
+    boxes.push_back(piece.box());
+  }
+  if (const auto hole = find_hole(whole, boxes)) {
+    TORCH_CHECK_VALUE(false, "[layout] the pieces of EnumerableShard leave a hole: ", to_string(*hole), " of the tensor of sizes ",
+                      sizes, " belongs to no rank. Add the missing pieces.");
+  }
+}
+
+}  // namespace
+
+Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std::vector<Placement> placements)
+    : sizes_(sizes.begin(), sizes.end()), grid_(std::move(grid)), placements_(std::move(placements)) {
+  TORCH_CHECK_VALUE(grid_, "[layout] the mesh is null: a layout needs ranks. Pass a RankGrid.");
+  check(*grid_);
+  TORCH_CHECK_VALUE(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }), "[layout] tensor sizes ",
+                    sizes, " hold a negative extent. Use sizes of at least 0.");
+  const size_t n_mesh_dims = grid_->shape.size();
+  TORCH_CHECK_VALUE(placements_.size() == n_mesh_dims, "[layout] ", placements_.size(), " placements ", to_string(placements_),
+                    " for a mesh of ", n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape), ": there is one per mesh dim. Give ",
+                    n_mesh_dims, ".");
+  for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
+    Placement& placement = placements_[mesh_dim];
+    if (placement.is_enumerable()) {
+      TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ", n_mesh_dims,
+                        " dims ", c10::IntArrayRef(grid_->shape), ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
+      check_pieces(placement, sizes, *grid_);
+    } else if (placement.is_shard()) {
+      placement = with_dim_in_range(placement, sizes);
+      if (!placement.sizes().empty()) {
+        placement = detail::canonical(placement, intervals_before(placement.dim(), mesh_dim), grid_->shape[mesh_dim], mesh_dim);
+      }
+    }
+  }
+  hash_ = c10::get_hash(sizes, c10::IntArrayRef(grid_->shape), grid_->ranks);
+  for (const Placement& placement : placements_) hash_ = c10::hash_combine(hash_, placement.hash());
+}
+
+std::vector<Box> Layout::boxes(int64_t rank) const {
+  if (!is_enumerable()) {
+    const auto coord = grid_->coord_of(rank);
+    return coord ? std::vector<Box>{box_at(*coord)} : std::vector<Box>{};
+  }
+  std::vector<Box> boxes;
+  const auto pieces = placements_[0].pieces();  // sorted by rank
+  auto piece = std::lower_bound(pieces.begin(), pieces.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
+  for (; piece != pieces.end() && piece->rank == rank; ++piece) boxes.push_back(piece->box());
+  return boxes;
+}
+
+Box Layout::box_at(c10::IntArrayRef coord) const {
+  Box box = Box::whole(sizes_);
+  Dims piece_number(sizes_.size(), 0);
+  for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
+    const Placement& placement = placements_[mesh_dim];
+    if (!placement.is_shard()) continue;
+    const int64_t dim = placement.dim();
+    const auto piece = detail::cut_at({box.interval(dim), piece_number[dim]}, placement, grid_->shape[mesh_dim], coord[mesh_dim]);
+    box.set_interval(dim, piece.range);
+    piece_number[dim] = piece.number;
+  }
+  return box;
+}
+
+std::vector<OwnedBox> Layout::owners(const Box& box) const {
+  std::vector<OwnedBox> found;
+  if (is_enumerable()) {
+    for (const int64_t rank : grid_->ranks) {
+      for (const Box& piece : boxes(rank)) {
+        Box part = intersect(piece, box);
+        if (!part.empty()) found.push_back({rank, std::move(part)});
+      }
+    }
+    return found;
+  }
+  const Box part = intersect(Box::whole(sizes_), box);
+  if (!part.empty()) collect_owners(part, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
+  return found;
+}
+
+/// Descends the grid dims, leaving out whatever a cut puts outside `wanted`. `held` is the box that the cuts of the
+/// grid dims before `mesh_dim` leave at the grid position `index`, `piece_number` its number among them per tensor dim.
+void Layout::collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held, const Dims& piece_number,
+                            std::vector<OwnedBox>& found) const {
+  if (mesh_dim == placements_.size()) {
+    found.push_back({grid_->ranks[index], intersect(held, wanted)});
+    return;
+  }
+  const Placement& placement = placements_[mesh_dim];
+  const int64_t n_parts = grid_->shape[mesh_dim];
+  if (!placement.is_shard()) {
+    for (int64_t coord = 0; coord < n_parts; ++coord) {
+      collect_owners(wanted, mesh_dim + 1, index * n_parts + coord, held, piece_number, found);
+    }
+    return;
+  }
+  const int64_t dim = placement.dim();
+  const auto pieces = detail::cut({held.interval(dim), piece_number[dim]}, placement, n_parts);
+  const Interval range = wanted.interval(dim);
+  for (int64_t coord = 0; coord < n_parts; ++coord) {
+    if (std::max(pieces[coord].begin, range.begin) >= std::min(pieces[coord].end, range.end)) continue;
+    Box piece = held;
+    piece.set_interval(dim, pieces[coord]);
+    Dims number = piece_number;
+    number[dim] = number[dim] * n_parts + coord;
+    collect_owners(wanted, mesh_dim + 1, index * n_parts + coord, piece, number, found);
+  }
+}
+
+Dims Layout::local_sizes(int64_t rank) const {
+  const auto boxes = this->boxes(rank);
+  TORCH_CHECK_VALUE(boxes.size() == 1, "[local_sizes] rank ", rank, " holds ", boxes.size(), " pieces of ", to_string(*this),
+                    ": only a single piece has the sizes. Use boxes(rank).");
+  return boxes.front().sizes;
+}
+
+bool Layout::is_even() const {
+  if (is_enumerable()) {
+    const auto pieces = placements_[0].pieces();
+    const size_t n_own = boxes(grid_->ranks.front()).size();
+    return std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.sizes == pieces.front().sizes; }) &&
+           std::all_of(grid_->ranks.begin(), grid_->ranks.end(), [&](int64_t rank) { return boxes(rank).size() == n_own; });
+  }
+  Dims length = sizes_;
+  for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
+    const Placement& placement = placements_[mesh_dim];
+    if (!placement.is_shard()) continue;
+    int64_t& cut = length[placement.dim()];
+    if (!placement.sizes().empty() || cut % grid_->shape[mesh_dim] != 0) return false;  // even explicit sizes are stored plain
+    cut /= grid_->shape[mesh_dim];
+  }
+  return true;
+}
+
+bool Layout::is_partial() const {
+  return std::any_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+bool Layout::is_replicated() const {
+  return std::all_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_replicate(); });
+}
+
+bool Layout::is_enumerable() const { return placements_.size() == 1 && placements_[0].is_enumerable(); }
+
+std::vector<Interval> Layout::intervals(int64_t tensor_dim) const { return intervals_before(tensor_dim, placements_.size()); }
+
+std::vector<Interval> Layout::intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const {
+  std::vector<Interval> pieces = {{0, sizes_[tensor_dim]}};
+  for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
+    if (placements_[mesh_dim].is_shard(tensor_dim)) pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
+  }
+  return pieces;
+}
+
+std::vector<Placement> Layout::recut(int64_t tensor_dim, const std::function<int64_t(Interval)>& length_of) const {
+  std::vector<Placement> placements = placements_;
+  std::vector<Interval> pieces = {{0, sizes_[tensor_dim]}};
+  for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
+    if (!placements_[mesh_dim].is_shard(tensor_dim)) continue;
+    pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
+    std::vector<int64_t> lengths;
+    for (const Interval piece : pieces) lengths.push_back(length_of(piece));
+    placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
+  }
+  return placements;
+}
+
+bool Layout::operator==(const Layout& other) const {
+  return hash_ == other.hash_ && sizes_ == other.sizes_ && (grid_ == other.grid_ || *grid_ == *other.grid_) &&
+         placements_ == other.placements_;
+}
+
+size_t Layout::hash() const { return hash_; }
+
+std::string to_string(const Layout& layout) {
+  return fmt::format("[{}] as {} on {} ranks", fmt::join(layout.sizes(), ", "), to_string(layout.placements()),
+                     fmt::join(layout.grid().shape, "x"));
+}
+
+}  // namespace shardwise

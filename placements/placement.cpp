@@ -1,0 +1,142 @@
+#include "placements/placement.h"
+
+#include "placements/cover.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+namespace shardwise {
+
+namespace {
+
+constexpr std::array<std::string_view, 5> kReduceNames = {"sum", "avg", "max", "min", "product"};
+constexpr size_t kPiecesPrinted = 8;
+
+std::string to_string(const ShardMetadata& piece) {
+  return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
+                     fmt::join(piece.sizes, ", "), piece.rank);
+}
+
+bool any_negative(c10::IntArrayRef numbers) {
+  return std::any_of(numbers.begin(), numbers.end(), [](int64_t n) { return n < 0; });
+}
+
+void check_piece(const ShardMetadata& piece, size_t n_dims) {
+  TORCH_CHECK_VALUE(piece.offsets.size() == piece.sizes.size(), "[EnumerableShard] ", to_string(piece), " has ",
+                    piece.offsets.size(), " offsets and ", piece.sizes.size(),
+                    " sizes: one of each per tensor dim is needed. Give lists of one length.");
+  TORCH_CHECK_VALUE(piece.sizes.size() == n_dims, "[EnumerableShard] ", to_string(piece), " has ", piece.sizes.size(),
+                    " dims next to a piece of ", n_dims, ": all pieces belong to one tensor. Give each one number per tensor dim.");
+  TORCH_CHECK_VALUE(!any_negative(piece.offsets) && !any_negative(piece.sizes) && piece.rank >= 0, "[EnumerableShard] ",
+                    to_string(piece), " holds a negative number: offsets, sizes and ranks count from 0. Use numbers of at least 0.");
+}
+
+}  // namespace
+
+std::string_view to_string(Reduce reduce) { return kReduceNames[static_cast<size_t>(reduce)]; }
+
+Reduce reduce_from_string(std::string_view name) {
+  const auto* found = std::find(kReduceNames.begin(), kReduceNames.end(), name);
+  TORCH_CHECK_VALUE(found != kReduceNames.end(), "[Partial] reduce op '", name, "' is unknown. Use one of ",
+                    fmt::format("{}", fmt::join(kReduceNames, ", ")), ".");
+  return static_cast<Reduce>(found - kReduceNames.begin());
+}
+
+Placement Placement::shard(int64_t dim) {
+  Placement placement;
+  placement.kind_ = Kind::kShard;
+  placement.dim_ = dim;
+  return placement;
+}
+
+Placement Placement::shard(int64_t dim, c10::IntArrayRef sizes) {
+  Placement placement = shard(dim);
+  placement.sizes_ = std::make_shared<const std::vector<int64_t>>(sizes.vec());
+  TORCH_CHECK_VALUE(!sizes.empty(), "[Shard] sizes of Shard(", dim,
+                    ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even cut.");
+  TORCH_CHECK_VALUE(!any_negative(sizes), "[Shard] sizes of ", shardwise::to_string(placement),
+                    " hold a negative extent: a piece has at least 0 elements. Use 0 for a rank that holds none.");
+  return placement;
+}
+
+Placement Placement::partial(Reduce reduce) {
+  Placement placement;
+  placement.kind_ = Kind::kPartial;
+  placement.reduce_ = reduce;
+  return placement;
+}
+
+Placement Placement::enumerable(std::vector<ShardMetadata> pieces) {
+  std::vector<Box> boxes;
+  for (const ShardMetadata& piece : pieces) {
+    check_piece(piece, pieces.front().sizes.size());
+    boxes.push_back(piece.box());
+  }
+  if (const auto overlap = find_overlap(boxes)) {
+    TORCH_CHECK_VALUE(false, "[EnumerableShard] pieces overlap: ", to_string(pieces[overlap->first]), " and ",
+                      to_string(pieces[overlap->second]), " share ",
+                      shardwise::to_string(intersect(boxes[overlap->first], boxes[overlap->second])),
+                      ", and each element belongs to one piece. Make the boxes disjoint.");
+  }
+  std::stable_sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  Placement placement;
+  placement.kind_ = Kind::kEnumerable;
+  placement.pieces_ = std::make_shared<const std::vector<ShardMetadata>>(std::move(pieces));
+  return placement;
+}
+
+c10::IntArrayRef Placement::sizes() const { return sizes_ ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef(); }
+
+c10::ArrayRef<ShardMetadata> Placement::pieces() const {
+  return pieces_ ? c10::ArrayRef<ShardMetadata>(*pieces_) : c10::ArrayRef<ShardMetadata>();
+}
+
+Placement Placement::with_dim(int64_t dim) const {
+  Placement moved = *this;
+  moved.dim_ = dim;
+  return moved;
+}
+
+bool Placement::operator==(const Placement& other) const {
+  return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
+         (sizes_ == other.sizes_ || sizes() == other.sizes()) && (pieces_ == other.pieces_ || pieces() == other.pieces());
+}
+
+size_t Placement::hash() const {
+  size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, sizes());
+  for (const ShardMetadata& piece : pieces()) {
+    seed = c10::hash_combine(seed, c10::get_hash(c10::IntArrayRef(piece.offsets), c10::IntArrayRef(piece.sizes), piece.rank));
+  }
+  return seed;
+}
+
+std::string to_string(const Placement& placement) {
+  switch (placement.kind()) {
+    case Placement::Kind::kReplicate:
+      return "Replicate()";
+    case Placement::Kind::kPartial:
+      return fmt::format("Partial({})", to_string(placement.reduce()));
+    case Placement::Kind::kShard:
+      if (placement.sizes().empty()) return fmt::format("Shard({})", placement.dim());
+      return fmt::format("Shard({}, sizes=[{}])", placement.dim(), fmt::join(placement.sizes(), ", "));
+    case Placement::Kind::kEnumerable:
+      break;
+  }
+  const auto pieces = placement.pieces();
+  std::vector<std::string> words;
+  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted))) words.push_back(to_string(piece));
+  if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
+  return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
+}
+
+std::string to_string(c10::ArrayRef<Placement> placements) {
+  std::vector<std::string> words;
+  for (const Placement& placement : placements) words.push_back(to_string(placement));
+  return fmt::format("[{}]", fmt::join(words, ", "));
+}
+
+}  // namespace shardwise
