@@ -1,0 +1,140 @@
+#include "runtime/collectives.h"
+
+#include "runtime/comm_trace.h"
+#include "runtime/wire.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
+  TORCH_CHECK_VALUE(
+      group.process_group->hasBackendForDeviceType(device),
+      fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one (gloo sends "
+                  "cpu tensors, nccl cuda tensors).",
+                  op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
+  return group.process_group->getBackend(device);
+}
+
+void check_contiguous(const char* op, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(),
+                    fmt::format("[{}] got a tensor of shape {} and strides {}, which is not contiguous. "
+                                "Call contiguous() first.",
+                                op, tensor.sizes(), tensor.strides()));
+}
+
+/// The tensor's memory as a flat tensor of bytes: every backend moves those, whatever the dtype.
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(-1).view(at::kByte); }
+
+void check_splits(const Group& group, const char* which, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
+  const bool is_right = static_cast<int64_t>(splits.size()) == group.size() && tensor.dim() == 1 &&
+                        std::all_of(splits.begin(), splits.end(), [](int64_t n) { return n >= 0; }) &&
+                        std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.numel();
+  TORCH_CHECK_VALUE(is_right,
+                    fmt::format("[all_to_all] {} splits {} do not cut a tensor of shape {} among {} ranks. Give one "
+                                "count per rank that add up to the elements of a flat tensor.",
+                                which, splits, tensor.sizes(), group.size()));
+}
+
+/// Gathers `numbers`, of one length on all ranks, by group order.
+at::Tensor all_gather_even(const Group& group, at::Tensor numbers) {
+  const auto backend = backend_of(group, "all_gather", numbers.device().type());
+  at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
+  at::Tensor flat = gathered.view(-1);
+  backend->_allgather_base(flat, numbers)->wait();
+  const int64_t n_bytes = numbers.nbytes() * (group.size() - 1);
+  CommTrace::record("all_gather", group.size(), n_bytes, n_bytes);
+  return gathered.cpu();
+}
+
+}  // namespace
+
+void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                const std::vector<int64_t>& receive_splits, const std::vector<int64_t>& send_splits) {
+  check_contiguous("all_to_all", output);
+  check_contiguous("all_to_all", input);
+  check_splits(group, "receive", output, receive_splits);
+  check_splits(group, "send", input, send_splits);
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
+                    fmt::format("[all_to_all] sends {} but receives {}. Use one dtype.",
+                                at::toString(input.scalar_type()), at::toString(output.scalar_type())));
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (group.size() == 1) {
+    output.copy_(input);
+    return;
+  }
+  const auto in_bytes = [size = input.element_size()](std::vector<int64_t> splits) {
+    for (int64_t& split : splits) split *= size;
+    return splits;
+  };
+  std::vector<int64_t> received = in_bytes(receive_splits);
+  std::vector<int64_t> sent = in_bytes(send_splits);
+  at::Tensor to = bytes_of(output);
+  at::Tensor from = bytes_of(input);
+  backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
+  CommTrace::record("all_to_all", group.size(), from.numel() - sent[group.index], to.numel() - received[group.index]);
+}
+
+void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+  check_contiguous("all_reduce", tensor);
+  check_reducible(tensor, reduce);
+  if (group.size() == 1 || tensor.numel() == 0) return;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const Wire wire = to_wire(tensor, reduce);
+  std::vector<at::Tensor> wires{wire.tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = wire.op;
+  backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options)->wait();
+  if (reduce == Reduce::kAvg) wire.tensor.div_(group.size());
+  from_wire(wire, tensor, reduce);
+  const int64_t n_bytes = 2 * static_cast<int64_t>(wire.tensor.nbytes()) * (group.size() - 1) / group.size();
+  CommTrace::record("all_reduce", group.size(), n_bytes, n_bytes);
+}
+
+void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {
+  check_contiguous("broadcast", tensor);
+  TORCH_CHECK_VALUE(
+      root_index >= 0 && root_index < group.size(),
+      fmt::format("[broadcast] root index {} does not exist: the group has {} ranks. Use an index in [0, {}).",
+                  root_index, group.size(), group.size()));
+  if (group.size() == 1 || tensor.numel() == 0) return;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::vector<at::Tensor> bytes{bytes_of(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = root_index;
+  backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
+  const int64_t n_bytes = bytes[0].numel();
+  const bool is_root = group.index == root_index;
+  CommTrace::record("broadcast", group.size(), is_root ? n_bytes * (group.size() - 1) : 0, is_root ? 0 : n_bytes);
+}
+
+std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
+  if (group.size() == 1) return {numbers};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const bool on_cpu = group.process_group->hasBackendForDeviceType(c10::kCPU);
+  const auto options = at::TensorOptions(at::kLong).device(on_cpu ? c10::kCPU : c10::kCUDA);
+  const auto length = static_cast<int64_t>(numbers.size());
+  const at::Tensor lengths = all_gather_even(group, at::full({1}, length, options)).view(-1);
+  const int64_t longest = lengths.max().item<int64_t>();
+  std::vector<std::vector<int64_t>> result(group.size());
+  if (longest == 0) return result;
+  const at::Tensor padded = at::zeros({longest}, at::kLong);
+  std::copy(numbers.begin(), numbers.end(), padded.mutable_data_ptr<int64_t>());
+  const at::Tensor gathered = all_gather_even(group, padded.to(options.device()));
+  for (int64_t i = 0; i < group.size(); ++i) {
+    const int64_t* const row = gathered.const_data_ptr<int64_t>() + i * longest;
+    result[i].assign(row, row + lengths.const_data_ptr<int64_t>()[i]);
+  }
+  return result;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,48 @@
+#include "runtime/comm_trace.h"
+
+namespace shardwise {
+namespace {
+
+thread_local CommTrace* innermost_trace = nullptr;
+thread_local const char* current_op = "";
+
+}  // namespace
+
+CommTrace::CommTrace() : outer_(innermost_trace) { innermost_trace = this; }
+
+CommTrace::~CommTrace() {
+  // Python closes traces in any order: leave the chain wherever this one stands in it.
+  CommTrace** link = &innermost_trace;
+  while (*link != nullptr && *link != this) link = &(*link)->outer_;
+  if (*link == this) *link = outer_;
+}
+
+bool CommTrace::any_active() { return innermost_trace != nullptr; }
+
+void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
+  for (CommTrace* trace = innermost_trace; trace != nullptr; trace = trace->outer_)
+    trace->events_.push_back({collective, current_op, n_ranks, bytes_sent, bytes_received});
+}
+
+int64_t CommTrace::bytes_received() const {
+  int64_t total = 0;
+  for (const CommEvent& event : events_) total += event.bytes_received;
+  return total;
+}
+
+int64_t CommTrace::bytes_sent() const {
+  int64_t total = 0;
+  for (const CommEvent& event : events_) total += event.bytes_sent;
+  return total;
+}
+
+std::map<std::string, int64_t> CommTrace::counts() const {
+  std::map<std::string, int64_t> counts;
+  for (const CommEvent& event : events_) ++counts[event.collective];
+  return counts;
+}
+
+CommScope::CommScope(const char* op) : outer_(current_op) { current_op = op; }
+CommScope::~CommScope() { current_op = outer_; }
+
+}  // namespace shardwise

@@ -1,0 +1,45 @@
+// runtime/thread_backend.h: a c10d backend whose ranks are threads of one process.
+#pragma once
+
+#include "runtime/thread_meeting.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace shardwise {
+
+/// Collectives over shared memory, synchronous: each call returns a finished Work. Sums run in rank order, so all ranks
+/// get the same bits. Cost: every rank reads every other rank's tensor.
+///
+/// Throws: c10::ValueError on all ranks where their calls or sizes differ; c10::DistBackendError where a rank is gone.
+class ThreadBackend : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting);
+
+  const std::string getBackendName() const override { return "threads"; }
+  void setSequenceNumberForGroup() override {}
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive_splits,
+                        std::vector<int64_t>& send_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  /// Holds the meeting, then calls `write`, when nobody reads this rank's tensors any more.
+  WorkPtr meet(
+      Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
+
+  std::shared_ptr<Meeting> meeting_;
+};
+
+}  // namespace shardwise
