@@ -1,0 +1,81 @@
+"""Costs of a row on several sides, as a table: what each distributed side adds over plain, and how the two compare."""
+
+import math
+from dataclasses import dataclass
+
+from dispatch_rows import Row
+from sides import PLAIN, SHARDWISE, TORCH
+
+# Shardwise's added cost over torch.distributed.tensor's, at most.
+TARGET_HOT, TARGET_FRESH = 1 / 8, 1 / 50
+
+HEADER = ("row", PLAIN, TORCH, "adds", SHARDWISE, "adds", "ratio")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    row: Row
+    cost: dict[str, float]  # by side's name, per call
+    resolution: float  # the least difference of costs that means something
+
+    def added(self, side):
+        """Cost over plain, at least the resolution; None where the side was not measured."""
+        return max(self.cost[side] - self.cost[PLAIN], self.resolution) if side in self.cost else None
+
+    def ratio(self):
+        """Shardwise's added cost in units of torch's."""
+        return self.added(SHARDWISE) / self.added(TORCH) if SHARDWISE in self.cost else None
+
+    def cells(self):
+        costs = [self.cost[PLAIN]]
+        for side in (TORCH, SHARDWISE):
+            costs += [self.cost.get(side), self.added(side)]
+        return [self.row.label, *map(_number, costs), _fraction(self.ratio())]
+
+    def as_json(self):
+        return {"row": self.row.label, "fresh": self.row.fresh, "cost": self.cost, "ratio": self.ratio()}
+
+
+def render(comparisons):
+    """The table, one line per row, and a line per target."""
+    return "\n".join([*aligned([HEADER, *(c.cells() for c in comparisons)]), "", *summary(comparisons)])
+
+
+def summary(comparisons):
+    hot = [c for c in comparisons if not c.row.fresh]
+    fresh = [c for c in comparisons if c.row.fresh]
+    kinds = (("hot calls", hot, TARGET_HOT), ("first calls with a new shape", fresh, TARGET_FRESH))
+    return [_summary_line(name, group, target) for name, group, target in kinds if group]
+
+
+def geometric_mean(values):
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _summary_line(name, group, target):
+    ratios = [c.ratio() for c in group if c.ratio() is not None]
+    rows = f"{len(group)} rows of {name}"
+    if not ratios:
+        return f"{rows}: no ratio, {SHARDWISE} is not installed; target {_fraction(target)}"
+    mean, worst = geometric_mean(ratios), max(ratios)
+    verdict = "reached" if mean <= target else "missed"
+    return f"{rows}: geometric mean {_fraction(mean)}, worst {_fraction(worst)}; target {_fraction(target)}, {verdict}"
+
+
+def aligned(lines):
+    """Columns as wide as their widest cell: the first flush left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+
+
+def _number(value):
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _fraction(ratio):
+    """1/8.0 for an eighth, 2.00 for the double."""
+    if ratio is None:
+        return "-"
+    return f"1/{1 / ratio:.1f}" if ratio < 1 else f"{ratio:.2f}"

@@ -1,0 +1,74 @@
+"""Per-call microseconds of small operators: plain tensors, torch.distributed.tensor and Shardwise side by side.
+
+    export PYTHONPATH=build/python                      # where Shardwise is built and not installed
+    python benchmarks/dispatch.py                       # every row, about a minute
+    python benchmarks/dispatch.py --rows linear Adam    # the rows whose label contains either word
+    python benchmarks/dispatch.py --json dispatch.json
+
+One process, one thread, a world of one rank, [4, 4] floats: what is left is the cost of getting to the kernel. The
+sides take turns in short batches and the fastest batch of each counts, so a busy machine disturbs all of them alike.
+"""
+
+import argparse
+import gc
+import json
+import time
+
+import torch
+from comparison import Comparison, render, summary
+from dispatch_rows import select_rows
+from sides import available_sides, machine_line, world_of_one
+
+BATCH_US = 200  # a batch is short enough to fall between two interruptions
+RESOLUTION_US = 0.01
+
+
+def batch_us(calls):
+    """Microseconds per call."""
+    start = time.perf_counter_ns()
+    for call in calls:
+        call()
+    return (time.perf_counter_ns() - start) / len(calls) / 1e3
+
+
+def batches(row, side):
+    """The row's calls in batches of about BATCH_US."""
+    trial = min(batch_us(next(row.calls(side, 10))) for _ in range(2))
+    return row.calls(side, max(1, round(BATCH_US / trial)))
+
+
+def compare(row, sides, repeats):
+    """The fastest of `repeats` batches on each side, taken in turns."""
+    with torch.set_grad_enabled(row.grad):
+        turns = {side.name: batches(row, side) for side in sides}
+        cost = {name: batch_us(next(turn)) for name, turn in turns.items()}
+        for _ in range(repeats - 1):
+            for name, turn in turns.items():
+                cost[name] = min(cost[name], batch_us(next(turn)))
+    gc.collect()
+    return Comparison(row, cost, RESOLUTION_US)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Per-call microseconds of small operators on each side.")
+    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose label contains one of these")
+    parser.add_argument("--repeats", type=int, default=200, help="batches per row and side (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    args = parser.parse_args()
+
+    rows = select_rows(args.rows)
+    torch.set_num_threads(1)
+    with world_of_one():
+        sides = available_sides()
+        gc.disable()
+        comparisons = [compare(row, sides, args.repeats) for row in rows]
+    print(f"{machine_line()}; microseconds per call, fastest of {args.repeats} batches\n")
+    print(render(comparisons))
+    if args.json:
+        figures = {"rows": [c.as_json() for c in comparisons], "summary": summary(comparisons)}
+        with open(args.json, "w") as file:
+            json.dump({"machine": machine_line(), "unit": "us", **figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The sides a benchmark compares: plain tensors, torch.distributed.tensor, Shardwise.
+
+A side turns plain data into its own tensors. Cuts say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
+so `distribute(x, 0)` cuts rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor
+
+PLAIN, TORCH, SHARDWISE = "plain", "torch.distributed.tensor", "shardwise"
+
+
+class Plain:
+    """Tensors as they are: every cut of a world of one is the whole."""
+
+    name = PLAIN
+
+    def distribute(self, data, *cuts):
+        return data
+
+    def from_local(self, *cuts):
+        return lambda local: local
+
+    def to_local(self):
+        return lambda tensor: tensor
+
+
+class Distributed:
+    """A package with the names of torch.distributed.tensor, on meshes that hold every rank of the world."""
+
+    def __init__(self, name):
+        self.name = name
+        self._package = importlib.import_module(name)
+
+    def distribute(self, data, *cuts):
+        return self._package.distribute_tensor(data, self._mesh(len(cuts)), self._placements(cuts))
+
+    def from_local(self, *cuts):
+        """A callable from a local tensor to a distributed one; nothing but the package's own function is in it."""
+        return functools.partial(
+            self._package.DTensor.from_local,
+            device_mesh=self._mesh(len(cuts)),
+            placements=self._placements(cuts),
+            run_check=False,
+        )
+
+    def to_local(self):
+        return self._package.DTensor.to_local
+
+    def full_tensor(self):
+        """To the whole tensor on every rank."""
+        return self._package.DTensor.full_tensor
+
+    @functools.cache  # noqa: B019 (a side lives as long as the program)
+    def _mesh(self, n_dims):
+        """All ranks along the first mesh dim, extent 1 along the others."""
+        return self._package.init_device_mesh("cpu", (dist.get_world_size(), *[1] * (n_dims - 1)))
+
+    def _placements(self, cuts):
+        return [self._package.Replicate() if cut is None else self._package.Shard(cut) for cut in cuts]
+
+
+def available_sides():
+    """Every side that is installed, plain first."""
+    installed = [name for name in (TORCH, SHARDWISE) if importlib.util.find_spec(name) is not None]
+    return [Plain(), *map(Distributed, installed)]
+
+
+@contextlib.contextmanager
+def world_of_one():
+    """A Gloo process group whose only rank is this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def machine_line():
+    """What a figure must be read with: processor, versions, threads."""
+    with open("/proc/cpuinfo") as lines:
+        models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(models, "unknown processor")
+    return f"{model}, torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
