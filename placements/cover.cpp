@@ -34,7 +34,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) 
   if (boxes.front().sizes.empty()) return std::pair{order[0], order[1]};  // 0-dim: each is the one element
 
   const int64_t dim = dim_with_most_cuts(boxes);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
   std::vector<size_t> open;  // the boxes that the sweep along `dim` is inside of
   for (const size_t next : order) {
     const int64_t position = boxes[next].offsets[dim];

@@ -22,10 +22,12 @@ Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
 int64_t sum(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
 void check_row(c10::IntArrayRef row, Interval piece, bool nested, const Placement& shard) {
-  const std::string where = nested ? fmt::format("the piece [{}, {}) of tensor dim {}", piece.begin, piece.end, shard.dim())
-                                   : fmt::format("tensor dim {}", shard.dim());
-  TORCH_CHECK_VALUE(sum(row) == piece.length(), "[layout] sizes ", row, " of ", to_string(shard), " add up to ", sum(row), ", but ",
-                    where, " has ", piece.length(), " elements. Make the sizes sum to ", piece.length(), ".");
+  const std::string where =
+      nested ? fmt::format("the piece [{}, {}) of tensor dim {}", piece.begin, piece.end, shard.dim())
+             : fmt::format("tensor dim {}", shard.dim());
+  TORCH_CHECK_VALUE(sum(row) == piece.length(), "[layout] sizes ", row, " of ", to_string(shard), " add up to ",
+                    sum(row), ", but ", where, " has ", piece.length(), " elements. Make the sizes sum to ",
+                    piece.length(), ".");
 }
 
 }  // namespace
@@ -77,10 +79,11 @@ Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64
   const auto n_sizes = static_cast<int64_t>(shard.sizes().size());
   const auto n_outer = static_cast<int64_t>(outer.size());
   if (n_sizes == 0) return shard;
-  const std::string or_rows = n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer cut", n_outer * n_parts) : "";
+  const std::string or_rows =
+      n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer cut", n_outer * n_parts) : "";
   TORCH_CHECK_VALUE(n_sizes == n_parts || n_sizes == n_parts * n_outer, "[layout] ", to_string(shard), " has ", n_sizes,
-                    " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim, ": one each is needed. Give ", n_parts,
-                    " sizes", or_rows, ".");
+                    " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim, ": one each is needed. Give ",
+                    n_parts, " sizes", or_rows, ".");
   bool is_chunk = true, rows_agree = true;
   for (int64_t number = 0; number < n_outer; ++number) {
     const auto row = row_of(shard, number, n_parts);

@@ -27,17 +27,19 @@ void check_pieces(const Placement& placement, c10::IntArrayRef sizes, const Rank
   std::vector<Box> boxes;
   for (const ShardMetadata& piece : placement.pieces()) {
     TORCH_CHECK_VALUE(grid.coord_of(piece.rank), "[layout] rank ", piece.rank, " of the piece ", to_string(piece.box()),
-                      " is not in the mesh of ranks ", c10::IntArrayRef(grid.ranks), ". Place the piece on one of these.");
-    TORCH_CHECK_VALUE(piece.sizes.size() == sizes.size(), "[layout] the piece ", to_string(piece.box()), " of rank ", piece.rank,
-                      " has ", piece.sizes.size(), " dims: the tensor has ", sizes.size(), " dims ", sizes,
+                      " is not in the mesh of ranks ", c10::IntArrayRef(grid.ranks),
+                      ". Place the piece on one of these.");
+    TORCH_CHECK_VALUE(piece.sizes.size() == sizes.size(), "[layout] the piece ", to_string(piece.box()), " of rank ",
+                      piece.rank, " has ", piece.sizes.size(), " dims: the tensor has ", sizes.size(), " dims ", sizes,
                       ". Give offsets and sizes for each.");
-    TORCH_CHECK_VALUE(whole.contains(piece.box()), "[layout] the piece ", to_string(piece.box()), " of rank ", piece.rank,
-                      " reaches outside the tensor of sizes ", sizes, ". Keep it within ", to_string(whole), ".");
+    TORCH_CHECK_VALUE(whole.contains(piece.box()), "[layout] the piece ", to_string(piece.box()), " of rank ",
+                      piece.rank, " reaches outside the tensor of sizes ", sizes, ". Keep it within ", to_string(whole),
+                      ".");
     boxes.push_back(piece.box());
   }
   if (const auto hole = find_hole(whole, boxes)) {
-    TORCH_CHECK_VALUE(false, "[layout] the pieces of EnumerableShard leave a hole: ", to_string(*hole), " of the tensor of sizes ",
-                      sizes, " belongs to no rank. Add the missing pieces.");
+    TORCH_CHECK_VALUE(false, "[layout] the pieces of EnumerableShard leave a hole: ", to_string(*hole),
+                      " of the tensor of sizes ", sizes, " belongs to no rank. Add the missing pieces.");
   }
 }
 
@@ -47,22 +49,24 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
     : sizes_(sizes.begin(), sizes.end()), grid_(std::move(grid)), placements_(std::move(placements)) {
   TORCH_CHECK_VALUE(grid_, "[layout] the mesh is null: a layout needs ranks. Pass a RankGrid.");
   check(*grid_);
-  TORCH_CHECK_VALUE(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }), "[layout] tensor sizes ",
-                    sizes, " hold a negative extent. Use sizes of at least 0.");
+  TORCH_CHECK_VALUE(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
+                    "[layout] tensor sizes ", sizes, " hold a negative extent. Use sizes of at least 0.");
   const size_t n_mesh_dims = grid_->shape.size();
-  TORCH_CHECK_VALUE(placements_.size() == n_mesh_dims, "[layout] ", placements_.size(), " placements ", to_string(placements_),
-                    " for a mesh of ", n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape), ": there is one per mesh dim. Give ",
-                    n_mesh_dims, ".");
+  TORCH_CHECK_VALUE(placements_.size() == n_mesh_dims, "[layout] ", placements_.size(), " placements ",
+                    to_string(placements_), " for a mesh of ", n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
+                    ": there is one per mesh dim. Give ", n_mesh_dims, ".");
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
     if (placement.is_enumerable()) {
-      TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ", n_mesh_dims,
-                        " dims ", c10::IntArrayRef(grid_->shape), ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
+      TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ",
+                        n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
+                        ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
       check_pieces(placement, sizes, *grid_);
     } else if (placement.is_shard()) {
       placement = with_dim_in_range(placement, sizes);
       if (!placement.sizes().empty()) {
-        placement = detail::canonical(placement, intervals_before(placement.dim(), mesh_dim), grid_->shape[mesh_dim], mesh_dim);
+        placement =
+            detail::canonical(placement, intervals_before(placement.dim(), mesh_dim), grid_->shape[mesh_dim], mesh_dim);
       }
     }
   }
@@ -77,7 +81,8 @@ std::vector<Box> Layout::boxes(int64_t rank) const {
   }
   std::vector<Box> boxes;
   const auto pieces = placements_[0].pieces();  // sorted by rank
-  auto piece = std::lower_bound(pieces.begin(), pieces.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
+  auto piece =
+      std::lower_bound(pieces.begin(), pieces.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
   for (; piece != pieces.end() && piece->rank == rank; ++piece) boxes.push_back(piece->box());
   return boxes;
 }
@@ -89,7 +94,8 @@ Box Layout::box_at(c10::IntArrayRef coord) const {
     const Placement& placement = placements_[mesh_dim];
     if (!placement.is_shard()) continue;
     const int64_t dim = placement.dim();
-    const auto piece = detail::cut_at({box.interval(dim), piece_number[dim]}, placement, grid_->shape[mesh_dim], coord[mesh_dim]);
+    const auto piece =
+        detail::cut_at({box.interval(dim), piece_number[dim]}, placement, grid_->shape[mesh_dim], coord[mesh_dim]);
     box.set_interval(dim, piece.range);
     piece_number[dim] = piece.number;
   }
@@ -114,8 +120,8 @@ std::vector<OwnedBox> Layout::owners(const Box& box) const {
 
 /// Descends the grid dims, leaving out whatever a cut puts outside `wanted`. `held` is the box that the cuts of the
 /// grid dims before `mesh_dim` leave at the grid position `index`, `piece_number` its number among them per tensor dim.
-void Layout::collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held, const Dims& piece_number,
-                            std::vector<OwnedBox>& found) const {
+void Layout::collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held,
+                            const Dims& piece_number, std::vector<OwnedBox>& found) const {
   if (mesh_dim == placements_.size()) {
     found.push_back({grid_->ranks[index], intersect(held, wanted)});
     return;
@@ -143,8 +149,8 @@ void Layout::collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, c
 
 Dims Layout::local_sizes(int64_t rank) const {
   const auto boxes = this->boxes(rank);
-  TORCH_CHECK_VALUE(boxes.size() == 1, "[local_sizes] rank ", rank, " holds ", boxes.size(), " pieces of ", to_string(*this),
-                    ": only a single piece has the sizes. Use boxes(rank).");
+  TORCH_CHECK_VALUE(boxes.size() == 1, "[local_sizes] rank ", rank, " holds ", boxes.size(), " pieces of ",
+                    to_string(*this), ": only a single piece has the sizes. Use boxes(rank).");
   return boxes.front().sizes;
 }
 
@@ -152,15 +158,18 @@ bool Layout::is_even() const {
   if (is_enumerable()) {
     const auto pieces = placements_[0].pieces();
     const size_t n_own = boxes(grid_->ranks.front()).size();
-    return std::all_of(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.sizes == pieces.front().sizes; }) &&
-           std::all_of(grid_->ranks.begin(), grid_->ranks.end(), [&](int64_t rank) { return boxes(rank).size() == n_own; });
+    return std::all_of(pieces.begin(), pieces.end(),
+                       [&](const auto& piece) { return piece.sizes == pieces.front().sizes; }) &&
+           std::all_of(grid_->ranks.begin(), grid_->ranks.end(),
+                       [&](int64_t rank) { return boxes(rank).size() == n_own; });
   }
   Dims length = sizes_;
   for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
     const Placement& placement = placements_[mesh_dim];
     if (!placement.is_shard()) continue;
     int64_t& cut = length[placement.dim()];
-    if (!placement.sizes().empty() || cut % grid_->shape[mesh_dim] != 0) return false;  // even explicit sizes are stored plain
+    if (!placement.sizes().empty() || cut % grid_->shape[mesh_dim] != 0)
+      return false;  // even explicit sizes are stored plain
     cut /= grid_->shape[mesh_dim];
   }
   return true;
@@ -176,12 +185,15 @@ bool Layout::is_replicated() const {
 
 bool Layout::is_enumerable() const { return placements_.size() == 1 && placements_[0].is_enumerable(); }
 
-std::vector<Interval> Layout::intervals(int64_t tensor_dim) const { return intervals_before(tensor_dim, placements_.size()); }
+std::vector<Interval> Layout::intervals(int64_t tensor_dim) const {
+  return intervals_before(tensor_dim, placements_.size());
+}
 
 std::vector<Interval> Layout::intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const {
   std::vector<Interval> pieces = {{0, sizes_[tensor_dim]}};
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
-    if (placements_[mesh_dim].is_shard(tensor_dim)) pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
+    if (placements_[mesh_dim].is_shard(tensor_dim))
+      pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
   }
   return pieces;
 }
@@ -207,8 +219,8 @@ bool Layout::operator==(const Layout& other) const {
 size_t Layout::hash() const { return hash_; }
 
 std::string to_string(const Layout& layout) {
-  return fmt::format("[{}] as {} on {} ranks", fmt::join(layout.sizes(), ", "), to_string(layout.placements()),
-                     fmt::join(layout.grid().shape, "x"));
+  return fmt::format("[{}] as {} on {}", fmt::join(layout.sizes(), ", "), to_string(layout.placements()),
+                     to_string(layout.grid()));
 }
 
 }  // namespace shardwise

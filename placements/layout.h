@@ -29,6 +29,9 @@ struct RankGrid {
 /// Throws: c10::ValueError for a shape that does not hold the ranks, duplicate or negative ranks.
 void check(const RankGrid& grid);
 
+/// "2x3 ranks", "4 ranks", "1 rank".
+std::string to_string(const RankGrid& grid);
+
 /// A box and the rank that owns it.
 struct OwnedBox {
   int64_t rank = 0;

@@ -30,9 +30,11 @@ void check_piece(const ShardMetadata& piece, size_t n_dims) {
                     piece.offsets.size(), " offsets and ", piece.sizes.size(),
                     " sizes: one of each per tensor dim is needed. Give lists of one length.");
   TORCH_CHECK_VALUE(piece.sizes.size() == n_dims, "[EnumerableShard] ", to_string(piece), " has ", piece.sizes.size(),
-                    " dims next to a piece of ", n_dims, ": all pieces belong to one tensor. Give each one number per tensor dim.");
+                    " dims next to a piece of ", n_dims,
+                    ": all pieces belong to one tensor. Give each one number per tensor dim.");
   TORCH_CHECK_VALUE(!any_negative(piece.offsets) && !any_negative(piece.sizes) && piece.rank >= 0, "[EnumerableShard] ",
-                    to_string(piece), " holds a negative number: offsets, sizes and ranks count from 0. Use numbers of at least 0.");
+                    to_string(piece),
+                    " holds a negative number: offsets, sizes and ranks count from 0. Use numbers of at least 0.");
 }
 
 }  // namespace
@@ -56,8 +58,9 @@ Placement Placement::shard(int64_t dim) {
 Placement Placement::shard(int64_t dim, c10::IntArrayRef sizes) {
   Placement placement = shard(dim);
   placement.sizes_ = std::make_shared<const std::vector<int64_t>>(sizes.vec());
-  TORCH_CHECK_VALUE(!sizes.empty(), "[Shard] sizes of Shard(", dim,
-                    ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even cut.");
+  TORCH_CHECK_VALUE(
+      !sizes.empty(), "[Shard] sizes of Shard(", dim,
+      ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even cut.");
   TORCH_CHECK_VALUE(!any_negative(sizes), "[Shard] sizes of ", shardwise::to_string(placement),
                     " hold a negative extent: a piece has at least 0 elements. Use 0 for a rank that holds none.");
   return placement;
@@ -103,13 +106,15 @@ Placement Placement::with_dim(int64_t dim) const {
 
 bool Placement::operator==(const Placement& other) const {
   return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
-         (sizes_ == other.sizes_ || sizes() == other.sizes()) && (pieces_ == other.pieces_ || pieces() == other.pieces());
+         (sizes_ == other.sizes_ || sizes() == other.sizes()) &&
+         (pieces_ == other.pieces_ || pieces() == other.pieces());
 }
 
 size_t Placement::hash() const {
   size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, sizes());
   for (const ShardMetadata& piece : pieces()) {
-    seed = c10::hash_combine(seed, c10::get_hash(c10::IntArrayRef(piece.offsets), c10::IntArrayRef(piece.sizes), piece.rank));
+    seed = c10::hash_combine(seed,
+                             c10::get_hash(c10::IntArrayRef(piece.offsets), c10::IntArrayRef(piece.sizes), piece.rank));
   }
   return seed;
 }
@@ -128,7 +133,8 @@ std::string to_string(const Placement& placement) {
   }
   const auto pieces = placement.pieces();
   std::vector<std::string> words;
-  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted))) words.push_back(to_string(piece));
+  for (const ShardMetadata& piece : pieces.slice(0, std::min(pieces.size(), kPiecesPrinted)))
+    words.push_back(to_string(piece));
   if (pieces.size() > kPiecesPrinted) words.push_back(fmt::format("... {} more", pieces.size() - kPiecesPrinted));
   return fmt::format("EnumerableShard([{}])", fmt::join(words, ", "));
 }

@@ -1,6 +1,7 @@
 #include "placements/layout.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -46,6 +47,10 @@ void check(const RankGrid& grid) {
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   TORCH_CHECK_VALUE(twice == sorted.end(), "[mesh] duplicate rank ", *twice, " in ranks ", c10::IntArrayRef(ranks),
                     ": a rank has one place in a mesh. Name each rank once.");
+}
+
+std::string to_string(const RankGrid& grid) {
+  return grid.size() == 1 ? "1 rank" : fmt::format("{} ranks", fmt::join(grid.shape, "x"));
 }
 
 }  // namespace shardwise

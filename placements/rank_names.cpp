@@ -1,0 +1,62 @@
+#include "placements/rank_names.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace shardwise::detail {
+
+namespace {
+
+constexpr size_t kMaxRuns = 3;
+
+// Light tones of the 256-colour cube, neighbours far apart in hue.
+constexpr std::array<int, 16> kTones = {153, 216, 151, 222, 183, 159, 210, 193, 147, 223, 116, 218, 187, 111, 180, 157};
+
+struct Run {
+  int64_t first, last;
+};
+
+std::vector<Run> runs_of(const std::vector<int64_t>& sorted) {
+  std::vector<Run> runs;
+  for (const int64_t rank : sorted) {
+    if (!runs.empty() && runs.back().last + 1 == rank) {
+      runs.back().last = rank;
+    } else {
+      runs.push_back({rank, rank});
+    }
+  }
+  return runs;
+}
+
+bool evenly_spaced(const std::vector<int64_t>& sorted) {
+  const auto differs = [&](int64_t a, int64_t b) { return b - a != sorted[1] - sorted[0]; };
+  return std::adjacent_find(sorted.begin(), sorted.end(), differs) == sorted.end();
+}
+
+std::string to_string(const Run& run) {
+  if (run.first == run.last) return fmt::format("{}", run.first);
+  return fmt::format("{}{}{}", run.first, run.last == run.first + 1 ? "," : "-", run.last);
+}
+
+}  // namespace
+
+std::string rank_list(c10::IntArrayRef ranks) {
+  std::vector<int64_t> sorted = ranks.vec();
+  std::sort(sorted.begin(), sorted.end());
+  const auto runs = runs_of(sorted);
+  if (runs.size() > kMaxRuns && evenly_spaced(sorted))
+    return fmt::format("{},{},..,{}", sorted[0], sorted[1], sorted.back());
+  std::vector<std::string> words;
+  for (size_t i = 0; i < std::min(runs.size(), kMaxRuns); ++i) words.push_back(to_string(runs[i]));
+  if (runs.size() > kMaxRuns) words.push_back(fmt::format(".. ({} ranks)", sorted.size()));
+  return fmt::format("{}", fmt::join(words, ","));
+}
+
+std::string rank_words(c10::IntArrayRef ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks); }
+
+std::string background(int64_t rank) { return fmt::format("\x1b[38;5;16;48;5;{}m", kTones[rank % kTones.size()]); }
+
+}  // namespace shardwise::detail
