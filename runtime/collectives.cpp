@@ -72,16 +72,18 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
     output.copy_(input);
     return;
   }
-  const auto in_bytes = [size = input.element_size()](std::vector<int64_t> splits) {
-    for (int64_t& split : splits) split *= size;
+  const int64_t element_bytes = input.element_size();
+  const auto in_bytes = [=](std::vector<int64_t> splits) {
+    for (int64_t& split : splits) split *= element_bytes;
     return splits;
   };
-  std::vector<int64_t> received = in_bytes(receive_splits);
+  std::vector<int64_t> received = in_bytes(receive_splits);  // Gloo moves these two away
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
   backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
-  CommTrace::record("all_to_all", group.size(), from.numel() - sent[group.index], to.numel() - received[group.index]);
+  CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
+                    to.numel() - receive_splits[group.index] * element_bytes);
 }
 
 void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {

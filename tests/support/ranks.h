@@ -2,12 +2,13 @@
 //
 //   run_ranks(3, [](World& world) { EXPECT_...; });        // throws what the first failing rank threw
 //   const auto sums = on_each_rank(3, [](World& world) { return world.rank() * 2; });   // {0, 2, 4}
-//   EXPECT_THAT(error_of_ranks(3, body), HasSubstr("rank 2"));
+//   expect_error("rank 2 has finished", error_of_ranks(3, body));
 #pragma once
 
 #include "runtime/thread_world.h"
 
 #include <c10/util/Exception.h>
+#include <gtest/gtest.h>
 
 #include <numeric>
 #include <string>
@@ -44,6 +45,10 @@ std::string error_of_ranks(int64_t n_ranks, const Body& body,
     return text.substr(text.find(": ") + 2);
   }
   return {};
+}
+
+inline void expect_error(const std::string& words, const std::string& error) {
+  EXPECT_PRED_FORMAT2(testing::IsSubstring, words, error);
 }
 
 }  // namespace shardwise
