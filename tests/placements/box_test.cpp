@@ -1,0 +1,91 @@
+#include "placements/box.h"
+
+#include "placements/cover.h"
+
+#include <gtest/gtest.h>
+
+namespace shardwise {
+namespace {
+
+std::string words(const std::vector<Box>& boxes) {
+  std::string text;
+  for (const Box& box : boxes) text += to_string(box);
+  return text;
+}
+
+TEST(BoxTest, BoxOfZeroDimsHasOneElement) {
+  const Box scalar = Box::whole({});
+  EXPECT_EQ(scalar.numel(), 1);
+  EXPECT_EQ(to_string(scalar), "[]");
+  EXPECT_EQ(intersect(scalar, scalar), scalar);
+  EXPECT_TRUE(subtract(scalar, scalar).empty());
+}
+
+TEST(BoxTest, PrintsAsPythonSlices) { EXPECT_EQ(to_string(Box{{0, 2}, {4, 3}}), "[0:4, 2:5]"); }
+
+TEST(BoxTest, EmptyWhereAnyDimIsEmpty) {
+  EXPECT_TRUE((Box{{0, 2}, {4, 0}}).empty());
+  EXPECT_FALSE((Box{{0, 2}, {4, 1}}).empty());
+}
+
+TEST(BoxTest, ContainsItselfAndEmptyBoxesAtItsEnd) {
+  const Box box{{2, 3}, {4, 5}};
+  EXPECT_TRUE(box.contains(box));
+  EXPECT_TRUE(box.contains({{6, 3}, {0, 5}}));
+  EXPECT_FALSE(box.contains({{5, 3}, {2, 5}}));
+  EXPECT_FALSE(box.contains({{1, 3}, {1, 5}}));
+}
+
+TEST(BoxTest, DisjointBoxesIntersectInAnEmptyBoxOfSizeZeroNotLess) {
+  EXPECT_EQ(to_string(intersect({{0, 0}, {2, 2}}, {{1, 1}, {2, 2}})), "[1:2, 1:2]");
+  const Box none = intersect({{0}, {2}}, {{5}, {2}});
+  EXPECT_TRUE(none.empty());
+  EXPECT_EQ(none.sizes[0], 0);
+}
+
+TEST(BoxTest, SubtractLeavesDisjointPartsOrderedByOffset) {
+  const Box whole = Box::whole({5, 5}), middle{{1, 1}, {2, 3}};
+  const auto parts = subtract(whole, middle);
+  EXPECT_EQ(words(parts), "[0:1, 0:5][1:3, 0:1][1:3, 4:5][3:5, 0:5]");
+  EXPECT_FALSE(find_overlap(parts));
+  int64_t n = middle.numel();
+  for (const Box& part : parts) n += part.numel();
+  EXPECT_EQ(n, whole.numel());
+}
+
+TEST(BoxTest, SubtractingNothingLeavesAllAndSubtractingAllLeavesNothing) {
+  const Box box{{2, 3}, {4, 5}};
+  EXPECT_EQ(words(subtract(box, {{9, 9}, {1, 1}})), to_string(box));
+  EXPECT_TRUE(subtract(box, Box::whole({20, 20})).empty());
+  EXPECT_TRUE(subtract({{2}, {0}}, {{9}, {1}}).empty());
+}
+
+TEST(CoverTest, OverlapNamesBothPositionsAndIgnoresEmptyBoxes) {
+  EXPECT_FALSE(find_overlap({}));
+  EXPECT_FALSE(find_overlap({{{0}, {4}}, {{2}, {0}}, {{4}, {1}}}));
+  const auto overlap = find_overlap({{{4, 0}, {2, 8}}, {{0, 0}, {2, 8}}, {{1, 7}, {3, 1}}});
+  ASSERT_TRUE(overlap);
+  EXPECT_EQ(*overlap, std::pair(size_t{1}, size_t{2}));
+}
+
+TEST(CoverTest, TwoBoxesOfZeroDimsOverlap) { EXPECT_TRUE(find_overlap({Box::whole({}), Box::whole({})})); }
+
+TEST(CoverTest, ThousandsOfColumnsAreCheckedWithoutComparingAllPairs) {
+  std::vector<Box> columns;
+  for (int64_t i = 0; i < 4000; ++i) columns.push_back({{0, (i * 7) % 4000}, {8, 1}});
+  EXPECT_FALSE(find_overlap(columns));
+  EXPECT_FALSE(find_hole(Box::whole({8, 4000}), columns));
+  columns.back().sizes[1] = 2;
+  EXPECT_TRUE(find_overlap(columns));
+}
+
+TEST(CoverTest, HoleIsABoxThatNothingCovers) {
+  const Box whole = Box::whole({4, 4});
+  EXPECT_EQ(find_hole(whole, {}), whole);
+  EXPECT_FALSE(find_hole(whole, {{{0, 0}, {4, 2}}, {{0, 2}, {4, 2}}}));
+  EXPECT_EQ(find_hole(whole, {{{0, 0}, {4, 2}}, {{0, 2}, {3, 2}}}), (Box{{3, 2}, {1, 2}}));
+  EXPECT_FALSE(find_hole(Box::whole({0, 4}), {}));
+}
+
+}  // namespace
+}  // namespace shardwise

@@ -1,0 +1,97 @@
+#include "placements/placement.h"
+
+#include "tests/placements/layouts.h"
+
+#include <gtest/gtest.h>
+
+namespace shardwise {
+namespace {
+
+TEST(PlacementTest, PrintsAsTheUserWritesIt) {
+  EXPECT_EQ(to_string(Placement()), "Replicate()");
+  EXPECT_EQ(to_string(Placement::shard(-1)), "Shard(-1)");
+  EXPECT_EQ(to_string(Placement::shard(0, {1, 3, 0, 3})), "Shard(0, sizes=[1, 3, 0, 3])");
+  EXPECT_EQ(to_string(Placement::partial()), "Partial(sum)");
+  EXPECT_EQ(to_string(Placement::enumerable({{{0, 4}, {8, 2}, 1}})),
+            "EnumerableShard([ShardMetadata(offsets=[0, 4], sizes=[8, 2], rank=1)])");
+  EXPECT_EQ(to_string({Placement::shard(0), Placement()}), "[Shard(0), Replicate()]");
+}
+
+TEST(PlacementTest, LongEnumerableShardsPrintTheirFirstPiecesAndHowManyMore) {
+  std::vector<ShardMetadata> pieces;
+  for (int64_t i = 0; i < 100; ++i) pieces.push_back({{i}, {1}, i});
+  expect_words(to_string(Placement::enumerable(pieces)), {"rank=7)", "... 92 more])"});
+}
+
+TEST(PlacementTest, ReduceWordsGoBothWays) {
+  for (const Reduce reduce : {Reduce::kSum, Reduce::kAvg, Reduce::kMax, Reduce::kMin, Reduce::kProduct}) {
+    EXPECT_EQ(reduce_from_string(to_string(reduce)), reduce);
+  }
+  expect_words(message_of<c10::ValueError>([] { reduce_from_string("mean"); }),
+               {"[Partial] reduce op 'mean'", "sum, avg, max, min, product"});
+}
+
+TEST(PlacementTest, EqualByMeaningNotByPointer) {
+  EXPECT_EQ(Placement::shard(0, {1, 2}), Placement::shard(0, {1, 2}));
+  EXPECT_EQ(Placement::shard(0, {1, 2}).hash(), Placement::shard(0, {1, 2}).hash());
+  const std::vector<Placement> differing = {Placement(),
+                                            Placement::shard(0),
+                                            Placement::shard(1),
+                                            Placement::shard(0, {1, 2}),
+                                            Placement::shard(0, {2, 1}),
+                                            Placement::partial(),
+                                            Placement::partial(Reduce::kMax),
+                                            Placement::enumerable({{{0}, {3}, 0}}),
+                                            Placement::enumerable({{{0}, {3}, 1}})};
+  for (size_t i = 0; i < differing.size(); ++i) {
+    for (size_t j = 0; j < differing.size(); ++j) {
+      EXPECT_EQ(differing[i] == differing[j], i == j);
+      EXPECT_EQ(differing[i].hash() == differing[j].hash(), i == j);
+    }
+  }
+}
+
+TEST(PlacementTest, OrderOfPiecesCountsOnlyWithinARank) {
+  const ShardMetadata a{{0}, {2}, 1}, b{{2}, {2}, 0}, c{{4}, {2}, 1};
+  EXPECT_EQ(Placement::enumerable({a, b, c}), Placement::enumerable({b, a, c}));
+  EXPECT_FALSE(Placement::enumerable({a, b, c}) == Placement::enumerable({c, b, a}));
+}
+
+TEST(PlacementTest, WithDimKeepsTheSizes) {
+  EXPECT_EQ(Placement::shard(0, {1, 2}).with_dim(3), Placement::shard(3, {1, 2}));
+}
+
+TEST(PlacementTest, ShardRefusesNegativeAndMissingSizes) {
+  expect_words(message_of<c10::ValueError>([] {
+                 Placement::shard(0, {1, -3});
+               }),
+               {"[Shard]", "Shard(0, sizes=[1, -3])", "negative"});
+  expect_words(message_of<c10::ValueError>([] { Placement::shard(1, std::vector<int64_t>{}); }),
+               {"Shard(1, sizes=[])", "empty"});
+}
+
+TEST(PlacementTest, EnumerableShardRefusesPiecesThatOverlap) {
+  expect_words(message_of<c10::ValueError>([] {
+                 Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{2, 3}, {2, 4}, 1}});
+               }),
+               {"[EnumerableShard] pieces overlap", "offsets=[0, 0], sizes=[8, 4], rank=0",
+                "offsets=[2, 3], sizes=[2, 4], rank=1", "[2:4, 3:4]"});
+}
+
+TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumbers) {
+  expect_words(message_of<c10::ValueError>([] {
+                 Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{8}, {2}, 1}});
+               }),
+               {"has 1 dims next to a piece of 2", "rank=1"});
+  expect_words(message_of<c10::ValueError>([] {
+                 Placement::enumerable({{{0, 0}, {8}, 0}});
+               }),
+               {"2 offsets and 1 sizes"});
+  for (const ShardMetadata& piece :
+       {ShardMetadata{{-1}, {2}, 0}, ShardMetadata{{0}, {-2}, 0}, ShardMetadata{{0}, {2}, -1}}) {
+    expect_words(message_of<c10::ValueError>([&] { Placement::enumerable({piece}); }), {"negative"});
+  }
+}
+
+}  // namespace
+}  // namespace shardwise
