@@ -47,14 +47,14 @@ std::string reductions(const Layout& layout) {
 std::string title(const Layout& layout, const PictureOptions& options) {
   const int64_t n_bytes = Box::whole(layout.sizes()).numel() * options.element_bytes;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string tail = fmt::format(" on {} ({}), {} bytes\n", to_string(layout.grid()),
+  const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
                                        detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
   std::string placements = to_string(layout.placements());
   if (layout.is_enumerable())
     placements = fmt::format("EnumerableShard of {} pieces", layout.placements()[0].pieces().size());
   const auto room = std::max<int64_t>(20, options.max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (static_cast<int64_t>(placements.size()) > room) placements = placements.substr(0, room - 3) + kCut;
-  return head + placements + tail;
+  return head + placements + tail + "\n";
 }
 
 }  // namespace

@@ -1,0 +1,216 @@
+#include "placements/picture.h"
+
+#include "placements/rank_names.h"
+#include "tests/placements/layouts.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+namespace shardwise {
+namespace {
+
+using P = Placement;
+
+void expect_no_words(const std::string& text, const std::vector<std::string>& key_words) {
+  for (const std::string& word : key_words) EXPECT_EQ(text.find(word), std::string::npos) << word << "\n  in: " << text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// Characters, not bytes: those of UTF-8 that start one.
+int64_t width(const std::string& line) {
+  return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+TEST(PictureTest, UnevenRowsStandAtTheirTrueCoordinates) {
+  EXPECT_EQ(picture(Layout({8, 16}, grid({4}), {P::shard(0, {1, 3, 1, 3})})), R"(
+[8, 16] as [Shard(0, sizes=[1, 3, 1, 3])] on 4 ranks (0-3), 512 bytes
+    0                                                16
+  0 ┌────────────────────────────────────────────────┐
+    │                     rank 0                     │
+    │                                                │
+  1 ├────────────────────────────────────────────────┤
+    │                                                │
+    │                                                │
+    │                     rank 1                     │
+    │                                                │
+    │                                                │
+  4 ├────────────────────────────────────────────────┤
+    │                     rank 2                     │
+    │                                                │
+  5 ├────────────────────────────────────────────────┤
+    │                                                │
+    │                                                │
+    │                     rank 3                     │
+    │                                                │
+    │                                                │
+  8 └────────────────────────────────────────────────┘
+  rank  shape    offsets  bytes  share
+     0  [1, 16]  [0, 0]      64  12.5%
+     1  [3, 16]  [1, 0]     192  37.5%
+     2  [1, 16]  [4, 0]      64  12.5%
+     3  [3, 16]  [5, 0]     192  37.5%
+  imbalance 1.50: ranks 1,3 hold 192 bytes, the mean is 128
+)" + 1);
+}
+
+TEST(PictureTest, SeveralPiecesOfARankAreSeveralCellsAndASum) {
+  const auto pieces =
+      P::enumerable({{{0, 0}, {8, 4}, 1}, {{0, 4}, {3, 12}, 0}, {{3, 4}, {5, 6}, 2}, {{3, 10}, {5, 6}, 1}});
+  EXPECT_EQ(picture(Layout({8, 16}, grid({3}), {pieces}), {.element_bytes = 2}), R"(
+[8, 16] as EnumerableShard of 4 pieces on 3 ranks (0-2), 256 bytes
+    0            4                  10                 16
+  0 ┌────────────┬─────────────────────────────────────┐
+    │            │                                     │
+    │            │               rank 0                │
+    │            │                                     │
+  3 │            ├──────────────────┬──────────────────┤
+    │   rank 1   │                  │                  │
+    │            │                  │                  │
+    │            │      rank 2      │      rank 1      │
+    │            │                  │                  │
+    │            │                  │                  │
+    │            │                  │                  │
+  8 └────────────┴──────────────────┴──────────────────┘
+  rank  shape     offsets  bytes  share
+     0  [3, 12]   [0, 4]      72  28.1%
+     1  [8, 4]    [0, 0]      64  25.0%
+        [5, 6]    [3, 10]     60  23.4%
+        2 pieces             124  48.4%
+     2  [5, 6]    [3, 4]      60  23.4%
+  imbalance 1.45: rank 1 holds 124 bytes, the mean is 85
+)" + 1);
+}
+
+TEST(PictureTest, EmptyShardHasNoCellButALine) {
+  EXPECT_EQ(picture(Layout({2}, grid({3}), {P::shard(0)})), R"(
+[2] as [Shard(0)] on 3 ranks (0-2), 8 bytes
+  0                        1                        2
+  ┌────────────────────────┬────────────────────────┐
+  │                        │                        │
+  │         rank 0         │         rank 1         │
+  │                        │                        │
+  └────────────────────────┴────────────────────────┘
+  rank  shape  offsets  bytes  share
+     0  [1]    [0]          4  50.0%
+     1  [1]    [1]          4  50.0%
+     2  [0]    [2]          0   0.0%
+  imbalance 1.50: ranks 0,1 hold 4 bytes, the mean is 3
+)" + 1);
+}
+
+TEST(PictureTest, TensorWithoutElementsHasATableOnly) {
+  const std::string text = picture(Layout({0, 5}, grid({2}), {P::shard(0)}));
+  expect_words(text, {"no elements", "[0, 5]", "imbalance 1.00: every rank holds 0 bytes"});
+  expect_no_words(text, {"┌", "nan"});
+}
+
+TEST(PictureTest, PartialIsShownAsPartialAndReplicasShareACell) {
+  expect_words(picture(Layout({}, grid({4}), {P::partial(Reduce::kMax)})), {"│", "ranks 0-3 partial(max)", "100.0%"});
+  const std::string text = picture(Layout({8, 16}, grid({2, 2}), {P::shard(0), P::partial()}));
+  expect_words(text, {"ranks 0,1 partial(sum)", "ranks 2,3 partial(sum)"});
+  const std::string copied = picture(Layout({8, 16}, grid({4}), {P()}));
+  expect_words(copied, {"ranks 0-3", "100.0%", "imbalance 1.00: every rank holds 512 bytes"});
+  expect_no_words(copied, {"partial"});
+}
+
+TEST(PictureTest, SubmeshShowsItsRanksInTheOrderOfTheCut) {
+  const std::string text = picture(Layout({8, 16}, grid({2}, {3, 1}), {P::shard(1)}));
+  expect_words(text, {"2 ranks (1,3)", "     3  [8, 8]  [0, 0]", "     1  [8, 8]  [0, 8]"});
+  EXPECT_LT(text.find("rank 3"), text.find("rank 1"));
+  expect_words(picture(Layout({8, 16}, grid({1}, {2}), {P()})),
+               {"rank 2", "1 rank (2)", "the only rank holds 512 bytes"});
+}
+
+TEST(PictureTest, NestedCutsAreDrawnAsTheyNest) {
+  const auto lines = lines_of(picture(Layout({11, 5}, grid({2, 3}), {P::shard(0), P::shard(0)})));
+  std::vector<std::string> cuts;
+  for (const std::string& line : lines) {
+    if (line.find("─") != std::string::npos) cuts.push_back(line.substr(0, 4));
+  }
+  EXPECT_EQ(cuts, (std::vector<std::string>{"   0", "   2", "   4", "   6", "   8", "  10", "  11"}));
+}
+
+TEST(PictureTest, SixtyFourCellsInAGridAreAllNamedWithinTheWidth) {
+  const std::string text = picture(Layout({64, 64}, grid({8, 8}), {P::shard(0), P::shard(1)}));
+  for (int rank = 0; rank < 64; ++rank) expect_words(text, {"rank " + std::to_string(rank) + " "});
+  for (const std::string& line : lines_of(text)) EXPECT_LE(width(line), 100) << line;
+  expect_words(text, {"... 36 more ranks of 256 bytes each"});
+}
+
+TEST(PictureTest, ManyRowsAndColumnsLeaveOutTheMiddleAndSaySo) {
+  expect_words(picture(Layout({6400, 64}, grid({64}), {P::shard(0)})),
+               {"rank 0", "rank 63", "⋮", "rows [800, 5700) left out: 49 of 64 bands", "   800 ", "  5700 "});
+  for (const int64_t max_width : {40, 100}) {
+    const std::string text = picture(Layout({64, 6400}, grid({64}), {P::shard(1)}), {.max_width = max_width});
+    expect_words(text, {"│ 0  │", "│ 63 │", "⋯", "of 64 bands", "the numbers in the cells are ranks"});
+    const auto lines = lines_of(text);
+    for (size_t i = 1; i < 8; ++i) EXPECT_LE(width(lines[i]), max_width) << lines[i];
+  }
+}
+
+TEST(PictureTest, ThousandsOfPiecesStayReadable) {
+  std::vector<ShardMetadata> pieces;
+  for (int64_t i = 0; i < 60; ++i) {
+    for (int64_t j = 0; j < 60; ++j) pieces.push_back({{i * 2, j * 3}, {2, 3}, (i + j) % 4});
+  }
+  const std::string text = picture(Layout({120, 180}, grid({4}), {P::enumerable(pieces)}));
+  EXPECT_LT(lines_of(text).size(), 100u);
+  expect_words(text, {"... 894 more", "900 pieces", "left out", "every rank holds 21,600 bytes"});
+}
+
+TEST(PictureTest, ManyExplicitSizesAreCutInTheTitle) {
+  std::vector<int64_t> sizes(64, 10);
+  sizes[0] = 5;
+  const auto lines = lines_of(picture(Layout({635, 4}, grid({64}), {P::shard(0, sizes)})));
+  EXPECT_EQ(width(lines[0]), 100);
+  expect_words(lines[0], {"[635, 4] as [Shard(0, sizes=[5, 10, 10", "... on 64 ranks (0-63), 10,160 bytes"});
+}
+
+std::string without_colors(std::string text) {
+  for (size_t at = text.find('\x1b'); at != std::string::npos; at = text.find('\x1b'))
+    text.erase(at, text.find('m', at) + 1 - at);
+  return text;
+}
+
+TEST(PictureTest, ColorsAddNothingButColors) {
+  const Layout layout({11, 5}, grid({2, 3}), {P::shard(0), P::shard(1)});
+  const std::string colored = picture(layout, {.color = true});
+  EXPECT_EQ(without_colors(colored), picture(layout));
+  for (int64_t rank = 0; rank < 6; ++rank) expect_words(colored, {detail::background(rank)});
+  expect_no_words(picture(layout), {"\x1b"});
+}
+
+TEST(PictureTest, CellOfReplicasHasAStripePerRank) {
+  const std::string colored = picture(Layout({4, 4}, grid({2}), {P()}), {.color = true});
+  const std::string line = lines_of(colored)[3];  // above the name: stripes only
+  expect_words(line, {detail::background(0) + std::string(24, ' ') + detail::kPlain + detail::background(1) +
+                      std::string(24, ' ')});
+}
+
+TEST(PictureTest, MoreThanTwoDimsAreRefused) {
+  expect_words(message_of<c10::ValueError>([] {
+                 picture(Layout({2, 3, 4}, grid({2}), {P()}));
+               }),
+               {"[picture] a tensor of 3 dims [2, 3, 4]", "at most 2 dims", "slice"});
+}
+
+TEST(RankNamesTest, ListsStayShort) {
+  // ranks, list
+  EXPECT_EQ(detail::rank_list({5}), "5");
+  EXPECT_EQ(detail::rank_list({1, 0}), "0,1");
+  EXPECT_EQ(detail::rank_list({3, 0, 2, 1}), "0-3");
+  EXPECT_EQ(detail::rank_list({0, 2}), "0,2");
+  EXPECT_EQ(detail::rank_list({0, 1, 2, 8, 9, 10}), "0-2,8-10");
+  EXPECT_EQ(detail::rank_list({0, 8, 16, 24, 32}), "0,8,..,32");
+  EXPECT_EQ(detail::rank_list({0, 2, 5, 7, 11}), "0,2,5,.. (5 ranks)");
+}
+
+}  // namespace
+}  // namespace shardwise
