@@ -1,0 +1,10 @@
+// shardwise/shardwise.h: everything a C++ program needs.
+#pragma once
+
+#include "placements/layout.h"
+#include "placements/picture.h"
+#include "runtime/comm_trace.h"
+#include "runtime/device_mesh.h"
+#include "runtime/dtensor.h"
+#include "runtime/env_world.h"
+#include "runtime/thread_world.h"
