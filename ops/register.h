@@ -1,0 +1,9 @@
+// ops/register.h: every operator family, registered once.
+#pragma once
+
+namespace shardwise {
+
+/// Fills the rule table, registers the kernels of our own and then dispatch itself. Done when the library loads.
+void register_operators();
+
+}  // namespace shardwise

@@ -1,0 +1,38 @@
+// runtime/bound_call.h: the tensors of one call, found on the stack.
+#pragma once
+
+#include "runtime/decision.h"
+#include "runtime/dtensor_impl.h"
+
+#include <ATen/core/stack.h>
+
+namespace shardwise {
+
+/// A tensor argument (or list element) as it stands on the stack; `impl` is null for a plain 0-dim tensor.
+struct BoundOperand {
+  DTensorImpl* impl = nullptr;
+  uint32_t arg = 0;
+  uint32_t index = 0;
+};
+
+/// One call in progress. Holds no reference: the stack does, until the arguments are replaced.
+struct BoundCall {
+  const OpInfo& op;
+  torch::jit::Stack& stack;
+  size_t first;  // where the arguments begin on the stack
+  c10::SmallVector<BoundOperand, 8> operands;
+  DecisionKey key;
+
+  BoundCall(const OpInfo& op, torch::jit::Stack& stack);
+  c10::IValue& arg(size_t i) { return stack[first + i]; }
+  c10::ArrayRef<c10::IValue> args() const { return c10::ArrayRef<c10::IValue>(stack.data() + first, op.n_args()); }
+  /// The first distributed operand. Pre: there is one.
+  const DTensorImpl& leader() const;
+  OpCall to_op_call() const;
+
+ private:
+  void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
+  void replicate_plain();
+};
+
+}  // namespace shardwise

@@ -1,0 +1,32 @@
+// runtime/dispatch.h: the path of an operator: key, cached decision, local kernel, wrap. All of it C++.
+//
+//   op + specs + the scalars that matter -> DecisionCache -> { move these inputs, call with these pieces, wrap with these specs }
+#pragma once
+
+#include "runtime/op_info.h"
+
+#include <ATen/core/stack.h>
+
+namespace shardwise {
+
+/// Answers one call whose arguments lie on `stack`, leaving its results there.
+/// Throws: c10::TypeError for torch.Tensors of one or more dims among distributed ones (unless ImplicitReplication is on),
+/// c10::ValueError for mixed meshes, and whatever the dense operator throws; the same on every rank.
+void dispatch(const OpInfo& op, torch::jit::Stack* stack);
+
+/// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces and
+/// what autograd lacks. Called once, after the rules and the kernels of ops/ are registered.
+void register_dispatch();
+
+/// While it lives, this thread's torch.Tensors next to distributed ones count as replicated.
+class ImplicitReplication {
+ public:
+  ImplicitReplication();
+  ~ImplicitReplication();
+  static bool is_on();
+
+ private:
+  bool outer_;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,70 @@
+#include "runtime/dtensor_impl.h"
+
+#include <atomic>
+
+namespace shardwise {
+namespace {
+
+std::atomic<WrapHook> wrap_hook{nullptr};
+
+/// The storage of a tensor that has no pieces.
+const c10::Storage& no_storage() {
+  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+  return *storage;
+}
+
+}  // namespace
+
+DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
+    : TensorImpl(c10::DispatchKeySet({kTensorKey, kAutogradKey}), c10::scalarTypeToTypeMeta(spec->dtype()), device),
+      spec_(std::move(spec)),
+      shards_(std::move(shards)) {
+  sizes_and_strides_.set_sizes(spec_->sizes());
+  sizes_and_strides_.set_strides(spec_->strides());
+  refresh_numel();
+  refresh_contiguous();
+}
+
+const c10::Storage& DTensorImpl::storage() const { return shards_.empty() ? no_storage() : shards_[0].storage(); }
+
+template <typename Version>
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_);
+  copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
+  result->is_moved_view_ = is_moved_view_;
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                         bool allow_change) const {
+  return copy(version, allow_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                         bool allow_change) const {
+  return copy(std::move(version), allow_change);
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  TensorImpl::shallow_copy_from(impl);
+  const auto* other = static_cast<DTensorImpl*>(impl.get());
+  spec_ = other->spec_;
+  shards_ = other->shards_;
+  is_moved_view_ = other->is_moved_view_;
+}
+
+void DTensorImpl::release_resources() {
+  TensorImpl::release_resources();
+  shards_.clear();
+}
+
+at::Tensor wrap(SpecPtr spec, Shards shards) {
+  const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
+  auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device);
+  if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
+  return tensor;
+}
+
+void set_wrap_hook(WrapHook hook) { wrap_hook = hook; }
+
+}  // namespace shardwise

@@ -1,0 +1,63 @@
+// runtime/dtensor_impl.h: the TensorImpl of a distributed tensor: global shape outside, this rank's pieces inside.
+#pragma once
+
+#include "runtime/spec.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+namespace shardwise {
+
+/// The dispatch key of distributed tensors, and the one that autograd gives them.
+inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
+inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
+
+/// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
+using Shards = c10::SmallVector<at::Tensor, 1>;
+
+/// Sizes and strides are the global ones; storage is the first piece's. Made by wrap().
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  DTensorImpl(SpecPtr spec, Shards shards, c10::Device device);
+
+  const SpecPtr& spec() const { return spec_; }
+  const Shards& shards() const { return shards_; }
+
+  /// True for a view whose values had to be moved: writing to it would not reach its base.
+  bool is_moved_view() const { return is_moved_view_; }
+  void set_moved_view() { is_moved_view_ = true; }
+
+  const c10::Storage& storage() const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+  void release_resources() override;
+
+ private:
+  template <typename Version>
+  c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
+
+  SpecPtr spec_;
+  Shards shards_;
+  bool is_moved_view_ = false;
+};
+
+/// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.
+inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kTensorKey)
+             ? static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())
+             : nullptr;
+}
+inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tensor) != nullptr; }
+
+/// A distributed tensor of `spec` over these pieces (aliased, not copied).
+/// Pre: `shards` agree with `spec->boxes()` in number and sizes. Calls the wrap hook.
+at::Tensor wrap(SpecPtr spec, Shards shards);
+
+/// Called with every new distributed tensor and no lock held: the Python bindings attach their class with it.
+using WrapHook = void (*)(const at::Tensor&);
+void set_wrap_hook(WrapHook hook);
+
+}  // namespace shardwise

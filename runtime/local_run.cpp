@@ -1,0 +1,184 @@
+#include "runtime/local_run.h"
+
+#include "runtime/below.h"
+#include "runtime/comm_trace.h"
+#include "runtime/execute.h"
+#include "runtime/rule.h"
+
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+/// Dims of `tensor` that are not broadcast, cut to `box` of the result (aligned to the right).
+at::Tensor cut_to(at::Tensor tensor, const Box& box) {
+  const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
+  return tensor;
+}
+
+class LocalRun {
+ public:
+  LocalRun(BoundCall& call, const Decision& decision) : call_(call), decision_(decision), propagation_(*decision.propagation) {
+    for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
+    outputs_.resize(propagation_.outputs.size());
+    gives_moved_view_ = decision.moved_view;
+    if (call.op.is_view)
+      for (const BoundOperand& operand : call.operands) gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
+  }
+
+  void run() {
+    if (decision_.moves) move_inputs();
+    for (size_t i = 0; i < call_.operands.size(); ++i)
+      if (const Spec* spec = spec_of(i); spec && (!leader_ || spec->layout().is_enumerable())) leader_ = spec;
+    const size_t n_pieces = leader_->boxes().size();
+    if (decision_.is_skipped) fill_outputs();
+    else if (n_pieces == 1) run_only_piece();
+    else
+      for (size_t piece = 0; piece < n_pieces; ++piece) run_piece(piece);
+    finish();
+  }
+
+ private:
+  const Spec* spec_of(size_t i) const {
+    if (propagation_.inputs[i]) return propagation_.inputs[i].get();
+    return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
+  }
+
+  void move_inputs() {
+    CommScope scope(call_.op.name.c_str());
+    moved_.resize(call_.operands.size());
+    for (size_t i = 0; i < call_.operands.size(); ++i)
+      if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = move(call_.operands[i].impl->spec(), call_.operands[i].impl->shards(), to);
+  }
+
+  at::Tensor local(size_t i, size_t piece) const {
+    const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
+    if (!propagation_.by_box || spec_of(i)->layout().is_enumerable()) return shards[piece];
+    return cut_to(shards[0], leader_->boxes()[piece]);
+  }
+
+  /// Puts the local pieces in the place of the distributed arguments that begin at `args`.
+  void localize(c10::IValue* args, size_t piece) const {
+    for (size_t i = 0; i < call_.operands.size();) {
+      const BoundOperand& operand = call_.operands[i];
+      c10::IValue& value = args[operand.arg];
+      if (value.isTensor()) {
+        if (operand.impl) value = local(i, piece);
+        ++i;
+        continue;
+      }
+      const bool optional = value.isOptionalTensorList();
+      c10::List<at::Tensor> tensors;
+      c10::List<std::optional<at::Tensor>> maybes;
+      const auto list = value.toListRef();
+      for (size_t j = 0; j < list.size(); ++j) {
+        const bool is_operand = i < call_.operands.size() && call_.operands[i].arg == operand.arg && call_.operands[i].index == j;
+        const bool is_ours = is_operand && call_.operands[i].impl;
+        if (optional) maybes.push_back(is_ours ? std::optional(local(i, piece)) : list[j].toOptional<at::Tensor>());
+        else tensors.push_back(is_ours ? local(i, piece) : list[j].toTensor());
+        i += is_operand;
+      }
+      value = optional ? c10::IValue(std::move(maybes)) : c10::IValue(std::move(tensors));
+    }
+    if (!decision_.local_args.empty())
+      for (const auto& [arg, replacement] : decision_.local_args[piece]) args[arg] = replacement;
+  }
+
+  void run_only_piece() {
+    localize(&call_.stack[call_.first], 0);
+    call_.op.handle.callBoxed(&call_.stack);
+    collect(call_.stack);
+  }
+
+  void run_piece(size_t piece) {
+    torch::jit::Stack stack(call_.args().begin(), call_.args().end());
+    localize(stack.data(), piece);
+    call_.op.handle.callBoxed(&stack);
+    collect(stack);
+  }
+
+  /// Takes the results at the end of `stack` as the next piece of each output.
+  void collect(torch::jit::Stack& stack) {
+    size_t next = 0;
+    const size_t begin = stack.size() - call_.op.n_returns();
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      const c10::IValue& value = stack[begin + i];
+      if (call_.op.returned_arg[i] >= 0) {
+        next += value.isTensorList() ? value.toListRef().size() : 1;
+      } else if (value.isTensor()) {
+        take(next++, value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const c10::IValue& element : value.toListRef()) take(next++, element.toTensor());
+      }
+    }
+    stack.resize(begin);
+  }
+
+  void take(size_t i, const at::Tensor& piece) {
+    const SpecPtr& spec = propagation_.outputs[i];
+    if (!spec) return;
+    const Box& box = spec->boxes()[outputs_[i].size()];
+    TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(), " where ",
+                          to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
+    outputs_[i].push_back(piece);
+  }
+
+  void fill_outputs() {
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const SpecPtr& spec = propagation_.outputs[i];
+      if (!spec) continue;
+      Reduce reduce = Reduce::kSum;
+      for (const Placement& placement : spec->placements())
+        if (placement.is_partial()) reduce = placement.reduce();
+      const auto options = at::TensorOptions().dtype(spec->dtype()).device(call_.leader().device());
+      for (const Box& box : spec->boxes()) outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
+    }
+  }
+
+  at::Tensor wrap_output(size_t i) {
+    const SpecPtr& spec = propagation_.outputs[i];
+    if (!spec) return {};
+    at::Tensor result = wrap(spec, std::move(outputs_[i]));
+    if (gives_moved_view_) maybe_dtensor(result)->set_moved_view();
+    return result;
+  }
+
+  void finish() {
+    call_.stack.resize(call_.first);
+    const auto& returns = call_.op.handle.schema().returns();
+    size_t next = 0;
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      if (call_.op.returned_arg[i] >= 0) {
+        next += originals_[i].isTensorList() ? originals_[i].toListRef().size() : 1;
+        call_.stack.push_back(std::move(originals_[i]));
+      } else if (returns[i].type()->kind() == c10::TypeKind::ListType) {
+        c10::List<at::Tensor> list;
+        while (next < outputs_.size()) list.push_back(wrap_output(next++));
+        call_.stack.emplace_back(std::move(list));
+      } else {
+        call_.stack.emplace_back(wrap_output(next++));
+      }
+    }
+  }
+
+  BoundCall& call_;
+  const Decision& decision_;
+  const Propagation& propagation_;
+  const Spec* leader_ = nullptr;  // whose boxes are the pieces
+  c10::SmallVector<Shards, 4> moved_;
+  c10::SmallVector<Shards, 2> outputs_;
+  c10::SmallVector<c10::IValue, 2> originals_;
+  bool gives_moved_view_;
+};
+
+}  // namespace
+
+void run_decided(BoundCall& call, const Decision& decision) {
+  BelowGuard guard;
+  LocalRun(call, decision).run();
+}
+
+}  // namespace shardwise

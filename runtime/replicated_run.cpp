@@ -1,0 +1,161 @@
+#include "runtime/replicated_run.h"
+
+#include "runtime/below.h"
+#include "runtime/comm_trace.h"
+#include "runtime/execute.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <unordered_set>
+
+namespace shardwise {
+namespace {
+
+void warn_once(const std::string& op) {
+  static std::mutex mutex;
+  static auto* warned = new std::unordered_set<std::string>;
+  {
+    std::lock_guard lock(mutex);
+    if (!warned->insert(op).second) return;
+  }
+  TORCH_WARN("[", op, "] has no sharding rule for these layouts: its inputs were gathered and every rank computed all of it. "
+             "(Said once per operator.)");
+}
+
+class ReplicatedRun {
+ public:
+  explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()) {
+    for (const BoundOperand& operand : call.operands) {
+      if (!operand.impl) continue;
+      TORCH_CHECK_VALUE(operand.impl->spec()->mesh() == mesh_,
+                        fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", call.op.name,
+                                    to_string(*mesh_), to_string(*operand.impl->spec()->mesh())));
+    }
+    for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
+  }
+
+  void run() {
+    if (!mesh_->is_member()) return run_outside();
+    replicate();
+    call_.op.handle.callBoxed(&call_.stack);
+    for (Written& written : written_) give_back(written);
+    wrap_results();
+  }
+
+ private:
+  struct Written {
+    at::Tensor tensor;  // the distributed one
+    at::Tensor replica;
+  };
+
+  void replicate() {
+    CommScope scope(call_.op.name.c_str());
+    bool moved = false;
+    for (const BoundOperand& operand : call_.operands) {
+      if (!operand.impl) continue;
+      const SpecPtr& spec = operand.impl->spec();
+      auto replicated = spec->replicated();
+      const at::Tensor replica = move(spec, operand.impl->shards(), replicated)[0];
+      moved |= replicated != spec;
+      moved_view_ |= call_.op.args[operand.arg].is_aliased && (replicated != spec || operand.impl->is_moved_view());
+      c10::IValue& value = call_.arg(operand.arg);
+      if (call_.op.args[operand.arg].is_written) written_.push_back({tensor_at(value, operand.index), replica});
+      replacements_.push_back({operand.arg, operand.index, replica});
+    }
+    for (const auto& [arg, index, replica] : replacements_) replace(call_.arg(arg), index, replica);
+    if (moved) warn_once(call_.op.name);
+  }
+
+  static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
+    return value.isTensor() ? value.toTensor() : value.toListRef()[index].toTensor();
+  }
+
+  static void replace(c10::IValue& value, size_t index, const at::Tensor& tensor) {
+    if (value.isTensor()) {
+      value = tensor;
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      list.set(index, tensor);
+      value = std::move(list);
+    } else {
+      auto list = value.toOptionalTensorList().copy();
+      list.set(index, tensor);
+      value = std::move(list);
+    }
+  }
+
+  SpecPtr replicated_like(const at::Tensor& local) const {
+    return Spec::intern(mesh_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(), local.scalar_type());
+  }
+
+  /// Brings what was written to the replica back to the pieces; a resized tensor becomes replicated.
+  void give_back(const Written& written) const {
+    auto* impl = maybe_dtensor(written.tensor);
+    if (written.replica.sizes() != impl->spec()->sizes()) {
+      impl->shallow_copy_from(wrap(replicated_like(written.replica), {written.replica}).getIntrusivePtr());
+      return;
+    }
+    const Shards pieces = move(impl->spec()->replicated(), {written.replica}, impl->spec());
+    for (size_t i = 0; i < pieces.size(); ++i)
+      if (!pieces[i].is_same(impl->shards()[i])) impl->shards()[i].copy_(pieces[i]);
+  }
+
+  at::Tensor wrap_replica(const at::Tensor& local) const {
+    if (!local.defined()) return {};
+    at::Tensor result = wrap(replicated_like(local), {local});
+    if (moved_view_) maybe_dtensor(result)->set_moved_view();
+    return result;
+  }
+
+  void wrap_results() {
+    const size_t begin = call_.stack.size() - call_.op.n_returns();
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      c10::IValue& value = call_.stack[begin + i];
+      if (call_.op.returned_arg[i] >= 0) {
+        value = std::move(originals_[i]);
+      } else if (value.isTensor()) {
+        value = wrap_replica(value.toTensor());
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(wrap_replica(tensor));
+        value = std::move(list);
+      }
+    }
+  }
+
+  /// A non-member computes nothing; it only works out what the members get.
+  void run_outside() {
+    OpCall dense = call_.to_op_call();
+    bool only_tensors = true;
+    for (const auto& result : call_.op.handle.schema().returns()) only_tensors &= result.type()->kind() == c10::TypeKind::TensorType;
+    TORCH_CHECK_NOT_IMPLEMENTED(only_tensors && infer_outputs(dense),
+                                fmt::format("[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
+                                            call_.op.name, mesh_->rank(), to_string(*mesh_)));
+    call_.stack.resize(call_.first);
+    for (size_t i = 0; i < dense.outputs.size(); ++i) {
+      const DenseOutput& output = dense.outputs[i];
+      if (call_.op.returned_arg[i] >= 0) call_.stack.push_back(originals_[i]);
+      else if (output.dtype == c10::ScalarType::Undefined) call_.stack.emplace_back(at::Tensor());
+      else
+        call_.stack.emplace_back(
+            wrap(Spec::intern(mesh_, output.sizes, std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype), {}));
+    }
+  }
+
+  BoundCall& call_;
+  MeshPtr mesh_;
+  bool moved_view_ = false;
+  c10::SmallVector<c10::IValue, 2> originals_;
+  std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
+  std::vector<Written> written_;
+};
+
+}  // namespace
+
+void run_replicated(BoundCall& call) {
+  BelowGuard guard;
+  ReplicatedRun(call).run();
+}
+
+}  // namespace shardwise

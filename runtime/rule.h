@@ -1,0 +1,125 @@
+// runtime/rule.h: how an operator maps layouts to layouts, as one value per operator.
+//
+//   t.add("aten::mm", "mk,kn->mn");               // k sharded: the result is Partial(sum)
+//   t.add("aten::add.Tensor", pointwise().linear());
+//   t.add("aten::_softmax", pointwise().whole("dim"));
+//
+// A factor (a letter) is an index range that operands and outputs share. A rule is stated for one mesh dimension: that
+// dimension cuts one factor, or replicates, or passes a Partial on. propagate.h lifts it to N.
+#pragma once
+
+#include "runtime/op_call.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace shardwise {
+
+/// What one tensor dim is made of: `scale` consecutive elements per index of a factor. Factor -1: nothing to cut
+/// (a broadcast dim of extent 1).
+struct Axis {
+  int factor = -1;
+  int64_t scale = 1;
+};
+using Axes = c10::SmallVector<Axis, 5>;
+
+struct Factor {
+  int64_t size = 0;
+  bool is_whole = false;                        // may not be cut
+  std::optional<Reduce> reduce = Reduce::kSum;  // how an output without it combines
+};
+
+/// Which Partial operands an operator passes on as they are.
+enum class Linearity : uint8_t {
+  kNone,
+  kAll,   // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
+  kEach,  // one operand partial, the others replicated (mul, mm)
+  kPass,  // any reduction passes (views, clone)
+};
+
+/// The factors of one call.
+struct Signature {
+  c10::SmallVector<Factor, 6> factors;
+  c10::SmallVector<Axes, 4> inputs;   // one per operand
+  c10::SmallVector<Axes, 2> outputs;  // one per (flattened) output
+  Linearity linearity = Linearity::kNone;
+  c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial where a factor is summed (a bias)
+  bool is_pointwise = false;          // may run box by box
+
+  int add_factor(int64_t size) {
+    factors.push_back({size});
+    return static_cast<int>(factors.size()) - 1;
+  }
+};
+
+/// This rank's part of a call: the box of each operand and output. A plain 0-dim operand has an empty Box.
+struct LocalCall {
+  const OpCall& call;
+  c10::ArrayRef<Box> inputs;
+  c10::ArrayRef<Box> outputs;
+};
+
+class Rule {
+ public:
+  using Describe = std::function<void(const OpCall&, Signature&)>;
+  /// Replaces scalars that speak of global sizes or positions by local ones.
+  using Localize = std::function<void(const LocalCall&, std::vector<c10::IValue>& args)>;
+
+  Rule(std::string text, Describe describe) : text_(std::move(text)), describe_(std::move(describe)) {}
+  /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
+  Rule(const char* notation);  // NOLINT: a rule is written as its text
+
+  Rule linear(Linearity linearity = Linearity::kAll) const;
+  Rule multilinear() const { return linear(Linearity::kEach); }
+  /// The dims named by integer (or integer list) argument `arg` are gathered first.
+  Rule whole(const char* arg) const;
+  /// Argument `arg` is the (single) output's global size.
+  Rule sizes_in(const char* arg) const;
+  Rule localized(Localize localize) const;
+  /// Every tensor list element by itself: element i of each list follows element i of the first.
+  Rule per_element() const;
+  /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
+  Rule shape_only() const;
+
+  Signature signature(const OpCall& call) const;
+  const Localize& localize() const { return localize_; }
+  bool is_per_element() const { return per_element_; }
+  bool is_shape_only() const { return shape_only_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  Describe describe_;
+  Localize localize_;
+  bool per_element_ = false;
+  bool shape_only_ = false;
+};
+
+/// "mk,kn->mn {k: sum}"; named rules print their name and modifiers, "pointwise linear".
+inline const std::string& to_string(const Rule& rule) { return rule.text(); }
+
+/// Elementwise with torch's broadcasting, over the output's dims.
+Rule pointwise();
+/// The dims in argument "dim" (all where it is absent or none) are reduced; "keepdim" is honoured where there is one.
+Rule reduction(Reduce reduce);
+
+/// Rules by operator name; filled once by ops/register.cpp while the library loads, read-only then.
+class RuleTable {
+ public:
+  static RuleTable& global();
+
+  /// Throws: c10::ValueError for an operator that torch does not know or that has a rule already.
+  void add(std::string_view op, Rule rule);
+  void add(std::initializer_list<std::string_view> ops, const Rule& rule);
+  /// Null where there is none.
+  const Rule* find(const std::string& op) const;
+
+ private:
+  std::unordered_map<std::string, Rule> rules_;
+};
+
+}  // namespace shardwise
