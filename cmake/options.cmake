@@ -31,7 +31,7 @@ endif()
 find_program(SHARDWISE_CCACHE ccache)
 if(SHARDWISE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env
+      env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${SHARDWISE_CCACHE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")

@@ -9,6 +9,10 @@ def main(reports: list[str]) -> int:
     """Prints the failed tests by name and the sum; the exit status is 0 when something passed and nothing failed."""
     passed = failed = skipped = 0
     for report in reports:
+        if not Path(report).is_file():
+            failed += 1
+            print(f"  failed: {Path(report).stem} ended without a report")
+            continue
         for case in ElementTree.parse(report).getroot().iter("testcase"):
             name = f"{Path(report).stem}: {case.get('classname')}.{case.get('name')}"
             if case.find("failure") is not None or case.find("error") is not None:
