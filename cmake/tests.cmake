@@ -1,4 +1,4 @@
-# placements_test (placements/ alone: milliseconds) and runtime_test (everything linked into libshardwise).
+# placements_test (placements/ alone: milliseconds), runtime_test (everything linked into libshardwise) and gloo_test.
 
 find_package(GTest QUIET)
 if(NOT TARGET GTest::gtest_main)
@@ -28,4 +28,15 @@ if(runtime_tests)
   target_link_libraries(runtime_test PRIVATE runtime_test_objects GTest::gtest_main)
   add_test(NAME runtime_test COMMAND runtime_test)
   set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
+endif()
+
+# The collectives once more, on three processes over Gloo.
+if(SHARDWISE_HAS_GLOO)
+  shardwise_objects(gloo_test_objects tests/runtime/gloo_main.cpp tests/runtime/collectives_test.cpp)
+  target_link_libraries(gloo_test_objects PUBLIC GTest::gtest)
+  add_executable(gloo_test)
+  target_link_libraries(gloo_test PRIVATE gloo_test_objects)
+  add_test(NAME gloo_test COMMAND ${Python_EXECUTABLE} -m torch.distributed.run
+    --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:gloo_test>)
+  set_tests_properties(gloo_test PROPERTIES TIMEOUT 300)
 endif()

@@ -1,7 +1,8 @@
 // runtime/collectives.h: the few messages Shardwise sends, each counted by the active CommTraces.
 //
 // They call the c10d backend of the tensors' device directly, below autograd and dispatch. A group of one sends nothing and
-// counts nothing. Every function waits for the result.
+// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function waits for the result. Misfits that a
+// rank can see alone are c10::ValueErrors before the first message.
 #pragma once
 
 #include "placements/placement.h"
@@ -18,13 +19,15 @@ namespace shardwise {
 void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input,
                 const std::vector<int64_t>& receive_splits, const std::vector<int64_t>& send_splits);
 
-/// Reduces contiguous `tensor` over the group in place. kAvg divides the sum by the group's size (floating point only).
+/// Reduces contiguous `tensor` over the group in place, in any dtype (wire.h says how each travels; a NaN gives NaN).
+/// kAvg divides the sum by the group's size.
+/// Throws: c10::TypeError for avg of integers and for max, min or product of complex numbers.
 void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 
 /// Sends contiguous `tensor` of the member at `root_index` to all, in place.
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index);
 
-/// Gathers a 1-D int64 tensor of any length from each member (lengths may differ: exchanged first).
+/// Gathers each member's numbers, by group order. Two messages: the lengths, then the numbers padded to the longest.
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers);
 
 }  // namespace shardwise

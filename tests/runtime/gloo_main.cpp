@@ -1,11 +1,15 @@
 // Runs collectives_test.cpp on processes over Gloo, with no Python in them:
-//   torchrun --no-python --nproc-per-node 3 gloo_test
+//   torchrun --standalone --no-python --nproc-per-node 3 build/gloo_test
 #include "runtime/env_world.h"
 
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  shardwise::init_from_env(std::chrono::seconds(60));
+  const auto world = shardwise::init_from_env(std::chrono::seconds(60));
+  if (world->rank() > 0) {  // rank 0 reports; the others print what fails
+    GTEST_FLAG_SET(brief, true);
+    GTEST_FLAG_SET(output, "");
+  }
   return RUN_ALL_TESTS();
 }
