@@ -1,0 +1,150 @@
+#include "runtime/dtensor.h"
+
+#include "runtime/comm_trace.h"
+#include "runtime/plan.h"
+#include "tests/support/layouts.h"
+#include "tests/support/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace shardwise {
+namespace {
+
+/// Bytes of the destination boxes that `rank` does not hold already.
+int64_t bound(const Layout& source, const Layout& destination, int64_t rank, int64_t element_bytes) {
+  int64_t bytes = 0;
+  for (const Box& wanted : destination.boxes(rank)) {
+    std::vector<Box> missing{wanted};
+    for (const Box& held : source.boxes(rank)) {
+      std::vector<Box> rest;
+      for (const Box& part : missing)
+        for (Box& left : subtract(part, held)) rest.push_back(std::move(left));
+      missing = std::move(rest);
+    }
+    for (const Box& part : missing) bytes += part.numel() * element_bytes;
+  }
+  return bytes;
+}
+
+bool has_partial(const Placements& placements) { return std::ranges::any_of(placements, &Placement::is_partial); }
+
+Placements without_partial(Placements placements) {
+  for (Placement& placement : placements)
+    if (placement.is_partial()) placement = Placement::replicate();
+  return placements;
+}
+
+TEST(RedistributeTest, AnyLayoutBecomesAnyOtherBitForBitAndWithoutPartialAtTheByteMinimum) {
+  constexpr unsigned kSeed = 7;
+  for (const Dims& shape : {Dims{1}, Dims{3}, Dims{2, 2}, Dims{3, 2}, Dims{2, 2, 2}}) {
+    int64_t n_ranks = 1;
+    for (int64_t extent : shape) n_ranks *= extent;
+    run_ranks(n_ranks + 1, [&](World& world) {  // the last rank is no member
+      std::mt19937 random(kSeed);
+      std::vector<int64_t> ranks(n_ranks);
+      std::iota(ranks.begin(), ranks.end(), 0);
+      for (int i = 0; i < 120; ++i) {
+        std::shuffle(ranks.begin(), ranks.end(), random);
+        auto mesh = make_mesh(shape, ranks);
+        Dims sizes;
+        for (auto n = random() % 4; n > 0; --n) sizes.push_back(static_cast<int64_t>(random() % 8));
+        const auto from = random_placements(sizes, mesh->grid(), random);
+        const auto to = random_placements(sizes, mesh->grid(), random);
+        SCOPED_TRACE(fmt::format("[{}] {} -> {} on {}", fmt::join(sizes, ", "), to_string(from), to_string(to), to_string(*mesh)));
+        int64_t numel = 1;
+        for (int64_t size : sizes) numel *= size;
+        const at::Tensor dense = at::arange(1, numel + 1, at::kDouble).reshape(sizes);
+        const at::Tensor source = lay_out(dense, mesh, from);
+        at::Tensor moved;
+        CommTrace trace;
+        moved = redistribute(source, to);
+        if (!has_partial(from)) {
+          const Layout destination(sizes, mesh->grid_ptr(), without_partial(to));
+          EXPECT_EQ(trace.bytes_received(), bound(spec_of(source)->layout(), destination, world.rank(), 8));
+        }
+        const at::Tensor whole = full_tensor(moved);
+        if (mesh->is_member()) EXPECT_TRUE(at::equal(whole, dense)) << whole << dense;
+        else EXPECT_EQ(whole.numel(), 0);
+        EXPECT_EQ(moved.sizes(), dense.sizes());
+      }
+    });
+  }
+}
+
+TEST(RedistributeTest, SummedContributionsOfPartialAreReduced) {
+  run_ranks(4, [](World& world) {
+    auto mesh = make_mesh({2, 2});
+    const at::Tensor mine = at::full({5, 3}, static_cast<double>(1 << world.rank()));
+    const at::Tensor partial = from_local(mine, mesh, {Placement::partial(), Placement::partial()});
+    for (const Placements& to : {Placements{Placement::shard(0), Placement::replicate()}, Placements{Placement::replicate(), Placement::shard(1)},
+                                 Placements{Placement::shard(0), Placement::shard(0)}, Placements{Placement::partial(), Placement::shard(0)}})
+      EXPECT_TRUE(at::equal(full_tensor(redistribute(partial, to)), at::full({5, 3}, 15.0)));
+    const at::Tensor highest = from_local(mine, mesh, {Placement::partial(Reduce::kMax), Placement::partial(Reduce::kMax)});
+    EXPECT_TRUE(at::equal(full_tensor(redistribute(highest, {Placement::shard(0), Placement::shard(1)})), at::full({5, 3}, 8.0)));
+    const at::Tensor mixed = from_local(mine, mesh, {Placement::partial(Reduce::kAvg), Placement::partial(Reduce::kMax)});
+    EXPECT_TRUE(at::equal(full_tensor(mixed), at::full({5, 3}, 5.0)));  // the mean of 2 and 8
+  });
+}
+
+TEST(RedistributeTest, GradientGoesBackToTheSourceLayout) {
+  run_ranks(3, [](World&) {
+    auto mesh = make_mesh({3});
+    at::Tensor x = distribute_tensor(at::arange(20, at::kDouble).reshape({10, 2}), mesh, {Placement::shard(0)}).set_requires_grad(true);
+    const at::Tensor weight = at::arange(20, at::kDouble).reshape({10, 2});
+    (full_tensor(redistribute(x, {Placement::shard(1)})) * weight).sum().backward();
+    ASSERT_TRUE(is_dtensor(x.grad()));
+    EXPECT_EQ(spec_of(x.grad()), spec_of(x));
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), weight));
+  });
+}
+
+TEST(RedistributeTest, FromLocalAndToLocalShareMemoryAndGradients) {
+  run_ranks(3, [](World& world) {
+    auto mesh = make_mesh({3});
+    const at::Tensor local = at::full({2, 2}, static_cast<double>(world.rank())).set_requires_grad(true);
+    const at::Tensor x = from_local(local, mesh, {Placement::shard(0)});
+    EXPECT_EQ(x.sizes(), c10::IntArrayRef({6, 2}));
+    const at::Tensor back = to_local(x);
+    EXPECT_EQ(back.data_ptr(), local.data_ptr());
+    (back * (world.rank() + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(local.grad(), at::full({2, 2}, world.rank() + 1.0)));
+  });
+}
+
+TEST(RedistributeTest, LocalSlicesSendNothing) {
+  run_ranks(4, [](World&) {
+    auto mesh = make_mesh({2, 2});
+    const at::Tensor x = lay_out(at::ones({5, 3}), mesh, Placements(2));
+    CommTrace trace;
+    redistribute(x, {Placement::shard(0), Placement::shard(1)});
+    redistribute(x, {Placement::partial(), Placement::shard(1)});
+    EXPECT_EQ(trace.total_count(), 0);
+  });
+}
+
+TEST(RedistributeTest, WrongPlacementsFailOnEveryRankBeforeAnyMessage) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = lay_out(at::ones({5, 3}), mesh, {Placement::shard(0)});
+    CommTrace trace;
+    EXPECT_THROW(redistribute(x, {Placement::shard(2)}), c10::IndexError);
+    EXPECT_THROW(redistribute(x, {Placement::shard(0, {1, 1})}), c10::ValueError);
+    EXPECT_THROW(redistribute(x, {Placement::shard(0), Placement::shard(1)}), c10::ValueError);
+    EXPECT_THROW(from_local(at::ones({2, 3}), mesh, {Placement::shard(0, {1, 1})}), c10::ValueError);
+    EXPECT_EQ(trace.total_count(), 0);
+  });
+}
+
+TEST(RedistributeTest, RunCheckTellsAllRanksOfTheOneThatDiffers) {
+  const std::string error = error_of_ranks(3, [](World& world) {
+    auto mesh = make_mesh({3});
+    FromLocalOptions options;
+    options.run_check = true;
+    from_local(at::ones({world.rank() == 2 ? 3 : 2, 2}), mesh, {Placement::shard(0)}, options);
+  });
+  expect_error("[from_local]", error);
+}
+
+}  // namespace
+}  // namespace shardwise
