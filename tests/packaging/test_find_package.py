@@ -50,4 +50,4 @@ def test_consumer_builds_and_runs(prefix: Path, tmp_path: Path) -> None:
     run("cmake", "--build", tmp_path)
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     done = subprocess.run([tmp_path / "consumer"], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.stdout == "[4, 3] as [Shard(0)] on 1 ranks equals dense\n", done.stderr
+    assert done.stdout == "[4, 3] as [Shard(0)] on 1 rank equals dense\n", done.stderr
