@@ -60,6 +60,7 @@ Decision decide(OpCall& call) {
 
   if (rule->is_per_element()) decision.propagation = propagate_per_element(call);
   else if (rule->is_shape_only()) decision.propagation = propagate_shape(call);
+  else if (rule->place()) decision.propagation = rule->place()(call);
   else decision.propagation = propagate(call, rule->signature(call));
   if (!decision.propagation) return decision;
 

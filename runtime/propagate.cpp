@@ -71,7 +71,7 @@ class Chooser {
       case Choice::Kind::kReplicate:
         return Placement::replicate();
       case Choice::Kind::kPartial:
-        return i < 0 || choice.operand < 0 || choice.operand == i ? Placement::partial(choice.reduce) : Placement::replicate();
+        return i < 0 || choice.operand < 0 || choice.operand == i || is_additive(i) ? Placement::partial(choice.reduce) : Placement::replicate();
       case Choice::Kind::kFactor:
         break;
     }
@@ -80,9 +80,10 @@ class Chooser {
       const auto& reduce = signature_.factors[choice.factor].reduce;
       return reduce ? std::optional(Placement::partial(*reduce)) : std::nullopt;
     }
-    const bool is_bias = std::ranges::count(signature_.additive, i) && is_reduced(choice.factor);
-    return is_bias ? Placement::partial(Reduce::kSum) : Placement::replicate();
+    return is_additive(i) && is_reduced(choice.factor) ? Placement::partial(Reduce::kSum) : Placement::replicate();
   }
+
+  bool is_additive(int i) const { return std::ranges::count(signature_.additive, i) > 0; }
 
   bool is_reduced(int factor) const {
     return std::ranges::any_of(signature_.outputs, [&](const Axes& axes) { return dim_with(axes, factor) < 0; });
@@ -99,10 +100,12 @@ class Chooser {
   }
 
   void add_partials(int64_t mesh_dim, std::vector<Choice>& result) const {
-    const bool each = signature_.linearity == Linearity::kEach;
-    for (size_t i = 0; i < call_.operands.size(); ++i) {
+    const bool first = signature_.linearity == Linearity::kFirst;
+    const bool each = signature_.linearity == Linearity::kEach || first;
+    for (size_t i = 0; i < (first ? 1 : call_.operands.size()); ++i) {
       const Operand& operand = call_.operands[i];
       if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial()) continue;
+      if (each && is_additive(static_cast<int>(i))) continue;  // the product beside it would be counted on every rank
       const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
       const bool is_sum = reduce == Reduce::kSum || reduce == Reduce::kAvg;
       if (is_sum || signature_.linearity == Linearity::kPass)

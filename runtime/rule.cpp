@@ -101,7 +101,7 @@ Rule::Rule(const char* notation)
       }) {}
 
 Rule Rule::linear(Linearity linearity) const {
-  static constexpr const char* kNames[] = {"", " linear", " multilinear", " passing"};
+  static constexpr const char* kNames[] = {"", " linear", " multilinear", " linear in the first", " passing"};
   Rule rule = *this;
   rule.text_ += kNames[static_cast<int>(linearity)];
   rule.describe_ = [inner = describe_, linearity](const OpCall& call, Signature& signature) {
@@ -137,6 +137,20 @@ Rule Rule::sizes_in(const char* arg) const {
 Rule Rule::localized(Localize localize) const {
   Rule rule = *this;
   rule.localize_ = std::move(localize);
+  return rule;
+}
+
+Rule Rule::placed(std::string text, Place place) {
+  Rule rule(std::move(text), nullptr);
+  rule.place_ = std::move(place);
+  return rule;
+}
+
+Rule Rule::computed_by(const char* op) const {
+  Rule rule = *this;
+  rule.text_ += fmt::format(" by {}", op);
+  rule.kernel_ = c10::Dispatcher::singleton().findSchema({op, ""});
+  TORCH_CHECK_VALUE(rule.kernel_, fmt::format("[rule] torch has no operator {}. Name one that it registers.", op));
   return rule;
 }
 

@@ -38,6 +38,7 @@ enum class Linearity : uint8_t {
   kNone,
   kAll,   // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
   kEach,  // one operand partial, the others replicated (mul, mm)
+  kFirst,  // only operand 0 partial, the others replicated (div, relu's backward)
   kPass,  // any reduction passes (views, clone)
 };
 
@@ -63,23 +64,33 @@ struct LocalCall {
   c10::ArrayRef<Box> outputs;
 };
 
+struct Propagation;
+
 class Rule {
  public:
   using Describe = std::function<void(const OpCall&, Signature&)>;
   /// Replaces scalars that speak of global sizes or positions by local ones.
   using Localize = std::function<void(const LocalCall&, std::vector<c10::IValue>& args)>;
+  /// Answers for a call's layouts by itself; nothing: replicate.
+  using Place = std::function<std::optional<Propagation>(const OpCall&)>;
 
   Rule(std::string text, Describe describe) : text_(std::move(text)), describe_(std::move(describe)) {}
   /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
   Rule(const char* notation);  // NOLINT: a rule is written as its text
+  /// For what no factors express: a slice's cuts.
+  static Rule placed(std::string text, Place place);
 
   Rule linear(Linearity linearity = Linearity::kAll) const;
   Rule multilinear() const { return linear(Linearity::kEach); }
+  Rule linear_in_first() const { return linear(Linearity::kFirst); }
   /// The dims named by integer (or integer list) argument `arg` are gathered first.
   Rule whole(const char* arg) const;
   /// Argument `arg` is the (single) output's global size.
   Rule sizes_in(const char* arg) const;
   Rule localized(Localize localize) const;
+  /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a moved view.
+  /// Throws: c10::ValueError for an operator that torch does not know.
+  Rule computed_by(const char* op) const;
   /// Every tensor list element by itself: element i of each list follows element i of the first.
   Rule per_element() const;
   /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
@@ -87,6 +98,8 @@ class Rule {
 
   Signature signature(const OpCall& call) const;
   const Localize& localize() const { return localize_; }
+  const Place& place() const { return place_; }
+  const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
   const std::string& text() const { return text_; }
@@ -95,6 +108,8 @@ class Rule {
   std::string text_;
   Describe describe_;
   Localize localize_;
+  Place place_;
+  std::optional<c10::OperatorHandle> kernel_;
   bool per_element_ = false;
   bool shape_only_ = false;
 };
