@@ -23,7 +23,7 @@ int64_t usual_lines(size_t n_bands, int64_t n_dims) {
   return n_dims < 2 ? 3 : std::min<int64_t>(12, 4 * static_cast<int64_t>(n_bands) + 1);
 }
 
-std::vector<Band> bands_of(const std::vector<Cell>& cells, Interval Cell::*range) {
+std::vector<Band> bands_of(const std::vector<Cell>& cells, Interval Cell::* range) {
   std::vector<Interval> ranges;
   for (const Cell& cell : cells) ranges.push_back(cell.*range);
   return bands_between(ranges);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 namespace shardwise::detail {
 
@@ -26,7 +27,7 @@ using Words = std::array<T, 5>;  // rank, shape, offsets, bytes, share
 struct Line {
   int64_t rank = -1;  // -1: a further line of the rank above
   Words<std::string> words;
-  std::string note = "";  // stands in place of the words
+  std::string note = {};  // stands in place of the words
 };
 
 std::string list(const Dims& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
@@ -77,7 +78,8 @@ class Table {
     const std::string share = total_bytes_ > 0 ? fmt::format("{:.1f}%", 100.0 * n_bytes / total_bytes_) : "-";
     lines_.push_back(
         {rank,
-         {rank < 0 ? "" : fmt::format("{}", rank), std::move(shape), std::move(offsets), with_commas(n_bytes), share}});
+         {rank < 0 ? "" : fmt::format("{}", rank), std::move(shape), std::move(offsets), with_commas(n_bytes), share},
+         ""});
   }
 
   int64_t total_bytes_, element_bytes_;
@@ -116,8 +118,7 @@ std::string imbalance(const std::vector<Holding>& holdings) {
                        holdings.size() == 1 ? "the only rank holds" : "every rank holds", with_commas(most));
   }
   return fmt::format("  imbalance {:.2f}: {} {} {} bytes, the mean is {}\n", most / mean, rank_words(largest),
-                     largest.size() == 1 ? "holds" : "hold", with_commas(most),
-                     with_commas(static_cast<int64_t>(mean + 0.5)));
+                     largest.size() == 1 ? "holds" : "hold", with_commas(most), with_commas(std::llround(mean)));
 }
 
 }  // namespace

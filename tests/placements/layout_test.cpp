@@ -50,7 +50,11 @@ TEST(LayoutTest, BoxesFollowThePlacements) {
       {{4},
        {2, 2, 2},
        {P::shard(0), P::shard(0), P::shard(0)},
-       "0[0:1] 1[1:1] 2[1:2] 3[2:2] 4[2:3] 5[3:3] 6[3:4] 7[4:4]"}};
+       "0[0:1] 1[1:1] 2[1:2] 3[2:2] 4[2:3] 5[3:3] 6[3:4] 7[4:4]"},
+      {{8},
+       {2, 2, 2},
+       {P::shard(0), P::shard(0), P::shard(0, {1, 1, 2, 0, 0, 2, 1, 1})},
+       "0[0:1] 1[1:2] 2[2:4] 3[4:4] 4[4:4] 5[4:6] 6[6:7] 7[7:8]"}};
   for (const Case& c : cases) {
     const Layout layout(c.sizes, grid(c.mesh), c.placements);
     EXPECT_EQ(holdings(layout), c.holdings) << to_string(layout);
@@ -86,6 +90,11 @@ TEST(LayoutTest, OwnersComeOncePerReplicaAndNeverEmpty) {
   EXPECT_EQ(words(layout.owners({{2}, {2}})), "0[2:3] 1[3:4] 2[2:3] 3[3:4]");
   EXPECT_TRUE(layout.owners({{2}, {0}}).empty());
   EXPECT_EQ(words(layout.owners({{4}, {10}})), "1[4:5] 3[4:5]");
+}
+
+TEST(LayoutTest, OwnersFollowTheRowsOfAThirdNestedCut) {
+  const Layout layout({8}, grid({2, 2, 2}), {P::shard(0), P::shard(0), P::shard(0, {1, 1, 2, 0, 0, 2, 1, 1})});
+  EXPECT_EQ(words(layout.owners({{1}, {6}})), "1[1:2] 2[2:4] 5[4:6] 6[6:7]");
 }
 
 TEST(LayoutTest, OwnersOfAScalarAreAllItsReplicas) {
@@ -184,9 +193,7 @@ TEST(RankGridTest, CoordAndRankAreInverse) {
 }
 
 TEST(RankGridTest, RefusesWhatIsNoMesh) {
-  expect_words(message_of<c10::ValueError>([] {
-                 check({{2, 2}, {0, 1, 2}});
-               }),
+  expect_words(message_of<c10::ValueError>([] { check({{2, 2}, {0, 1, 2}}); }),
                {"[mesh] shape [2, 2]", "4 places for 3 ranks"});
   expect_words(message_of<c10::ValueError>([] { check({{3}, {0, 2, 0}}); }), {"duplicate rank 0", "[0, 2, 0]"});
   expect_words(message_of<c10::ValueError>([] { check({{2}, {-1, 2}}); }), {"rank -1"});
@@ -227,18 +234,14 @@ TEST(LayoutTest, MisfitsAreNamedWithTheirNumbers) {
 }
 
 TEST(LayoutTest, ShardOfADimThatDoesNotExistIsAnIndexError) {
-  EXPECT_EQ(message_of<c10::IndexError>([] {
-              Layout({11, 5}, grid({2}), {P::shard(2)});
-            }),
+  EXPECT_EQ(message_of<c10::IndexError>([] { Layout({11, 5}, grid({2}), {P::shard(2)}); }),
             "[layout] tensor dim 2 of Shard(2) does not exist: the tensor has 2 dims [11, 5]. Use a dim in [-2, 2).");
   expect_words(message_of<c10::IndexError>([] { Layout({11, 5}, grid({2}), {P::shard(-3)}); }), {"Shard(-3)"});
   expect_words(message_of<c10::IndexError>([] { Layout({}, grid({2}), {P::shard(0)}); }), {"Use Replicate()"});
 }
 
 TEST(LayoutTest, MeshOfALayoutIsCheckedToo) {
-  expect_words(message_of<c10::ValueError>([] {
-                 Layout({4}, grid({2}, {1, 1}), {P::shard(0)});
-               }),
+  expect_words(message_of<c10::ValueError>([] { Layout({4}, grid({2}, {1, 1}), {P::shard(0)}); }),
                {"duplicate rank 1"});
   expect_words(message_of<c10::ValueError>([] { Layout({4}, nullptr, {P::shard(0)}); }), {"mesh is null"});
 }
@@ -249,8 +252,8 @@ class RandomLayout {
   explicit RandomLayout(uint32_t seed) : random_(seed) {}
 
   Layout draw() {
-    Dims sizes(below(4)), mesh(1 + below(3));
-    for (int64_t& size : sizes) size = below(8);
+    Dims sizes(below(3)), mesh(1 + below(3));
+    for (int64_t& size : sizes) size = below(12);
     for (int64_t& extent : mesh) extent = 1 + below(3);
     auto ranks = std::vector<int64_t>(grid(mesh)->ranks);
     for (int64_t& rank : ranks) rank = 2 * rank + 1;

@@ -195,9 +195,7 @@ TEST(PictureTest, CellOfReplicasHasAStripePerRank) {
 }
 
 TEST(PictureTest, MoreThanTwoDimsAreRefused) {
-  expect_words(message_of<c10::ValueError>([] {
-                 picture(Layout({2, 3, 4}, grid({2}), {P()}));
-               }),
+  expect_words(message_of<c10::ValueError>([] { picture(Layout({2, 3, 4}, grid({2}), {P()})); }),
                {"[picture] a tensor of 3 dims [2, 3, 4]", "at most 2 dims", "slice"});
 }
 

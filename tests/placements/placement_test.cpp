@@ -62,30 +62,22 @@ TEST(PlacementTest, WithDimKeepsTheSizes) {
 }
 
 TEST(PlacementTest, ShardRefusesNegativeAndMissingSizes) {
-  expect_words(message_of<c10::ValueError>([] {
-                 Placement::shard(0, {1, -3});
-               }),
+  expect_words(message_of<c10::ValueError>([] { Placement::shard(0, {1, -3}); }),
                {"[Shard]", "Shard(0, sizes=[1, -3])", "negative"});
   expect_words(message_of<c10::ValueError>([] { Placement::shard(1, std::vector<int64_t>{}); }),
                {"Shard(1, sizes=[])", "empty"});
 }
 
 TEST(PlacementTest, EnumerableShardRefusesPiecesThatOverlap) {
-  expect_words(message_of<c10::ValueError>([] {
-                 Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{2, 3}, {2, 4}, 1}});
-               }),
+  expect_words(message_of<c10::ValueError>([] { Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{2, 3}, {2, 4}, 1}}); }),
                {"[EnumerableShard] pieces overlap", "offsets=[0, 0], sizes=[8, 4], rank=0",
                 "offsets=[2, 3], sizes=[2, 4], rank=1", "[2:4, 3:4]"});
 }
 
 TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumbers) {
-  expect_words(message_of<c10::ValueError>([] {
-                 Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{8}, {2}, 1}});
-               }),
+  expect_words(message_of<c10::ValueError>([] { Placement::enumerable({{{0, 0}, {8, 4}, 0}, {{8}, {2}, 1}}); }),
                {"has 1 dims next to a piece of 2", "rank=1"});
-  expect_words(message_of<c10::ValueError>([] {
-                 Placement::enumerable({{{0, 0}, {8}, 0}});
-               }),
+  expect_words(message_of<c10::ValueError>([] { Placement::enumerable({{{0, 0}, {8}, 0}}); }),
                {"2 offsets and 1 sizes"});
   for (const ShardMetadata& piece :
        {ShardMetadata{{-1}, {2}, 0}, ShardMetadata{{0}, {-2}, 0}, ShardMetadata{{0}, {2}, -1}}) {
