@@ -1,0 +1,160 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/torch_world.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+using Names = std::vector<std::string>;
+using DimOrName = std::variant<int64_t, std::string>;
+
+/// The meshes of the `with mesh:` blocks that this thread is in.
+thread_local std::vector<MeshPtr> active_meshes;
+
+c10::DeviceType device_type_of(const std::string& text) {
+  const c10::Device device(text);
+  TORCH_CHECK_VALUE(!device.has_index(), fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".", text,
+                                                     c10::DeviceTypeName(device.type(), true)));
+  return device.type();
+}
+
+MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::optional<Names> names) {
+  RankGrid grid;
+  grid.shape = Dims(ranks.sizes());
+  const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
+  grid.ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
+  return DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
+}
+
+at::Tensor rank_tensor(const DeviceMesh& mesh) { return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape); }
+
+/// `dim` as a number in [0, ndim). None stands for the only dim.
+int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
+  TORCH_CHECK_VALUE(dim || mesh.ndim() == 1,
+                    fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
+  if (!dim) return 0;
+  if (const auto* name = std::get_if<std::string>(&*dim)) return mesh.dim_of(*name);
+  const int64_t number = std::get<int64_t>(*dim);
+  TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
+                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", number,
+                                to_string(mesh), -mesh.ndim(), mesh.ndim()));
+  return number < 0 ? number + mesh.ndim() : number;
+}
+
+int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
+  const int64_t dim = dim_of(mesh, mesh_dim);
+  TORCH_CHECK_VALUE(mesh.is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
+                                                  "get_coordinate(), which is None there.",
+                                                  mesh.rank(), to_string(mesh)));
+  return (*mesh.coord())[dim];
+}
+
+/// The name by which torch.distributed knows the group along `mesh_dim`; none where this rank is alone in it or outside.
+std::optional<std::string> group_name(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
+  const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
+  if (!group || !group->process_group) return std::nullopt;
+  return group->process_group->getGroupName();
+}
+
+std::string text_of(const DeviceMesh& mesh) {
+  const std::string dims = to_string(mesh);
+  return fmt::format("DeviceMesh({}, '{}')", dims, c10::DeviceTypeName(mesh.device_type(), true));
+}
+
+MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& names) {
+  if (const auto* name = std::get_if<std::string>(&names)) return mesh.submesh({*name});
+  return mesh.submesh(std::get<Names>(names));
+}
+
+void enter(const MeshPtr& mesh) { active_meshes.push_back(mesh); }
+
+void leave() { active_meshes.pop_back(); }
+
+}  // namespace
+
+MeshPtr to_mesh(py::handle object) {
+  if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
+  const auto ours = py::module_::import("shardwise.device_mesh").attr("from_torch")(object);
+  return py::cast<std::shared_ptr<DeviceMesh>>(ours);
+}
+
+MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
+  if (mesh) return *mesh;
+  TORCH_CHECK_VALUE(!active_meshes.empty(), "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
+  return active_meshes.back();
+}
+
+Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh) {
+  return placements ? std::move(*placements) : Placements(mesh.ndim());
+}
+
+void bind_device_mesh(py::module_& module) {
+  py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
+      module, "DeviceMesh",
+      "The ranks of the program, or some of them, in an n-D grid with a process group along each dim.\n\n"
+      "`mesh`: global ranks in any order (nested lists or an integer tensor); that order is what cuts follow. Ranks outside may\n"
+      "hold the mesh, too: they own nothing. Equal meshes are one object.\n\n"
+      "Collective over the world where a group is new: every rank makes the mesh, with the same arguments.\n"
+      "Raises ValueError for duplicate or unknown ranks and names that do not fit.");
+  type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<Names> mesh_dim_names) {
+             const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
+             py::gil_scoped_release no_gil;
+             return std::const_pointer_cast<DeviceMesh>(make_mesh(device_type, ranks, std::move(mesh_dim_names)));
+           }),
+           py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
+      .def_property_readonly("device_type", [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
+      .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")
+      .def_property_readonly("mesh_dim_names",
+                             [](const DeviceMesh& self) -> py::object {
+                               if (self.names().empty()) return py::none();
+                               return py::tuple(py::cast(self.names()));
+                             })
+      .def_property_readonly("ndim", &DeviceMesh::ndim)
+      .def_property_readonly("shape", [](const DeviceMesh& self) {
+        return py::tuple(py::cast(std::vector<int64_t>(self.grid().shape.begin(), self.grid().shape.end())));
+      })
+      .def(
+          "size", [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
+            return mesh_dim ? self.size(dim_of(self, mesh_dim)) : self.size();
+          },
+          py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
+      .def("get_rank", &DeviceMesh::rank, "This rank, global.")
+      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's place along `mesh_dim`.")
+      .def(
+          "get_coordinate",
+          [](const DeviceMesh& self) -> std::optional<py::tuple> {
+            if (!self.is_member()) return std::nullopt;
+            return py::tuple(py::cast(std::vector<int64_t>(self.coord()->begin(), self.coord()->end())));
+          },
+          "This rank's place in the mesh, None outside it.")
+      .def(
+          "get_group",
+          [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
+            return py::module_::import("shardwise._torch_groups").attr("group_of")(group_name(self, mesh_dim));
+          },
+          py::arg("mesh_dim") = py::none(), "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
+      .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
+           "The mesh of the named dims through this rank. Collective, as making a mesh is.")
+      .def("__enter__",
+           [](const py::object& self) {
+             enter(to_mesh(self));
+             return self;
+           })
+      .def("__exit__", [](const DeviceMesh&, const py::args&) { leave(); })
+      .def("__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
+      .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
+      .def("__repr__", &text_of)
+      .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; })
+      .def("__reduce__", [](const DeviceMesh& self) {
+        const auto rebuild = py::module_::import("shardwise.device_mesh").attr("rebuild_mesh");
+        const auto type_name = c10::DeviceTypeName(self.device_type(), true);
+        return py::make_tuple(rebuild, py::make_tuple(type_name, rank_tensor(self).view(self.grid().shape), self.names()));
+      });
+  type.attr("__module__") = "shardwise";
+}
+
+}  // namespace shardwise

@@ -1,0 +1,14 @@
+// python/bindings.h: the parts of shardwise._C, one per header that it spells for Python.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace shardwise {
+
+void bind_placement(py::module_& module);
+void bind_world(py::module_& module);
+void bind_device_mesh(py::module_& module);
+void bind_dtensor(py::module_& module);
+void bind_thread_world(py::module_& module);
+
+}  // namespace shardwise

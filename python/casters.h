@@ -1,0 +1,71 @@
+// python/casters.h: how placements and meshes cross between Python and C++. Every file that takes or returns one includes this.
+//
+//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back
+//   meshes       ours, or a torch.distributed.device_mesh.DeviceMesh
+#pragma once
+
+#include "runtime/dtensor.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace shardwise {
+
+/// The classes that users see: one per kind, so that isinstance and pattern matching work.
+struct PyShard : Placement {};
+struct PyReplicate : Placement {};
+struct PyPartial : Placement {};
+struct PyEnumerableShard : Placement {};
+
+/// Throws: TypeError for anything that is no placement, ValueError for one of torch's that has no counterpart.
+Placement to_placement(py::handle object);
+py::object from_placement(const Placement& placement);
+
+/// Throws: TypeError for anything that is no mesh.
+MeshPtr to_mesh(py::handle object);
+
+/// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
+MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
+/// `placements`, or Replicate() on each dim of `mesh`.
+Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh);
+
+}  // namespace shardwise
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<shardwise::Placements> {
+  PYBIND11_TYPE_CASTER(shardwise::Placements, const_name("Sequence[Placement]"));
+
+  bool load(handle source, bool /*convert*/) {
+    if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) return false;
+    const auto items = reinterpret_steal<object>(PySequence_Fast(source.ptr(), ""));
+    if (!items) throw error_already_set();
+    const auto n_items = PySequence_Fast_GET_SIZE(items.ptr());
+    value.reserve(n_items);
+    for (Py_ssize_t i = 0; i < n_items; ++i)
+      value.push_back(shardwise::to_placement(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+    return true;
+  }
+  static handle cast(const shardwise::Placements& placements, return_value_policy /*policy*/, handle /*parent*/) {
+    tuple result(placements.size());
+    for (size_t i = 0; i < placements.size(); ++i) result[i] = shardwise::from_placement(placements[i]);
+    return result.release();
+  }
+};
+
+template <>
+struct type_caster<shardwise::MeshPtr> {
+  PYBIND11_TYPE_CASTER(shardwise::MeshPtr, const_name("DeviceMesh"));
+
+  bool load(handle source, bool /*convert*/) {
+    if (source.is_none()) return false;
+    value = shardwise::to_mesh(source);
+    return true;
+  }
+  static handle cast(const shardwise::MeshPtr& mesh, return_value_policy policy, handle parent) {
+    using Mutable = std::shared_ptr<shardwise::DeviceMesh>;  // a holder's type has no const; nothing bound changes a mesh
+    return make_caster<Mutable>::cast(std::const_pointer_cast<shardwise::DeviceMesh>(mesh), policy, parent);
+  }
+};
+
+}  // namespace pybind11::detail

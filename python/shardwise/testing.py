@@ -1,0 +1,43 @@
+"""Ranks as threads of one process, for tests and notebooks."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from shardwise._C import ThreadHub
+
+__all__ = ["run_ranks"]
+
+Result = TypeVar("Result")
+
+
+def run_ranks(n_ranks: int, fn: Callable[[int], Result], *, timeout: float = 300.0) -> list[Result]:
+    """Calls `fn(rank)` in `n_ranks` threads, each a rank of its own world, and returns the results by rank.
+
+    A failure is raised here as it was there, with a note that names the rank; of several, the first. The other ranks are
+    released from the collectives they wait in. `timeout`: seconds that a rank waits for the others in one collective.
+    """
+    hub = ThreadHub(n_ranks, timeout)
+    results: dict[int, Result] = {}
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            hub.enter(rank)
+            results[rank] = fn(rank)
+            hub.finish(rank)
+        except BaseException as error:
+            if hub.abort(rank, f"{type(error).__name__}: {error}"):
+                error.add_note(f"raised on rank {rank} of {n_ranks}")
+                failures.append(error)
+        finally:
+            hub.leave()
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [results[rank] for rank in range(n_ranks)]

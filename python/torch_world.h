@@ -1,0 +1,14 @@
+// python/torch_world.h: the World of a Python process, made from torch.distributed.
+#pragma once
+
+#include "runtime/world.h"
+
+namespace shardwise {
+
+/// The World of this thread (run_ranks), else torch.distributed's default group's; a new one where that group is new. Under
+/// torchrun torch.distributed is initialised first where nobody did.
+///
+/// Throws: c10::ValueError saying how to start ranks. Collective over the processes where torch.distributed is initialised.
+std::shared_ptr<World> python_world();
+
+}  // namespace shardwise
