@@ -45,6 +45,7 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
                                   "its base. Redistribute the base first, or write to the base with index_put_ or where.",
                                   op.name));
     key.add_pointer(impl->spec().get());
+    if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
     return;
   }

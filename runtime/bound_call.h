@@ -22,6 +22,7 @@ struct BoundCall {
   size_t first;  // where the arguments begin on the stack
   c10::SmallVector<BoundOperand, 8> operands;
   DecisionKey key;
+  const DTensorImpl* in_pieces = nullptr;  // an operand that was given as pieces with offsets
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }

@@ -2,6 +2,7 @@
 
 #include "runtime/decide.h"
 #include "runtime/element_run.h"
+#include "runtime/local_kind.h"
 #include "runtime/local_run.h"
 #include "runtime/replicated_run.h"
 #include "runtime/rule.h"
@@ -83,6 +84,7 @@ void register_dispatch() {
   library("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
   if (!dispatcher.hasBackendFallbackForDispatchKey(kAutogradKey))
     library("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
+  register_detach();
 }
 
 }  // namespace shardwise

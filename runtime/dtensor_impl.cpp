@@ -32,6 +32,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->is_moved_view_ = is_moved_view_;
+  result->local_kind_ = local_kind_;
   return result;
 }
 
@@ -51,6 +52,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   spec_ = other->spec_;
   shards_ = other->shards_;
   is_moved_view_ = other->is_moved_view_;
+  local_kind_ = other->local_kind_;
 }
 
 void DTensorImpl::release_resources() {

@@ -16,6 +16,10 @@ inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPriva
 /// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
 using Shards = c10::SmallVector<at::Tensor, 1>;
 
+/// What this rank's part was given as, and so what taking it out gives: a tensor, or pieces with their offsets (here: some
+/// or none; a rank without pieces may still hold an empty shard).
+enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
+
 /// Sizes and strides are the global ones; storage is the first piece's. Made by wrap().
 class DTensorImpl final : public c10::TensorImpl {
  public:
@@ -27,6 +31,10 @@ class DTensorImpl final : public c10::TensorImpl {
   /// True for a view whose values had to be moved: writing to it would not reach its base.
   bool is_moved_view() const { return is_moved_view_; }
   void set_moved_view() { is_moved_view_ = true; }
+
+  LocalKind local_kind() const { return local_kind_; }
+  /// Set by keep_local_kind(), which hands it on to the gradient too.
+  void set_local_kind(LocalKind kind) { local_kind_ = kind; }
 
   const c10::Storage& storage() const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -42,6 +50,7 @@ class DTensorImpl final : public c10::TensorImpl {
   SpecPtr spec_;
   Shards shards_;
   bool is_moved_view_ = false;
+  LocalKind local_kind_ = LocalKind::kTensor;
 };
 
 /// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.

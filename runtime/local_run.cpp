@@ -3,6 +3,7 @@
 #include "runtime/below.h"
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
+#include "runtime/local_kind.h"
 #include "runtime/rule.h"
 
 #include <ATen/ops/full.h>
@@ -24,6 +25,7 @@ class LocalRun {
   LocalRun(BoundCall& call, const Decision& decision) : call_(call), decision_(decision), propagation_(*decision.propagation) {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
+    if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
     gives_moved_view_ = decision.moved_view;
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands) gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
@@ -89,15 +91,23 @@ class LocalRun {
 
   void run_only_piece() {
     localize(&call_.stack[call_.first], 0);
-    call_.op.handle.callBoxed(&call_.stack);
+    compute(call_.stack);
     collect(call_.stack);
   }
 
   void run_piece(size_t piece) {
     torch::jit::Stack stack(call_.args().begin(), call_.args().end());
     localize(stack.data(), piece);
-    call_.op.handle.callBoxed(&stack);
+    compute(stack);
     collect(stack);
+  }
+
+  void compute(torch::jit::Stack& stack) {
+    const auto& kernel = call_.op.rule->kernel();
+    if (!kernel) return call_.op.handle.callBoxed(&stack);
+    const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
+    kernel->callBoxed(&stack);
+    gives_moved_view_ |= call_.op.is_view && !stack.back().toTensor().is_alias_of(viewed);
   }
 
   /// Takes the results at the end of `stack` as the next piece of each output.
@@ -143,6 +153,7 @@ class LocalRun {
     if (!spec) return {};
     at::Tensor result = wrap(spec, std::move(outputs_[i]));
     if (gives_moved_view_) maybe_dtensor(result)->set_moved_view();
+    if (like_ && spec->layout() == like_->layout()) keep_local_kind(result, kind_);
     return result;
   }
 
@@ -172,6 +183,8 @@ class LocalRun {
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   bool gives_moved_view_;
+  SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
+  LocalKind kind_ = LocalKind::kTensor;
 };
 
 }  // namespace
