@@ -10,11 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
+# A C++ program brings no LD_LIBRARY_PATH; the environment's own cmake and ninja come first.
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"} | {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+}
 
 
 def run(*command: object) -> str:
     """Standard output of a command that must succeed."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=400, env=ENVIRONMENT)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -48,6 +52,4 @@ def test_consumer_builds_and_runs(prefix: Path, tmp_path: Path) -> None:
         *(f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"),
     )
     run("cmake", "--build", tmp_path)
-    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    done = subprocess.run([tmp_path / "consumer"], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.stdout == "[4, 3] as [Shard(0)] on 1 rank equals dense\n", done.stderr
+    assert run(tmp_path / "consumer") == "[4, 3] as [Shard(0)] on 1 rank equals dense\n"
