@@ -8,3 +8,4 @@
 #include "runtime/dtensor.h"
 #include "runtime/env_world.h"
 #include "runtime/thread_world.h"
+#include "wrappers/local_shards_wrapper.h"
