@@ -1,11 +1,92 @@
-// ops/matmul.cpp: contractions.
+// ops/matmul.cpp: contractions. A cut contracted factor gives Partial(sum), and what is added is added once.
+#include "ops/axes.h"
 #include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/weight_grad.h"
+
+#include <ATen/ops/matmul.h>
+
+#include <array>
 
 namespace shardwise {
+namespace {
+
+/// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
+void describe_matmul(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes, result = call.outputs[0].sizes;
+  Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
+  const int contracted = signature.add_factor(left.back());
+  left_axes.back().factor = contracted;
+  right_axes[right.size() > 1 ? right.size() - 2 : 0].factor = contracted;
+
+  size_t n_batch = result.size();
+  if (right.size() > 1) right_axes.back().factor = result_axes[--n_batch].factor = signature.add_factor(right.back());
+  if (left.size() > 1) left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
+  for (size_t dim = 0; dim < n_batch; ++dim) result_axes[dim].factor = signature.add_factor(result[dim]);
+  auto share_batch = [&](c10::IntArrayRef sizes, Axes& axes) {
+    for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
+      const size_t at = n_batch + 2 + dim - sizes.size();
+      if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
+    }
+  };
+  share_batch(left, left_axes);
+  share_batch(right, right_axes);
+  signature.inputs = {left_axes, right_axes};
+  signature.outputs = {result_axes};
+}
+
+/// The product of operands 1 and 2 plus operand 0, which broadcasts to it.
+Rule plus_bias(const char* notation) {
+  const Rule product(notation);
+  auto describe = [product](const OpCall& call, Signature& signature) {
+    OpCall factors = call;
+    factors.operands.erase(factors.operands.begin());
+    signature = product.signature(factors);
+    const Axes bias = broadcast_axes(call.operands[0].sizes, call.outputs[0].sizes, signature.outputs[0]);
+    signature.inputs.insert(signature.inputs.begin(), bias);
+    signature.additive = {0};
+  };
+  return Rule("bias + " + to_string(product), describe).multilinear();
+}
+
+/// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
+at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_is_vector) {
+  at::Tensor result = right_is_vector ? grad.unsqueeze(-1) : grad;
+  return left_is_vector ? result.unsqueeze(-2) : result;
+}
+
+std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left, const at::Tensor& right,
+                                                   std::array<bool, 2> mask) {
+  std::tuple<at::Tensor, at::Tensor> result;
+  if (!grad.defined()) return result;
+  const at::Tensor rows = left.dim() == 1 ? left.unsqueeze(0) : left;
+  const at::Tensor columns = right.dim() == 1 ? right.unsqueeze(1) : right;
+  const at::Tensor grads = as_matrices(grad, left.dim() == 1, right.dim() == 1);
+  if (mask[0]) {
+    const at::Tensor of_rows = grads.matmul(columns.mT().conj_physical());
+    std::get<0>(result) = of_rows.sum_to_size(rows.sizes()).reshape(left.sizes());
+  }
+  if (mask[1]) {
+    // One matrix for a whole batch: its gradient is contracted over the batch at once.
+    const at::Tensor of_columns = columns.dim() == 2 ? weight_grad(rows.conj_physical(), grads)
+                                                     : rows.mT().conj_physical().matmul(grads).sum_to_size(columns.sizes());
+    std::get<1>(result) = of_columns.reshape(right.sizes());
+  }
+  return result;
+}
+
+}  // namespace
 
 void register_matmul(RuleTable& table) {
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
+  table.add("aten::mv", Rule("mk,k->m").multilinear());
+  table.add({"aten::dot", "aten::vdot"}, Rule("k,k->").multilinear());
+  table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
+  table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
+  table.add({"aten::addmv", "aten::addmv_"}, plus_bias("mk,k->m"));
+  table.add("aten::matmul", Rule("…mk,…kn->…mn", describe_matmul).multilinear());
+  add_composition("matmul_backward", &matmul_backward);
 }
 
 }  // namespace shardwise
