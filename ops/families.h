@@ -10,7 +10,18 @@ class Library;
 namespace shardwise {
 
 void register_pointwise(RuleTable& table);
+void register_reductions(RuleTable& table);
+void register_normalization(RuleTable& table);
+void register_cat(RuleTable& table);
+void register_factories(RuleTable& table);
+void register_copies(RuleTable& table);
+void register_foreach(RuleTable& table);
 void register_matmul(RuleTable& table);
+void register_linear(RuleTable& table);
+void register_weight_grad(RuleTable& table);
+void register_embedding();
 void register_views(RuleTable& table);
+void register_slices(RuleTable& table);
+void register_attention();
 
 }  // namespace shardwise

@@ -2,14 +2,27 @@
 
 #include "ops/families.h"
 #include "runtime/dispatch.h"
+#include "runtime/view_replay.h"
 
 namespace shardwise {
 
 void register_operators() {
   auto& table = RuleTable::global();
   register_pointwise(table);
+  register_reductions(table);
+  register_normalization(table);
+  register_cat(table);
+  register_factories(table);
+  register_copies(table);
+  register_foreach(table);
   register_matmul(table);
+  register_linear(table);
+  register_embedding();
+  register_views(table);
+  register_slices(table);
+  register_attention();
   register_dispatch();
+  register_view_replay();
 }
 
 namespace {

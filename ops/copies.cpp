@@ -1,0 +1,25 @@
+// ops/copies.cpp: copies, casts and aliases.
+#include "ops/families.h"
+#include "ops/overloads.h"
+
+namespace shardwise {
+namespace {
+
+/// Casting commutes with a sum only where the result can hold the parts.
+Rule cast() {
+  return {"pointwise linear to floating", [elementwise = pointwise()](const OpCall& call, Signature& signature) {
+            signature = elementwise.signature(call);
+            const c10::ScalarType to = call.outputs.at(0).dtype;
+            if (c10::isFloatingType(to) || c10::isComplexType(to)) signature.linearity = Linearity::kAll;
+          }};
+}
+
+}  // namespace
+
+void register_copies(RuleTable& table) {
+  add_overloads(table, {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
+                pointwise().linear(Linearity::kPass));
+  add_overloads(table, {"copy", "_to_copy"}, cast());
+}
+
+}  // namespace shardwise

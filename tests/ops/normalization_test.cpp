@@ -1,0 +1,48 @@
+#include "tests/support/dense.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace shardwise {
+namespace {
+
+const DenseOptions kClose{.is_exact = false, .max_combinations = 24};
+
+TEST(NormalizationTest, RulesSayWhatIsWhole) {
+  EXPECT_EQ(to_string(rule("aten::_softmax")), "pointwise whole(dim)");
+  EXPECT_EQ(to_string(rule("aten::_log_softmax_backward_data")), "pointwise linear in the first whole(dim)");
+  EXPECT_EQ(to_string(rule("aten::native_layer_norm")), "layer_norm");
+}
+
+TEST(NormalizationTest, Softmax) {
+  for (const int64_t dim : {0, 1, -1}) {
+    expect_same_as_dense("softmax", [dim](const Tensors& t) { return t[0].softmax(dim); }, {{5, 4}}, kClose);
+    expect_same_as_dense("log_softmax", [dim](const Tensors& t) { return t[0].log_softmax(dim); }, {{2, 3, 2}}, kClose);
+  }
+  expect_same_as_dense("softmax of no rows", [](const Tensors& t) { return t[0].softmax(1); }, {{0, 4}}, kClose);
+  expect_same_as_dense("softmax of a scalar", [](const Tensors& t) { return t[0].softmax(0); }, {{}}, kClose);
+}
+
+TEST(NormalizationTest, LayerNorm) {
+  const auto norm = [](const Tensors& t) { return at::layer_norm(t[0], {4}, t[1], t[2]); };
+  expect_same_as_dense("layer_norm", norm, {{5, 4}, {4}, {4}}, kClose);
+  expect_same_as_dense("layer_norm of no rows", norm, {{0, 4}, {4}, {4}}, kClose);
+  expect_same_as_dense("layer_norm of two dims", [](const Tensors& t) { return at::layer_norm(t[0], {3, 4}, t[1], t[2]); },
+                       {{2, 3, 4}, {3, 4}, {3, 4}}, kClose);
+  expect_same_as_dense("layer_norm without weight", [](const Tensors& t) { return at::layer_norm(t[0], {4}); }, {{2, 3, 4}}, kClose);
+}
+
+TEST(NormalizationTest, RmsNorm) {
+  expect_same_as_dense("rms_norm", [](const Tensors& t) { return at::rms_norm(t[0], {4}, t[1], 1e-6); }, {{5, 4}, {4}}, kClose);
+}
+
+TEST(NormalizationTest, CutBatchesSendNothing) {
+  const auto norm = [](const Tensors& t) { return Tensors{at::layer_norm(t[0], {4}, t[1], t[2])}; };
+  const Placement whole = Placement::replicate();
+  EXPECT_EQ(bytes_received(norm, {{5, 4}, {4}, {4}}, {3}, {{Placement::shard(0)}, {whole}, {whole}}), 0);
+  const auto softmax = [](const Tensors& t) { return Tensors{t[0].softmax(1)}; };
+  EXPECT_EQ(bytes_received(softmax, {{5, 4}}, {3}, {{Placement::shard(0, {0, 1, 4})}}), 0);
+}
+
+}  // namespace
+}  // namespace shardwise

@@ -1,0 +1,81 @@
+#include "tests/support/dense.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace shardwise {
+namespace {
+
+TEST(ReductionsTest, RulesSayHowPartsCombine) {
+  EXPECT_EQ(to_string(rule("aten::sum.dim_IntList")), "reduction sum linear");
+  EXPECT_EQ(to_string(rule("aten::amax")), "reduction max");
+  EXPECT_EQ(to_string(rule("aten::all.dim")), "reduction min");
+  EXPECT_EQ(to_string(rule("aten::argmax")), "reduction of whole dims");
+}
+
+TEST(ReductionsTest, Sum) {
+  for (const Dims& sizes : {Dims{}, Dims{0}, Dims{1}, Dims{2}, Dims{5, 4}, Dims{3, 0}, Dims{2, 3, 2}})
+    expect_same_as_dense("sum", [](const Tensors& t) { return t[0].sum(); }, {sizes});
+  expect_same_as_dense("sum of rows", [](const Tensors& t) { return t[0].sum(0); }, {{5, 4}});
+  expect_same_as_dense("sum of columns", [](const Tensors& t) { return t[0].sum(-1, /*keepdim=*/true); }, {{5, 4}});
+  expect_same_as_dense("sum of two dims", [](const Tensors& t) { return t[0].sum({0, 2}); }, {{2, 3, 5}});
+  expect_same_as_dense("sum of no rows", [](const Tensors& t) { return t[0].sum(0); }, {{0, 4}});
+  expect_same_as_dense("sum of integers", [](const Tensors& t) { return t[0].sum(0); }, {{5, 4}}, {.dtype = at::kInt});
+}
+
+TEST(ReductionsTest, MeanOfUnevenCuts) {
+  expect_same_as_dense("mean", [](const Tensors& t) { return t[0].mean(); }, {{5, 4}});
+  expect_same_as_dense("mean of rows", [](const Tensors& t) { return t[0].mean(0, true); }, {{5, 4}});
+  expect_same_as_dense("mean of two dims", [](const Tensors& t) { return t[0].mean({0, -1}); }, {{2, 3, 5}}, {.is_exact = false});
+  expect_same_as_dense("mean of nothing", [](const Tensors& t) { return t[0].mean(1); }, {{5, 0}});
+}
+
+TEST(ReductionsTest, MeanOfIntegersIsAnError) {
+  const auto mean = [](const Tensors& t) { return t[0].mean(); };
+  EXPECT_THROW(mean({at::ones({2}, at::kLong)}), c10::Error);
+  try {
+    bytes_received([&](const Tensors& t) { return Tensors{mean({t[0].to(at::kLong)})}; }, {{5}}, {3}, {{Placement::shard(0)}});
+    FAIL();
+  } catch (const c10::Error& error) {
+    EXPECT_PRED_FORMAT2(testing::IsSubstring, "[aten::mean] the mean of Long is no Long. Pass a floating dtype=.", error.what());
+  }
+}
+
+TEST(ReductionsTest, LargestAndSmallest) {
+  expect_same_as_dense("amax", [](const Tensors& t) { return t[0].amax(0); }, {{5, 4}});
+  expect_same_as_dense("amax of all", [](const Tensors& t) { return t[0].amax(); }, {{2, 3, 2}});
+  expect_same_as_dense("amin", [](const Tensors& t) { return t[0].amin({0, 1}, true); }, {{5, 4}});
+  expect_same_as_dense("max", [](const Tensors& t) { return t[0].max(); }, {{5, 4}}, {.with_grad = false});
+  expect_same_as_dense("amax of integers", [](const Tensors& t) { return t[0].amax(0); }, {{2, 4}}, {.dtype = at::kLong});
+}
+
+TEST(ReductionsTest, ProductsAndTruths) {
+  expect_same_as_dense("prod", [](const Tensors& t) { return t[0].prod(0); }, {{2, 4}}, {.low = 1, .high = 16, .with_grad = false});
+  const auto truths = [](const Tensors& t) { return Tensors{at::any(t[0] > 0), at::all(t[0] > 0, 0), at::any(t[0] > 0, 1)}; };
+  expect_same_as_dense("any, all", truths, {{5, 4}}, {.low = -2, .high = 2, .with_grad = false});
+}
+
+TEST(ReductionsTest, WhatDoesNotCombineGathersItsDims) {
+  expect_same_as_dense("argmax", [](const Tensors& t) { return t[0].argmax(0); }, {{5, 4}}, {.with_grad = false});
+  expect_same_as_dense("max.dim", [](const Tensors& t) { auto [values, at] = t[0].max(1); return Tensors{values, at}; }, {{5, 4}}, {.with_grad = false});
+  expect_same_as_dense("var", [](const Tensors& t) { return t[0].var(1); }, {{5, 4}}, {.is_exact = false});
+  expect_same_as_dense("logsumexp", [](const Tensors& t) { return t[0].logsumexp(1); }, {{5, 4}}, {.is_exact = false});
+}
+
+TEST(ReductionsTest, VectorNorms) {
+  for (const double p : {0.0, 1.0, 2.0, 3.0, static_cast<double>(INFINITY), -static_cast<double>(INFINITY)})
+    expect_same_as_dense("norm", [p](const Tensors& t) { return at::linalg_vector_norm(t[0], p, at::IntArrayRef{0}); }, {{5, 4}},
+                         {.low = 1, .is_exact = false, .max_combinations = 20});
+  expect_same_as_dense("norm of all", [](const Tensors& t) { return at::linalg_vector_norm(t[0]); }, {{5, 4}}, {.is_exact = false});
+}
+
+TEST(ReductionsTest, ReducedCutsBecomePartialAndOthersStay) {
+  const auto sum = [](const Tensors& t) { return Tensors{t[0].sum(0)}; };
+  for (const Placement& placement : {Placement::shard(0), Placement::shard(1), Placement::partial(), Placement::replicate()})
+    EXPECT_EQ(bytes_received(sum, {{5, 4}}, {3}, {{placement}}), 0) << to_string(placement);
+}
+
+}  // namespace
+}  // namespace shardwise
