@@ -30,7 +30,7 @@ bool may_skip(const OpCall& call, const Propagation& propagation) {
 std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& rule, const OpCall& call,
                                                                    const Propagation& propagation) {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> result;
-  const Spec* any = nullptr;
+  const Spec* any = rule.is_shape_only() ? propagation.outputs[0].get() : nullptr;
   for (size_t i = 0; i < call.operands.size() && !any; ++i) any = input_spec(call, propagation, i);
   for (size_t piece = 0; piece < any->boxes().size(); ++piece) {
     std::vector<Box> inputs, outputs;
@@ -56,7 +56,7 @@ Decision decide(OpCall& call) {
   const Rule* rule = call.op.rule;
   if (!rule) return decision;
   const bool needs_outputs = !(rule->is_per_element() && call.op.writes);
-  if (needs_outputs && !infer_outputs(call)) return decision;
+  if (needs_outputs && !infer_outputs(call) && !(rule->is_elementwise() && infer_elementwise_outputs(call))) return decision;
 
   if (rule->is_per_element()) decision.propagation = propagate_per_element(call);
   else if (rule->is_shape_only()) decision.propagation = propagate_shape(call);

@@ -42,4 +42,8 @@ struct OpCall {
 /// Returns false where the operator has no meta kernel or its output's shape depends on values.
 bool infer_outputs(OpCall& call);
 
+/// The same for an elementwise operator without a meta kernel (relu, where): its dtypes from a run on CPU tensors without
+/// elements, its sizes by broadcasting. Throws: what broadcasting throws. Returns false for tensor lists.
+bool infer_elementwise_outputs(OpCall& call);
+
 }  // namespace shardwise

@@ -66,11 +66,13 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
   for (size_t i = 0; i < sides.second.size(); ++i) signature.outputs.push_back(axes_of(sides.second[i], call.outputs[i].sizes));
 }
 
-/// Dims aligned to the right with `result`'s; extents of 1 belong to no factor.
-Axes broadcast_axes(c10::IntArrayRef sizes, size_t n_dims) {
+/// Dims aligned to the right with those of the `result`, factor i for its dim i; expanded ones belong to no factor.
+Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
   Axes axes(sizes.size());
-  for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (sizes[dim] != 1) axes[dim].factor = static_cast<int>(n_dims - sizes.size() + dim);
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const size_t factor = result.size() - sizes.size() + dim;
+    if (sizes[dim] == result[factor]) axes[dim].factor = static_cast<int>(factor);
+  }
   return axes;
 }
 
@@ -79,8 +81,8 @@ void describe_pointwise(const OpCall& call, Signature& signature) {
   for (const Operand& operand : call.operands)
     if (operand.sizes.size() > sizes.size() || call.outputs.empty()) sizes = Dims(operand.sizes);
   for (int64_t size : sizes) signature.add_factor(size);
-  for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes.size()));
-  for (const DenseOutput& output : call.outputs) signature.outputs.push_back(broadcast_axes(output.sizes, sizes.size()));
+  for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes));
+  for (const DenseOutput& output : call.outputs) signature.outputs.push_back(broadcast_axes(output.sizes, sizes));
   signature.is_pointwise = true;
 }
 
@@ -168,13 +170,19 @@ Rule Rule::shape_only() const {
   return rule;
 }
 
+Rule Rule::elementwise() const {
+  Rule rule = *this;
+  rule.elementwise_ = true;
+  return rule;
+}
+
 Signature Rule::signature(const OpCall& call) const {
   Signature signature;
   describe_(call, signature);
   return signature;
 }
 
-Rule pointwise() { return {"pointwise", describe_pointwise}; }
+Rule pointwise() { return Rule("pointwise", describe_pointwise).elementwise(); }
 
 Rule reduction(Reduce reduce) {
   auto describe = [reduce](const OpCall& call, Signature& signature) {

@@ -95,6 +95,8 @@ class Rule {
   Rule per_element() const;
   /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
   Rule shape_only() const;
+  /// Outputs are as large as the operands broadcast: known where the operator has no meta kernel, too.
+  Rule elementwise() const;
 
   Signature signature(const OpCall& call) const;
   const Localize& localize() const { return localize_; }
@@ -102,6 +104,7 @@ class Rule {
   const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
+  bool is_elementwise() const { return elementwise_; }
   const std::string& text() const { return text_; }
 
  private:
@@ -112,6 +115,7 @@ class Rule {
   std::optional<c10::OperatorHandle> kernel_;
   bool per_element_ = false;
   bool shape_only_ = false;
+  bool elementwise_ = false;
 };
 
 /// "mk,kn->mn {k: sum}"; named rules print their name and modifiers, "pointwise linear".
