@@ -3,7 +3,6 @@
 #include "ops/kernels.h"
 #include "runtime/dtensor.h"
 
-#include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -36,8 +35,23 @@ at::Tensor causal_mask(const at::Tensor& scores) {
   return from_pieces(std::move(pieces), Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()), row_major_strides(sizes), at::kBool));
 }
 
+/// Where queries may look, of bools or of what is added to scores; and the queries that may look nowhere, [..., 1].
+struct Mask {
+  at::Tensor values, is_blind;
+};
+
+/// A softmax of nothing is no number, nor are its gradients: blind queries look everywhere, and their results are dropped.
+Mask seeing(const at::Tensor& mask) {
+  if (mask.scalar_type() == at::kBool) {
+    const at::Tensor is_blind = mask.any(-1, /*keepdim=*/true).eq(0);
+    return {mask.bitwise_or(is_blind), is_blind};
+  }
+  const at::Tensor is_blind = mask.detach().eq(kMinusInfinity).all(-1, /*keepdim=*/true);
+  return {mask.masked_fill(is_blind, 0), is_blind};
+}
+
 at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
-  return mask.scalar_type() == at::kBool ? scores.masked_fill(mask.logical_not(), kMinusInfinity) : scores + mask;
+  return mask.scalar_type() == at::kBool ? scores.masked_fill(mask.eq(0), kMinusInfinity) : scores + mask;
 }
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
@@ -60,10 +74,12 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   at::Tensor scores = query.mul(factor).matmul(repeat_heads(key, n_shared).mT());
   if (is_causal) scores = masked(scores, causal_mask(scores));
-  if (is_masked) scores = masked(scores, *mask);
-  at::Tensor weights = is_masked ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);  // a query may see no key at all
+  const Mask seen = is_masked ? seeing(*mask) : Mask();
+  if (is_masked) scores = masked(scores, seen.values);
+  at::Tensor weights = at::softmax(scores, -1);
   if (dropout_p > 0) weights = at::dropout(weights, dropout_p, /*train=*/true);
-  return weights.matmul(repeat_heads(value, n_shared));
+  const at::Tensor result = weights.matmul(repeat_heads(value, n_shared));
+  return is_masked ? result.masked_fill(seen.is_blind, 0) : result;
 }
 
 }  // namespace

@@ -75,17 +75,41 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
   return result;
 }
 
+/// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
+at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::matmul", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(left, right);
+}
+
+at::Tensor conjugate_product(const at::Tensor& left, const at::Tensor& right) { return product(left.conj_physical(), right); }
+
+at::Tensor compute(const at::Tensor& left, const at::Tensor& right) { return at::matmul(left, right); }
+
+at::Tensor compute_shape(const at::Tensor& left, const at::Tensor& right) {
+  const bool is_dot = left.dim() == 1 && right.dim() == 1;
+  return is_dot ? left.unsqueeze(0).mv(right).squeeze(0) : at::matmul(left, right);
+}
+
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("matmul(Tensor left, Tensor right) -> Tensor"); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("matmul", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("matmul", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("matmul", &compute_shape); }
 
 void register_matmul(RuleTable& table) {
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());
-  table.add({"aten::dot", "aten::vdot"}, Rule("k,k->").multilinear());
   table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
   table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
   table.add({"aten::addmv", "aten::addmv_"}, plus_bias("mk,k->m"));
-  table.add("aten::matmul", Rule("…mk,…kn->…mn", describe_matmul).multilinear());
+  table.add("shardwise::matmul", Rule("…mk,…kn->…mn", describe_matmul).multilinear());
+  aten_kernels().impl("matmul", &product);
+  aten_kernels().impl("dot", &product);
+  aten_kernels().impl("vdot", &conjugate_product);
   add_composition("matmul_backward", &matmul_backward);
 }
 
