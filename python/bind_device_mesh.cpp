@@ -61,18 +61,13 @@ std::optional<std::string> group_name(const DeviceMesh& mesh, const std::optiona
 }
 
 std::string text_of(const DeviceMesh& mesh) {
-  const std::string dims = to_string(mesh);
-  return fmt::format("DeviceMesh({}, '{}')", dims, c10::DeviceTypeName(mesh.device_type(), true));
+  return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
 
 MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& names) {
   if (const auto* name = std::get_if<std::string>(&names)) return mesh.submesh({*name});
   return mesh.submesh(std::get<Names>(names));
 }
-
-void enter(const MeshPtr& mesh) { active_meshes.push_back(mesh); }
-
-void leave() { active_meshes.pop_back(); }
 
 }  // namespace
 
@@ -141,10 +136,10 @@ void bind_device_mesh(py::module_& module) {
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",
            [](const py::object& self) {
-             enter(to_mesh(self));
+             active_meshes.push_back(to_mesh(self));
              return self;
            })
-      .def("__exit__", [](const DeviceMesh&, const py::args&) { leave(); })
+      .def("__exit__", [](const DeviceMesh&, const py::args&) { active_meshes.pop_back(); })
       .def("__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
@@ -152,9 +147,11 @@ void bind_device_mesh(py::module_& module) {
       .def("__reduce__", [](const DeviceMesh& self) {
         const auto rebuild = py::module_::import("shardwise.device_mesh").attr("rebuild_mesh");
         const auto type_name = c10::DeviceTypeName(self.device_type(), true);
-        return py::make_tuple(rebuild, py::make_tuple(type_name, rank_tensor(self).view(self.grid().shape), self.names()));
+        return py::make_tuple(rebuild, py::make_tuple(type_name, rank_tensor(self), self.names()));
       });
   type.attr("__module__") = "shardwise";
+  module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
+             "The given mesh, or that of the innermost `with mesh:`.");
 }
 
 }  // namespace shardwise

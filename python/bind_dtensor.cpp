@@ -1,5 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "runtime/local_kind.h"
+#include "wrappers/local_shards_wrapper.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -33,13 +35,13 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
                          const std::optional<Numbers>& shape, const std::optional<Numbers>& stride,
                          MaybePlacements grad_placements) {
   const MeshPtr& on = mesh_or_current(mesh);
-  return from_local(local, on, placements_or_replicate(std::move(placements), *on),
-                    {run_check, dims_of(shape), dims_of(stride), std::move(grad_placements)});
+  return from_any_local(local, on, placements_or_replicate(std::move(placements), *on),
+                        {run_check, dims_of(shape), dims_of(stride), std::move(grad_placements)});
 }
 
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool /*async_op*/) {
-  const MeshPtr on = mesh ? *mesh : spec_of(tensor)->mesh();
-  return redistribute(tensor, on, placements_or_replicate(std::move(placements), *on));
+  TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
+  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements));
 }
 
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
@@ -49,8 +51,33 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, Placements placements, const Numbers& shape,
-                          const Numbers& stride, at::ScalarType dtype) {
-  return from_pieces(std::move(pieces), Spec::intern(mesh, shape, std::move(placements), stride, dtype));
+                          const Numbers& stride, at::ScalarType dtype, int64_t local_kind) {
+  at::Tensor tensor = from_pieces(std::move(pieces), Spec::intern(mesh, shape, std::move(placements), stride, dtype));
+  keep_local_kind(tensor, static_cast<LocalKind>(local_kind));
+  return tensor;
+}
+
+int64_t local_kind_of(const at::Tensor& tensor) {
+  spec_of(tensor);  // the error for other tensors
+  return static_cast<int64_t>(maybe_dtensor(tensor)->local_kind());
+}
+
+/// (offsets, sizes) of this rank's pieces.
+std::vector<std::pair<Numbers, Numbers>> boxes_of(const at::Tensor& tensor) {
+  std::vector<std::pair<Numbers, Numbers>> result;
+  for (const Box& box : spec_of(tensor)->boxes())
+    result.emplace_back(Numbers(box.offsets.begin(), box.offsets.end()), Numbers(box.sizes.begin(), box.sizes.end()));
+  return result;
+}
+
+/// (rank, offsets, sizes) of every rank's pieces.
+std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor& tensor) {
+  const Layout& layout = spec_of(tensor)->layout();
+  std::vector<std::tuple<int64_t, Numbers, Numbers>> result;
+  for (const int64_t rank : layout.grid().ranks)
+    for (const Box& box : layout.boxes(rank))
+      result.emplace_back(rank, Numbers(box.offsets.begin(), box.offsets.end()), Numbers(box.sizes.begin(), box.sizes.end()));
+  return result;
 }
 
 }  // namespace
@@ -64,8 +91,9 @@ void bind_dtensor(py::module_& module) {
              py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false, py::arg("shape") = none,
              py::arg("stride") = none, py::arg("grad_placements") = none);
   module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces), py::arg("pieces"), py::arg("device_mesh"),
-             py::arg("placements"), py::arg("shape"), py::arg("stride"), py::arg("dtype"));
-  module.def("to_local", wrap_pybind_function(&to_local), py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
+             py::arg("placements"), py::arg("shape"), py::arg("stride"), py::arg("dtype"), py::arg("local_kind"));
+  module.def("local_kind_of", wrap_pybind_function(&local_kind_of), py::arg("tensor"));
+  module.def("to_local", wrap_pybind_function(&to_any_local), py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
   module.def("to_pieces", wrap_pybind_function(&to_pieces), py::arg("tensor"));
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), py::is_method(module), py::arg("device_mesh") = none,
              py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false);
@@ -73,6 +101,8 @@ void bind_dtensor(py::module_& module) {
              py::arg("grad_placements") = none);
   module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), py::arg("tensor"),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("src_data_rank") = 0);
+  module.def("boxes_of", wrap_pybind_function(&boxes_of), py::arg("tensor"));
+  module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), py::arg("tensor"));
   module.def("mesh_of", [](const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }, py::arg("tensor"));
   module.def("placements_of", [](const at::Tensor& tensor) { return Placements(spec_of(tensor)->placements().vec()); },
              py::arg("tensor"));

@@ -6,9 +6,14 @@
 namespace shardwise {
 
 void bind_placement(py::module_& module);
+void bind_picture(py::module_& module);
 void bind_world(py::module_& module);
+void bind_thread_world(py::module_& module);
 void bind_device_mesh(py::module_& module);
 void bind_dtensor(py::module_& module);
-void bind_thread_world(py::module_& module);
+void bind_local_shards_wrapper(py::module_& module);
+void bind_factories(py::module_& module);
+void bind_dispatch(py::module_& module);
+void bind_comm_trace(py::module_& module);
 
 }  // namespace shardwise

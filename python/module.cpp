@@ -25,8 +25,13 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch");
   py::register_local_exception_translator(&translate);
   shardwise::bind_placement(module);
+  shardwise::bind_picture(module);
   shardwise::bind_world(module);
+  shardwise::bind_thread_world(module);
   shardwise::bind_device_mesh(module);
   shardwise::bind_dtensor(module);
-  shardwise::bind_thread_world(module);
+  shardwise::bind_local_shards_wrapper(module);
+  shardwise::bind_factories(module);
+  shardwise::bind_dispatch(module);
+  shardwise::bind_comm_trace(module);
 }

@@ -63,6 +63,8 @@ std::shared_ptr<World> World::current() {
 
 void World::set_thread(std::shared_ptr<World> world) { thread_world = std::move(world); }
 
+bool World::is_thread() { return thread_world != nullptr; }
+
 void World::set_process(std::shared_ptr<World> world) {
   const std::lock_guard lock(process_world().mutex);
   process_world().world.swap(world);

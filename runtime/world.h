@@ -31,6 +31,8 @@ class World {
   static std::shared_ptr<World> maybe_current();
   static void set_thread(std::shared_ptr<World> world);
   static void set_process(std::shared_ptr<World> world);
+  /// True where this thread is a rank of its own: ranks share what the process has once.
+  static bool is_thread();
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }

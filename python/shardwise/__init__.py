@@ -1,21 +1,64 @@
 """Distributed tensors: one logical tensor whose pieces live on the ranks of a device mesh.
 
-The names and signatures are those of torch.distributed.tensor.
+    mesh = init_device_mesh("cpu", (4,))
+    table = distribute_tensor(torch.rand(10, 3), mesh, [Shard(0)])      # 3, 3, 3 and 1 rows
+    (table * 2).sum().backward()                                        # any operator of torch
+
+The names and signatures are those of torch.distributed.tensor, whose placements and meshes are accepted, too. Start ranks
+with torchrun, or as threads with shardwise.testing.run_ranks.
 """
 
-from shardwise._C import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
-from shardwise.device_mesh import DeviceMesh, init_device_mesh
-from shardwise.dtensor import DTensor, distribute_tensor
+import atexit
+
+import torch
+
+from shardwise import _C, debug, testing
+from shardwise._C import (
+    EnumerableShard,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    ShardMetadata,
+    cache_counters,
+    implicit_replication,
+)
+from shardwise.debug import CommDebugMode, visualize_sharding
+from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
+from shardwise.distribute_module import distribute_module
+from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
+from shardwise.factories import empty, full, ones, rand, randn, zeros
+from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
+    "CommDebugMode",
     "DTensor",
     "DeviceMesh",
     "EnumerableShard",
+    "LocalShardsWrapper",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
     "ShardMetadata",
+    "cache_counters",
+    "debug",
+    "distribute_module",
     "distribute_tensor",
+    "empty",
+    "full",
+    "implicit_replication",
     "init_device_mesh",
+    "ones",
+    "rand",
+    "randn",
+    "testing",
+    "visualize_sharding",
+    "zeros",
 ]
+
+# What torch.load(weights_only=True) may call.
+torch.serialization.add_safe_globals(
+    [EnumerableShard, Partial, Replicate, Shard, ShardMetadata, rebuild_dtensor, rebuild_local_shards, rebuild_mesh]
+)
+atexit.register(_C.forget_world)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as c10d
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -37,9 +38,11 @@ def new_group(ranks: list[int]) -> str | None:
 
 
 def group_of(name: str | None) -> ProcessGroup | None:
-    """The group called `name`."""
+    """The group called `name`; no name, no group. Raises ValueError for ranks that are threads: torch knows nothing of theirs."""
     if name is None:
         return None
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(name)
+    if not name:
+        raise ValueError(
+            "[device_mesh] get_group() has none to give: ranks are threads here, outside torch.distributed."
+        )
+    return c10d._resolve_process_group(c10d.GroupName(name))  # type: ignore[attr-defined]

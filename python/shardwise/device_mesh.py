@@ -1,20 +1,22 @@
 """Meshes: ranks in an n-D grid."""
 
+from collections.abc import Sequence
+from itertools import combinations
 from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from shardwise._C import DeviceMesh
+from shardwise._C import DeviceMesh, mesh_or_current
 
-__all__ = ["DeviceMesh", "init_device_mesh"]
+__all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current"]
 
 
 def init_device_mesh(
     device_type: str,
-    mesh_shape: tuple[int, ...],
+    mesh_shape: Sequence[int],
     *,
-    mesh_dim_names: tuple[str, ...] | None = None,
+    mesh_dim_names: Sequence[str] | None = None,
 ) -> DeviceMesh:
     """The mesh of ranks 0, 1, 2, ... in row-major order. Collective over the world.
 
@@ -26,7 +28,7 @@ def init_device_mesh(
 
 def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]) -> DeviceMesh:
     """Unpickles a mesh: the same grid in the current world."""
-    return DeviceMesh(device_type, mesh, mesh_dim_names=tuple(mesh_dim_names) or None)
+    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
 
 
 def from_torch(mesh: object) -> DeviceMesh:
@@ -35,8 +37,20 @@ def from_torch(mesh: object) -> DeviceMesh:
         raise TypeError(
             f"[device_mesh] {mesh!r} is no mesh. Pass a shardwise.DeviceMesh or a torch.distributed.device_mesh.DeviceMesh."
         )
+    names = mesh.mesh_dim_names
     root = mesh._get_root_mesh()
-    if root is mesh:
-        return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
-    assert mesh.mesh_dim_names is not None
-    return from_torch(root)[mesh.mesh_dim_names]
+    if root is mesh or root.mesh_dim_names is None or names is None:
+        return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    if set(names) <= set(root.mesh_dim_names):
+        return from_torch(root)[names]
+    _make_groups_of_flattened(mesh, root)
+    return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+
+
+def _make_groups_of_flattened(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> None:
+    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks."""
+    ours = from_torch(root)
+    for n_dims in range(1, root.ndim + 1):
+        for names in combinations(root.mesh_dim_names or (), n_dims):
+            if set(ours[names].mesh.flatten().tolist()) == set(mesh.mesh.flatten().tolist()):
+                return

@@ -1,7 +1,9 @@
 """DTensor: the class of every distributed tensor."""
 
+import copy
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardwise import _C
@@ -11,21 +13,100 @@ __all__ = ["DTensor", "distribute_tensor"]
 
 
 class DTensor(torch.Tensor):
-    """One logical tensor whose pieces live on the ranks of a mesh. Every operator of torch works on it, in C++."""
+    """One logical tensor whose pieces live on the ranks of a device mesh.
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    Made by DTensor.from_local, distribute_tensor or shardwise.zeros and its like; `shape` is the global one. Every operator
+    of torch works on it, in C++, and gives DTensors again: those without a sharding rule gather their inputs, and warn once.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     from_local = staticmethod(_C.from_local)
     to_local = _C.to_local
     redistribute = _C.redistribute
     full_tensor = _C.full_tensor
-    device_mesh = property(_C.mesh_of)
-    placements = property(_C.placements_of)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __new__(cls, *args: Any, **kwargs: Any) -> "DTensor":
+        raise TypeError(
+            "[DTensor] is not constructed from values. Use DTensor.from_local(local, mesh, placements) or "
+            "distribute_tensor(tensor, mesh, placements)."
+        )
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The ranks it lives on."""
+        return _C.mesh_of(self)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One per mesh dim."""
+        return _C.placements_of(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """This rank's part; nothing is sent."""
         pieces = _C.to_pieces(self.detach())
         local = f"local_tensor={pieces[0]}" if len(pieces) == 1 else f"local_tensors={pieces}"
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
+
+    def tolist(self) -> Any:
+        """All values as nested lists. Collective over the mesh."""
+        return _C.full_tensor(self.detach()).tolist()
+
+    def numpy(self, *, force: bool = False) -> "np.ndarray[Any, Any]":
+        """All values as an array. Collective over the mesh."""
+        return self.full_tensor().numpy(force=force)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DTensor":
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "[DTensor] only leaves of the autograd graph can be deep-copied. Use detach() or clone()."
+            )
+        rebuild, (pieces, *rest) = self.__reduce_ex__(4)
+        result: DTensor = rebuild([piece.clone() for piece in pieces], *copy.deepcopy(rest, memo))
+        memo[id(self)] = result
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
+        """This rank's pieces, the mesh by its ranks and the placements: every rank pickles, and unpickles, its own part."""
+        layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, _C.local_kind_of(self))
+        return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__)
+
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        from shardwise.checkpoint import write_items
+
+        return write_items(self, fqn)
+
+    def __create_chunk_list__(self) -> Any:
+        from shardwise.checkpoint import chunks
+
+        return chunks(self)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        from shardwise.checkpoint import piece_at
+
+        return piece_at(self, index)
+
+
+def rebuild_dtensor(
+    pieces: list[torch.Tensor],
+    device_mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    local_kind: int,
+    requires_grad: bool,
+    attributes: dict[str, Any],
+) -> DTensor:
+    """Unpickles a DTensor from this rank's pieces."""
+    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind)
+    tensor.__dict__.update(attributes)
+    tensor.requires_grad_(requires_grad)
+    return tensor
 
 
 _C.set_tensor_class(DTensor)

@@ -1,0 +1,43 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+
+#include "runtime/random.h"
+
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+using MaybeMesh = std::optional<MeshPtr>;
+using MaybePlacements = std::optional<Placements>;
+using Make = at::Tensor (*)(c10::IntArrayRef, const MeshPtr&, Placements, at::ScalarType);
+
+template <Make make>
+at::Tensor py_make(const Numbers& size, at::ScalarType dtype, const MaybeMesh& mesh, MaybePlacements placements, bool requires_grad) {
+  const MeshPtr on = mesh_or_current(mesh);
+  return make(size, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
+}
+
+at::Tensor py_full(const Numbers& size, const at::Scalar& value, at::ScalarType dtype, const MaybeMesh& mesh,
+                   MaybePlacements placements, bool requires_grad) {
+  const MeshPtr on = mesh_or_current(mesh);
+  return full(size, value, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
+}
+
+}  // namespace
+
+void bind_factories(py::module_& module) {
+  using torch::wrap_pybind_function_no_gil;
+  const auto def = [&](const char* name, auto&& function) {
+    module.def(name, function, py::arg("size"), py::arg("dtype"), py::arg("device_mesh"), py::arg("placements"),
+               py::arg("requires_grad"));
+  };
+  def("empty", wrap_pybind_function_no_gil(&py_make<&empty>));
+  def("rand", wrap_pybind_function_no_gil(&py_make<&rand>));
+  def("randn", wrap_pybind_function_no_gil(&py_make<&randn>));
+  module.def("full", wrap_pybind_function_no_gil(&py_full), py::arg("size"), py::arg("fill_value"), py::arg("dtype"),
+             py::arg("device_mesh"), py::arg("placements"), py::arg("requires_grad"));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,54 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "wrappers/local_shards_wrapper.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace shardwise {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+PyTypeObject* wrapper_class = nullptr;
+
+/// Gives a new wrapper its Python object, of our class.
+void attach(const at::Tensor& wrapper) {
+  py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(wrapper, wrapper_class));
+  if (!object) throw python_error();
+}
+
+void set_local_shards_class(const py::object& type) {
+  wrapper_class = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
+  set_local_shards_hook(&attach);
+}
+
+at::Tensor py_make(std::vector<at::Tensor> shards, const std::vector<Numbers>& offsets, at::ScalarType dtype,
+                   const std::optional<at::Device>& device, int64_t n_dims) {
+  return make_local_shards(std::move(shards), {offsets.begin(), offsets.end()}, at::TensorOptions().dtype(dtype).device(device.value_or(at::kCPU)),
+                           n_dims);
+}
+
+std::vector<Numbers> to_numbers(const std::vector<Dims>& lists) {
+  std::vector<Numbers> numbers;
+  for (const Dims& list : lists) numbers.emplace_back(list.begin(), list.end());
+  return numbers;
+}
+
+std::vector<Numbers> py_sizes(const at::Tensor& wrapper) { return to_numbers(local_sizes(wrapper)); }
+std::vector<Numbers> py_offsets(const at::Tensor& wrapper) { return to_numbers(local_offsets(wrapper)); }
+
+}  // namespace
+
+void bind_local_shards_wrapper(py::module_& module) {
+  using torch::wrap_pybind_function;
+  module.def("set_local_shards_class", &set_local_shards_class, py::arg("type"), "The class that every wrapper is of.");
+  module.def("make_local_shards", wrap_pybind_function(&py_make), py::arg("local_shards"), py::arg("offsets"),
+             py::arg("dtype") = at::kFloat, py::arg("device") = py::none(), py::arg("n_dims") = 2);
+  module.def("local_shards", wrap_pybind_function(&local_shards), py::is_method(module));
+  module.def("local_sizes", wrap_pybind_function(&py_sizes), py::arg("wrapper"));
+  module.def("local_offsets", wrap_pybind_function(&py_offsets), py::arg("wrapper"));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,23 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+
+#include "placements/picture.h"
+
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+std::string picture_of(const at::Tensor& tensor, bool color, int64_t max_width) {
+  const SpecPtr& spec = spec_of(tensor);
+  return picture(spec->layout(), {spec->element_bytes(), color, max_width});
+}
+
+}  // namespace
+
+void bind_picture(py::module_& module) {
+  module.def("picture", torch::wrap_pybind_function_no_gil(&picture_of), py::arg("tensor"), py::arg("color") = false,
+             py::arg("max_width") = PictureOptions().max_width);
+}
+
+}  // namespace shardwise

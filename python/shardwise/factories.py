@@ -1,0 +1,118 @@
+"""Tensors made where they live: each rank fills only its own part.
+
+`size` is the global one: integers, or one sequence of them. Without `placements` every rank has all of it; without
+`device_mesh` the mesh of the innermost `with mesh:` counts. Nothing is sent.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from shardwise import _C
+from shardwise._C import DeviceMesh, Placement
+from shardwise.dtensor import DTensor
+
+__all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
+
+Size = int | Sequence[int]
+Placements = Sequence[Placement] | None
+
+
+def empty(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Uninitialised values."""
+    _check_layout(layout)
+    return _C.empty(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def full(
+    size: Size,
+    fill_value: bool | int | float | complex,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """`fill_value` everywhere; its dtype, where none is given. Raises ValueError for Partial placements."""
+    _check_layout(layout)
+    dtype = dtype or torch.tensor(fill_value).dtype
+    return _C.full(_dims((size,)), fill_value, dtype, device_mesh, placements, requires_grad)
+
+
+def zeros(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Zeros. Raises ValueError for Partial placements."""
+    _check_layout(layout)
+    return _C.full(_dims(size), 0, _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def ones(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Ones. Raises ValueError for Partial placements."""
+    _check_layout(layout)
+    return _C.full(_dims(size), 1, _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def rand(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Uniform in [0, 1): the same tensor whatever the mesh and the placements.
+
+    torch.manual_seed governs it: seed, and draw, alike on every rank. Raises ValueError for Partial placements and
+    TypeError for a dtype that is not floating point.
+    """
+    _check_layout(layout)
+    return _C.rand(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def randn(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Normal with mean 0 and deviation 1, in all else as `rand`."""
+    _check_layout(layout)
+    return _C.randn(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def _dims(size: tuple[Size, ...]) -> list[int]:
+    """One list of what is given as integers or as one sequence."""
+    first = size[0] if size else ()
+    return list(first) if isinstance(first, Sequence) else [int(n) for n in size]  # type: ignore[arg-type]
+
+
+def _dtype(dtype: torch.dtype | None) -> torch.dtype:
+    return dtype or torch.get_default_dtype()
+
+
+def _check_layout(layout: torch.layout) -> None:
+    if layout != torch.strided:
+        raise ValueError(f"[factories] layout {layout} cannot be distributed. Use torch.strided.")

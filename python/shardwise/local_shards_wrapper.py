@@ -1,0 +1,143 @@
+"""LocalShardsWrapper: this rank's pieces of a table, as TorchRec hands them over, in one tensor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwise import _C
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+
+__all__ = ["LocalShardsWrapper"]
+
+
+class LocalShardsWrapper(torch.Tensor):
+    """This rank's pieces of a table and where they stand in it: any number, rows, columns or cells of a grid.
+
+    LocalShardsWrapper(local_shards=[rows], offsets=[(4, 0)])    # rows [4, 6) of an 8x16 table, say: a piece of (2, 16)
+
+    Pieces are aliased, not copied. Operators run on each piece, in C++; those that need more than one at a time say so.
+    DTensor.from_local(wrapper, mesh, placements) makes one distributed tensor of the ranks' wrappers, and its to_local()
+    gives them back. `dtype` and `device` count where there are no pieces.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __new__(
+        cls,
+        local_shards: Sequence[torch.Tensor],
+        offsets: Sequence[Sequence[int]] | None = None,
+        *,
+        local_offsets: Sequence[Sequence[int]] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> LocalShardsWrapper:
+        if (offsets is None) == (local_offsets is None):
+            raise TypeError("[LocalShardsWrapper] takes the offsets once. Give offsets= or local_offsets=.")
+        places = local_offsets if offsets is None else offsets
+        at = None if device is None else torch.device(device)
+        wrapper: LocalShardsWrapper = _C.make_local_shards(list(local_shards), [list(place) for place in places or ()], dtype, at)
+        return wrapper
+
+    local_shards = _C.local_shards
+
+    def local_sizes(self) -> list[torch.Size]:
+        """Of each piece."""
+        return [torch.Size(size) for size in _C.local_sizes(self)]
+
+    def local_offsets(self) -> list[torch.Size]:
+        """Of each piece: its first element's place in the table."""
+        return [torch.Size(offsets) for offsets in _C.local_offsets(self)]
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        return self.local_shards()
+
+    @property
+    def shard_sizes(self) -> list[torch.Size]:
+        return self.local_sizes()
+
+    @property
+    def shard_offsets(self) -> list[torch.Size]:
+        return self.local_offsets()
+
+    def is_empty_shard(self) -> bool:
+        """True where this rank holds no element."""
+        return self.numel() == 0
+
+    def storage_metadata(self) -> TensorStorageMetadata:
+        """What checkpoints know of it: one chunk per piece, this rank's size and properties."""
+        from shardwise.checkpoint import storage_metadata
+
+        return storage_metadata(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        pieces = ", ".join(
+            f"{list(offsets)}: {piece}" for offsets, piece in zip(self.local_offsets(), self.detach().local_shards(), strict=True)
+        )
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"LocalShardsWrapper({{{pieces}}}, dtype={self.dtype}{grad})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalShardsWrapper:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "[LocalShardsWrapper] only leaves of the autograd graph can be deep-copied. Use detach() or clone()."
+            )
+        result = self.detach().clone().requires_grad_(self.requires_grad)
+        memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        if self.grad is not None:
+            result.grad = copy.deepcopy(self.grad, memo)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
+        pieces = self.detach().local_shards()
+        return rebuild_local_shards, (
+            pieces,
+            _C.local_offsets(self),
+            self.dtype,
+            self.device,
+            self.dim(),
+            self.requires_grad,
+            self.__dict__,
+        )
+
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        from shardwise.checkpoint import write_items
+
+        return write_items(self, fqn)
+
+    def __create_chunk_list__(self) -> Any:
+        from shardwise.checkpoint import chunks
+
+        return chunks(self)
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        from shardwise.checkpoint import piece_at
+
+        return piece_at(self, index)
+
+
+def rebuild_local_shards(
+    pieces: list[torch.Tensor],
+    offsets: list[list[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    n_dims: int,
+    requires_grad: bool,
+    attributes: dict[str, Any],
+) -> LocalShardsWrapper:
+    """Unpickles a wrapper."""
+    wrapper: LocalShardsWrapper = _C.make_local_shards(pieces, offsets, dtype, device, n_dims)
+    wrapper.__dict__.update(attributes)
+    return wrapper.requires_grad_(requires_grad)
+
+
+_C.set_local_shards_class(LocalShardsWrapper)
