@@ -4,6 +4,7 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
 #include <exception>
@@ -15,6 +16,7 @@ namespace shardwise {
 struct ThreadHub::Meetings {
   std::mutex mutex;
   std::map<std::vector<int64_t>, std::shared_ptr<Meeting>> by_ranks;
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
 
   std::shared_ptr<Meeting> of(const std::shared_ptr<Roster>& roster, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
@@ -27,9 +29,10 @@ struct ThreadHub::Meetings {
 namespace {
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size,
-                                                          std::shared_ptr<Meeting> meeting) {
+                                                          std::shared_ptr<Meeting> meeting,
+                                                          c10::intrusive_ptr<c10d::Store> store) {
   using c10d::ProcessGroup;
-  auto group = c10::make_intrusive<ProcessGroup>(static_cast<int>(index), static_cast<int>(size));
+  auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
   const auto backend = c10::make_intrusive<ThreadBackend>(index, size, std::move(meeting));
   for (const auto device : {c10::kCPU, c10::kCUDA})
     group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
@@ -73,6 +76,7 @@ void rethrow_as(const std::exception_ptr& error, const std::string& text) {
 ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) : meetings_(std::make_shared<Meetings>()) {
   TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
   roster_ = std::make_shared<Roster>(n_ranks, timeout);
+  meetings_->store->setTimeout(timeout);
   worlds_.resize(n_ranks);
 }
 
@@ -84,7 +88,7 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
                               : make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()),
-                                                   meetings->of(roster, ranks));
+                                                   meetings->of(roster, ranks), meetings->store);
   };
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);

@@ -1,0 +1,156 @@
+// wrappers/local_shards_convert.cpp: from a wrapper to a distributed tensor and back.
+#include "wrappers/found_cut.h"
+#include "wrappers/local_shards_wrapper.h"
+
+#include "runtime/local_kind.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
+
+/// The layout of gradients: `wanted`, if not the tensor's own, replicated where that is Partial.
+SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) {
+  Placements placements = wanted ? *wanted : spec->placements().vec();
+  for (Placement& placement : placements)
+    if (placement.is_partial()) placement = Placement::replicate();
+  return spec->with_placements(std::move(placements));
+}
+
+at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, LocalKind kind) {
+  at::Tensor tensor = wrap(spec, std::move(shards));
+  keep_local_kind(tensor, kind);
+  return tensor;
+}
+
+/// The pieces of `spec` that a wrapper holds. One without pieces holds the empty ones.
+Shards pieces_of(const at::Tensor& wrapper, const Spec& spec) {
+  const auto& shards = maybe_local_shards(wrapper)->shards();
+  Shards pieces(shards.begin(), shards.end());
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->device());
+  if (shards.empty())
+    for (const Box& box : spec.boxes()) pieces.push_back(at::empty(box.sizes, options));
+  return pieces;
+}
+
+/// The wrapper over the pieces of a distributed tensor, below autograd.
+at::Tensor shards_of(const DTensorImpl& tensor, LocalKind kind) {
+  const Spec& spec = *tensor.spec();
+  std::vector<at::Tensor> shards;
+  std::vector<Dims> offsets;
+  if (kind != LocalKind::kNoPieces) shards.assign(tensor.shards().begin(), tensor.shards().end());
+  for (size_t i = 0; i < shards.size(); ++i) offsets.push_back(spec.boxes()[i].offsets);
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(tensor.device());
+  return make_local_shards(std::move(shards), std::move(offsets), options, spec.dim());
+}
+
+struct Kept {
+  static void keep(AutogradContext* ctx, const SpecPtr& spec, LocalKind kind) {
+    ctx->saved_data["spec"] = c10::IValue::make_capsule(spec);
+    ctx->saved_data["kind"] = static_cast<int64_t>(kind);
+  }
+  explicit Kept(const AutogradContext* ctx)
+      : spec(SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("spec").toCapsule().get()))),
+        kind(static_cast<LocalKind>(ctx->saved_data.at("kind").toInt())) {}
+
+  SpecPtr spec;
+  LocalKind kind;
+};
+
+struct FromShards : torch::autograd::Function<FromShards> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& wrapper, const SpecPtr& spec, const SpecPtr& grad_spec, int64_t kind) {
+    Kept::keep(ctx, grad_spec, static_cast<LocalKind>(kind));
+    return wrap_pieces(spec, pieces_of(wrapper, *spec), static_cast<LocalKind>(kind));
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Kept kept(ctx);
+    at::Tensor grad = grads[0];
+    if (grad.defined()) grad = shards_of(*maybe_dtensor(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec())), kept.kind);
+    return {grad, {}, {}, {}};
+  }
+};
+
+struct ToShards : torch::autograd::Function<ToShards> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec) {
+    const auto* impl = maybe_dtensor(tensor);
+    Kept::keep(ctx, grad_spec, impl->local_kind());
+    return shards_of(*impl, impl->local_kind());
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Kept kept(ctx);
+    if (!grads[0].defined()) return {{}, {}};
+    return {wrap_pieces(kept.spec, pieces_of(grads[0], *kept.spec), kept.kind), {}};
+  }
+};
+
+RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const FromLocalOptions& options) {
+  const auto* impl = maybe_local_shards(wrapper);
+  RankPieces pieces{mesh.rank(), wrapper.scalar_type(), wrapper.device().type(), options.shape, options.stride, {}, {}};
+  for (size_t i = 0; i < impl->shards().size(); ++i) pieces.boxes.push_back({impl->offsets()[i], Dims(impl->shards()[i].sizes())});
+  if (!impl->shards().empty()) pieces.piece_strides = Dims(impl->shards()[0].strides());
+  return pieces;
+}
+
+/// Where the placements say all, a rank outside the mesh need not ask its members.
+bool say_all(const Placements& placements) {
+  return std::ranges::none_of(placements, [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+}
+
+SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements, const FromLocalOptions& options) {
+  if (!mesh->is_member()) {
+    TORCH_CHECK_VALUE(options.shape, fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the tensor's shape. Give shape= (and stride=).",
+                                                 mesh->rank(), to_string(*mesh)));
+    if (say_all(placements))
+      return Spec::intern(mesh, *options.shape, placements, options.stride ? *options.stride : row_major_strides(*options.shape),
+                          wrapper.scalar_type());
+  }
+  const auto optional = [](const std::optional<Dims>& dims) { return dims ? fmt::format("{}", fmt::join(*dims, ",")) : "?"; };
+  const std::string topic = fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
+  FoundCut cut = find_cut(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements, mesh->device_type());
+  return Spec::intern(mesh, std::move(cut.layout), cut.strides, cut.dtype);
+}
+
+/// True where some rank's part is no single piece.
+bool needs_shards(const Layout& layout) {
+  return layout.is_enumerable() && std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
+}
+
+}  // namespace
+
+at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
+  const size_t n_pieces = local_offsets(wrapper).size();
+  const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
+  const LocalKind kind = n_pieces > 0 && mesh->is_member() ? LocalKind::kPieces : LocalKind::kNoPieces;
+  if (!mesh->is_member()) return wrap_pieces(spec, {}, kind);
+  if (!records(wrapper)) return wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
+  return FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind));
+}
+
+at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const SpecPtr& spec = spec_of(tensor);
+  if (records(tensor)) return ToShards::apply(tensor, grad_spec(spec, grad_placements));
+  const auto* impl = maybe_dtensor(tensor);
+  return shards_of(*impl, impl->local_kind());
+}
+
+at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
+  return is_local_shards(local) ? from_local_shards(local, mesh, std::move(placements), options)
+                                : from_local(local, mesh, std::move(placements), options);
+}
+
+at::Tensor to_any_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const SpecPtr& spec = spec_of(tensor);
+  const bool gives_shards = maybe_dtensor(tensor)->local_kind() != LocalKind::kTensor || needs_shards(spec->layout());
+  return gives_shards ? to_local_shards(tensor, std::move(grad_placements)) : to_local(tensor, std::move(grad_placements));
+}
+
+}  // namespace shardwise

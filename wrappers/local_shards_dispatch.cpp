@@ -1,0 +1,134 @@
+#include "wrappers/local_shards_dispatch.h"
+
+#include "runtime/below.h"
+#include "runtime/dtensor_impl.h"
+#include "runtime/propagate.h"
+#include "runtime/rule.h"
+#include "wrappers/piece_run.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+namespace shardwise {
+namespace {
+
+/// How an operator goes over pieces.
+enum class Manner : uint8_t { kUnknown, kPieces, kLists, kRefused };
+
+/// Views of given sizes: with the wrapper's own they keep the cut.
+constexpr std::array<std::string_view, 4> kViewsOfSize = {"aten::view", "aten::_unsafe_view", "aten::expand", "aten::_reshape_alias"};
+
+template <typename Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
+  for (const c10::IValue& value : args) {
+    if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor(), false);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) continue;
+    for (const c10::IValue& element : value.toListRef())
+      if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor(), true);
+  }
+}
+
+/// Asks the rule about a call of these arguments, the wrappers taken for one tensor each.
+bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValue> args) {
+  std::vector<c10::IValue> dense = args.vec();
+  OpCall call{op, {}, {}, {}};
+  for (size_t i = 0; i < dense.size(); ++i) {
+    if (!dense[i].isTensor() || !dense[i].toTensor().defined()) continue;
+    if (is_local_shards(dense[i].toTensor())) dense[i] = at::empty(dense[i].toTensor().sizes(), dense[i].toTensor().options().device(c10::kMeta));
+    call.operands.push_back({nullptr, dense[i].toTensor().sizes(), i, 0, op.args[i].is_written});
+  }
+  call.args = dense;
+  return infer_outputs(call) && rule.signature(call).is_pointwise;
+}
+
+Manner manner_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (std::ranges::count(kViewsOfSize, op.name)) return Manner::kPieces;
+  const Rule* rule = RuleTable::global().find(op.name);
+  if (!rule || rule->place()) return Manner::kRefused;
+  if (rule->is_per_element()) return Manner::kLists;
+  return rule->is_shape_only() || may_run_by_box(op, *rule, args) ? Manner::kPieces : Manner::kRefused;
+}
+
+bool equal(const at::Tensor& a, const at::Tensor& b) {
+  const auto *x = maybe_local_shards(a), *y = maybe_local_shards(b);
+  TORCH_CHECK_TYPE(x && y, "[aten::equal] compares a LocalShardsWrapper with another tensor. Compare local_shards() with it.");
+  if (x->offsets() != y->offsets()) return false;
+  BelowGuard guard;
+  for (size_t i = 0; i < x->shards().size(); ++i)
+    if (!at::equal(x->shards()[i], y->shards()[i])) return false;
+  return true;
+}
+
+[[noreturn]] void refuse(const std::string& op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, fmt::format("[{}] needs more than one piece at a time, or has no rule that says otherwise. Work on the pieces, "
+                                                 "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
+                                                 op));
+}
+
+class PieceKernel final : public c10::OperatorKernel {
+ public:
+  explicit PieceKernel(const c10::OperatorHandle& op) : info_(op) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const auto args = c10::ArrayRef(*stack).slice(stack->size() - info_.n_args());
+    Manner manner = manner_.load(std::memory_order_relaxed);
+    if (manner == Manner::kUnknown) manner_ = manner = manner_of(info_, args);
+    if (manner == Manner::kRefused) refuse(info_.name);
+    check_operands(args, manner);
+    manner == Manner::kLists ? run_piece_lists(info_, *stack) : run_pieces(info_, *stack);
+  }
+
+ private:
+  void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
+    for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
+      TORCH_CHECK_TYPE(!is_dtensor(tensor), fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
+                                                        "DTensor.from_local(wrapper, mesh, placements).",
+                                                        info_.name));
+      TORCH_CHECK_TYPE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
+                       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper with the same offsets, a "
+                                   "number, or a 0-dim tensor.",
+                                   info_.name, fmt::join(tensor.sizes(), ", ")));
+    });
+  }
+
+  OpInfo info_;
+  std::atomic<Manner> manner_ = Manner::kUnknown;
+};
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) { refuse(OpInfo(op).name); }
+
+/// Registrations last as long as the process.
+torch::Library& library(const char* ns, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
+}
+
+}  // namespace
+
+void register_local_shards() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto& aten = library("aten", kLocalShardsKey);
+  aten.impl("equal", &equal);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(kLocalShardsKey)) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    aten.impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PieceKernel>(*op)));
+  }
+  library("_", kLocalShardsKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  if (!dispatcher.hasBackendFallbackForDispatchKey(kAutogradLocalShardsKey))
+    library("_", kAutogradLocalShardsKey).fallback(torch::CppFunction::makeFallthrough());
+}
+
+namespace {
+[[maybe_unused]] const bool registered = (register_local_shards(), true);
+}
+
+}  // namespace shardwise

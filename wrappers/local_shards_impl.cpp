@@ -1,0 +1,89 @@
+#include "wrappers/local_shards_impl.h"
+
+#include "runtime/spec.h"
+
+#include <atomic>
+#include <set>
+
+namespace shardwise {
+namespace {
+
+std::atomic<LocalShardsHook> local_shards_hook{nullptr};
+
+/// The storage of a wrapper that has no pieces.
+const c10::Storage& no_storage() {
+  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+  return *storage;
+}
+
+}  // namespace
+
+LocalShardsImpl::LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
+                                 at::ScalarType dtype, c10::Device device)
+    : TensorImpl(c10::DispatchKeySet({kLocalShardsKey, kAutogradLocalShardsKey}), c10::scalarTypeToTypeMeta(dtype), device),
+      shards_(std::move(shards)),
+      offsets_(std::move(offsets)) {
+  sizes_and_strides_.set_sizes(sizes);
+  sizes_and_strides_.set_strides(row_major_strides(sizes));
+  refresh_numel();
+  refresh_contiguous();
+}
+
+const c10::Storage& LocalShardsImpl::storage() const { return shards_.empty() ? no_storage() : shards_[0].storage(); }
+
+template <typename Version>
+c10::intrusive_ptr<c10::TensorImpl> LocalShardsImpl::copy(Version&& version, bool allow_change) const {
+  auto result = c10::make_intrusive<LocalShardsImpl>(shards_, offsets_, sizes_and_strides_.sizes_arrayref(),
+                                                     c10::typeMetaToScalarType(dtype()), *device_opt_);
+  copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LocalShardsImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                             bool allow_change) const {
+  return copy(version, allow_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> LocalShardsImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                             bool allow_change) const {
+  return copy(std::move(version), allow_change);
+}
+
+void LocalShardsImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  TensorImpl::shallow_copy_from(impl);
+  const auto* other = static_cast<LocalShardsImpl*>(impl.get());
+  shards_ = other->shards_;
+  offsets_ = other->offsets_;
+}
+
+void LocalShardsImpl::release_resources() {
+  TensorImpl::release_resources();
+  shards_.clear();
+}
+
+Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims) {
+  Dims sizes(n_dims, 0);
+  for (int64_t dim = 0; dim < n_dims; ++dim) {
+    std::set<std::pair<int64_t, int64_t>> ranges;
+    for (const Box& box : boxes)
+      if (ranges.emplace(box.interval(dim).begin, box.interval(dim).end).second) sizes[dim] += box.sizes[dim];
+  }
+  int64_t n_elements = 0;
+  for (const Box& box : boxes) n_elements += box.numel();
+  if (Box::whole(sizes).numel() == n_elements) return sizes;  // disjoint pieces are then every cell of a grid
+  Dims elements(n_dims, 1);
+  elements[0] = n_elements;
+  return elements;
+}
+
+at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
+                             const at::TensorOptions& options) {
+  auto tensor = at::detail::make_tensor<LocalShardsImpl>(std::move(shards), std::move(offsets), sizes,
+                                                         c10::typeMetaToScalarType(options.dtype()), options.device());
+  if (auto hook = local_shards_hook.load(std::memory_order_relaxed)) hook(tensor);
+  return tensor;
+}
+
+void set_local_shards_hook(LocalShardsHook hook) { local_shards_hook = hook; }
+
+}  // namespace shardwise

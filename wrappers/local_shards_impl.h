@@ -1,0 +1,65 @@
+// wrappers/local_shards_impl.h: the TensorImpl of a LocalShardsWrapper: this rank's pieces of a table, and where they stand.
+//
+// A 8x16 table's rows [2, 4) and [6, 8) on one rank: shards of [2, 16] and [2, 16], offsets [2, 0] and [6, 0]; the wrapper
+// itself is a [4, 16] tensor.
+#pragma once
+
+#include "placements/box.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <vector>
+
+namespace shardwise {
+
+/// The dispatch key of wrappers, and the one that autograd gives them.
+inline constexpr c10::DispatchKey kLocalShardsKey = c10::DispatchKey::PrivateUse3;
+inline constexpr c10::DispatchKey kAutogradLocalShardsKey = c10::DispatchKey::AutogradPrivateUse3;
+
+/// Pieces and offsets are one list each, of one length. All pieces have the wrapper's dtype and device.
+class LocalShardsImpl final : public c10::TensorImpl {
+ public:
+  LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes, at::ScalarType dtype,
+                  c10::Device device);
+
+  const std::vector<at::Tensor>& shards() const { return shards_; }
+  const std::vector<Dims>& offsets() const { return offsets_; }
+
+  const c10::Storage& storage() const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+  void release_resources() override;
+
+ private:
+  template <typename Version>
+  c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
+
+  std::vector<at::Tensor> shards_;
+  std::vector<Dims> offsets_;
+};
+
+/// Null where `tensor` is undefined or no wrapper.
+inline LocalShardsImpl* maybe_local_shards(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kLocalShardsKey)
+             ? static_cast<LocalShardsImpl*>(tensor.unsafeGetTensorImpl())
+             : nullptr;
+}
+inline bool is_local_shards(const at::TensorBase& tensor) { return maybe_local_shards(tensor) != nullptr; }
+
+/// The sizes of the wrapper itself: the pieces put together with the gaps between them closed, where they are a grid (pieces of
+/// whole rows, of whole columns, 1-D ones, or every cell of some row and column ranges). Any other pieces have nothing but
+/// their elements in common: [number of elements, 1]. No pieces: zeros.
+Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims);
+
+/// A wrapper over these pieces (aliased, not copied), which are checked already. Calls the hook.
+at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
+                             const at::TensorOptions& options);
+
+/// Called with every new wrapper and no lock held: the Python bindings attach their class with it.
+using LocalShardsHook = void (*)(const at::Tensor&);
+void set_local_shards_hook(LocalShardsHook hook);
+
+}  // namespace shardwise

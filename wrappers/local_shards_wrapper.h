@@ -1,0 +1,45 @@
+// wrappers/local_shards_wrapper.h: this rank's pieces of a table, as TorchRec hands them over, in one tensor.
+//
+//   auto rows = make_local_shards({a, b}, {{0, 0}, {5, 0}});          // a: rows [0, 2), b: rows [5, 8) of a table
+//   auto table = from_local_shards(rows, mesh, {Placement::shard(0)}, {.shape = Dims{8, 16}});
+//   auto back = to_local_shards(table);                              // a and b again: same storage, same offsets
+//
+// Operators run on each piece, in C++: pointwise ones (in place and lists too), copies, casts, factories of its shape and
+// views that keep the cut. Operands need the same offsets; 0-dim tensors count for every piece. All others are an error.
+#pragma once
+
+#include "runtime/dtensor.h"
+#include "wrappers/local_shards_impl.h"
+
+namespace shardwise {
+
+/// A wrapper over `shards`, of which `offsets` are the places in the table (one per piece and dim). The pieces are aliased,
+/// and get gradients where they want them. `options` (dtype, device) and `n_dims` count only where there are no pieces.
+/// Throws: c10::ValueError for lists of differing length, pieces of differing dims, dtype or device, negative offsets,
+/// 0-dim pieces and pieces that overlap; c10::TypeError for pieces that are distributed or wrappers.
+at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options = {},
+                             int64_t n_dims = 2);
+
+/// The pieces, aliased. All of these throw c10::TypeError for any other tensor.
+std::vector<at::Tensor> local_shards(const at::Tensor& wrapper);
+std::vector<Dims> local_sizes(const at::Tensor& wrapper);
+std::vector<Dims> local_offsets(const at::Tensor& wrapper);
+
+/// The distributed tensor of which the ranks' wrappers are the pieces (aliased). The wrapper brings its cut with it: offsets
+/// are exchanged once, and `placements` become exact (found_cut.h). On a non-member the wrapper is ignored but for its
+/// dtype, and `options.shape` must be given. Collective over the mesh. Throws: as find_cut(), alike on all ranks.
+at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
+                             const FromLocalOptions& options = {});
+
+/// This rank's pieces of a distributed tensor as a wrapper, aliased; without pieces on a non-member, and where the tensor
+/// was made from a wrapper without pieces. The gradient is taken to be laid out as `grad_placements`, if not as the tensor.
+at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
+
+/// from_local() for a tensor, from_local_shards() for a wrapper.
+at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options = {});
+
+/// What the tensor was made from: a wrapper, or a tensor. Where no single tensor can hold a rank's part (some rank has not
+/// one piece of an EnumerableShard) a wrapper on all ranks.
+at::Tensor to_any_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
+
+}  // namespace shardwise
