@@ -70,23 +70,21 @@ TEST(ViewsTest, CutsBetweenRowsMoveOnlyTheRowsCutApart) {
 /// Doubles a view of a copy of a tensor and returns the copy's square: the write must reach it, and its gradient too.
 void expect_writes_reach_base(const std::string& name, const Dims& sizes, const std::vector<Placement>& layout,
                               const std::function<at::Tensor(const at::Tensor&)>& view) {
+  const auto compute = [&](const at::Tensor& leaf, const at::Tensor& scale) {
+    const at::Tensor base = leaf.clone();
+    view(base).mul_(scale);
+    return base * base;
+  };
+  const at::Tensor plain = at::rand(sizes, at::kDouble).requires_grad_();
+  const at::Tensor factor = at::rand(view(plain).sizes(), at::kDouble).requires_grad_();
+  const at::Tensor expected = compute(plain, factor);
+  expected.sum().backward();
   run_ranks(4, [&](World&) {
-    at::manual_seed(1);
-    const at::Tensor plain = at::rand(sizes, at::kDouble), factor = at::rand(view(plain).sizes(), at::kDouble);
-    const auto compute = [&](const at::Tensor& leaf, const at::Tensor& scale) {
-      const at::Tensor base = leaf.clone();
-      view(base).mul_(scale);
-      return base * base;
-    };
     const auto mesh = layout.size() == 1 ? make_mesh({4}) : make_mesh({2, 2});
-    const at::Tensor leaf = lay_out(plain, mesh, layout).requires_grad_();
-    const at::Tensor scale = lay_out(factor, mesh, Placements(layout.size())).requires_grad_();
+    const at::Tensor leaf = lay_out(plain.detach(), mesh, layout).requires_grad_();
+    const at::Tensor scale = lay_out(factor.detach(), mesh, Placements(layout.size())).requires_grad_();
     const at::Tensor result = compute(leaf, scale);
     result.sum().backward();
-    plain.requires_grad_();
-    factor.requires_grad_();
-    const at::Tensor expected = compute(plain, factor);
-    expected.sum().backward();
     EXPECT_TRUE(full_tensor(result.detach()).allclose(expected.detach())) << name;
     EXPECT_TRUE(full_tensor(leaf.grad()).allclose(plain.grad())) << name;
     EXPECT_TRUE(full_tensor(scale.grad()).allclose(factor.grad())) << name;
