@@ -32,7 +32,8 @@ at::Tensor causal_mask(const at::Tensor& scores) {
   const c10::IntArrayRef sizes = scores.sizes().slice(scores.dim() - 2);
   std::vector<at::Tensor> pieces;
   if (spec->is_member()) pieces.push_back(at::ones(sizes, options).tril());
-  return from_pieces(std::move(pieces), Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()), row_major_strides(sizes), at::kBool));
+  return from_pieces(std::move(pieces), Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()),
+                                                     row_major_strides(sizes), at::kBool));
 }
 
 /// Where queries may look, of bools or of what is added to scores; and the queries that may look nowhere, [..., 1].
@@ -54,19 +55,24 @@ at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
   return mask.scalar_type() == at::kBool ? scores.masked_fill(mask.eq(0), kMinusInfinity) : scores + mask;
 }
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                     double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
+                     std::optional<double> scale, bool enable_gqa) {
   const bool is_masked = mask && mask->defined();
-  TORCH_CHECK_VALUE(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
-                    fmt::format("[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: each is [..., length, "
-                                "features]. Give at least 2.",
-                                query.dim(), key.dim(), value.dim()));
+  TORCH_CHECK_VALUE(
+      query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+      fmt::format(
+          "[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: each is [..., length, "
+          "features]. Give at least 2.",
+          query.dim(), key.dim(), value.dim()));
   TORCH_CHECK_VALUE(!(is_causal && is_masked),
-                    "[aten::scaled_dot_product_attention] is_causal stands beside an attn_mask: each says where to look. Give one of them.");
+                    "[aten::scaled_dot_product_attention] is_causal stands beside an attn_mask: each says where to "
+                    "look. Give one of them.");
   int64_t n_shared = 1;
   if (enable_gqa) {
     TORCH_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
-                      fmt::format("[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do not share heads. Make the "
+                      fmt::format("[aten::scaled_dot_product_attention] query of shape [{}] and key of shape [{}] do "
+                                  "not share heads. Make the "
                                   "query's number of heads a multiple of the key's.",
                                   fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", ")));
     n_shared = query.size(-3) / key.size(-3);

@@ -58,7 +58,9 @@ Lookup lay_out(const Spec& table, const Spec& ids) {
     ids_moved |= of_ids.is_shard();
     lookup.ids.push_back(Placement::replicate());
     const bool is_summed = of_table.is_shard(0) || of_table.is_enumerable();
-    lookup.result.push_back(is_summed ? Placement::partial() : of_table.is_shard(1) ? of_table.with_dim(ids.dim()) : of_table);
+    lookup.result.push_back(is_summed              ? Placement::partial()
+                            : of_table.is_shard(1) ? of_table.with_dim(ids.dim())
+                                                   : of_table);
   }
   return lookup;
 }
@@ -94,24 +96,29 @@ void check_range(const at::Tensor& ids, int64_t n_rows) {
   if (lowest > highest) return;  // no ids at all
   const int64_t worst = lowest < 0 && -lowest > highest - n_rows ? lowest : highest;
   TORCH_CHECK_INDEX(lowest >= 0 && highest < n_rows,
-                    fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", kOp, worst, n_rows, n_rows));
+                    fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", kOp, worst,
+                                n_rows, n_rows));
 }
 
 /// Ids as the lookup needs them: distributed, of the table's mesh, where its rows are, and in range.
 at::Tensor prepared_ids(const at::Tensor& ids, const Spec& table) {
   const auto type = ids.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt, fmt::format("[{}] ids are {}. Use int64 or int32.", kOp, c10::toString(type)));
+  TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt,
+                   fmt::format("[{}] ids are {}. Use int64 or int32.", kOp, c10::toString(type)));
   at::Tensor own = ids;
   if (!is_dtensor(ids)) {
-    TORCH_CHECK_TYPE(ids.dim() == 0 || ImplicitReplication::is_on(),
-                     fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
-                                 "[Replicate()]), or work under implicit_replication().",
-                                 kOp, fmt::join(ids.sizes(), ", ")));
+    TORCH_CHECK_TYPE(
+        ids.dim() == 0 || ImplicitReplication::is_on(),
+        fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
+                    "[Replicate()]), or work under implicit_replication().",
+                    kOp, fmt::join(ids.sizes(), ", ")));
     own = from_local(ids, table.mesh(), Placements(table.placements().size()), {.shape = Dims(ids.sizes())});
   }
   const Spec& spec = *spec_of(own);
-  TORCH_CHECK_VALUE(spec.mesh() == table.mesh(), fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                                                             kOp, to_string(*table.mesh()), to_string(*spec.mesh())));
+  TORCH_CHECK_VALUE(
+      spec.mesh() == table.mesh(),
+      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", kOp,
+                  to_string(*table.mesh()), to_string(*spec.mesh())));
   BelowGuard guard;
   CommScope scope(kOp);
   Placements wanted = lay_out(table, spec).ids;
@@ -122,11 +129,13 @@ at::Tensor prepared_ids(const at::Tensor& ids, const Spec& table) {
 
 /// The table, with any Partial that lookups do not pass on reduced.
 at::Tensor prepared_table(const at::Tensor& weight) {
-  TORCH_CHECK_TYPE(is_dtensor(weight), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
-                                                   "distribute_tensor(x, mesh, [Replicate()]).",
-                                                   kOp, fmt::join(weight.sizes(), ", ")));
-  TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].", kOp,
-                                                   fmt::join(weight.sizes(), ", "), weight.dim()));
+  TORCH_CHECK_TYPE(
+      is_dtensor(weight),
+      fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
+                  "distribute_tensor(x, mesh, [Replicate()]).",
+                  kOp, fmt::join(weight.sizes(), ", ")));
+  TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
+                                                   kOp, fmt::join(weight.sizes(), ", "), weight.dim()));
   Placements placements = spec_of(weight)->placements().vec();
   for (Placement& placement : placements)
     if (placement.is_partial() && !is_sum(placement)) placement = Placement::replicate();
@@ -141,10 +150,14 @@ at::Tensor look_up(const at::Tensor& weight, const at::Tensor& ids) {
   Shards pieces;
   BelowGuard guard;
   if (spec.layout().is_enumerable()) {
-    if (spec.is_member()) pieces.push_back(at::zeros(result_spec->sizes(), at::TensorOptions().dtype(spec.dtype()).device(weight.device())));
+    if (spec.is_member())
+      pieces.push_back(
+          at::zeros(result_spec->sizes(), at::TensorOptions().dtype(spec.dtype()).device(weight.device())));
     for (size_t i = 0; i < spec.boxes().size(); ++i) {
       const Box& box = spec.boxes()[i];
-      pieces[0].narrow(-1, box.offsets[1], box.sizes[1]).add_(lookup_rows(table->shards()[i], of_ids->shards()[0], box.offsets[0]));
+      pieces[0]
+          .narrow(-1, box.offsets[1], box.sizes[1])
+          .add_(lookup_rows(table->shards()[i], of_ids->shards()[0], box.offsets[0]));
     }
   } else if (spec.is_member()) {
     pieces.push_back(lookup_rows(table->shards()[0], of_ids->shards()[0], spec.boxes()[0].offsets[0]));
@@ -195,10 +208,12 @@ at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
   sizes.push_back(1);
   std::vector<at::Tensor> pieces;
   for (const at::Tensor& piece : maybe_dtensor(all)->shards()) {
-    const auto [values, places, counts] = at::_unique2(piece, /*sorted=*/false, /*return_inverse=*/true, /*return_counts=*/true);
+    const auto [values, places, counts] =
+        at::_unique2(piece, /*sorted=*/false, /*return_inverse=*/true, /*return_counts=*/true);
     pieces.push_back(counts.to(dtype).reciprocal().index_select(0, places.reshape(-1)).view(sizes));
   }
-  return from_pieces(std::move(pieces), Spec::intern(spec_of(ids)->mesh(), sizes, spec_of(all)->placements().vec(), row_major_strides(sizes), dtype));
+  return from_pieces(std::move(pieces), Spec::intern(spec_of(ids)->mesh(), sizes, spec_of(all)->placements().vec(),
+                                                     row_major_strides(sizes), dtype));
 }
 
 void keep(AutogradContext* ctx, const SpecPtr& table) { ctx->saved_data["table"] = c10::IValue::make_capsule(table); }
@@ -209,7 +224,8 @@ SpecPtr kept(const AutogradContext* ctx) {
 
 /// The table's gradient as a function of the result's.
 struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids, const SpecPtr& table, int64_t skipped) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids, const SpecPtr& table,
+                            int64_t skipped) {
     ctx->save_for_backward({ids});
     ctx->saved_data["skipped"] = skipped;
     return table_grad(grad, ids, table, skipped);
@@ -224,7 +240,8 @@ struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
 };
 
 struct Embedding : torch::autograd::Function<Embedding> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx,
+                            bool by_freq) {
     ctx->save_for_backward({ids});
     keep(ctx, spec_of(weight));
     ctx->saved_data["padding_idx"] = padding_idx;
@@ -241,22 +258,26 @@ struct Embedding : torch::autograd::Function<Embedding> {
 };
 
 void check_padding(int64_t padding_idx, int64_t n_rows) {
-  TORCH_CHECK_VALUE(padding_idx < std::max<int64_t>(n_rows, 1), fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in "
-                                                                           "[0, {}), or none.",
-                                                                           kOp, padding_idx, n_rows, n_rows));
+  TORCH_CHECK_VALUE(padding_idx < std::max<int64_t>(n_rows, 1),
+                    fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in "
+                                "[0, {}), or none.",
+                                kOp, padding_idx, n_rows, n_rows));
 }
 
-at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/, bool /*sparse*/) {
+at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/,
+                 bool /*sparse*/) {
   const at::Tensor table = prepared_table(weight);
   check_padding(padding_idx, table.size(0));
   return look_up(table, prepared_ids(ids, *spec_of(table)));
 }
 
-at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq, bool sparse) {
+at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
+                                bool sparse) {
   if (!weight.requires_grad() || !c10::GradMode::is_enabled()) return embed(weight, ids, padding_idx, by_freq, sparse);
-  TORCH_CHECK_NOT_IMPLEMENTED(!sparse, fmt::format("[{}] sparse=True asks for sparse gradients, which a DTensor cannot hold. Use sparse=False: "
-                                                   "the gradient has this rank's rows only.",
-                                                   kOp));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !sparse, fmt::format("[{}] sparse=True asks for sparse gradients, which a DTensor cannot hold. Use sparse=False: "
+                           "the gradient has this rank's rows only.",
+                           kOp));
   const at::Tensor table = prepared_table(weight);
   check_padding(padding_idx, table.size(0));
   return Embedding::apply(table, prepared_ids(ids, *spec_of(table)), padding_idx, by_freq);

@@ -32,8 +32,10 @@ void copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = id[i] - first_row;
         char* into = to + static_cast<size_t>(i) * row_bytes;
-        if (row >= 0 && row < n_rows) std::memcpy(into, from + row * step, row_bytes);
-        else std::memset(into, 0, row_bytes);
+        if (row >= 0 && row < n_rows)
+          std::memcpy(into, from + row * step, row_bytes);
+        else
+          std::memset(into, 0, row_bytes);
       }
     });
   });
@@ -59,7 +61,8 @@ at::Tensor add_rows(const at::Tensor& grad, const at::Tensor& ids, int64_t first
   at::Tensor result = at::zeros({n_rows, width}, grad.options());
   if (ids.numel() == 0 || result.numel() == 0) return result;
   const at::Tensor flat = ids.reshape(-1);
-  const at::Tensor is_here = flat.ge(first_row).logical_and_(flat.lt(first_row + n_rows)).logical_and_(flat.ne(skipped));
+  const at::Tensor is_here =
+      flat.ge(first_row).logical_and_(flat.lt(first_row + n_rows)).logical_and_(flat.ne(skipped));
   const at::Tensor here = is_here.nonzero().view(-1);
   return result.index_add_(0, flat.index_select(0, here) - first_row, grad.reshape({-1, width}).index_select(0, here));
 }

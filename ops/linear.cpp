@@ -6,6 +6,8 @@
 
 #include <ATen/ops/matmul.h>
 
+#include <fmt/format.h>
+
 #include <array>
 #include <numeric>
 
@@ -15,6 +17,9 @@ namespace {
 /// "…k,nk,n->…n"; a weight of one dim has no n.
 void describe_linear(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef input = call.operands[0].sizes, weight = call.operands[1].sizes;
+  TORCH_CHECK(!input.empty() && !weight.empty(),
+              fmt::format("[{}] input and weight have {} and {} dims. Give at least 1.", call.op.name, input.size(),
+                          weight.size()));
   Axes batch;
   for (size_t dim = 0; dim + 1 < input.size(); ++dim) batch.push_back({signature.add_factor(input[dim])});
   const Axis contracted{signature.add_factor(input.back())};
@@ -27,7 +32,9 @@ void describe_linear(const OpCall& call, Signature& signature) {
   signature.outputs = {batch};
   signature.outputs[0].append(columns.begin(), columns.end());
   if (call.operands.size() > 2) {
-    signature.inputs.push_back(broadcast_axes(call.operands[2].sizes, call.outputs[0].sizes, signature.outputs[0]));
+    Dims result(input.begin(), input.end() - 1);
+    if (weight.size() > 1) result.push_back(weight[0]);
+    signature.inputs.push_back(broadcast_axes(call.operands[2].sizes, result, signature.outputs[0]));
     signature.additive = {2};
   }
 }
@@ -52,7 +59,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor&
 }  // namespace
 
 void register_linear(RuleTable& table) {
-  table.add("aten::linear", Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear());
+  table.add("aten::linear", Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
   add_composition("linear_backward", &linear_backward);
   register_weight_grad(table);
 }

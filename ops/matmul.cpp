@@ -4,16 +4,32 @@
 #include "ops/kernels.h"
 #include "ops/weight_grad.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/matmul.h>
+
+#include <fmt/format.h>
 
 #include <array>
 
 namespace shardwise {
 namespace {
 
+Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
+  auto batch = [](c10::IntArrayRef sizes) {
+    return sizes.size() > 2 ? sizes.slice(0, sizes.size() - 2) : c10::IntArrayRef();
+  };
+  Dims sizes = at::infer_size_dimvector(batch(left), batch(right));
+  if (left.size() > 1) sizes.push_back(left[left.size() - 2]);
+  if (right.size() > 1) sizes.push_back(right.back());
+  return sizes;
+}
+
 /// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
 void describe_matmul(const OpCall& call, Signature& signature) {
-  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes, result = call.outputs[0].sizes;
+  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
+  TORCH_CHECK(!left.empty() && !right.empty(), fmt::format("[{}] the factors have {} and {} dims. Give at least 1.",
+                                                           call.op.name, left.size(), right.size()));
+  const Dims result = sizes_of_product(left, right);
   Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
   const int contracted = signature.add_factor(left.back());
   left_axes.back().factor = contracted;
@@ -21,7 +37,8 @@ void describe_matmul(const OpCall& call, Signature& signature) {
 
   size_t n_batch = result.size();
   if (right.size() > 1) right_axes.back().factor = result_axes[--n_batch].factor = signature.add_factor(right.back());
-  if (left.size() > 1) left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
+  if (left.size() > 1)
+    left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
   for (size_t dim = 0; dim < n_batch; ++dim) result_axes[dim].factor = signature.add_factor(result[dim]);
   auto share_batch = [&](c10::IntArrayRef sizes, Axes& axes) {
     for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
@@ -42,11 +59,13 @@ Rule plus_bias(const char* notation) {
     OpCall factors = call;
     factors.operands.erase(factors.operands.begin());
     signature = product.signature(factors);
-    const Axes bias = broadcast_axes(call.operands[0].sizes, call.outputs[0].sizes, signature.outputs[0]);
+    Dims result;
+    for (const Axis& axis : signature.outputs[0]) result.push_back(signature.factors[axis.factor].size);
+    const Axes bias = broadcast_axes(call.operands[0].sizes, result, signature.outputs[0]);
     signature.inputs.insert(signature.inputs.begin(), bias);
     signature.additive = {0};
   };
-  return Rule("bias + " + to_string(product), describe).multilinear();
+  return Rule("bias + " + to_string(product), describe).multilinear().sampled();
 }
 
 /// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
@@ -55,8 +74,8 @@ at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_i
   return left_is_vector ? result.unsqueeze(-2) : result;
 }
 
-std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left, const at::Tensor& right,
-                                                   std::array<bool, 2> mask) {
+std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left,
+                                                   const at::Tensor& right, std::array<bool, 2> mask) {
   std::tuple<at::Tensor, at::Tensor> result;
   if (!grad.defined()) return result;
   const at::Tensor rows = left.dim() == 1 ? left.unsqueeze(0) : left;
@@ -68,8 +87,9 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
   }
   if (mask[1]) {
     // One matrix for a whole batch: its gradient is contracted over the batch at once.
-    const at::Tensor of_columns = columns.dim() == 2 ? weight_grad(rows.conj_physical(), grads)
-                                                     : rows.mT().conj_physical().matmul(grads).sum_to_size(columns.sizes());
+    const at::Tensor of_columns = columns.dim() == 2
+                                      ? weight_grad(rows.conj_physical(), grads)
+                                      : rows.mT().conj_physical().matmul(grads).sum_to_size(columns.sizes());
     std::get<1>(result) = of_columns.reshape(right.sizes());
   }
   return result;
@@ -83,7 +103,9 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
   return op.call(left, right);
 }
 
-at::Tensor conjugate_product(const at::Tensor& left, const at::Tensor& right) { return product(left.conj_physical(), right); }
+at::Tensor conjugate_product(const at::Tensor& left, const at::Tensor& right) {
+  return product(left.conj_physical(), right);
+}
 
 at::Tensor compute(const at::Tensor& left, const at::Tensor& right) { return at::matmul(left, right); }
 
@@ -106,7 +128,7 @@ void register_matmul(RuleTable& table) {
   table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
   table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
   table.add({"aten::addmv", "aten::addmv_"}, plus_bias("mk,k->m"));
-  table.add("shardwise::matmul", Rule("…mk,…kn->…mn", describe_matmul).multilinear());
+  table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
   aten_kernels().impl("matmul", &product);
   aten_kernels().impl("dot", &product);
   aten_kernels().impl("vdot", &conjugate_product);

@@ -26,7 +26,9 @@ struct Range {
   int64_t step = 1;
 };
 
-at::Tensor slice(const at::Tensor& self, const Range& range) { return self.slice(range.dim, range.start, range.end, range.step); }
+at::Tensor slice(const at::Tensor& self, const Range& range) {
+  return self.slice(range.dim, range.start, range.end, range.step);
+}
 
 /// Which elements of a dim a slice keeps. Pre: the dense operator took these arguments.
 class Chosen {
@@ -56,7 +58,8 @@ class Chosen {
 };
 
 Placements placements_of_slice(const Layout& layout, const Chosen& chosen) {
-  if (!layout.is_enumerable()) return layout.recut(chosen.dim(), [&](Interval cut) { return chosen.image(cut).length(); });
+  if (!layout.is_enumerable())
+    return layout.recut(chosen.dim(), [&](Interval cut) { return chosen.image(cut).length(); });
   std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
   for (ShardMetadata& piece : pieces) {
     Box box = piece.box();
@@ -72,8 +75,8 @@ std::optional<Propagation> place(const OpCall& call) {
   const DenseOutput& dense = call.outputs[0];
   Propagation result;
   result.inputs.resize(1);
-  result.outputs.push_back(
-      Spec::intern(spec.mesh(), dense.sizes, placements_of_slice(spec.layout(), Chosen(call)), dense.strides, dense.dtype));
+  result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, placements_of_slice(spec.layout(), Chosen(call)),
+                                        dense.strides, dense.dtype));
   return result;
 }
 
@@ -97,9 +100,11 @@ at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) 
     if (placements[m].is_partial()) placements[m] = Placement::replicate();
     if (placements[m].is_replicate() && is_sum) placements[m] = of_grad;
   }
-  auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()), grad.scalar_type());
+  auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()),
+                           grad.scalar_type());
   Shards pieces;
-  for (const Box& box : spec->boxes()) pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
+  for (const Box& box : spec->boxes())
+    pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
   at::Tensor whole = wrap(spec, std::move(pieces));
   slice(whole, range).copy_(grad);
   return whole;
@@ -127,7 +132,8 @@ auto make_node() {
     return c10::make_intrusive<T>();
 }
 
-at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start, std::optional<int64_t> end, int64_t step) {
+at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
+                                std::optional<int64_t> end, int64_t step) {
   const Range range{dim, start, end, step};
   ViewReplay replay;
   at::Tensor result = [&] {
@@ -147,19 +153,22 @@ at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::option
 at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
   TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has nothing to select. Use the tensor itself.");
   const int64_t size = self.size(dim);
-  TORCH_CHECK_INDEX(-size <= index && index < size, fmt::format("[aten::select] index {} is out of range for dim {} of a tensor of shape "
-                                                                "[{}]. Use an index in [{}, {}).",
-                                                                index, dim, fmt::join(self.sizes(), ", "), -size, size));
+  TORCH_CHECK_INDEX(-size <= index && index < size,
+                    fmt::format("[aten::select] index {} is out of range for dim {} of a tensor of shape "
+                                "[{}]. Use an index in [{}, {}).",
+                                index, dim, fmt::join(self.sizes(), ", "), -size, size));
   const int64_t first = index < 0 ? index + size : index;
   return self.slice(dim, first, first + 1).squeeze(dim);
 }
 
 std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
-  TORCH_CHECK_VALUE(total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
-                    fmt::format("[aten::split_with_sizes] sizes [{}] add up to {}; dim {} has {} elements. Make them sum to that, none "
-                                "below 0.",
-                                fmt::join(sizes, ", "), total, dim, self.size(dim)));
+  TORCH_CHECK_VALUE(
+      total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
+      fmt::format(
+          "[aten::split_with_sizes] sizes [{}] add up to {}; dim {} has {} elements. Make them sum to that, none "
+          "below 0.",
+          fmt::join(sizes, ", "), total, dim, self.size(dim)));
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
   for (int64_t size : sizes) {
@@ -171,8 +180,10 @@ std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef 
 
 std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
   const int64_t total = self.size(dim);
-  TORCH_CHECK_VALUE(size > 0 || (size == 0 && total == 0),
-                    fmt::format("[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim, total));
+  TORCH_CHECK_VALUE(
+      size > 0 || (size == 0 && total == 0),
+      fmt::format("[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
+                  total));
   std::vector<int64_t> sizes;
   for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
   if (sizes.empty()) sizes.push_back(0);  // of nothing there is one empty part

@@ -22,10 +22,14 @@ class Regrouping {
   Regrouping(c10::IntArrayRef from, c10::IntArrayRef to, Signature& signature)
       : from_(from), to_(to), signature_(signature), before_(from.size()), after_(to.size()) {
     while (i_ < from.size() && j_ < to.size()) {
-      if (from[i_] == to[j_]) keep();
-      else if (from[i_] == 1) ++i_;
-      else if (to[j_] == 1) ++j_;
-      else if (!regroup()) break;  // an empty tensor, whose dims do not pair
+      if (from[i_] == to[j_])
+        keep();
+      else if (from[i_] == 1)
+        ++i_;
+      else if (to[j_] == 1)
+        ++j_;
+      else if (!regroup())
+        break;  // an empty tensor, whose dims do not pair
     }
     signature.inputs = {before_};
     signature.outputs = {after_};
@@ -44,8 +48,10 @@ class Regrouping {
     int64_t n_before = from_[i_++], n_after = to_[j_++];
     while (n_before != n_after) {
       if (n_before < n_after ? i_ == from_.size() : j_ == to_.size()) return false;
-      if (n_before < n_after) n_before *= from_[i_++];
-      else n_after *= to_[j_++];
+      if (n_before < n_after)
+        n_before *= from_[i_++];
+      else
+        n_after *= to_[j_++];
     }
     if (n_before == 0) return true;
     const int64_t row_before = n_before / from_[first_before], row_after = n_after / to_[first_after];
@@ -62,7 +68,9 @@ class Regrouping {
   size_t i_ = 0, j_ = 0;
 };
 
-void describe_view(const OpCall& call, Signature& signature) { Regrouping(call.operands[0].sizes, call.outputs[0].sizes, signature); }
+void describe_view(const OpCall& call, Signature& signature) {
+  Regrouping(call.operands[0].sizes, call.outputs[0].sizes, signature);
+}
 
 void describe_expand(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
@@ -120,7 +128,8 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::In
 at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
   Dims sizes;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    const bool is_named = std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });
+    const bool is_named =
+        std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });
     if (!is_named || self.size(dim) != 1) sizes.push_back(self.size(dim));
   }
   return self.view(sizes);
@@ -135,11 +144,13 @@ at::Tensor squeeze(const at::Tensor& self) {
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
 
 /// Of the gathered tensor: global strides say nothing of where the elements live.
-at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<int64_t> offset) {
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
   if (sizes == self.sizes() && strides == self.strides() && offset.value_or(0) == 0) return self.alias();
   const SpecPtr& spec = spec_of(self);
   TORCH_CHECK_VALUE(self.is_non_overlapping_and_dense(),
-                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, and what lies in them is not known. "
+                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, and what "
+                                "lies in them is not known. "
                                 "Call clone() first, or use slice, select and permute.",
                                 fmt::join(self.strides(), ", "), fmt::join(self.sizes(), ", ")));
   const at::Tensor gathered = redistribute(self, Placements(spec->placements().size()));
@@ -157,8 +168,11 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
 }  // namespace
 
 void register_views(RuleTable& table) {
-  const auto passing = [](const char* text, Rule::Describe describe) { return Rule(text, std::move(describe)).linear(Linearity::kPass); };
-  table.add({"aten::view", "aten::_unsafe_view"}, passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
+  const auto passing = [](const char* text, Rule::Describe describe) {
+    return Rule(text, std::move(describe)).linear(Linearity::kPass);
+  };
+  table.add({"aten::view", "aten::_unsafe_view"},
+            passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
   table.add("aten::permute", passing("permute", describe_permute));
   table.add("aten::transpose.int", passing("transpose", describe_transpose));

@@ -22,7 +22,8 @@ class Replayed final : public c10::OperatorKernel {
 };
 
 bool is_tracked(const OpInfo& op) {
-  return op.is_view && op.name.starts_with("aten::") && op.name != "aten::detach" && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
+  return op.is_view && op.name.starts_with("aten::") && op.name != "aten::detach" &&
+         !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
          op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
          !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
@@ -37,12 +38,14 @@ ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_
 
 void register_view_replay() {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);  // lasts as long as the process
+  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__,
+                                   __LINE__);  // lasts as long as the process
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findSchema(name);
     if (!op) continue;
     const OpInfo info(*op);
-    if (is_tracked(info)) aten.impl(info.name.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
+    if (is_tracked(info))
+      aten.impl(info.name.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
   }
 }
 

@@ -15,7 +15,9 @@ TEST(AttentionTest, WithoutMaskIsDense) {
   expect_same_as_dense("attention", attend, {{2, 4, 5, 3}, {2, 4, 6, 3}, {2, 4, 6, 2}}, kClose);
   expect_same_as_dense("attention without batch", attend, {{5, 3}, {6, 3}, {6, 3}}, kClose);
   expect_same_as_dense("attention over no batch", attend, {{0, 4, 5, 3}, {0, 4, 5, 3}, {0, 4, 5, 3}}, kClose);
-  const auto scaled = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, false, 0.125); };
+  const auto scaled = [](const Tensors& t) {
+    return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, false, 0.125);
+  };
   expect_same_as_dense("scaled attention", scaled, {{2, 5, 3}, {2, 5, 3}, {2, 5, 3}}, kClose);
 }
 
@@ -28,23 +30,32 @@ TEST(AttentionTest, CausalIsDense) {
 TEST(AttentionTest, MasksAreDense) {
   const auto added = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3]); };
   expect_same_as_dense("an added mask", added, {{2, 3, 5, 4}, {2, 3, 6, 4}, {2, 3, 6, 4}, {2, 1, 5, 6}}, kClose);
-  const auto kept = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3].detach().gt(0)); };
+  const auto kept = [](const Tensors& t) {
+    return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3].detach().gt(0));
+  };
   expect_same_as_dense("a mask of bools", kept, {{2, 3, 5, 4}, {2, 3, 6, 4}, {2, 3, 6, 4}, {5, 6}}, kClose);
-  const auto blind = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3].detach().ne(t[3].detach())); };
+  const auto blind = [](const Tensors& t) {
+    return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3].detach().ne(t[3].detach()));
+  };
   expect_same_as_dense("queries that see nothing", blind, {{2, 5, 4}, {2, 6, 4}, {2, 6, 4}, {5, 6}}, kClose);
 }
 
 TEST(AttentionTest, SharedHeadsAreDense) {
-  const auto attend = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, false, {}, true); };
+  const auto attend = [](const Tensors& t) {
+    return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, false, {}, true);
+  };
   expect_same_as_dense("grouped queries", attend, {{2, 6, 5, 3}, {2, 3, 5, 3}, {2, 3, 5, 3}}, kClose);
 }
 
 TEST(AttentionTest, BatchHeadsAndQueriesStayCut) {
-  const auto attend = [](const Tensors& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true)}; };
+  const auto attend = [](const Tensors& t) {
+    return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true)};
+  };
   const std::vector<Dims> sizes(3, {4, 4, 6, 2});
   const auto both = std::vector<Placement>{Placement::shard(0), Placement::shard(1)};
   EXPECT_EQ(bytes_received(attend, sizes, {2, 2}, {both, both, both}), 0);
-  const auto queries = std::vector<Placement>{Placement::shard(2)}, all = std::vector<Placement>{Placement::replicate()};
+  const auto queries = std::vector<Placement>{Placement::shard(2)},
+             all = std::vector<Placement>{Placement::replicate()};
   EXPECT_EQ(bytes_received(attend, sizes, {3}, {queries, all, all}), 0);
 }
 
@@ -56,7 +67,8 @@ TEST(AttentionTest, WrongArgumentsSayTheRightOnes) {
   expect_error("[aten::scaled_dot_product_attention] is_causal stands beside an attn_mask", error);
   const auto of_groups = error_of_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
-    const auto queries = lay_out(at::ones({5, 4, 3}), mesh, {Placement::shard(0)}), keys = lay_out(at::ones({2, 4, 3}), mesh, {Placement::shard(0)});
+    const auto queries = lay_out(at::ones({5, 4, 3}), mesh, {Placement::shard(0)}),
+               keys = lay_out(at::ones({2, 4, 3}), mesh, {Placement::shard(0)});
     at::scaled_dot_product_attention(queries, keys, keys, {}, 0, false, {}, /*enable_gqa=*/true);
   });
   expect_error("Make the query's number of heads a multiple of the key's", of_groups);

@@ -19,28 +19,37 @@ at::Tensor ids_in(const at::Tensor& numbers, int64_t n_rows) {
 
 TEST(EmbeddingTest, AnyTableAndAnyIdsAreDense) {
   // Rows, columns, shape of the ids.
-  const std::vector<std::tuple<int64_t, int64_t, Dims>> cases = {{10, 3, {7}}, {10, 17, {4, 3}}, {2, 5, {6}}, {4, 4, {}}, {5, 3, {2, 0}}, {1, 2, {3, 1}}};
+  const std::vector<std::tuple<int64_t, int64_t, Dims>> cases = {{10, 3, {7}}, {10, 17, {4, 3}}, {2, 5, {6}},
+                                                                 {4, 4, {}},   {5, 3, {2, 0}},   {1, 2, {3, 1}}};
   for (const auto& [n_rows, n_columns, ids] : cases)
-    expect_same_as_dense("embedding", [n = n_rows](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], n)); }, {{n_rows, n_columns}, ids});
-  expect_same_as_dense("embedding of a table without rows", [](const Tensors& t) { return at::embedding(t[0], t[1].detach().to(at::kLong)); },
+    expect_same_as_dense("embedding", [n = n_rows](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], n)); },
+                         {{n_rows, n_columns}, ids});
+  expect_same_as_dense("embedding of a table without rows",
+                       [](const Tensors& t) { return at::embedding(t[0], t[1].detach().to(at::kLong)); },
                        {{0, 3}, {0}});
-  expect_same_as_dense("ids of int32", [](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], 9).to(at::kInt)); }, {{9, 3}, {7}});
+  expect_same_as_dense("ids of int32",
+                       [](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], 9).to(at::kInt)); },
+                       {{9, 3}, {7}});
 }
 
 TEST(EmbeddingTest, PaddingGetsNoGradient) {
   for (int64_t padding : {0, 4, 8})
-    expect_same_as_dense("padding_idx", [=](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], 9), padding); }, {{9, 3}, {20}});
+    expect_same_as_dense("padding_idx", [=](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], 9), padding); },
+                         {{9, 3}, {20}});
 }
 
 TEST(EmbeddingTest, FrequenciesCountTheWholeBatch) {
-  const auto by_freq = [](const Tensors& t) { return at::embedding(t[0], ids_in(t[1], 4), 1, /*scale_grad_by_freq=*/true); };
+  const auto by_freq = [](const Tensors& t) {
+    return at::embedding(t[0], ids_in(t[1], 4), 1, /*scale_grad_by_freq=*/true);
+  };
   expect_same_as_dense("scale_grad_by_freq", by_freq, {{4, 3}, {5, 4}}, {.is_exact = false});
 }
 
 TEST(EmbeddingTest, GradientsAreDifferentiable) {
   const auto second = [](const Tensors& t) {
     const at::Tensor rows = at::embedding(t[0], ids_in(t[1], 6), 2);
-    const at::Tensor first = torch::autograd::grad({rows.mul(rows).mul(rows).sum()}, {t[0]}, {}, true, /*create_graph=*/true)[0];
+    const at::Tensor first =
+        torch::autograd::grad({rows.mul(rows).mul(rows).sum()}, {t[0]}, {}, true, /*create_graph=*/true)[0];
     return first;
   };
   expect_same_as_dense("embedding", second, {{6, 3}, {8}}, {.is_exact = false});
@@ -87,7 +96,8 @@ TEST(EmbeddingTest, ReplicatedTableLeavesIdsCutAndItsGradientPartial) {
 TEST(EmbeddingTest, PiecesOfAGridAreDense) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({3}, {3, 1, 2});
-    const auto grid = Placement::enumerable({{{0, 0}, {4, 3}, 2}, {{4, 0}, {5, 3}, 3}, {{0, 3}, {9, 1}, 3}, {{0, 4}, {9, 2}, 2}});
+    const auto grid =
+        Placement::enumerable({{{0, 0}, {4, 3}, 2}, {{4, 0}, {5, 3}, 3}, {{0, 3}, {9, 1}, 3}, {{0, 4}, {9, 2}, 2}});
     const auto dense = at::arange(54, at::kDouble).view({9, 6}).requires_grad_();
     const auto table = lay_out(dense.detach(), mesh, {grid}).requires_grad_();
     const auto ids = at::tensor({8, 0, 3, 4, 4});
@@ -112,26 +122,32 @@ std::string error_of(const std::vector<int64_t>& ids, const Placement& of_table,
 TEST(EmbeddingTest, IdsOutOfRangeNameTheWorstOnEveryRank) {
   for (const Placement& of_table : {kRows, kColumns, kReplicate})
     for (const Placement& of_ids : {kRows, kReplicate}) {
-      expect_error("[aten::embedding] id 12 is no row of the table: it has 10 rows. Use ids in [0, 10).", error_of({0, 12, 10}, of_table, of_ids));
+      expect_error("[aten::embedding] id 12 is no row of the table: it has 10 rows. Use ids in [0, 10).",
+                   error_of({0, 12, 10}, of_table, of_ids));
       expect_error("[aten::embedding] id -5 is no row", error_of({0, 11, -5}, of_table, of_ids));
     }
 }
 
 TEST(EmbeddingTest, WrongArgumentsSayTheRightOnes) {
-  const auto error = [](const std::function<void(const MeshPtr&)>& use) { return error_of_ranks(2, [&](World&) { use(make_mesh({2})); }); };
+  const auto error = [](const std::function<void(const MeshPtr&)>& use) {
+    return error_of_ranks(2, [&](World&) { use(make_mesh({2})); });
+  };
   expect_error("[aten::embedding] ids are Float. Use int64 or int32.", error([](const MeshPtr& mesh) {
                  at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}), lay_out(at::rand({2}), mesh, {kReplicate}));
                }));
-  expect_error("[aten::embedding] the table of shape [4, 3, 2] has 3 dims. Give [rows, columns].", error([](const MeshPtr& mesh) {
+  expect_error("[aten::embedding] the table of shape [4, 3, 2] has 3 dims. Give [rows, columns].",
+               error([](const MeshPtr& mesh) {
                  at::embedding(lay_out(at::rand({4, 3, 2}), mesh, {kRows}), lay_out(at::arange(2), mesh, {kReplicate}));
                }));
-  expect_error("got a torch.Tensor of shape [2] next to a DTensor",
-               error([](const MeshPtr& mesh) { at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}), at::arange(2)); }));
+  expect_error("got a torch.Tensor of shape [2] next to a DTensor", error([](const MeshPtr& mesh) {
+                 at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}), at::arange(2));
+               }));
   expect_error("[aten::embedding] padding_idx 4 is no row of the table", error([](const MeshPtr& mesh) {
                  at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}), lay_out(at::arange(2), mesh, {kReplicate}), 4);
                }));
   expect_error("[aten::embedding] sparse=True", error([](const MeshPtr& mesh) {
-                 at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}).requires_grad_(), lay_out(at::arange(2), mesh, {kReplicate}), -1, false, true);
+                 at::embedding(lay_out(at::rand({4, 3}), mesh, {kRows}).requires_grad_(),
+                               lay_out(at::arange(2), mesh, {kReplicate}), -1, false, true);
                }));
 }
 

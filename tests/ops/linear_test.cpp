@@ -24,7 +24,8 @@ TEST(LinearTest, AnyBatchDimsAreDense) {
 TEST(LinearTest, GradientsAreDifferentiable) {
   const auto second = [](const Tensors& t) {
     const at::Tensor result = at::linear(t[0], t[1], t[2]);
-    const Tensors first = torch::autograd::grad({result.mul(result).sum()}, {t[0], t[1], t[2]}, {}, true, /*create_graph=*/true);
+    const Tensors first =
+        torch::autograd::grad({result.mul(result).sum()}, {t[0], t[1], t[2]}, {}, true, /*create_graph=*/true);
     return at::cat({first[0].reshape({-1}), first[1].reshape({-1}), first[2]});
   };
   expect_same_as_dense("linear", second, {{3, 2, 4}, {5, 4}, {5}}, {.is_exact = false, .max_combinations = 10});

@@ -13,11 +13,12 @@ namespace {
 TEST(MatmulTest, RulesReadAsTheirNotation) {
   EXPECT_EQ(to_string(rule("aten::mm")), "mk,kn->mn {k: sum} multilinear");
   EXPECT_EQ(to_string(rule("aten::addmm")), "bias + mk,kn->mn {k: sum} multilinear");
-  EXPECT_EQ(to_string(rule("shardwise::matmul")), "…mk,…kn->…mn multilinear");
+  EXPECT_EQ(to_string(rule("shardwise::matmul")), "…mk,…kn->…mn {k: sum} multilinear");
 }
 
 TEST(MatmulTest, ProductsOfMatricesAndVectorsAreDense) {
-  for (const auto& [m, k, n] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{{5, 7, 2}, {0, 3, 4}, {2, 0, 3}, {1, 1, 1}})
+  for (const auto& [m, k, n] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{5, 7, 2}, {0, 3, 4}, {2, 0, 3}, {1, 1, 1}})
     expect_same_as_dense("mm", [](const Tensors& t) { return at::mm(t[0], t[1]); }, {{m, k}, {k, n}});
   expect_same_as_dense("bmm", [](const Tensors& t) { return at::bmm(t[0], t[1]); }, {{3, 4, 5}, {3, 5, 2}});
   expect_same_as_dense("mv", [](const Tensors& t) { return at::mv(t[0], t[1]); }, {{5, 4}, {4}});
@@ -29,24 +30,38 @@ TEST(MatmulTest, WhatIsAddedIsAddedOnce) {
   for (const Dims& bias : {Dims{4}, Dims{5, 4}, Dims{1, 4}, Dims{5, 1}, Dims{1}, Dims{}})
     expect_same_as_dense("addmm", addmm, {bias, {5, 6}, {6, 4}});
   expect_same_as_dense("addmm of an empty sum", addmm, {{4}, {5, 0}, {0, 4}});
-  expect_same_as_dense("baddbmm", [](const Tensors& t) { return at::baddbmm(t[0], t[1], t[2]); }, {{4, 1}, {3, 4, 5}, {3, 5, 2}});
+  expect_same_as_dense("baddbmm", [](const Tensors& t) { return at::baddbmm(t[0], t[1], t[2]); },
+                       {{4, 1}, {3, 4, 5}, {3, 5, 2}});
   expect_same_as_dense("addmv", [](const Tensors& t) { return at::addmv(t[0], t[1], t[2]); }, {{5}, {5, 4}, {4}});
 }
 
 TEST(MatmulTest, MatmulBroadcastsBatchDims) {
   const std::vector<std::vector<Dims>> shapes = {
-      {{4}, {4}},          {{4}, {4, 3}},       {{3, 4}, {4}},             {{3, 4}, {4, 2}},      {{5, 3, 4}, {4}},
-      {{4}, {5, 4, 3}},    {{5, 3, 4}, {4, 2}}, {{3, 4}, {5, 4, 2}},       {{5, 3, 4}, {5, 4, 2}}, {{2, 1, 3, 4}, {5, 4, 2}},
-      {{1, 3, 4}, {2, 4, 1}}, {{2, 3, 1, 4}, {2, 1, 4, 3}}, {{0, 3, 4}, {4, 2}}, {{2, 3, 4}, {0, 1, 4, 2}},
+      {{4}, {4}},
+      {{4}, {4, 3}},
+      {{3, 4}, {4}},
+      {{3, 4}, {4, 2}},
+      {{5, 3, 4}, {4}},
+      {{4}, {5, 4, 3}},
+      {{5, 3, 4}, {4, 2}},
+      {{3, 4}, {5, 4, 2}},
+      {{5, 3, 4}, {5, 4, 2}},
+      {{2, 1, 3, 4}, {5, 4, 2}},
+      {{1, 3, 4}, {2, 4, 1}},
+      {{2, 3, 1, 4}, {2, 1, 4, 3}},
+      {{0, 3, 4}, {4, 2}},
+      {{2, 3, 4}, {0, 1, 4, 2}},
   };
   for (const auto& sizes : shapes)
-    expect_same_as_dense("matmul", [](const Tensors& t) { return at::matmul(t[0], t[1]); }, sizes, {.max_combinations = 25});
+    expect_same_as_dense("matmul", [](const Tensors& t) { return at::matmul(t[0], t[1]); }, sizes,
+                         {.max_combinations = 25});
 }
 
 TEST(MatmulTest, MatmulIsDifferentiableTwice) {
   const auto second = [](const Tensors& t) {
     const at::Tensor product = at::matmul(t[0], t[1]);
-    const Tensors first = torch::autograd::grad({product.mul(product).sum()}, {t[0], t[1]}, {}, true, /*create_graph=*/true);
+    const Tensors first =
+        torch::autograd::grad({product.mul(product).sum()}, {t[0], t[1]}, {}, true, /*create_graph=*/true);
     return at::cat({first[0].reshape({-1}), first[1].reshape({-1})});
   };
   expect_same_as_dense("matmul", second, {{3, 2, 4}, {4, 2}}, {.is_exact = false, .max_combinations = 10});

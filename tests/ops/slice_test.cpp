@@ -13,19 +13,25 @@ const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0)
 
 TEST(SliceTest, AnyRangeOfAnyCutIsDense) {
   // Start, end, step.
-  const std::vector<std::tuple<int64_t, int64_t, int64_t>> ranges = {{0, 8, 1}, {2, 5, 1}, {-3, 100, 1}, {1, 8, 3}, {7, 8, 9}, {5, 2, 1}};
+  const std::vector<std::tuple<int64_t, int64_t, int64_t>> ranges = {{0, 8, 1}, {2, 5, 1}, {-3, 100, 1},
+                                                                     {1, 8, 3}, {7, 8, 9}, {5, 2, 1}};
   for (const auto& [start, end, step] : ranges)
-    expect_same_as_dense("slice", [=](const Tensors& t) { return Tensors{t[0].slice(0, start, end, step), t[0].slice(-1, start, end, step)}; },
-                         {{8, 5}});
+    expect_same_as_dense(
+        "slice",
+        [=](const Tensors& t) { return Tensors{t[0].slice(0, start, end, step), t[0].slice(-1, start, end, step)}; },
+        {{8, 5}});
   expect_same_as_dense("slice of nothing", [](const Tensors& t) { return t[0].slice(0, 0, 3); }, {{0, 4}});
-  expect_same_as_dense("slice of a slice", [](const Tensors& t) { return t[0].slice(0, 1, 7).slice(0, 1, 5, 2).slice(1, 2); }, {{8, 5}});
+  expect_same_as_dense("slice of a slice",
+                       [](const Tensors& t) { return t[0].slice(0, 1, 7).slice(0, 1, 5, 2).slice(1, 2); }, {{8, 5}});
 }
 
 TEST(SliceTest, PartsAreDense) {
-  expect_same_as_dense("select", [](const Tensors& t) { return Tensors{t[0].select(0, 2), t[0].select(1, -1)}; }, {{5, 4}});
+  expect_same_as_dense("select", [](const Tensors& t) { return Tensors{t[0].select(0, 2), t[0].select(1, -1)}; },
+                       {{5, 4}});
   expect_same_as_dense("narrow", [](const Tensors& t) { return t[0].narrow(1, 1, 2); }, {{5, 4}});
   expect_same_as_dense("split", [](const Tensors& t) { return t[0].split(2, 0); }, {{5, 4}});
-  expect_same_as_dense("split_with_sizes", [](const Tensors& t) { return t[0].split_with_sizes({1, 0, 3}, 1); }, {{5, 4}});
+  expect_same_as_dense("split_with_sizes", [](const Tensors& t) { return t[0].split_with_sizes({1, 0, 3}, 1); },
+                       {{5, 4}});
   expect_same_as_dense("chunk", [](const Tensors& t) { return t[0].chunk(3, 1); }, {{5, 7}});
   expect_same_as_dense("unbind", [](const Tensors& t) { return t[0].unbind(1); }, {{5, 3}});
   expect_same_as_dense("joined again", [](const Tensors& t) { return at::cat(t[0].split(2, 0)); }, {{5, 4}});
@@ -73,7 +79,8 @@ TEST(SliceTest, WrongArgumentsSayTheRightOnes) {
   };
   expect_error("[aten::select] index 4 is out of range for dim 0 of a tensor of shape [4, 6]. Use an index in [-4, 4).",
                error([](const at::Tensor& t) { t.select(0, 4); }));
-  expect_error("[aten::split_with_sizes] sizes [1, 2] add up to 3; dim 0 has 4", error([](const at::Tensor& t) { t.split_with_sizes({1, 2}); }));
+  expect_error("[aten::split_with_sizes] sizes [1, 2] add up to 3; dim 0 has 4",
+               error([](const at::Tensor& t) { t.split_with_sizes({1, 2}); }));
   expect_error("[aten::split] split size 0", error([](const at::Tensor& t) { t.split(0); }));
 }
 

@@ -13,10 +13,11 @@ const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0)
 TEST(ViewsTest, ReshapesAreDense) {
   // From, to.
   const std::vector<std::pair<Dims, Dims>> cases = {
-      {{6, 4}, {24}},      {{24}, {6, 4}},          {{4, 6}, {6, 4}},    {{2, 3, 4}, {6, 4}},  {{2, 3, 4}, {2, 12}}, {{2, 12}, {2, 3, 4}},
-      {{5, 1, 3}, {5, 3}}, {{1, 5}, {5}},           {{5}, {1, 5, 1}},    {{1, 1}, {}},         {{}, {1}},            {{0, 8}, {0, 2, 4}},
-      {{4, 0}, {0}},       {{0, 3}, {5, 0}},        {{2, 1, 6}, {2, 6}}, {{2, 1, 6}, {12}},    {{3, 4}, {3, 4}},     {{8, 2}, {2, 8}},
-      {{7, 1}, {1, 7}},    {{4, 3, 2}, {2, 2, 6}},
+      {{6, 4}, {24}},       {{24}, {6, 4}},       {{4, 6}, {6, 4}},    {{2, 3, 4}, {6, 4}},
+      {{2, 3, 4}, {2, 12}}, {{2, 12}, {2, 3, 4}}, {{5, 1, 3}, {5, 3}}, {{1, 5}, {5}},
+      {{5}, {1, 5, 1}},     {{1, 1}, {}},         {{}, {1}},           {{0, 8}, {0, 2, 4}},
+      {{4, 0}, {0}},        {{0, 3}, {5, 0}},     {{2, 1, 6}, {2, 6}}, {{2, 1, 6}, {12}},
+      {{3, 4}, {3, 4}},     {{8, 2}, {2, 8}},     {{7, 1}, {1, 7}},    {{4, 3, 2}, {2, 2, 6}},
   };
   for (const auto& [from, to] : cases) {
     const auto reshape = [to = to](const Tensors& t) { return t[0].reshape(to); };
@@ -31,24 +32,30 @@ TEST(ViewsTest, ReorderedDimsAreDense) {
   expect_same_as_dense("transpose", [](const Tensors& t) { return t[0].transpose(-1, 0); }, {{5, 2, 3}});
   expect_same_as_dense("t", [](const Tensors& t) { return t[0].t(); }, {{5, 2}});
   expect_same_as_dense("t of a vector", [](const Tensors& t) { return t[0].t(); }, {{5}});
-  expect_same_as_dense("transposed, then flattened", [](const Tensors& t) { return t[0].transpose(0, 1).reshape({-1}); }, {{4, 6}});
+  expect_same_as_dense("transposed, then flattened",
+                       [](const Tensors& t) { return t[0].transpose(0, 1).reshape({-1}); }, {{4, 6}});
   expect_same_as_dense("movedim", [](const Tensors& t) { return t[0].movedim(0, 2); }, {{2, 3, 4}});
 }
 
 TEST(ViewsTest, DimsOfOneComeAndGo) {
-  expect_same_as_dense("unsqueeze", [](const Tensors& t) { return Tensors{t[0].unsqueeze(0), t[0].unsqueeze(-1), t[0].unsqueeze(1)}; },
-                       {{5, 2}});
+  expect_same_as_dense(
+      "unsqueeze", [](const Tensors& t) { return Tensors{t[0].unsqueeze(0), t[0].unsqueeze(-1), t[0].unsqueeze(1)}; },
+      {{5, 2}});
   // A piece of one row is not a dim of one.
-  expect_same_as_dense("squeeze", [](const Tensors& t) { return Tensors{t[0].squeeze(), t[0].squeeze(0), t[0].squeeze(-1)}; }, {{3, 1, 1}});
+  expect_same_as_dense("squeeze",
+                       [](const Tensors& t) { return Tensors{t[0].squeeze(), t[0].squeeze(0), t[0].squeeze(-1)}; },
+                       {{3, 1, 1}});
   expect_same_as_dense("squeeze of one", [](const Tensors& t) { return t[0].squeeze(); }, {{1, 1, 5}});
-  expect_same_as_dense("squeeze dims", [](const Tensors& t) { return t[0].squeeze(c10::IntArrayRef{0, 1}); }, {{2, 1, 3}});
+  expect_same_as_dense("squeeze dims", [](const Tensors& t) { return t[0].squeeze(c10::IntArrayRef{0, 1}); },
+                       {{2, 1, 3}});
 }
 
 TEST(ViewsTest, ExpandedDimsAreDense) {
   expect_same_as_dense("expand", [](const Tensors& t) { return t[0].expand({4, 3, 5}); }, {{3, 1}});
   expect_same_as_dense("expand", [](const Tensors& t) { return t[0].expand({-1, 5}); }, {{3, 1}});
   expect_same_as_dense("expand_as", [](const Tensors& t) { return t[0].expand_as(t[1]); }, {{1, 4}, {3, 4}});
-  expect_same_as_dense("expand and flatten", [](const Tensors& t) { return t[0].unsqueeze(1).expand({2, 3, 4}).flatten(0, 1); }, {{2, 4}});
+  expect_same_as_dense("expand and flatten",
+                       [](const Tensors& t) { return t[0].unsqueeze(1).expand({2, 3, 4}).flatten(0, 1); }, {{2, 4}});
 }
 
 TEST(ViewsTest, CutsThatStayWholeMoveNothing) {
@@ -96,14 +103,20 @@ TEST(ViewsTest, WritesReachTheBaseAndItsGradient) {
   expect_writes_reach_base("view", sizes, {kRows}, [](const at::Tensor& t) { return t.view({24, 2}); });
   expect_writes_reach_base("split", {12}, {kRows}, [](const at::Tensor& t) { return t.view({4, 3}); });
   expect_writes_reach_base("transpose", sizes, {kColumns}, [](const at::Tensor& t) { return t.transpose(0, 1); });
-  expect_writes_reach_base("permute", sizes, {Placement::shard(1, {0, 1, 5, 0})}, [](const at::Tensor& t) { return t.permute({2, 1, 0}); });
+  expect_writes_reach_base("permute", sizes, {Placement::shard(1, {0, 1, 5, 0})},
+                           [](const at::Tensor& t) { return t.permute({2, 1, 0}); });
   expect_writes_reach_base("slice", sizes, {kRows}, [](const at::Tensor& t) { return t.slice(0, 1, 4); });
-  expect_writes_reach_base("slice by steps", sizes, {kColumns}, [](const at::Tensor& t) { return t.slice(1, 1, 6, 2); });
-  expect_writes_reach_base("slices of both cut dims", sizes, {kRows, kColumns}, [](const at::Tensor& t) { return t.slice(0, 1, 3).slice(1, 2, 5); });
+  expect_writes_reach_base("slice by steps", sizes, {kColumns},
+                           [](const at::Tensor& t) { return t.slice(1, 1, 6, 2); });
+  expect_writes_reach_base("slices of both cut dims", sizes, {kRows, kColumns},
+                           [](const at::Tensor& t) { return t.slice(0, 1, 3).slice(1, 2, 5); });
   expect_writes_reach_base("select", sizes, {kRows}, [](const at::Tensor& t) { return t.select(1, 3); });
-  expect_writes_reach_base("nested", sizes, {kColumns, kColumns}, [](const at::Tensor& t) { return t.slice(1, 1, 6).transpose(0, 1).unsqueeze(0); });
-  expect_writes_reach_base("split and select", sizes, {kRows}, [](const at::Tensor& t) { return t.view({4, 3, 4}).select(1, 2).t(); });
-  expect_writes_reach_base("pieces", sizes, {Placement::enumerable({{{0, 0, 0}, {4, 2, 2}, 2}, {{0, 2, 0}, {4, 4, 2}, 2}})},
+  expect_writes_reach_base("nested", sizes, {kColumns, kColumns},
+                           [](const at::Tensor& t) { return t.slice(1, 1, 6).transpose(0, 1).unsqueeze(0); });
+  expect_writes_reach_base("split and select", sizes, {kRows},
+                           [](const at::Tensor& t) { return t.view({4, 3, 4}).select(1, 2).t(); });
+  expect_writes_reach_base("pieces", sizes,
+                           {Placement::enumerable({{{0, 0, 0}, {4, 2, 2}, 2}, {{0, 2, 0}, {4, 4, 2}, 2}})},
                            [](const at::Tensor& t) { return t.slice(1, 1, 4); });
 }
 
@@ -111,9 +124,12 @@ TEST(ViewsTest, WritesToMovedViewsSayTheWayOut) {
   const auto write = [](const std::function<at::Tensor(const at::Tensor&)>& view) {
     return error_of_ranks(2, [&](World&) { view(lay_out(at::ones({4, 6}), make_mesh({2}), {kColumns})).add_(1); });
   };
-  expect_error("[aten::add_.Scalar] cannot write to a view whose values were moved", write([](const at::Tensor& t) { return t.view({24}); }));
-  expect_error("cannot write to a view whose values were moved", write([](const at::Tensor& t) { return t.select(1, 0); }));
-  expect_error("cannot write to a view whose values were moved", write([](const at::Tensor& t) { return t.select(1, 0).unsqueeze(0); }));
+  expect_error("[aten::add_.Scalar] cannot write to a view whose values were moved",
+               write([](const at::Tensor& t) { return t.view({24}); }));
+  expect_error("cannot write to a view whose values were moved",
+               write([](const at::Tensor& t) { return t.select(1, 0); }));
+  expect_error("cannot write to a view whose values were moved",
+               write([](const at::Tensor& t) { return t.select(1, 0).unsqueeze(0); }));
 }
 
 TEST(ViewsTest, PiecesWithGapsReshapeToo) {
@@ -127,10 +143,10 @@ TEST(ViewsTest, PiecesWithGapsReshapeToo) {
 }
 
 TEST(ViewsTest, AsStridedReadsGlobalStrides) {
-  expect_same_as_dense("as_strided", [](const Tensors& t) { return t[0].as_strided({2, 3}, {1, 4}, 5); }, {{4, 4}}, {.with_grad = false});
-  const auto error = error_of_ranks(2, [](World&) {
-    lay_out(at::ones({4, 6}), make_mesh({2}), {kRows}).slice(1, 0, 6, 2).as_strided({2}, {1});
-  });
+  expect_same_as_dense("as_strided", [](const Tensors& t) { return t[0].as_strided({2, 3}, {1, 4}, 5); }, {{4, 4}},
+                       {.with_grad = false});
+  const auto error = error_of_ranks(
+      2, [](World&) { lay_out(at::ones({4, 6}), make_mesh({2}), {kRows}).slice(1, 0, 6, 2).as_strided({2}, {1}); });
   expect_error("[aten::as_strided] strides [6, 2] of the DTensor of shape [4, 3] leave gaps", error);
 }
 
