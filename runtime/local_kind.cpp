@@ -52,6 +52,7 @@ void keep_local_kind(const at::Tensor& tensor, LocalKind kind) {
   auto* dtensor = maybe_dtensor(tensor);
   dtensor->set_local_kind(kind);
   if (kind == LocalKind::kTensor || tensor.grad_fn()) return;
+  impl::materialize_autograd_meta(tensor);  // hooks() asks for it
   if (impl::hooks(tensor).empty()) impl::add_hook(tensor, std::make_unique<KindOfGradient>(dtensor->spec(), kind));
   if (!impl::post_acc_grad_hooks(tensor)) impl::set_post_acc_grad_hooks(tensor, std::make_unique<KindOfSum>());
 }
