@@ -5,6 +5,13 @@
 namespace shardwise {
 namespace {
 
+// Neither rule is sampled(): a memory format decides the strides.
+
+Rule copy() {
+  auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) { signature = elementwise.signature(call); };
+  return Rule("pointwise", describe).linear(Linearity::kPass);
+}
+
 /// Casting commutes with a sum only where the result can hold the parts.
 Rule cast() {
   return {"pointwise linear to floating", [elementwise = pointwise()](const OpCall& call, Signature& signature) {
@@ -18,7 +25,7 @@ Rule cast() {
 
 void register_copies(RuleTable& table) {
   add_overloads(table, {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
-                pointwise().linear(Linearity::kPass));
+                copy());
   add_overloads(table, {"copy", "_to_copy"}, cast());
 }
 

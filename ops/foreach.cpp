@@ -37,7 +37,7 @@ void register_foreach(RuleTable& table) {
                         "_foreach_neg",   "_foreach_reciprocal", "_foreach_round", "_foreach_rsqrt", "_foreach_sigmoid", "_foreach_sign",
                         "_foreach_sin",   "_foreach_sinh",  "_foreach_sqrt",  "_foreach_tan",    "_foreach_tanh",   "_foreach_trunc"},
                 by_element);
-  add_overloads(table, {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"}, by_element);
+  add_overloads(table, {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"}, pointwise().per_element(/*scratch=*/"grads"));
   aten_kernels().impl("_foreach_norm.Scalar", &foreach_norm);
   aten_kernels().impl("_foreach_max", &foreach_max);
 }

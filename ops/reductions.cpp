@@ -16,13 +16,13 @@ namespace {
 
 /// For what does not combine from parts: the reduced dims are gathered first.
 Rule whole_reduction() {
-  return {"reduction of whole dims", [parts = reduction(Reduce::kSum)](const OpCall& call, Signature& signature) {
+  return Rule("reduction of whole dims", [parts = reduction(Reduce::kSum)](const OpCall& call, Signature& signature) {
             signature = parts.signature(call);
             for (Factor& factor : signature.factors) factor.is_whole = true;
             for (const Axes& axes : signature.outputs)
               for (const Axis& axis : axes)
                 if (axis.factor >= 0) signature.factors[axis.factor].is_whole = false;
-          }};
+          }).sampled();
 }
 
 int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {

@@ -11,7 +11,8 @@ thread_local bool implicit_replication = false;
 
 at::Tensor as_replica(const at::Tensor& plain, const DTensorImpl& beside) {
   const auto& mesh = beside.spec()->mesh();
-  auto spec = Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
+  auto spec =
+      Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
   return wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});
 }
 
@@ -19,7 +20,8 @@ bool is_mixed(const at::Tensor& tensor) { return tensor.defined() && tensor.dim(
 
 }  // namespace
 
-BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values) : op(info), stack(values), first(values.size() - info.n_args()) {
+BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
+    : op(info), stack(values), first(values.size() - info.n_args()) {
   if (implicit_replication) replicate_plain();
   key.add_pointer(&op);
   for (size_t i = 0; i < op.n_args(); ++i) {
@@ -30,8 +32,10 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values) : op(info), 
       const auto list = value.toListRef();
       key.add(list.size());
       for (size_t j = 0; j < list.size(); ++j)
-        if (list[j].isTensor()) bind_tensor(list[j].toTensor(), i, j);
-        else key.add(0);
+        if (list[j].isTensor())
+          bind_tensor(list[j].toTensor(), i, j);
+        else
+          key.add(0);
     } else {
       key.add_scalar(value, op.rule && op.args[i].is_number);
     }
@@ -40,10 +44,11 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values) : op(info), 
 
 void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
   if (auto* impl = maybe_dtensor(tensor)) {
-    TORCH_CHECK_VALUE(!op.args[arg].is_written || !impl->is_moved_view(),
-                      fmt::format("[{}] cannot write to a view whose values were moved from other ranks: the write would not reach "
-                                  "its base. Redistribute the base first, or write to the base with index_put_ or where.",
-                                  op.name));
+    TORCH_CHECK_VALUE(
+        !op.args[arg].is_written || !impl->is_moved_view(),
+        fmt::format("[{}] cannot write to a view whose values were moved from other ranks: the write would not reach "
+                    "its base. Redistribute the base first, or write to the base with index_put_ or where.",
+                    op.name));
     key.add_pointer(impl->spec().get());
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
@@ -52,18 +57,22 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
   if (!tensor.defined()) return key.add(0);
   // Plain scalars in a written list are the step counts of a fused optimizer.
   const bool is_scalar = tensor.dim() == 0 && !(op.args[arg].is_written && stack[first + arg].isTensor());
-  TORCH_CHECK_TYPE(is_scalar,
-                   fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
-                               "[Replicate()]), or work under implicit_replication().",
-                               op.name, fmt::join(tensor.sizes(), ", ")));
-  key.add(static_cast<uint64_t>(tensor.scalar_type()) << 8 | (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
+  // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
+  TORCH_CHECK_VALUE(
+      is_scalar,
+      fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
+                  "[Replicate()]), or work under implicit_replication().",
+                  op.name, fmt::join(tensor.sizes(), ", ")));
+  key.add(static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+          (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }
 
 void BoundCall::replicate_plain() {
   const DTensorImpl* beside = nullptr;
   for (size_t i = 0; i < op.n_args() && !beside; ++i) {
-    if (arg(i).isTensor()) beside = maybe_dtensor(arg(i).toTensor());
+    if (arg(i).isTensor())
+      beside = maybe_dtensor(arg(i).toTensor());
     else if (arg(i).isTensorList() || arg(i).isOptionalTensorList())
       for (const c10::IValue& element : arg(i).toListRef())
         if (!beside && element.isTensor()) beside = maybe_dtensor(element.toTensor());
@@ -73,7 +82,8 @@ void BoundCall::replicate_plain() {
     if (arg(i).isTensor() && is_mixed(arg(i).toTensor())) arg(i) = as_replica(arg(i).toTensor(), *beside);
     if (arg(i).isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : arg(i).toTensorVector()) list.push_back(is_mixed(tensor) ? as_replica(tensor, *beside) : tensor);
+      for (const at::Tensor& tensor : arg(i).toTensorVector())
+        list.push_back(is_mixed(tensor) ? as_replica(tensor, *beside) : tensor);
       arg(i) = std::move(list);
     } else if (arg(i).isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;

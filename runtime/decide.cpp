@@ -56,7 +56,7 @@ Decision decide(OpCall& call) {
   const Rule* rule = call.op.rule;
   if (!rule) return decision;
   const bool needs_outputs = !(rule->is_per_element() && call.op.writes);
-  if (needs_outputs && !infer_outputs(call) && !(rule->is_elementwise() && infer_elementwise_outputs(call))) return decision;
+  if (needs_outputs && !infer_outputs(call)) return decision;
 
   if (rule->is_per_element()) decision.propagation = propagate_per_element(call);
   else if (rule->is_shape_only()) decision.propagation = propagate_shape(call);

@@ -171,6 +171,7 @@ const SpecPtr& spec_of(const at::Tensor& tensor) {
 }
 
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
+  TORCH_CHECK_TYPE(!is_dtensor(local), "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_cut(local.sizes(), *mesh, placements);
   TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.", fmt::join(sizes, ", "),

@@ -13,10 +13,16 @@ const c10::Storage& no_storage() {
   return *storage;
 }
 
+/// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2.
+c10::DispatchKeySet keys_of(c10::Device device) {
+  const auto backend = c10::toBackendComponent(device.type());
+  return c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+}
+
 }  // namespace
 
 DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
-    : TensorImpl(c10::DispatchKeySet({kTensorKey, kAutogradKey}), c10::scalarTypeToTypeMeta(spec->dtype()), device),
+    : TensorImpl(keys_of(device), c10::scalarTypeToTypeMeta(spec->dtype()), device),
       spec_(std::move(spec)),
       shards_(std::move(shards)) {
   sizes_and_strides_.set_sizes(spec_->sizes());

@@ -33,8 +33,7 @@ class LocalRun {
 
   void run() {
     if (decision_.moves) move_inputs();
-    for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const Spec* spec = spec_of(i); spec && (!leader_ || spec->layout().is_enumerable())) leader_ = spec;
+    leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
     if (decision_.is_skipped) fill_outputs();
     else if (n_pieces == 1) run_only_piece();
@@ -49,6 +48,14 @@ class LocalRun {
     return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
   }
 
+  const Spec* leader() const {
+    if (call_.op.rule->is_shape_only()) return propagation_.outputs[0].get();
+    const Spec* result = nullptr;
+    for (size_t i = 0; i < call_.operands.size(); ++i)
+      if (const Spec* spec = spec_of(i); spec && (!result || spec->layout().is_enumerable())) result = spec;
+    return result;
+  }
+
   void move_inputs() {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
@@ -58,8 +65,14 @@ class LocalRun {
 
   at::Tensor local(size_t i, size_t piece) const {
     const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
-    if (!propagation_.by_box || spec_of(i)->layout().is_enumerable()) return shards[piece];
-    return cut_to(shards[0], leader_->boxes()[piece]);
+    if (propagation_.by_box && !spec_of(i)->layout().is_enumerable()) return cut_to(shards[0], leader_->boxes()[piece]);
+    return piece < shards.size() ? shards[piece] : no_elements(i);
+  }
+
+  /// Where only its dtype and device are read.
+  at::Tensor no_elements(size_t i) const {
+    const DTensorImpl& impl = *call_.operands[i].impl;
+    return at::full({0}, 0, at::TensorOptions().dtype(impl.spec()->dtype()).device(impl.device()));
   }
 
   /// Puts the local pieces in the place of the distributed arguments that begin at `args`.

@@ -1,10 +1,9 @@
 #include "runtime/op_call.h"
 
 #include "runtime/below.h"
+#include "runtime/op_sample.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -31,20 +30,6 @@ torch::jit::Stack meta_args(const OpCall& call) {
   return stack;
 }
 
-/// The global sizes with 0 for every extent but 1: they broadcast alike and hold nothing to compute.
-at::Tensor empty_example(const Spec& spec) {
-  Dims sizes;
-  for (int64_t size : spec.sizes()) sizes.push_back(size == 1 ? 1 : 0);
-  return at::zeros(sizes, spec.dtype());
-}
-
-/// The strides that elementwise operators give: those of the first operand of the result's sizes, if these leave no gaps.
-Dims elementwise_strides(const OpCall& call, c10::IntArrayRef sizes) {
-  for (const Operand& operand : call.operands)
-    if (operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
-  return row_major_strides(sizes);
-}
-
 DenseOutput describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {Dims(tensor.sizes()), Dims(tensor.strides()), tensor.scalar_type()};
@@ -58,7 +43,10 @@ int OpCall::operand_at(size_t arg) const {
   return -1;
 }
 
+// Most of torch's meta kernels are Python where Python is loaded, a hundred times the cost of a sample.
 bool infer_outputs(OpCall& call) {
+  if (infer_from_sample(call)) return true;
+  call.outputs.clear();
   torch::jit::Stack stack = meta_args(call);
   try {
     BelowGuard guard;
@@ -71,23 +59,6 @@ bool infer_outputs(OpCall& call) {
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) call.outputs.push_back(describe(tensor));
   }
-  return true;
-}
-
-bool infer_elementwise_outputs(OpCall& call) {
-  torch::jit::Stack stack(call.args.begin(), call.args.end());
-  Dims sizes;
-  for (const Operand& operand : call.operands) {
-    if (!stack[operand.arg].isTensor()) return false;
-    sizes = at::infer_size_dimvector(sizes, operand.sizes);
-    if (operand.spec) stack[operand.arg] = empty_example(*operand.spec);
-  }
-  {
-    BelowGuard guard;
-    call.op.handle.callBoxed(&stack);
-  }
-  for (const c10::IValue& value : stack)
-    call.outputs.push_back({sizes, elementwise_strides(call, sizes), value.toTensor().scalar_type()});
   return true;
 }
 

@@ -39,11 +39,7 @@ struct OpCall {
 
 /// Runs the operator on meta tensors of the global shapes and fills `call.outputs`.
 /// Throws: what the dense operator throws for these shapes and scalars (equal on all ranks, before any message).
-/// Returns false where the operator has no meta kernel or its output's shape depends on values.
+/// Returns false where the operator has neither a meta kernel nor a sampled() rule, or its output's shape depends on values.
 bool infer_outputs(OpCall& call);
-
-/// The same for an elementwise operator without a meta kernel (relu, where): its dtypes from a run on CPU tensors without
-/// elements, its sizes by broadcasting. Throws: what broadcasting throws. Returns false for tensor lists.
-bool infer_elementwise_outputs(OpCall& call);
 
 }  // namespace shardwise

@@ -156,8 +156,11 @@ class Chooser {
   /// Bytes moved and operands changed; nothing where the choice cannot be.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
-    for (const Axes& axes : signature_.outputs)
-      if (!placement(choice, axes, -1)) return std::nullopt;
+    for (size_t i = 0; i < signature_.outputs.size(); ++i) {
+      const auto to = placement(choice, signature_.outputs[i], -1);
+      const Operand* written = written_as(i);
+      if (!to || (written && !same_kind(written->spec->placements()[mesh_dim], *to))) return std::nullopt;
+    }
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Operand& operand = call_.operands[i];
       const Placement to = *placement(choice, signature_.inputs[i], static_cast<int>(i));
@@ -174,6 +177,13 @@ class Chooser {
       ++price.second;
     }
     return price;
+  }
+
+  /// The distributed operand that output `i` is, or null.
+  const Operand* written_as(size_t i) const {
+    const int arg = i < call_.op.n_returns() ? call_.op.returned_arg[i] : -1;
+    const int operand = arg < 0 ? -1 : call_.operand_at(static_cast<size_t>(arg));
+    return operand < 0 || !call_.operands[operand].spec ? nullptr : &call_.operands[operand];
   }
 
   /// How the mesh dims that chose `factor` cut it: a layout of a 1-D tensor of its size. Null where none did.
@@ -302,7 +312,8 @@ Propagation propagate_per_element(const OpCall& call) {
     if (operand.spec && leader && leader->spec) {
       const bool follows = operand.sizes == leader->sizes;
       auto spec = follows ? operand.spec->with_placements(without_partial(*leader->spec)) : operand.spec->replicated();
-      TORCH_CHECK_VALUE(spec == operand.spec || !operand.is_written,
+      const bool stays = operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
+      TORCH_CHECK_VALUE(spec == operand.spec || !stays,
                         fmt::format("[{}] cannot write tensor {} of argument {}, laid out as {}: it must be laid out as the first "
                                     "argument's, without Partial. Redistribute it first.",
                                     call.op.name, operand.index, operand.arg, to_string(operand.spec->placements())));

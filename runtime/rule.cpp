@@ -59,11 +59,19 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
     }
     return axes;
   };
+  auto known_axes = [&](const std::string& term) {
+    Axes axes;
+    for (char letter : term) axes.push_back({factors.at(letter)});
+    return axes;
+  };
   TORCH_CHECK_VALUE(call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
                     fmt::format("[{}] has {} tensors and {} outputs; its rule has {} and {}.", call.op.name, call.operands.size(),
                                 call.outputs.size(), sides.first.size(), sides.second.size()));
   for (size_t i = 0; i < sides.first.size(); ++i) signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
-  for (size_t i = 0; i < sides.second.size(); ++i) signature.outputs.push_back(axes_of(sides.second[i], call.outputs[i].sizes));
+  for (size_t i = 0; i < sides.second.size(); ++i) {
+    const bool is_inferred = call.outputs[i].dtype != c10::ScalarType::Undefined;
+    signature.outputs.push_back(is_inferred ? axes_of(sides.second[i], call.outputs[i].sizes) : known_axes(sides.second[i]));
+  }
 }
 
 /// Dims aligned to the right with those of the `result`, factor i for its dim i; expanded ones belong to no factor.
@@ -76,13 +84,25 @@ Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
   return axes;
 }
 
+/// What operands and outputs broadcast to.
+Dims common_sizes(const OpCall& call) {
+  Dims common;
+  auto join = [&](c10::IntArrayRef sizes) {
+    if (sizes.size() > common.size()) common.insert(common.begin(), sizes.size() - common.size(), 1);
+    for (size_t i = 1; i <= sizes.size(); ++i)
+      if (int64_t size = sizes[sizes.size() - i]; size != 1) common[common.size() - i] = size;
+  };
+  for (const Operand& operand : call.operands) join(operand.sizes);
+  for (const DenseOutput& output : call.outputs) join(output.sizes);
+  return common;
+}
+
 void describe_pointwise(const OpCall& call, Signature& signature) {
-  Dims sizes = call.outputs.empty() ? Dims() : call.outputs[0].sizes;
-  for (const Operand& operand : call.operands)
-    if (operand.sizes.size() > sizes.size() || call.outputs.empty()) sizes = Dims(operand.sizes);
+  const Dims sizes = common_sizes(call);
   for (int64_t size : sizes) signature.add_factor(size);
   for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes));
-  for (const DenseOutput& output : call.outputs) signature.outputs.push_back(broadcast_axes(output.sizes, sizes));
+  for (const DenseOutput& output : call.outputs)
+    signature.outputs.push_back(broadcast_axes(output.dtype == c10::ScalarType::Undefined ? sizes : output.sizes, sizes));
   signature.is_pointwise = true;
 }
 
@@ -100,7 +120,9 @@ Dims dims_in(const c10::IValue& value, int64_t n_dims) {
 Rule::Rule(const char* notation)
     : Rule(describe_notation(notation), [sides = parse(notation)](const OpCall& call, Signature& signature) {
         apply_notation(sides, call, signature);
-      }) {}
+      }) {
+  sampled_ = true;
+}
 
 Rule Rule::linear(Linearity linearity) const {
   static constexpr const char* kNames[] = {"", " linear", " multilinear", " linear in the first", " passing"};
@@ -123,6 +145,7 @@ Rule Rule::whole(const char* arg) const {
       if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0) signature.factors[axes[dim].factor].is_whole = true;
     signature.is_pointwise = false;
   };
+  rule.sampled_ = false;
   return rule;
 }
 
@@ -156,10 +179,11 @@ Rule Rule::computed_by(const char* op) const {
   return rule;
 }
 
-Rule Rule::per_element() const {
+Rule Rule::per_element(const char* scratch) const {
   Rule rule = *this;
   rule.text_ += " per element";
   rule.per_element_ = true;
+  rule.scratch_ = scratch;
   return rule;
 }
 
@@ -170,9 +194,9 @@ Rule Rule::shape_only() const {
   return rule;
 }
 
-Rule Rule::elementwise() const {
+Rule Rule::sampled() const {
   Rule rule = *this;
-  rule.elementwise_ = true;
+  rule.sampled_ = true;
   return rule;
 }
 
@@ -182,7 +206,7 @@ Signature Rule::signature(const OpCall& call) const {
   return signature;
 }
 
-Rule pointwise() { return Rule("pointwise", describe_pointwise).elementwise(); }
+Rule pointwise() { return Rule("pointwise", describe_pointwise).sampled(); }
 
 Rule reduction(Reduce reduce) {
   auto describe = [reduce](const OpCall& call, Signature& signature) {
@@ -204,7 +228,7 @@ Rule reduction(Reduce reduce) {
     signature.inputs.push_back(input);
     for (size_t i = 0; i < call.outputs.size(); ++i) signature.outputs.push_back(output);
   };
-  return {fmt::format("reduction {}", to_string(reduce)), describe};
+  return Rule(fmt::format("reduction {}", to_string(reduce)), describe).sampled();
 }
 
 RuleTable& RuleTable::global() {

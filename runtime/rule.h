@@ -91,12 +91,13 @@ class Rule {
   /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a moved view.
   /// Throws: c10::ValueError for an operator that torch does not know.
   Rule computed_by(const char* op) const;
-  /// Every tensor list element by itself: element i of each list follows element i of the first.
-  Rule per_element() const;
+  /// Every tensor list element by itself: element i of each list follows element i of the first. `scratch`: an argument that the
+  /// schema calls written although its values are only read (a fused optimizer's gradients); it may be moved.
+  Rule per_element(const char* scratch = "") const;
   /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
   Rule shape_only() const;
-  /// Outputs are as large as the operands broadcast: known where the operator has no meta kernel, too.
-  Rule elementwise() const;
+  /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
+  Rule sampled() const;
 
   Signature signature(const OpCall& call) const;
   const Localize& localize() const { return localize_; }
@@ -104,7 +105,8 @@ class Rule {
   const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
-  bool is_elementwise() const { return elementwise_; }
+  bool is_sampled() const { return sampled_; }
+  const std::string& scratch() const { return scratch_; }
   const std::string& text() const { return text_; }
 
  private:
@@ -115,7 +117,8 @@ class Rule {
   std::optional<c10::OperatorHandle> kernel_;
   bool per_element_ = false;
   bool shape_only_ = false;
-  bool elementwise_ = false;
+  bool sampled_ = false;
+  std::string scratch_;
 };
 
 /// "mk,kn->mn {k: sum}"; named rules print their name and modifiers, "pointwise linear".
