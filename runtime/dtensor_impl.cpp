@@ -15,7 +15,7 @@ const c10::Storage& no_storage() {
 
 /// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2.
 c10::DispatchKeySet keys_of(c10::Device device) {
-  const auto backend = c10::toBackendComponent(device.type());
+  const auto backend = device.is_cuda() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
   return c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 
