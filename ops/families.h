@@ -21,6 +21,7 @@ void register_linear(RuleTable& table);
 void register_weight_grad(RuleTable& table);
 void register_embedding();
 void register_views(RuleTable& table);
+void register_permutations(RuleTable& table);
 void register_slices(RuleTable& table);
 void register_attention();
 

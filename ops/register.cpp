@@ -19,6 +19,7 @@ void register_operators() {
   register_linear(table);
   register_embedding();
   register_views(table);
+  register_permutations(table);
   register_slices(table);
   register_attention();
   register_dispatch();

@@ -1,4 +1,5 @@
-// ops/views.cpp: the same elements in other dims. Any Partial passes; slices stand in slice.cpp.
+// ops/views.cpp: the same elements in other dims: reshaped, squeezed, expanded. Any Partial passes. Slices stand in slice.cpp,
+// other orders of the dims in permute.cpp.
 #include "ops/axes.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
@@ -83,45 +84,6 @@ void describe_expand(const OpCall& call, Signature& signature) {
   signature.outputs = {result};
 }
 
-/// Output dim i is input dim `order[i]`.
-void describe_order(c10::IntArrayRef order, const OpCall& call, Signature& signature) {
-  signature.inputs.emplace_back();
-  signature.outputs.emplace_back();
-  for (int64_t size : call.operands[0].sizes) signature.inputs[0].push_back({signature.add_factor(size)});
-  for (int64_t dim : order) signature.outputs[0].push_back(signature.inputs[0][dim]);
-}
-
-int64_t wrapped(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
-
-void describe_permute(const OpCall& call, Signature& signature) {
-  Dims order;
-  for (int64_t dim : call.arg("dims").toIntVector()) order.push_back(wrapped(dim, call.operands[0].sizes.size()));
-  describe_order(order, call, signature);
-}
-
-/// The two dims change places; of a tensor of fewer dims nothing does.
-void describe_exchange(const OpCall& call, Signature& signature, int64_t dim0, int64_t dim1) {
-  const size_t n_dims = call.operands[0].sizes.size();
-  Dims order(n_dims);
-  std::iota(order.begin(), order.end(), 0);
-  if (n_dims > 1) std::swap(order[wrapped(dim0, n_dims)], order[wrapped(dim1, n_dims)]);
-  describe_order(order, call, signature);
-}
-
-void describe_transpose(const OpCall& call, Signature& signature) {
-  describe_exchange(call, signature, call.arg("dim0").toInt(), call.arg("dim1").toInt());
-}
-
-void describe_t(const OpCall& call, Signature& signature) { describe_exchange(call, signature, 0, -1); }
-
-void describe_unsqueeze(const OpCall& call, Signature& signature) {
-  Dims order(call.operands[0].sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  describe_order(order, call, signature);
-  Axes& axes = signature.outputs[0];
-  axes.insert(axes.begin() + wrapped(call.arg("dim").toInt(), axes.size() + 1), Axis{});
-}
-
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
 
 /// Which dims are 1 is a matter of the whole tensor, not of its pieces.
@@ -174,10 +136,6 @@ void register_views(RuleTable& table) {
   table.add({"aten::view", "aten::_unsafe_view"},
             passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
-  table.add("aten::permute", passing("permute", describe_permute));
-  table.add("aten::transpose.int", passing("transpose", describe_transpose));
-  table.add("aten::t", passing("t", describe_t));
-  table.add("aten::unsqueeze", passing("unsqueeze", describe_unsqueeze));
   aten_kernels().impl("_reshape_alias", &reshape_alias);
   aten_kernels().impl("squeeze", &squeeze);
   aten_kernels().impl("squeeze.dim", &squeeze_dim);
