@@ -32,7 +32,6 @@ of the twelve attention heads run on each rank; the small rest is replicated.
          3  [11522, 384]  [19000, 0]  17,697,792  37.7%
       imbalance 1.51: rank 3 holds 17,697,792 bytes, the mean is 11,720,448
 
-
     Similarity                                                     1      2      3      4      5      6      7      8
       1  The central bank raised interest rates again.             --   [0.53]  0.13  -0.00   0.10  -0.01   0.03   0.11
       2  Borrowing money just became more expensive.             [0.53]   --    0.09   0.00   0.06   0.05   0.13   0.16
@@ -158,7 +157,6 @@ def main() -> None:
         difference = (vectors - unsharded(ids)).abs().max().item()
 
         sw.visualize_sharding(model.words.weight)
-        print()
         print_similarities(vectors)
         print()
         print_parameters(bytes_by_rank.tolist(), sum(weight.nbytes for weight in unsharded.parameters()))
