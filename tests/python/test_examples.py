@@ -1,0 +1,102 @@
+"""The examples do what their head comments say: each `$ command` there runs, and prints what stands below it."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+ROUNDING = 0.011  # sums in another order may turn the last printed digit
+
+
+def head_comment(source: Path) -> list[str]:
+    text = source.read_text()
+    if source.suffix == ".py":
+        return text.split('"""')[1].splitlines()
+    lines = text.splitlines()
+    n_lines = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    return [line.removeprefix("//").removeprefix(" ") for line in lines[:n_lines]]
+
+
+def sessions(source: Path) -> list[tuple[str, str]]:
+    """The commands of a head comment and their outputs: `$ command`, indented, and what is indented below it."""
+    found: list[tuple[str, list[str]]] = []
+    is_inside = False
+    for line in head_comment(source):
+        if line.startswith("    $ "):
+            found.append((line[6:], []))
+            is_inside = True
+        elif is_inside and (line.startswith("    ") or not line.strip()):
+            found[-1][1].append(line[4:])
+        else:
+            is_inside = False
+    return [(command, "\n".join(lines).strip()) for command, lines in found]
+
+
+def run(command: str) -> str:
+    torchrun, *arguments = shlex.split(command)
+    assert torchrun == "torchrun"
+    finished = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def assert_same_text(printed: str, expected: str) -> None:
+    """Words are equal, numbers to within the rounding of the last digit; the width of the space between does not matter."""
+    assert NUMBER.sub("#", " ".join(printed.split())) == NUMBER.sub("#", " ".join(expected.split())), printed
+    numbers = [float(n) for n in NUMBER.findall(printed)]
+    assert numbers == pytest.approx([float(n) for n in NUMBER.findall(expected)], abs=ROUNDING, rel=0), printed
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [pytest.param(*session, id=session[0]) for source in sorted(EXAMPLES.iterdir()) for session in sessions(source)],
+)
+def test_example_prints_what_its_head_comment_says(command: str, expected: str) -> None:
+    program = next(word for word in shlex.split(command) if "examples/" in word)
+    if not (ROOT / program).exists():
+        pytest.skip(f"{program} is not built (it needs Gloo's headers)")
+    assert_same_text(run(command), expected)
+
+
+@pytest.mark.parametrize("example", ["row-wise-even", "column-wise", "grid-wise", "table-wise"])
+def test_torchrec_sharding_prints_the_same_in_python_and_cpp(example: str) -> None:
+    printed = run(f"torchrun --nproc-per-node 4 examples/torchrec_sharding.py -e {example}")
+    program = "build/examples/torchrec_sharding"
+    if not (ROOT / program).exists():
+        pytest.skip(f"{program} is not built (it needs Gloo's headers)")
+    assert run(f"torchrun --no-python --nproc-per-node 4 {program} -e {example}") == printed
+
+
+def test_every_example_has_a_session() -> None:
+    assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
+        "sentence_embeddings.py",
+        "torchrec_sharding.cpp",
+        "torchrec_sharding.py",
+    }
+
+
+def test_minilm_has_the_published_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosines shown beside the model where it is published, to three digits."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import minilm
+
+    first, *others = minilm.load_model()(
+        minilm.tokenize(
+            ["That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day"]
+        )
+    )
+    assert [float(first @ other) for other in others] == pytest.approx([0.695, 0.943, 0.257], abs=5e-4)
