@@ -34,4 +34,5 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_factories(module);
   shardwise::bind_dispatch(module);
   shardwise::bind_comm_trace(module);
+  shardwise::bind_waiting(module);
 }

@@ -1,6 +1,7 @@
 #include "runtime/collectives.h"
 
 #include "runtime/comm_trace.h"
+#include "runtime/waiting.h"
 #include "runtime/wire.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -50,6 +51,7 @@ at::Tensor all_gather_even(const Group& group, at::Tensor numbers) {
   const auto backend = backend_of(group, "all_gather", numbers.device().type());
   at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
   at::Tensor flat = gathered.view(-1);
+  const Waiting waiting;
   backend->_allgather_base(flat, numbers)->wait();
   const int64_t n_bytes = numbers.nbytes() * (group.size() - 1);
   CommTrace::record("all_gather", group.size(), n_bytes, n_bytes);
@@ -81,6 +83,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
+  const Waiting waiting;
   backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
   CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
                     to.numel() - receive_splits[group.index] * element_bytes);
@@ -95,6 +98,7 @@ void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
   std::vector<at::Tensor> wires{wire.tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = wire.op;
+  const Waiting waiting;
   backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options)->wait();
   if (reduce == Reduce::kAvg) wire.tensor.div_(group.size());
   from_wire(wire, tensor, reduce);
@@ -113,6 +117,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
+  const Waiting waiting;
   backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;
