@@ -10,6 +10,7 @@ class Library;
 namespace shardwise {
 
 void register_pointwise(RuleTable& table);
+void register_activations(RuleTable& table);
 void register_reductions(RuleTable& table);
 void register_normalization(RuleTable& table);
 void register_cat(RuleTable& table);

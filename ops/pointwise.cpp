@@ -42,21 +42,6 @@ void register_selection(RuleTable& table) {
   add_overloads(table, {"where", "masked_fill", "fill", "clamp", "clamp_min", "clamp_max", "threshold"}, pointwise());
 }
 
-/// Derivatives are linear in the gradient, their first argument.
-void register_activations(RuleTable& table) {
-  add_overloads(table, {"relu", "leaky_relu", "elu", "celu", "gelu", "silu", "mish", "sigmoid", "softplus", "hardtanh", "hardswish",
-                        "hardsigmoid", "hardshrink", "softshrink", "_prelu_kernel"},
-                pointwise());
-  add_overloads(table, {"threshold_backward", "leaky_relu_backward", "elu_backward", "gelu_backward", "silu_backward", "mish_backward",
-                        "sigmoid_backward", "tanh_backward", "logit_backward", "softplus_backward", "hardtanh_backward",
-                        "hardswish_backward", "hardsigmoid_backward", "hardshrink_backward", "softshrink_backward",
-                        "native_dropout_backward"},
-                pointwise().linear_in_first());
-  add_overloads(table, {"_prelu_kernel_backward"}, pointwise());
-  add_overloads(table, {"glu"}, pointwise().whole("dim"));
-  add_overloads(table, {"glu_backward"}, pointwise().linear_in_first().whole("dim"));
-}
-
 /// Special functions; the orthogonal polynomials take (x, n).
 void register_special(RuleTable& table) {
   add_overloads(table, {"special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1",
@@ -80,7 +65,6 @@ void register_pointwise(RuleTable& table) {
   register_unary(table);
   register_comparison(table);
   register_selection(table);
-  register_activations(table);
   register_special(table);
 }
 

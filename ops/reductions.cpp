@@ -26,7 +26,7 @@ Rule whole_reduction() {
 }
 
 int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
-  if (!dims || dims->empty()) return self.numel();
+  if (!dims || dims->empty() || self.dim() == 0) return self.numel();
   int64_t n = 1;
   for (int64_t dim : *dims) n *= self.size(dim);
   return n;

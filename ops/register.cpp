@@ -9,6 +9,7 @@ namespace shardwise {
 void register_operators() {
   auto& table = RuleTable::global();
   register_pointwise(table);
+  register_activations(table);
   register_reductions(table);
   register_normalization(table);
   register_cat(table);

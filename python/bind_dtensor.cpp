@@ -80,32 +80,69 @@ std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor
   return result;
 }
 
+constexpr const char* kFromLocal =
+    "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable.\n\n"
+    "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones (elements);\n"
+    "without them the local sizes are taken to be an even cut's. `run_check`: compare shapes and dtypes between ranks and make\n"
+    "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if not these.\n\n"
+    "A LocalShardsWrapper brings its cut with it: offsets are exchanged once, and the placements become exact.\n\n"
+    "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
+
+constexpr const char* kToLocal =
+    "This rank's piece, aliased; empty on a rank outside the mesh. `grad_placements`: how the gradient of the piece is laid out,\n"
+    "if not as this tensor (replicated where that is Partial).\n\n"
+    "Where the tensor was made from a LocalShardsWrapper, or ranks hold several pieces, a wrapper. Nothing is sent.";
+
+constexpr const char* kRedistribute =
+    "The same values under other `placements`; differentiable. `device_mesh`: another mesh of the same ranks in the same order.\n"
+    "`async_op` is taken for torch's sake: the call returns when the values are there.\n\n"
+    "Collective over the mesh: a rank receives each byte of its new part that it does not hold, once.\n"
+    "Raises ValueError or IndexError, before any message, for placements that do not fit.";
+
+constexpr const char* kFullTensor =
+    "All values, on every member, as a plain tensor; differentiable: each member's gradient is the whole one, or laid out as\n"
+    "`grad_placements`. Collective over the mesh.";
+
+constexpr const char* kDistributeTensor =
+    "A DTensor of the values of `tensor`, a leaf: those on the mesh's first member, or on the one at place `src_data_rank`, which\n"
+    "sends each rank its part; with src_data_rank=None each rank cuts its own copy and nothing is sent.\n\n"
+    "Raises ValueError or IndexError, before any message, for placements that do not fit.";
+
+void bind_methods(py::module_& module) {
+  using torch::wrap_pybind_function;
+  using torch::wrap_pybind_function_no_gil;
+  const auto none = py::none();
+  module.def("from_local", wrap_pybind_function_no_gil(&py_from_local), kFromLocal, py::arg("local_tensor"),
+             py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false,
+             py::arg("shape") = none, py::arg("stride") = none, py::arg("grad_placements") = none);
+  module.def("to_local", wrap_pybind_function(&to_any_local), kToLocal, py::is_method(module), py::kw_only(),
+             py::arg("grad_placements") = none);
+  module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
+             py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false);
+  module.def("full_tensor", wrap_pybind_function_no_gil(&full_tensor), kFullTensor, py::is_method(module), py::kw_only(),
+             py::arg("grad_placements") = none);
+}
+
 }  // namespace
 
 void bind_dtensor(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
   const auto none = py::none();
-  module.def("set_tensor_class", &set_tensor_class, py::arg("type"), "The class that every distributed tensor is of.");
-  module.def("from_local", wrap_pybind_function_no_gil(&py_from_local), py::arg("local_tensor"), py::arg("device_mesh") = none,
-             py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false, py::arg("shape") = none,
-             py::arg("stride") = none, py::arg("grad_placements") = none);
-  module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces), py::arg("pieces"), py::arg("device_mesh"),
-             py::arg("placements"), py::arg("shape"), py::arg("stride"), py::arg("dtype"), py::arg("local_kind"));
-  module.def("local_kind_of", wrap_pybind_function(&local_kind_of), py::arg("tensor"));
-  module.def("to_local", wrap_pybind_function(&to_any_local), py::is_method(module), py::kw_only(), py::arg("grad_placements") = none);
-  module.def("to_pieces", wrap_pybind_function(&to_pieces), py::arg("tensor"));
-  module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), py::is_method(module), py::arg("device_mesh") = none,
-             py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false);
-  module.def("full_tensor", wrap_pybind_function_no_gil(&full_tensor), py::is_method(module), py::kw_only(),
-             py::arg("grad_placements") = none);
-  module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), py::arg("tensor"),
+  bind_methods(module);
+  module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), kDistributeTensor, py::arg("tensor"),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("src_data_rank") = 0);
-  module.def("boxes_of", wrap_pybind_function(&boxes_of), py::arg("tensor"));
-  module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), py::arg("tensor"));
-  module.def("mesh_of", [](const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }, py::arg("tensor"));
-  module.def("placements_of", [](const at::Tensor& tensor) { return Placements(spec_of(tensor)->placements().vec()); },
+  module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces), "A DTensor from this rank's pieces, in the order of its boxes.",
+             py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"), py::arg("dtype"),
+             py::arg("local_kind"));
+  module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.", py::arg("tensor"));
+  module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
+  module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
+  module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.", py::arg("tensor"));
+  module.def("mesh_of", wrap_pybind_function([](const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }), py::arg("tensor"));
+  module.def("placements_of", wrap_pybind_function([](const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); }),
              py::arg("tensor"));
+  module.def("set_tensor_class", &set_tensor_class, "The class that every distributed tensor is of.", py::arg("type"));
 }
 
 }  // namespace shardwise

@@ -11,6 +11,7 @@ namespace {
 using Numbers = std::vector<int64_t>;
 using MaybeMesh = std::optional<MeshPtr>;
 using MaybePlacements = std::optional<Placements>;
+using Value = std::variant<bool, int64_t, double, c10::complex<double>>;
 using Make = at::Tensor (*)(c10::IntArrayRef, const MeshPtr&, Placements, at::ScalarType);
 
 template <Make make>
@@ -19,10 +20,11 @@ at::Tensor py_make(const Numbers& size, at::ScalarType dtype, const MaybeMesh& m
   return make(size, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
 }
 
-at::Tensor py_full(const Numbers& size, const at::Scalar& value, at::ScalarType dtype, const MaybeMesh& mesh,
+at::Tensor py_full(const Numbers& size, const Value& value, at::ScalarType dtype, const MaybeMesh& mesh,
                    MaybePlacements placements, bool requires_grad) {
   const MeshPtr on = mesh_or_current(mesh);
-  return full(size, value, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
+  const auto scalar = std::visit([](auto number) { return at::Scalar(number); }, value);
+  return full(size, scalar, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
 }
 
 }  // namespace

@@ -141,9 +141,10 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
     TORCH_CHECK_VALUE(agrees, fmt::format("[from_local] rank {} takes the whole tensor for (dtype, dims, sizes...) [{}], rank {} for [{}]. "
                                           "Pass the same shape=, dtype and placements on every rank.",
                                           group.ranks[0], fmt::join(all[0], ", "), group.ranks[i], fmt::join(all[i], ", ")));
-    if (spec.layout().is_enumerable()) continue;
+  }
+  for (int64_t i = 0; i < group.size() && !spec.layout().is_enumerable(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
-    const c10::IntArrayRef given = c10::IntArrayRef(all[i]).slice(std::min(n_agreed, all[i].size()));
+    const c10::IntArrayRef given = c10::IntArrayRef(all[i]).slice(n_agreed);
     TORCH_CHECK_VALUE(given == expected, fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. Give shape= and "
                                                      "stride=, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
                                                      group.ranks[i], fmt::join(given, ", "), to_string(spec), fmt::join(expected, ", ")));
@@ -189,7 +190,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
   if (!records(local)) return from_pieces(std::move(pieces), spec);
-  auto grad_spec = spec->with_placements(without_partial(options.grad_placements ? *options.grad_placements : spec->placements().vec()));
+  auto grad_spec = spec->with_placements(options.grad_placements ? *options.grad_placements : without_partial(spec->placements()));
   return FromPieces::apply(at::TensorList(pieces), spec, grad_spec);
 }
 
@@ -217,7 +218,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
                                                     spec->mesh()->rank(), shards.size(), to_string(*spec)));
   if (shards.empty()) return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()));
   if (!records(tensor)) return shards[0];
-  return ToPieces::apply(tensor, spec->with_placements(without_partial(grad_placements ? *grad_placements : spec->placements().vec())))[0];
+  return ToPieces::apply(tensor, spec->with_placements(grad_placements ? *grad_placements : without_partial(spec->placements())))[0];
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {

@@ -1,5 +1,7 @@
 #include "runtime/local_kind.h"
 
+#include "runtime/dtensor.h"
+
 #include <ATen/RedispatchFunctions.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,9 +19,11 @@ struct KindOfGradient final : torch::autograd::FunctionPreHook {
   KindOfGradient(SpecPtr spec, LocalKind kind) : spec(std::move(spec)), kind(kind) {}
 
   variable_list operator()(const variable_list& grads) override {
-    const auto* grad = grads[0].defined() ? maybe_dtensor(grads[0]) : nullptr;
-    if (!grad || grad->local_kind() == kind || grads[0].requires_grad() || !(grad->spec()->layout() == spec->layout())) return grads;
-    at::Tensor placed = wrap(grad->spec(), grad->shards());
+    const auto* grad = maybe_dtensor(grads[0]);
+    if (!grad || grad->spec()->mesh() != spec->mesh() || spec->layout().is_partial()) return grads;
+    // A second tensor over memory that others hold would pass for its only owner, and be added to in place.
+    const bool is_shared = grad->spec()->layout() == spec->layout() && grads[0].use_count() > 1;
+    at::Tensor placed = is_shared ? grads[0].clone() : redistribute(grads[0], spec->placements().vec());
     maybe_dtensor(placed)->set_local_kind(kind);
     return {placed};
   }
@@ -33,7 +37,8 @@ struct KindOfSum final : torch::autograd::PostAccumulateGradHook {
   void operator()(const Variable& leaf) override {
     const auto* tensor = maybe_dtensor(leaf);
     auto* grad = maybe_dtensor(leaf.grad());
-    if (tensor && grad && grad->spec()->layout() == tensor->spec()->layout()) grad->set_local_kind(tensor->local_kind());
+    if (tensor && grad && grad->spec()->layout() == tensor->spec()->layout())
+      grad->set_local_kind(tensor->local_kind());
   }
 };
 
@@ -42,7 +47,8 @@ at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
     at::AutoDispatchBelowAutograd guard;
     return at::redispatch::detach(keys & c10::after_autograd_keyset, tensor);
   }();
-  if (const auto* from = maybe_dtensor(tensor); from->local_kind() != LocalKind::kTensor) keep_local_kind(result, from->local_kind());
+  if (const auto* from = maybe_dtensor(tensor); from->local_kind() != LocalKind::kTensor)
+    keep_local_kind(result, from->local_kind());
   return result;
 }
 

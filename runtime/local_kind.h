@@ -7,8 +7,8 @@
 
 namespace shardwise {
 
-/// Gives `tensor` the kind; where it becomes a leaf, its gradients of the same layout get it too (through the tensor's gradient
-/// hooks: user hooks set from Python take their place for torch.autograd.grad, not for .grad).
+/// Gives `tensor` the kind. Where it becomes a leaf its gradients are laid out as it and get the kind too, through the
+/// tensor's gradient hooks; hooks that Python sets take their place, and then only .grad of the same layout has the kind.
 void keep_local_kind(const at::Tensor& tensor, LocalKind kind);
 
 /// detach() drops what autograd knows of a tensor; this one keeps the kind. Called once, by register_dispatch().

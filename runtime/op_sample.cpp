@@ -39,7 +39,7 @@ std::optional<std::vector<at::Tensor>> run(const OpCall& call, const std::vector
     const Operand& operand = call.operands[i];
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    const at::Tensor sample = at::ones(sizes[i], operand.spec->dtype());
+    const at::Tensor sample = at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);

@@ -11,7 +11,9 @@
 namespace shardwise {
 namespace {
 
-std::string list(const std::optional<Dims>& dims) { return dims ? fmt::format("[{}]", fmt::join(*dims, ", ")) : "nothing"; }
+std::string list(const std::optional<Dims>& dims) {
+  return dims ? fmt::format("[{}]", fmt::join(*dims, ", ")) : "nothing";
+}
 
 std::string list(c10::ArrayRef<Box> boxes) {
   std::vector<std::string> words;
@@ -23,11 +25,13 @@ bool cuts(const Placement& placement) { return placement.is_shard() || placement
 
 class Finder {
  public:
-  Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid, const std::vector<Placement>& placements)
+  Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid,
+         const std::vector<Placement>& placements)
       : pieces_(pieces), grid_(std::move(grid)), placements_(placements) {
-    TORCH_CHECK_VALUE(placements.size() == grid_->shape.size(),
-                      fmt::format("[from_local] {} placements {} for a mesh of {} dims: there is one per mesh dim. Give {}.",
-                                  placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size()));
+    TORCH_CHECK_VALUE(
+        placements.size() == grid_->shape.size(),
+        fmt::format("[from_local] {} placements {} for a mesh of {} dims: there is one per mesh dim. Give {}.",
+                    placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size()));
   }
 
   FoundCut run(c10::DeviceType device_type) {
@@ -52,13 +56,16 @@ class Finder {
   void check_options(c10::DeviceType device_type) const {
     const RankPieces& first = pieces_[0];
     for (const RankPieces& each : pieces_) {
-      TORCH_CHECK_VALUE(each.shape == first.shape && each.stride == first.stride,
-                        fmt::format("[from_local] rank {} gives shape= {} and stride= {}, rank {} gives {} and {}. Give the whole "
-                                    "tensor's on every rank.",
-                                    first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape), list(each.stride)));
-      TORCH_CHECK_VALUE(each.boxes.empty() || each.device_type == device_type,
-                        fmt::format("[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
-                                    c10::DeviceTypeName(each.device_type, true), c10::DeviceTypeName(device_type, true)));
+      TORCH_CHECK_VALUE(
+          each.shape == first.shape && each.stride == first.stride,
+          fmt::format("[from_local] rank {} gives shape= {} and stride= {}, rank {} gives {} and {}. Give the whole "
+                      "tensor's on every rank.",
+                      first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape),
+                      list(each.stride)));
+      TORCH_CHECK_VALUE(
+          each.boxes.empty() || each.device_type == device_type,
+          fmt::format("[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
+                      c10::DeviceTypeName(each.device_type, true), c10::DeviceTypeName(device_type, true)));
     }
   }
 
@@ -68,26 +75,33 @@ class Finder {
     const bool any = leader != pieces_.end();
     if (!any) leader = pieces_.begin();
     for (const RankPieces& each : pieces_)
-      TORCH_CHECK_VALUE(each.dtype == leader->dtype || (any && each.boxes.empty()),
-                        fmt::format("[from_local] rank {} gives {} pieces, rank {} {}: one tensor has one dtype. Convert one of them.",
-                                    leader->rank, c10::toString(leader->dtype), each.rank, c10::toString(each.dtype)));
+      TORCH_CHECK_VALUE(
+          each.dtype == leader->dtype || (any && each.boxes.empty()),
+          fmt::format(
+              "[from_local] rank {} gives {} pieces, rank {} {}: one tensor has one dtype. Convert one of them.",
+              leader->rank, c10::toString(leader->dtype), each.rank, c10::toString(each.dtype)));
     return leader->dtype;
   }
 
   void find_shape() {
-    if (pieces_[0].shape) shape_ = *pieces_[0].shape;
-    else extend_over_pieces();
+    if (pieces_[0].shape)
+      shape_ = *pieces_[0].shape;
+    else
+      extend_over_pieces();
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
-        TORCH_CHECK_VALUE(box.sizes.size() == shape_.size(),
-                          fmt::format("[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give pieces of "
-                                      "one tensor.",
-                                      to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
+        TORCH_CHECK_VALUE(
+            box.sizes.size() == shape_.size(),
+            fmt::format(
+                "[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give pieces of "
+                "one tensor.",
+                to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
   }
 
   void extend_over_pieces() {
     const auto some = std::ranges::find_if(pieces_, [](const RankPieces& each) { return !each.boxes.empty(); });
-    TORCH_CHECK_VALUE(some != pieces_.end(), "[from_local] no rank gives a piece, so the tensor has no known shape. Give shape=.");
+    TORCH_CHECK_VALUE(some != pieces_.end(),
+                      "[from_local] no rank gives a piece, so the tensor has no known shape. Give shape=.");
     shape_.resize(some->boxes[0].sizes.size(), 0);
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
@@ -98,19 +112,23 @@ class Finder {
   void check_inside() const {
     for (const RankPieces& each : pieces_)
       for (const Box& box : each.boxes)
-        TORCH_CHECK_VALUE(Box::whole(shape_).contains(box),
-                          fmt::format("[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. Correct its offsets "
-                                      "(a piece of whole rows begins at column 0), or shape=.",
-                                      to_string(box), each.rank, fmt::join(shape_, ", ")));
+        TORCH_CHECK_VALUE(
+            Box::whole(shape_).contains(box),
+            fmt::format(
+                "[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. Correct its offsets "
+                "(a piece of whole rows begins at column 0), or shape=.",
+                to_string(box), each.rank, fmt::join(shape_, ", ")));
   }
 
   void check_replicas() const {
     for (size_t place = 0; place < pieces_.size(); ++place) {
       const RankPieces &each = pieces_[place], &first = pieces_[first_replica(place)];
-      TORCH_CHECK_VALUE(each.boxes == first.boxes,
-                        fmt::format("[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Say Shard(dim) where "
-                                    "ranks hold different pieces.",
-                                    first.rank, list(first.boxes), each.rank, list(each.boxes), to_string(placements_)));
+      TORCH_CHECK_VALUE(
+          each.boxes == first.boxes,
+          fmt::format(
+              "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Say Shard(dim) where "
+              "ranks hold different pieces.",
+              first.rank, list(first.boxes), each.rank, list(each.boxes), to_string(placements_)));
     }
   }
 
@@ -126,15 +144,19 @@ class Finder {
     }
     if (const auto overlap = find_overlap(boxes)) {
       const auto [a, b] = *overlap;
-      TORCH_CHECK_VALUE(false, fmt::format("[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one owner. "
-                                           "Make the pieces disjoint, or say Replicate() where ranks hold copies.",
-                                           to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b],
-                                           to_string(intersect(boxes[a], boxes[b]))));
+      TORCH_CHECK_VALUE(
+          false,
+          fmt::format(
+              "[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one owner. "
+              "Make the pieces disjoint, or say Replicate() where ranks hold copies.",
+              to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b], to_string(intersect(boxes[a], boxes[b]))));
     }
     if (const auto hole = find_hole(Box::whole(shape_), boxes))
-      TORCH_CHECK_VALUE(false, fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] belongs to no rank. Add "
-                                           "the missing pieces, or correct shape=.",
-                                           to_string(*hole), fmt::join(shape_, ", ")));
+      TORCH_CHECK_VALUE(
+          false,
+          fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] belongs to no rank. Add "
+                      "the missing pieces, or correct shape=.",
+                      to_string(*hole), fmt::join(shape_, ", ")));
   }
 
   Layout found_layout() const {
@@ -144,19 +166,23 @@ class Finder {
       Layout layout(shape_, grid_, std::move(*named));
       if (describes(layout)) return layout;
     }
-    const bool has_sizes = std::ranges::any_of(placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
+    const bool has_sizes = std::ranges::any_of(
+        placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
     const bool is_copied = std::ranges::none_of(placements_, cuts) && grid_->size() > 1;
-    TORCH_CHECK_VALUE(is_flat && !has_sizes && !is_copied,
-                      fmt::format("[from_local] the pieces are not what {} makes of shape [{}] on {}: {}. Give each rank that one piece, or "
-                                  "use a 1-D mesh and {}.",
-                                  to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
-                                  has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
+    TORCH_CHECK_VALUE(
+        is_flat && !has_sizes && !is_copied,
+        fmt::format(
+            "[from_local] the pieces are not what {} makes of shape [{}] on {}: {}. Give each rank that one piece, or "
+            "use a 1-D mesh and {}.",
+            to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
+            has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
     return {shape_, grid_, {enumerated()}};
   }
 
   std::string per_rank() const {
     std::vector<std::string> words;
-    for (const RankPieces& each : pieces_) words.push_back(fmt::format("rank {} gives {}", each.rank, list(each.boxes)));
+    for (const RankPieces& each : pieces_)
+      words.push_back(fmt::format("rank {} gives {}", each.rank, list(each.boxes)));
     return fmt::format("{}", fmt::join(words, ", "));
   }
 
@@ -169,7 +195,8 @@ class Finder {
 
   Layout named_pieces() const {
     TORCH_CHECK_VALUE(enumerated() == placements_[0],
-                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Say Shard(0), and the pieces are taken as they are.",
+                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Say Shard(0), and the "
+                                  "pieces are taken as they are.",
                                   to_string(placements_), per_rank()));
     return {shape_, grid_, placements_};
   }
@@ -205,7 +232,8 @@ class Finder {
   std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
     const auto cuts_dim = [&](size_t other) {
       const Placement& placement = placements_[other];
-      return placement.is_shard() && (placement.dim() == dim || placement.dim() + static_cast<int64_t>(shape_.size()) == dim);
+      return placement.is_shard() &&
+             (placement.dim() == dim || placement.dim() + static_cast<int64_t>(shape_.size()) == dim);
     };
     int64_t n_parts = 1;
     for (size_t other = 0; other <= m; ++other)

@@ -67,14 +67,16 @@ struct Kept {
 };
 
 struct FromShards : torch::autograd::Function<FromShards> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& wrapper, const SpecPtr& spec, const SpecPtr& grad_spec, int64_t kind) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& wrapper, const SpecPtr& spec,
+                            const SpecPtr& grad_spec, int64_t kind) {
     Kept::keep(ctx, grad_spec, static_cast<LocalKind>(kind));
     return wrap_pieces(spec, pieces_of(wrapper, *spec), static_cast<LocalKind>(kind));
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Kept kept(ctx);
     at::Tensor grad = grads[0];
-    if (grad.defined()) grad = shards_of(*maybe_dtensor(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec())), kept.kind);
+    if (grad.defined())
+      grad = shards_of(*maybe_dtensor(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec())), kept.kind);
     return {grad, {}, {}, {}};
   }
 };
@@ -95,38 +97,48 @@ struct ToShards : torch::autograd::Function<ToShards> {
 RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const FromLocalOptions& options) {
   const auto* impl = maybe_local_shards(wrapper);
   RankPieces pieces{mesh.rank(), wrapper.scalar_type(), wrapper.device().type(), options.shape, options.stride, {}, {}};
-  for (size_t i = 0; i < impl->shards().size(); ++i) pieces.boxes.push_back({impl->offsets()[i], Dims(impl->shards()[i].sizes())});
+  for (size_t i = 0; i < impl->shards().size(); ++i)
+    pieces.boxes.push_back({impl->offsets()[i], Dims(impl->shards()[i].sizes())});
   if (!impl->shards().empty()) pieces.piece_strides = Dims(impl->shards()[0].strides());
   return pieces;
 }
 
 /// Where the placements say all, a rank outside the mesh need not ask its members.
 bool say_all(const Placements& placements) {
-  return std::ranges::none_of(placements, [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+  return std::ranges::none_of(placements,
+                              [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
 }
 
-SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements, const FromLocalOptions& options) {
+SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
+                  const FromLocalOptions& options) {
   if (!mesh->is_member()) {
-    TORCH_CHECK_VALUE(options.shape, fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the tensor's shape. Give shape= (and stride=).",
+    TORCH_CHECK_VALUE(options.shape, fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the "
+                                                 "tensor's shape. Give shape= (and stride=).",
                                                  mesh->rank(), to_string(*mesh)));
     if (say_all(placements))
-      return Spec::intern(mesh, *options.shape, placements, options.stride ? *options.stride : row_major_strides(*options.shape),
-                          wrapper.scalar_type());
+      return Spec::intern(mesh, *options.shape, placements,
+                          options.stride ? *options.stride : row_major_strides(*options.shape), wrapper.scalar_type());
   }
-  const auto optional = [](const std::optional<Dims>& dims) { return dims ? fmt::format("{}", fmt::join(*dims, ",")) : "?"; };
-  const std::string topic = fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
-  FoundCut cut = find_cut(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements, mesh->device_type());
+  const auto optional = [](const std::optional<Dims>& dims) {
+    return dims ? fmt::format("{}", fmt::join(*dims, ",")) : "?";
+  };
+  const std::string topic =
+      fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
+  FoundCut cut = find_cut(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements,
+                          mesh->device_type());
   return Spec::intern(mesh, std::move(cut.layout), cut.strides, cut.dtype);
 }
 
 /// True where some rank's part is no single piece.
 bool needs_shards(const Layout& layout) {
-  return layout.is_enumerable() && std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
+  return layout.is_enumerable() &&
+         std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
 }
 
 }  // namespace
 
-at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
+at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
+                             const FromLocalOptions& options) {
   const size_t n_pieces = local_offsets(wrapper).size();
   const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
   const LocalKind kind = n_pieces > 0 && mesh->is_member() ? LocalKind::kPieces : LocalKind::kNoPieces;
@@ -142,7 +154,8 @@ at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> g
   return shards_of(*impl, impl->local_kind());
 }
 
-at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
+at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+                          const FromLocalOptions& options) {
   return is_local_shards(local) ? from_local_shards(local, mesh, std::move(placements), options)
                                 : from_local(local, mesh, std::move(placements), options);
 }
@@ -150,7 +163,8 @@ at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placemen
 at::Tensor to_any_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   const bool gives_shards = maybe_dtensor(tensor)->local_kind() != LocalKind::kTensor || needs_shards(spec->layout());
-  return gives_shards ? to_local_shards(tensor, std::move(grad_placements)) : to_local(tensor, std::move(grad_placements));
+  return gives_shards ? to_local_shards(tensor, std::move(grad_placements))
+                      : to_local(tensor, std::move(grad_placements));
 }
 
 }  // namespace shardwise

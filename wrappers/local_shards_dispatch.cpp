@@ -22,7 +22,8 @@ namespace {
 enum class Manner : uint8_t { kUnknown, kPieces, kLists, kRefused };
 
 /// Views of given sizes: with the wrapper's own they keep the cut.
-constexpr std::array<std::string_view, 4> kViewsOfSize = {"aten::view", "aten::_unsafe_view", "aten::expand", "aten::_reshape_alias"};
+constexpr std::array<std::string_view, 4> kViewsOfSize = {"aten::view", "aten::_unsafe_view", "aten::expand",
+                                                          "aten::_reshape_alias"};
 
 template <typename Visit>
 void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
@@ -40,7 +41,8 @@ bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValu
   OpCall call{op, {}, {}, {}};
   for (size_t i = 0; i < dense.size(); ++i) {
     if (!dense[i].isTensor() || !dense[i].toTensor().defined()) continue;
-    if (is_local_shards(dense[i].toTensor())) dense[i] = at::empty(dense[i].toTensor().sizes(), dense[i].toTensor().options().device(c10::kMeta));
+    if (is_local_shards(dense[i].toTensor()))
+      dense[i] = at::empty(dense[i].toTensor().sizes(), dense[i].toTensor().options().device(c10::kMeta));
     call.operands.push_back({nullptr, dense[i].toTensor().sizes(), i, 0, op.args[i].is_written});
   }
   call.args = dense;
@@ -57,7 +59,8 @@ Manner manner_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
 
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   const auto *x = maybe_local_shards(a), *y = maybe_local_shards(b);
-  TORCH_CHECK_TYPE(x && y, "[aten::equal] compares a LocalShardsWrapper with another tensor. Compare local_shards() with it.");
+  TORCH_CHECK_TYPE(x && y,
+                   "[aten::equal] compares a LocalShardsWrapper with another tensor. Compare local_shards() with it.");
   if (x->offsets() != y->offsets()) return false;
   BelowGuard guard;
   for (size_t i = 0; i < x->shards().size(); ++i)
@@ -65,10 +68,17 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
+bool is_pinned(const at::Tensor& wrapper, std::optional<c10::Device> /*device*/) {
+  const auto& shards = maybe_local_shards(wrapper)->shards();
+  return !shards.empty() && std::ranges::all_of(shards, [](const at::Tensor& shard) { return shard.is_pinned(); });
+}
+
 [[noreturn]] void refuse(const std::string& op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, fmt::format("[{}] needs more than one piece at a time, or has no rule that says otherwise. Work on the pieces, "
-                                                 "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
-                                                 op));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      fmt::format("[{}] needs more than one piece at a time, or has no rule that says otherwise. Work on the pieces, "
+                  "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
+                  op));
 }
 
 class PieceKernel final : public c10::OperatorKernel {
@@ -87,11 +97,13 @@ class PieceKernel final : public c10::OperatorKernel {
  private:
   void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
     for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
-      TORCH_CHECK_TYPE(!is_dtensor(tensor), fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
-                                                        "DTensor.from_local(wrapper, mesh, placements).",
-                                                        info_.name));
+      TORCH_CHECK_TYPE(!is_dtensor(tensor),
+                       fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
+                                   "DTensor.from_local(wrapper, mesh, placements).",
+                                   info_.name));
       TORCH_CHECK_TYPE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
-                       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper with the same offsets, a "
+                       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper "
+                                   "with the same offsets, a "
                                    "number, or a 0-dim tensor.",
                                    info_.name, fmt::join(tensor.sizes(), ", ")));
     });
@@ -114,6 +126,7 @@ void register_local_shards() {
   auto& dispatcher = c10::Dispatcher::singleton();
   auto& aten = library("aten", kLocalShardsKey);
   aten.impl("equal", &equal);
+  aten.impl("is_pinned", &is_pinned);
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
     const auto op = dispatcher.findSchema(name);

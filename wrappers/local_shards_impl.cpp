@@ -20,7 +20,8 @@ const c10::Storage& no_storage() {
 
 LocalShardsImpl::LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
                                  at::ScalarType dtype, c10::Device device)
-    : TensorImpl(c10::DispatchKeySet({kLocalShardsKey, kAutogradLocalShardsKey}), c10::scalarTypeToTypeMeta(dtype), device),
+    : TensorImpl(c10::DispatchKeySet({kLocalShardsKey, kAutogradLocalShardsKey}), c10::scalarTypeToTypeMeta(dtype),
+                 device),
       shards_(std::move(shards)),
       offsets_(std::move(offsets)) {
   sizes_and_strides_.set_sizes(sizes);

@@ -20,8 +20,8 @@ inline constexpr c10::DispatchKey kAutogradLocalShardsKey = c10::DispatchKey::Au
 /// Pieces and offsets are one list each, of one length. All pieces have the wrapper's dtype and device.
 class LocalShardsImpl final : public c10::TensorImpl {
  public:
-  LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes, at::ScalarType dtype,
-                  c10::Device device);
+  LocalShardsImpl(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
+                  at::ScalarType dtype, c10::Device device);
 
   const std::vector<at::Tensor>& shards() const { return shards_; }
   const std::vector<Dims>& offsets() const { return offsets_; }
@@ -29,7 +29,8 @@ class LocalShardsImpl final : public c10::TensorImpl {
   const c10::Storage& storage() const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_change) const override;
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version, bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
   void release_resources() override;
 

@@ -22,37 +22,52 @@ std::vector<Box> boxes_of(const std::vector<at::Tensor>& shards, const std::vect
 std::string list(c10::IntArrayRef numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
 void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const at::Tensor& first) {
-  TORCH_CHECK_TYPE(shard.defined() && !is_dtensor(shard) && !is_local_shards(shard),
-                   fmt::format("[LocalShardsWrapper] local_shards[{}] is no plain torch.Tensor. Give this rank's own pieces.", i));
-  TORCH_CHECK_VALUE(shard.dim() > 0, fmt::format("[LocalShardsWrapper] local_shards[{}] has no dims, and nothing to cut. Give pieces of at least 1 dim.", i));
-  TORCH_CHECK_VALUE(static_cast<int64_t>(offsets.size()) == shard.dim(),
-                    fmt::format("[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
-                                list(offsets), offsets.size(), list(shard.sizes()), shard.dim()));
+  TORCH_CHECK_TYPE(
+      shard.defined() && !is_dtensor(shard) && !is_local_shards(shard),
+      fmt::format("[LocalShardsWrapper] local_shards[{}] is no plain torch.Tensor. Give this rank's own pieces.", i));
+  TORCH_CHECK_VALUE(
+      shard.dim() > 0,
+      fmt::format(
+          "[LocalShardsWrapper] local_shards[{}] has no dims, and nothing to cut. Give pieces of at least 1 dim.", i));
+  TORCH_CHECK_VALUE(
+      static_cast<int64_t>(offsets.size()) == shard.dim(),
+      fmt::format(
+          "[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
+          list(offsets), offsets.size(), list(shard.sizes()), shard.dim()));
   for (int64_t offset : offsets)
-    TORCH_CHECK_VALUE(offset >= 0, fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count from the table's "
-                                               "first element. Use numbers of at least 0.",
-                                               i, list(offsets)));
-  TORCH_CHECK_VALUE(shard.dim() == first.dim() && shard.scalar_type() == first.scalar_type() && shard.device() == first.device(),
-                    fmt::format("[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on {}: they are "
-                                "pieces of one table. Use one dtype, device and number of dims.",
-                                i, c10::toString(shard.scalar_type()), list(shard.sizes()), shard.device().str(),
-                                c10::toString(first.scalar_type()), list(first.sizes()), first.device().str()));
+    TORCH_CHECK_VALUE(
+        offset >= 0,
+        fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count from the table's "
+                    "first element. Use numbers of at least 0.",
+                    i, list(offsets)));
+  TORCH_CHECK_VALUE(
+      shard.dim() == first.dim() && shard.scalar_type() == first.scalar_type() && shard.device() == first.device(),
+      fmt::format("[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on "
+                  "{}: they are "
+                  "pieces of one table. Use one dtype, device and number of dims.",
+                  i, c10::toString(shard.scalar_type()), list(shard.sizes()), shard.device().str(),
+                  c10::toString(first.scalar_type()), list(first.sizes()), first.device().str()));
 }
 
 void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets) {
   TORCH_CHECK_VALUE(shards.size() == offsets.size(),
-                    fmt::format("[LocalShardsWrapper] got {} local_shards and {} offsets: there is one of each per piece. Give lists of one length.",
+                    fmt::format("[LocalShardsWrapper] got {} local_shards and {} offsets: there is one of each per "
+                                "piece. Give lists of one length.",
                                 shards.size(), offsets.size()));
   for (size_t i = 0; i < shards.size(); ++i) check_shard(shards[i], offsets[i], i, shards[0]);
   const std::vector<Box> boxes = boxes_of(shards, offsets);
   if (const auto overlap = find_overlap(boxes))
-    TORCH_CHECK_VALUE(false, fmt::format("[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in {}: each element belongs to "
-                                         "one piece. Make them disjoint.",
-                                         overlap->first, to_string(boxes[overlap->first]), overlap->second, to_string(boxes[overlap->second]),
-                                         to_string(intersect(boxes[overlap->first], boxes[overlap->second]))));
+    TORCH_CHECK_VALUE(
+        false,
+        fmt::format(
+            "[LocalShardsWrapper] local_shards[{}] {} and local_shards[{}] {} overlap in {}: each element belongs to "
+            "one piece. Make them disjoint.",
+            overlap->first, to_string(boxes[overlap->first]), overlap->second, to_string(boxes[overlap->second]),
+            to_string(intersect(boxes[overlap->first], boxes[overlap->second]))));
 }
 
-at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options, int64_t n_dims) {
+at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options,
+                       int64_t n_dims) {
   const Dims sizes = outer_sizes(boxes_of(shards, offsets), shards.empty() ? n_dims : shards[0].dim());
   const at::TensorOptions own = shards.empty() ? options : shards[0].options();
   return wrap_local_shards(std::move(shards), std::move(offsets), sizes, own);
@@ -93,14 +108,17 @@ struct TakeShards : torch::autograd::Function<TakeShards> {
 
 const LocalShardsImpl& impl_of(const at::Tensor& tensor) {
   const auto* impl = maybe_local_shards(tensor);
-  TORCH_CHECK_TYPE(impl, "[LocalShardsWrapper] another tensor stands where a wrapper is needed. Make one with LocalShardsWrapper(local_shards=, "
-                         "offsets=).");
+  TORCH_CHECK_TYPE(impl,
+                   "[LocalShardsWrapper] another tensor stands where a wrapper is needed. Make one with "
+                   "LocalShardsWrapper(local_shards=, "
+                   "offsets=).");
   return *impl;
 }
 
 }  // namespace
 
-at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options, int64_t n_dims) {
+at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets,
+                             const at::TensorOptions& options, int64_t n_dims) {
   check_shards(shards, offsets);
   if (std::ranges::any_of(shards, records)) return MakeShards::apply(at::TensorList(shards), offsets);
   return wrap_shards(std::move(shards), std::move(offsets), options, n_dims);

@@ -17,8 +17,8 @@ namespace shardwise {
 /// and get gradients where they want them. `options` (dtype, device) and `n_dims` count only where there are no pieces.
 /// Throws: c10::ValueError for lists of differing length, pieces of differing dims, dtype or device, negative offsets,
 /// 0-dim pieces and pieces that overlap; c10::TypeError for pieces that are distributed or wrappers.
-at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, const at::TensorOptions& options = {},
-                             int64_t n_dims = 2);
+at::Tensor make_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets,
+                             const at::TensorOptions& options = {}, int64_t n_dims = 2);
 
 /// The pieces, aliased. All of these throw c10::TypeError for any other tensor.
 std::vector<at::Tensor> local_shards(const at::Tensor& wrapper);
@@ -36,7 +36,8 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 
 /// from_local() for a tensor, from_local_shards() for a wrapper.
-at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options = {});
+at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+                          const FromLocalOptions& options = {});
 
 /// What the tensor was made from: a wrapper, or a tensor. Where no single tensor can hold a rank's part (some rank has not
 /// one piece of an EnumerableShard) a wrapper on all ranks.

@@ -16,10 +16,10 @@ std::string list(c10::ArrayRef<Dims> offsets) {
 }
 
 void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalShardsImpl& b) {
-  TORCH_CHECK_VALUE(a.offsets() == b.offsets(),
-                    fmt::format("[{}] the wrappers' pieces stand at different places: {} and {}. Give both the same cut, or convert them with "
-                                "DTensor.from_local and redistribute one.",
-                                op.name, list(a.offsets()), list(b.offsets())));
+  TORCH_CHECK_VALUE(a.offsets() == b.offsets(), fmt::format("[{}] the wrappers' pieces stand at different places: {} "
+                                                            "and {}. Give both the same cut, or convert them with "
+                                                            "DTensor.from_local and redistribute one.",
+                                                            op.name, list(a.offsets()), list(b.offsets())));
 }
 
 at::Tensor wrap_like(const LocalShardsImpl& like, std::vector<at::Tensor> shards, at::TensorOptions options) {
@@ -62,7 +62,8 @@ class PieceRun {
     sizes_arg_ = position;
     const auto wanted = arg(*position).toIntVector();
     TORCH_CHECK_VALUE(wanted == leader().sizes(),
-                      fmt::format("[{}] size [{}] is not the wrapper's [{}]: only its own cut is known to it. Work on local_shards(), or convert "
+                      fmt::format("[{}] size [{}] is not the wrapper's [{}]: only its own cut is known to it. Work on "
+                                  "local_shards(), or convert "
                                   "the wrapper with DTensor.from_local.",
                                   op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
   }
@@ -104,7 +105,8 @@ class PieceRun {
 
 class PieceListRun {
  public:
-  PieceListRun(const OpInfo& op, torch::jit::Stack& stack) : op_(op), stack_(stack), first_(stack.size() - op.n_args()) {
+  PieceListRun(const OpInfo& op, torch::jit::Stack& stack)
+      : op_(op), stack_(stack), first_(stack.size() - op.n_args()) {
     for (const c10::IValue& value : c10::ArrayRef(stack).slice(first_))
       if (value.isTensorList() && elements_.empty()) elements_ = value.toTensorVector();
     for (const at::Tensor& element : elements_) {
@@ -119,7 +121,8 @@ class PieceListRun {
     for (const c10::IValue& value : c10::ArrayRef(stack_).slice(first_)) stack.push_back(flattened(value));
     if (n_all_ > 0) op_.handle.callBoxed(&stack);
     stack_.resize(first_);
-    if (op_.n_returns() > 0) stack_.push_back(regrouped(n_all_ > 0 ? stack[0].toTensorVector() : std::vector<at::Tensor>()));
+    if (op_.n_returns() > 0)
+      stack_.push_back(regrouped(n_all_ > 0 ? stack[0].toTensorVector() : std::vector<at::Tensor>()));
   }
 
  private:
@@ -137,11 +140,13 @@ class PieceListRun {
     for (size_t j = 0; j < tensors.size(); ++j) {
       const auto *leader = maybe_local_shards(elements_[j]), *wrapper = maybe_local_shards(tensors[j]);
       TORCH_CHECK_TYPE(!wrapper == !leader || (!wrapper && tensors[j].dim() == 0),
-                       fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor of dims in another. Give wrappers of one "
+                       fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor of dims in "
+                                   "another. Give wrappers of one "
                                    "cut, or 0-dim tensors.",
                                    op_.name, j));
       if (wrapper) check_same_offsets(op_, *leader, *wrapper);
-      for (size_t piece = 0; piece < n_pieces_[j]; ++piece) pieces.push_back(wrapper ? wrapper->shards()[piece] : tensors[j]);
+      for (size_t piece = 0; piece < n_pieces_[j]; ++piece)
+        pieces.push_back(wrapper ? wrapper->shards()[piece] : tensors[j]);
     }
     return pieces;
   }

@@ -93,9 +93,10 @@ void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector
 
 std::vector<Numbers> read_published(const DeviceMesh& mesh, const std::string& topic) {
   const auto store = store_of(mesh);
-  TORCH_CHECK_VALUE(store, fmt::format("[from_local] rank {} is outside the mesh {} and cannot ask its members for their pieces: the "
-                                       "program has no store. Give it the cut: Shard(dim, sizes=[...]) or EnumerableShard.",
-                                       mesh.rank(), to_string(mesh)));
+  TORCH_CHECK_VALUE(
+      store, fmt::format("[from_local] rank {} is outside the mesh {} and cannot ask its members for their pieces: the "
+                         "program has no store. Give it the cut: Shard(dim, sizes=[...]) or EnumerableShard.",
+                         mesh.rank(), to_string(mesh)));
   const std::vector<uint8_t> bytes = store->get(key_of(*store, mesh, topic));
   const auto* words = reinterpret_cast<const int64_t*>(bytes.data());
   const Numbers flat(words, words + bytes.size() / sizeof(int64_t));

@@ -37,7 +37,12 @@ def chunks(tensor: DTensor | LocalShardsWrapper) -> list[ChunkStorageMetadata]:
 
 def storage_metadata(wrapper: LocalShardsWrapper) -> TensorStorageMetadata:
     """One chunk per piece of this rank; the size is the wrapper's own."""
-    return TensorStorageMetadata(TensorProperties.create_from_tensor(wrapper), wrapper.size(), chunks(wrapper))
+    return TensorStorageMetadata(properties(wrapper), wrapper.size(), chunks(wrapper))
+
+
+def properties(tensor: DTensor | LocalShardsWrapper) -> TensorProperties:
+    """Without asking whether the memory is pinned: that is an operator."""
+    return TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad)
 
 
 def whole_size(tensor: DTensor | LocalShardsWrapper) -> torch.Size:
@@ -53,13 +58,12 @@ def whole_size(tensor: DTensor | LocalShardsWrapper) -> torch.Size:
 
 def write_items(tensor: DTensor | LocalShardsWrapper, name: str) -> list[WriteItem]:
     """One item per piece that has elements."""
-    properties = TensorProperties.create_from_tensor(tensor)
     size = whole_size(tensor)
     return [
         WriteItem(
             index=MetadataIndex(name, chunk.offsets, index),
             type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=size),
+            tensor_data=TensorWriteData(chunk=chunk, properties=properties(tensor), size=size),
         )
         for index, chunk in enumerate(chunks(tensor))
         if chunk.sizes.numel() > 0

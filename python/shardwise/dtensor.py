@@ -48,6 +48,14 @@ class DTensor(torch.Tensor):
         local = f"local_tensor={pieces[0]}" if len(pieces) == 1 else f"local_tensors={pieces}"
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
+    def __format__(self, format_spec: str) -> str:
+        """A format asked of a 0-dim tensor is its value's, which is collective over the mesh; else the repr."""
+        return (
+            format(self.item(), format_spec)
+            if format_spec and self.dim() == 0
+            else object.__format__(self, format_spec)
+        )
+
     def tolist(self) -> Any:
         """All values as nested lists. Collective over the mesh."""
         return _C.full_tensor(self.detach()).tolist()
@@ -72,7 +80,14 @@ class DTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
         """This rank's pieces, the mesh by its ranks and the placements: every rank pickles, and unpickles, its own part."""
-        layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, _C.local_kind_of(self))
+        layout = (
+            self.device_mesh,
+            self.placements,
+            tuple(self.shape),
+            self.stride(),
+            self.dtype,
+            _C.local_kind_of(self),
+        )
         return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__)
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:

@@ -26,7 +26,7 @@ class LocalShardsWrapper(torch.Tensor):
     gives them back. `dtype` and `device` count where there are no pieces.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(
         cls,
@@ -41,7 +41,9 @@ class LocalShardsWrapper(torch.Tensor):
             raise TypeError("[LocalShardsWrapper] takes the offsets once. Give offsets= or local_offsets=.")
         places = local_offsets if offsets is None else offsets
         at = None if device is None else torch.device(device)
-        wrapper: LocalShardsWrapper = _C.make_local_shards(list(local_shards), [list(place) for place in places or ()], dtype, at)
+        wrapper: LocalShardsWrapper = _C.make_local_shards(
+            list(local_shards), [list(place) for place in places or ()], dtype, at
+        )
         return wrapper
 
     local_shards = _C.local_shards
@@ -76,9 +78,10 @@ class LocalShardsWrapper(torch.Tensor):
 
         return storage_metadata(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         pieces = ", ".join(
-            f"{list(offsets)}: {piece}" for offsets, piece in zip(self.local_offsets(), self.detach().local_shards(), strict=True)
+            f"{list(offsets)}: {piece}"
+            for offsets, piece in zip(self.local_offsets(), _C.local_shards(self.detach()), strict=True)
         )
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"LocalShardsWrapper({{{pieces}}}, dtype={self.dtype}{grad})"
@@ -90,7 +93,7 @@ class LocalShardsWrapper(torch.Tensor):
             raise RuntimeError(
                 "[LocalShardsWrapper] only leaves of the autograd graph can be deep-copied. Use detach() or clone()."
             )
-        result = self.detach().clone().requires_grad_(self.requires_grad)
+        result = _as_wrapper(self.detach().clone().requires_grad_(self.requires_grad))
         memo[id(self)] = result
         result.__dict__.update(copy.deepcopy(self.__dict__, memo))
         if self.grad is not None:
@@ -98,7 +101,7 @@ class LocalShardsWrapper(torch.Tensor):
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
-        pieces = self.detach().local_shards()
+        pieces = _C.local_shards(self.detach())
         return rebuild_local_shards, (
             pieces,
             _C.local_offsets(self),
@@ -125,6 +128,11 @@ class LocalShardsWrapper(torch.Tensor):
         return piece_at(self, index)
 
 
+def _as_wrapper(tensor: torch.Tensor) -> LocalShardsWrapper:
+    assert isinstance(tensor, LocalShardsWrapper)
+    return tensor
+
+
 def rebuild_local_shards(
     pieces: list[torch.Tensor],
     offsets: list[list[int]],
@@ -137,7 +145,7 @@ def rebuild_local_shards(
     """Unpickles a wrapper."""
     wrapper: LocalShardsWrapper = _C.make_local_shards(pieces, offsets, dtype, device, n_dims)
     wrapper.__dict__.update(attributes)
-    return wrapper.requires_grad_(requires_grad)
+    return _as_wrapper(wrapper.requires_grad_(requires_grad))
 
 
 _C.set_local_shards_class(LocalShardsWrapper)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
-from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from shardwise import _C
 from shardwise._C import DeviceMesh
@@ -40,19 +41,20 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
 
 def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
     """The ShardedTensor of the same pieces. Raises ValueError for tensors of which ranks hold copies or sums to be."""
-    if not all(placement.is_shard() or isinstance(placement, _C.EnumerableShard) for placement in tensor.placements):
+    extents = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    if any(placement.is_partial() or (placement.is_replicate() and n_ranks > 1) for placement, n_ranks in extents):
         raise ValueError(
             f"[to_sharded_tensor] {list(tensor.placements)} leaves copies or partial sums on ranks, a ShardedTensor has one "
             "owner per element. Redistribute it to [Shard(0)]."
         )
     detached = tensor.detach()
+    pieces = [(rank, piece) for rank, *piece in _C.boxes_of_all(detached) if torch.Size(piece[1]).numel() > 0]
     everywhere = [
-        ShardMetadata(list(offsets), list(sizes), f"rank:{rank}/{_device_of(rank, tensor.device.type)}")
-        for rank, offsets, sizes in _C.boxes_of_all(detached)
-        if torch.Size(sizes).numel() > 0
+        ShardMetadata(offsets, sizes, f"rank:{rank}/{_device_of(rank, tensor.device.type)}")
+        for rank, (offsets, sizes) in pieces
     ]
     own = [piece for piece in _C.to_pieces(detached) if piece.numel() > 0]
-    metadata = [each for each in everywhere if each.placement.rank() == dist.get_rank()]
+    metadata = [each for each, (rank, _) in zip(everywhere, pieces, strict=True) if rank == dist.get_rank()]
     properties = TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad)
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         [Shard(piece, each) for piece, each in zip(own, metadata, strict=True)],

@@ -1,4 +1,6 @@
+#include "runtime/dtensor.h"
 #include "tests/support/dense.h"
+#include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,8 +15,6 @@ TEST(PointwiseTest, RulesSayWhatIsLinear) {
   EXPECT_EQ(to_string(rule("aten::add.Scalar")), "pointwise");
   EXPECT_EQ(to_string(rule("aten::mul.Tensor")), "pointwise multilinear");
   EXPECT_EQ(to_string(rule("aten::div_.Tensor")), "pointwise linear in the first");
-  EXPECT_EQ(to_string(rule("aten::gelu_backward")), "pointwise linear in the first");
-  EXPECT_EQ(to_string(rule("aten::glu")), "pointwise whole(dim)");
 }
 
 TEST(PointwiseTest, OverloadsAndInPlaceFormsHaveTheRule) {
@@ -106,28 +106,6 @@ TEST(PointwiseTest, Unary) {
     expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 3}}, kPositive);
 }
 
-TEST(PointwiseTest, ActivationsAndTheirDerivatives) {
-  using Unary = at::Tensor (*)(const at::Tensor&);
-  const std::vector<std::pair<const char*, Unary>> functions = {
-      {"relu", at::relu},
-      {"silu", at::silu},
-      {"mish", at::mish},
-      {"sigmoid", at::sigmoid},
-      {"hardswish", at::hardswish},
-      {"hardsigmoid", at::hardsigmoid},
-      {"log_sigmoid", at::log_sigmoid},
-      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
-      {"gelu tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
-      {"elu", [](const at::Tensor& x) { return at::elu(x); }},
-      {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x, 0.1); }},
-      {"softplus", [](const at::Tensor& x) { return at::softplus(x); }},
-      {"hardtanh", [](const at::Tensor& x) { return at::hardtanh(x); }},
-      {"glu", [](const at::Tensor& x) { return at::glu(x, 1); }}};
-  for (const auto& [name, f] : functions)
-    expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 4}}, {.is_exact = false, .max_combinations = 20});
-  expect_same_as_dense("prelu", [](const Tensors& t) { return at::prelu(t[0], t[1]); }, {{5, 4}, {4}}, {.is_exact = false});
-}
-
 const auto kAdd = [](const Tensors& t) { return Tensors{t[0] + t[1]}; };
 
 TEST(PointwiseTest, EqualCutsSendNothing) {
@@ -144,6 +122,30 @@ TEST(PointwiseTest, PartialsStayPartialWhereTheOperatorIsLinear) {
   EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 4}}, {3}, {{part}, {part}}), 0);
   EXPECT_EQ(bytes_received(divide, {{5, 4}, {5, 4}}, {3}, {{part}, {whole}}), 0);
   EXPECT_GT(bytes_received(divide, {{5, 4}, {5, 4}}, {3}, {{whole}, {part}}), 0);
+}
+
+TEST(PointwiseTest, PartialsOfDifferentKindsMix) {
+  const std::vector<Reduce> kinds = {Reduce::kSum, Reduce::kAvg, Reduce::kMax, Reduce::kMin, Reduce::kProduct};
+  run_ranks(3, [&](World&) {
+    auto mesh = DeviceMesh::create(World::current(), c10::kCPU, {{3}, {0, 1, 2}});
+    const at::Tensor values = at::arange(1, 7, at::kDouble);
+    for (const Reduce a : kinds)
+      for (const Reduce b : kinds) {
+        const at::Tensor x = distribute_tensor(values, mesh, {Placement::partial(a)}, std::nullopt);
+        const at::Tensor y = distribute_tensor(values, mesh, {Placement::partial(b)}, std::nullopt);
+        EXPECT_TRUE(at::equal(full_tensor(x + y), values * 2)) << to_string(a) << " + " << to_string(b);
+        EXPECT_TRUE(at::equal(full_tensor(x * y), values * values)) << to_string(a) << " * " << to_string(b);
+        EXPECT_TRUE(at::equal(full_tensor(-x), -values)) << to_string(a);
+      }
+  });
+}
+
+TEST(PointwiseTest, SizesThatDoNotBroadcastAreAnError) {
+  const std::string error = error_of_ranks(3, [](World&) {
+    auto mesh = DeviceMesh::create(World::current(), c10::kCPU, {{3}, {0, 1, 2}});
+    full({5}, 1, mesh, {Placement::shard(0)}, at::kDouble) + full({4}, 1, mesh, {Placement::shard(0)}, at::kDouble);
+  });
+  expect_error("[aten::add.Tensor] dim 0 of the tensor of shape [5] does not match the other tensors.", error);
 }
 
 }  // namespace

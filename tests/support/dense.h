@@ -26,7 +26,7 @@ struct DenseOptions {
   int64_t low = -128;
   int64_t high = 128;
   at::ScalarType dtype = at::kDouble;
-  /// Bit for bit, else to 1e-12.
+  /// Bit for bit, else to 1e-12 (float32: 1e-6).
   bool is_exact = true;
   bool with_partial = true;
   bool with_enumerable = true;

@@ -51,11 +51,11 @@ TEST(LocalShardsWrapperTest, ItsOwnSizesCloseTheGapsBetweenPieces) {
   using Sizes = std::vector<int64_t>;
   EXPECT_EQ(sizes({}), (Sizes{0, 0}));
   EXPECT_EQ(sizes({{{2, 0}, {2, 16}}}), (Sizes{2, 16}));
-  EXPECT_EQ(sizes({{{0, 0}, {2, 16}}, {{6, 0}, {1, 16}}}), (Sizes{3, 16}));                              // rows
-  EXPECT_EQ(sizes({{{0, 9}, {8, 3}}, {{0, 0}, {8, 5}}}), (Sizes{8, 8}));                                 // columns, in any order
-  EXPECT_EQ(sizes({{{3}, {4}}, {{10}, {2}}}), (Sizes{6}));                                               // 1-D
+  EXPECT_EQ(sizes({{{0, 0}, {2, 16}}, {{6, 0}, {1, 16}}}), (Sizes{3, 16}));  // rows
+  EXPECT_EQ(sizes({{{0, 9}, {8, 3}}, {{0, 0}, {8, 5}}}), (Sizes{8, 8}));     // columns, in any order
+  EXPECT_EQ(sizes({{{3}, {4}}, {{10}, {2}}}), (Sizes{6}));                   // 1-D
   EXPECT_EQ(sizes({{{0, 0}, {2, 3}}, {{0, 5}, {2, 1}}, {{4, 0}, {1, 3}}, {{4, 5}, {1, 1}}}), (Sizes{3, 4}));  // a grid
-  EXPECT_EQ(sizes({{{0, 0}, {2, 3}}, {{4, 5}, {1, 1}}}), (Sizes{7, 1}));                                 // two cells: their elements
+  EXPECT_EQ(sizes({{{0, 0}, {2, 3}}, {{4, 5}, {1, 1}}}), (Sizes{7, 1}));  // two cells: their elements
   EXPECT_EQ(sizes({{{8, 0}, {0, 16}}}), (Sizes{0, 16}));
 }
 
@@ -65,7 +65,9 @@ TEST(LocalShardsWrapperTest, MisfitsAreNamed) {
   expect_error("offsets[0] [0] has 1 entries", error_of([&] { make_local_shards({piece}, {{0}}); }));
   expect_error("hold a negative number", error_of([&] { make_local_shards({piece}, {{0, -4}}); }));
   expect_error("overlap in [1:2, 0:4]", error_of([&] { make_local_shards({piece, piece}, {{0, 0}, {1, 0}}); }));
-  expect_error("local_shards[1] is Double", error_of([&] { make_local_shards({piece, piece.to(at::kDouble)}, {{0, 0}, {2, 0}}); }));
+  expect_error("local_shards[1] is Double", error_of([&] {
+                 make_local_shards({piece, piece.to(at::kDouble)}, {{0, 0}, {2, 0}});
+               }));
   expect_error("has no dims", error_of([&] { make_local_shards({at::zeros({})}, {{}}); }));
   EXPECT_THROW(make_local_shards({two_rows()}, {{0, 0}}), c10::TypeError);
   EXPECT_THROW(local_shards(piece), c10::TypeError);
@@ -78,7 +80,8 @@ TEST(LocalShardsWrapperTest, T2OperatorsRunOnEachPiece) {
   expect_pieces(at::relu(wrapper - at::scalar_tensor(101.0, at::kDouble)), {at::relu(a - 101), at::relu(b - 101)});
   expect_pieces(wrapper > 3, {a > 3, b > 3});
   expect_pieces(wrapper.to(at::kFloat), {a.to(at::kFloat), b.to(at::kFloat)});
-  expect_pieces(at::where(wrapper > 3, wrapper, at::zeros_like(wrapper)), {at::where(a > 3, a, 0), at::where(b > 3, b, 0)});
+  expect_pieces(at::where(wrapper > 3, wrapper, at::zeros_like(wrapper)),
+                {at::where(a > 3, a, 0), at::where(b > 3, b, 0)});
   expect_pieces(wrapper.clone(), {a, b});
   EXPECT_EQ(local_offsets(wrapper * 2), local_offsets(wrapper));
 }
@@ -139,9 +142,12 @@ TEST(LocalShardsWrapperTest, T2OtherOperatorsSayWhatTheyNeed) {
   expect_error("[aten::sum] needs more than one piece at a time", error_of([&] { wrapper.sum(); }));
   expect_error("[aten::_softmax] needs more than one piece", error_of([&] { at::softmax(wrapper, 1); }));
   expect_error("[aten::mm] needs more than one piece", error_of([&] { wrapper.mm(at::zeros({4, 2}, at::kDouble)); }));
-  expect_error("[aten::add.Tensor] got a torch.Tensor of shape [5, 4] next to a LocalShardsWrapper", error_of([&] { wrapper + at::zeros({5, 4}); }));
+  expect_error("[aten::add.Tensor] got a torch.Tensor of shape [5, 4] next to a LocalShardsWrapper", error_of([&] {
+                 wrapper + at::zeros({5, 4});
+               }));
   const at::Tensor elsewhere = make_local_shards(local_shards(wrapper), {{0, 0}, {4, 0}});
-  expect_error("stand at different places: [[0, 0], [5, 0]] and [[0, 0], [4, 0]]", error_of([&] { wrapper + elsewhere; }));
+  expect_error("stand at different places: [[0, 0], [5, 0]] and [[0, 0], [4, 0]]",
+               error_of([&] { wrapper + elsewhere; }));
 }
 
 TEST(LocalShardsWrapperTest, GradientsOfWrappersAreWrappersAndReachPieces) {

@@ -1,0 +1,151 @@
+"""Run by test_processes.py under torchrun: gloo_program.py PART FOLDER prints PART-RANK where all is well."""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from layouts import CASES
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+
+
+def layouts(folder):
+    """Every layout, on the groups of real processes; the process group is made by the first mesh."""
+    assert not dist.is_initialized()
+    for case in CASES:
+        tensor = case.distributed().requires_grad_()
+        full = tensor.full_tensor()
+        if tensor.device_mesh.get_coordinate() is not None:
+            assert torch.equal(full, case.dense()), case.name
+            (full * full).sum().backward()
+            assert torch.equal(tensor.grad.full_tensor(), 2 * case.dense()), case.name
+    dist.destroy_process_group()
+
+
+def groups(folder):
+    """A mesh's groups are torch.distributed's, and inherit the time-out."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=77))
+    mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    rank = dist.get_rank()
+    group = mesh.get_group("tp")
+    assert dist.get_process_group_ranks(group) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 77
+    assert dist.get_process_group_ranks(sw.init_device_mesh("cpu", (4,)).get_group()) == [0, 1, 2, 3]
+    count = torch.ones(1)
+    dist.all_reduce(count, group=mesh.get_group("dp"))
+    assert count.item() == 2
+    lone = sw.DeviceMesh("cpu", [1, 3])
+    assert (lone.get_group() is None) == (rank in (0, 2))
+    dist.destroy_process_group()
+
+
+def torch_meshes(folder):
+    """torch's meshes are accepted wherever ours are: whole, sliced by name, flattened, under permuted ranks."""
+    x = torch.arange(14.0).view(7, 2)
+    grid = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    flat = grid._flatten("all")
+    assert torch.equal(sw.distribute_tensor(x, grid, [Shard(0), Shard(1)]).full_tensor(), x)
+    for mesh in (grid["tp"], grid["dp"], flat, TorchDeviceMesh("cpu", [2, 0, 3, 1])):
+        tensor = sw.distribute_tensor(x, mesh, [Shard(0)])
+        assert torch.equal(tensor.full_tensor(), x)
+        assert tensor.device_mesh.mesh.tolist() == mesh.mesh.tolist()
+    local = sw.distribute_tensor(x, grid, [Shard(0), Replicate()])
+    assert torch.equal(local.redistribute(grid, [Replicate(), Shard(1)]).full_tensor(), x)
+    cube = torch_init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("a", "b", "c"))
+    half = cube["b", "c"]
+    assert torch.equal(sw.distribute_tensor(x, half, [Shard(0), Shard(1)]).full_tensor(), x)
+    assert sw.distribute_tensor(x, cube["a", "b"]._flatten("ab"), [Shard(0)]).device_mesh.size() == 2
+    dist.destroy_process_group()
+
+
+def new_world(folder):
+    """A process group that was destroyed and made again is a new world; tensors of the old one do not mix with it."""
+    meshes = []
+    for _ in range(3):
+        dist.init_process_group("gloo")
+        meshes.append(sw.init_device_mesh("cpu", (2, 2)))
+        x = sw.ones(8, device_mesh=meshes[-1], placements=[Shard(0), Shard(0)])
+        assert x.sum().item() == 8
+        dist.destroy_process_group()
+    assert len(set(map(id, meshes))) == 3 and meshes[0] != meshes[1]
+
+
+def left_open(folder):
+    """Nobody destroys the process group, and tensors live to the end."""
+    global kept
+    mesh = sw.init_device_mesh("cpu", (2, 2))
+    kept = sw.ones(8, requires_grad=True, device_mesh=mesh, placements=[Shard(0), Shard(0)])
+    (kept * kept).sum().backward()
+    dist.barrier()
+
+
+def random_numbers(folder):
+    """Alike on every rank, and torch.manual_seed starts them anew."""
+    mesh = sw.init_device_mesh("cpu", (4,))
+    draws = []
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
+        torch.manual_seed(5)
+        torch.rand(3)
+        draws.append([sw.rand(9, 6, device_mesh=mesh, placements=placements).full_tensor() for _ in range(2)])
+    assert all(torch.equal(a, b) for draw in draws for a, b in zip(draw, draws[0], strict=True))
+    assert not torch.equal(*draws[0])
+    dist.destroy_process_group()
+
+
+def checkpoint(folder):
+    """Saved under one cut by four ranks, loaded under others."""
+    mesh = sw.init_device_mesh("cpu", (4,))
+    torch.manual_seed(0)
+    saved = {"table": sw.rand(9, 6, device_mesh=mesh, placements=[Shard(0, [1, 0, 5, 3])]), "steps": 3}
+    dcp.save(saved, checkpoint_id=folder)
+    for other, placements in [
+        (mesh, [Shard(1)]),
+        (mesh, [Replicate()]),
+        (sw.init_device_mesh("cpu", (2, 2)), [Shard(0), Shard(0)]),
+    ]:
+        loaded = {"table": sw.zeros(9, 6, device_mesh=other, placements=placements), "steps": 0}
+        dcp.load(loaded, checkpoint_id=folder)
+        assert torch.equal(loaded["table"].full_tensor(), saved["table"].full_tensor()) and loaded["steps"] == 3
+    dist.destroy_process_group()
+
+
+def training(folder):
+    """Three steps of a sharded MLP are three steps of the dense one."""
+    mesh = sw.init_device_mesh("cpu", (4,))
+    cuts = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
+
+    def partition(name, module, mesh):
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            placement = cuts.get(f"{name}.{key}", Replicate())
+            module.register_parameter(key, nn.Parameter(sw.distribute_tensor(parameter.detach(), mesh, [placement])))
+
+    def train(model, wrap):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(wrap(torch.linspace(-1, 1 + step, 15, dtype=torch.float64).view(5, 3))).square().sum().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2)).double()
+    model = nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2)).double()
+    model.load_state_dict(dense.state_dict())
+    sw.distribute_module(model, mesh, partition)
+    sharded = train(model, lambda x: sw.distribute_tensor(x, mesh, [Replicate()]))
+    for ours, theirs in zip(sharded, train(dense, lambda x: x), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    part = sys.argv[1]
+    globals()[part](sys.argv[2])
+    sys.stdout.write(f"{part}-{os.environ['RANK']}\n")

@@ -1,0 +1,154 @@
+"""The caller's mistakes: exception type and key words. Every rank raises, before any message."""
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import DTensor, EnumerableShard, Partial, Replicate, Shard
+from shardwise import ShardMetadata as Piece
+from shardwise.testing import run_ranks
+
+ONES = torch.ones(6, 2)
+
+
+def cut(mesh, *placements):
+    return sw.distribute_tensor(ONES, mesh, placements or [Shard(0)])
+
+
+# what is done with a mesh of 2 ranks, the exception's type, its key words
+ERRORS = {
+    "a mesh dim without placement": (
+        lambda mesh: sw.distribute_tensor(ONES, mesh, [Shard(0), Shard(1)]),
+        ValueError,
+        "2 placements",
+    ),
+    "a tensor dim that does not exist": (lambda mesh: cut(mesh, Shard(2)), IndexError, r"Shard\(2\)"),
+    "a negative dim that does not exist": (lambda mesh: cut(mesh, Shard(-3)), IndexError, r"Shard\(-3\)"),
+    "sizes that do not add up": (lambda mesh: cut(mesh, Shard(0, [1, 2])), ValueError, r"sizes=\[1, 2\]"),
+    "too many sizes": (lambda mesh: cut(mesh, Shard(0, [1, 2, 3])), ValueError, r"sizes=\[1, 2, 3\]"),
+    "negative sizes": (lambda mesh: Shard(0, [7, -1]), ValueError, "-1"),
+    "no sizes": (lambda mesh: Shard(0, []), ValueError, "sizes"),
+    "an unknown reduction": (lambda mesh: Partial("median"), ValueError, "median.*product"),
+    "pieces that overlap": (
+        lambda mesh: EnumerableShard([Piece((0, 0), (4, 2), 0), Piece((3, 0), (3, 2), 1)]),
+        ValueError,
+        "overlap",
+    ),
+    "pieces with a hole": (
+        lambda mesh: cut(mesh, EnumerableShard([Piece((0, 0), (4, 2), 0), Piece((5, 0), (1, 2), 1)])),
+        ValueError,
+        r"\[4:5, 0:2\]",
+    ),
+    "a piece on a rank outside the mesh": (
+        lambda mesh: cut(mesh, EnumerableShard([Piece((0, 0), (6, 2), 7)])),
+        ValueError,
+        "rank 7",
+    ),
+    "no placement": (lambda mesh: cut(mesh, "Shard(0)"), TypeError, r"\[placements\] 'Shard\(0\)' is no placement"),
+    "no mesh": (lambda mesh: cut("cpu"), TypeError, r"\[device_mesh\] 'cpu' is no mesh"),
+    "a duplicate rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 0]), ValueError, "rank 0"),
+    "an unknown rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 5]), ValueError, "rank 5 is not in the world of 2 ranks"),
+    "a mesh larger than the world": (lambda mesh: sw.init_device_mesh("cpu", (4,)), ValueError, "world of 2 ranks"),
+    "one name for two dims": (
+        lambda mesh: sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp",)),
+        ValueError,
+        "1 names for a mesh of 2 dims",
+    ),
+    "a name twice": (
+        lambda mesh: sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "dp")),
+        ValueError,
+        '"dp" twice',
+    ),
+    "an unknown name": (lambda mesh: mesh["tp"], ValueError, 'no mesh dim is called "tp"'),
+    "an unknown mesh dim": (lambda mesh: mesh.size(3), IndexError, "mesh dim 3 does not exist"),
+    "a device with an index": (
+        lambda mesh: sw.DeviceMesh("cuda:0", [0]),
+        ValueError,
+        'device_type "cuda:0" has an index',
+    ),
+    "which mesh dim": (
+        lambda mesh: sw.init_device_mesh("cpu", (2, 1)).get_local_rank(),
+        ValueError,
+        "2 dims. Say which",
+    ),
+    "a local piece of another shape": (
+        lambda mesh: DTensor.from_local(ONES, mesh, [Shard(0)], shape=(7, 2), stride=(2, 1)),
+        ValueError,
+        r"\[from_local\] rank \d gives a piece of shape \[6, 2\]",
+    ),
+    "a shape of other dims": (
+        lambda mesh: DTensor.from_local(ONES, mesh, [Shard(0)], shape=(12,), stride=(1,)),
+        ValueError,
+        r"shape \[12\] has 1 dims",
+    ),
+    "a DTensor as local tensor": (
+        lambda mesh: DTensor.from_local(cut(mesh), mesh, [Shard(0)]),
+        TypeError,
+        r"\[from_local\] the local tensor is a DTensor",
+    ),
+    "shapes that differ between ranks": (
+        lambda mesh: DTensor.from_local(torch.ones(mesh.get_rank() + 1), mesh, [Shard(0)], run_check=True),
+        ValueError,
+        r"\[from_local\] rank 0 takes the whole tensor",
+    ),
+    "no placements to move to": (
+        lambda mesh: cut(mesh).redistribute(),
+        ValueError,
+        r"\[redistribute\] got no placements",
+    ),
+    "another mesh to move to": (
+        lambda mesh: cut(mesh).redistribute(sw.DeviceMesh("cpu", [1, 0]), [Shard(0)]),
+        ValueError,
+        r"cannot move from mesh \(2\) to mesh \(2: ranks \[1, 0\]\)",
+    ),
+    "a source that is no member": (
+        lambda mesh: sw.distribute_tensor(ONES, mesh, [Shard(0)], src_data_rank=2),
+        ValueError,
+        "src_data_rank 2",
+    ),
+    "a Partial to fill": (
+        lambda mesh: sw.ones(3, device_mesh=mesh, placements=[Partial()]),
+        ValueError,
+        r"Partial\(sum\)",
+    ),
+    "a Partial to draw": (
+        lambda mesh: sw.rand(3, device_mesh=mesh, placements=[Partial()]),
+        ValueError,
+        r"Partial\(sum\)",
+    ),
+    "integers to draw": (
+        lambda mesh: sw.rand(3, device_mesh=mesh, dtype=torch.int64),
+        TypeError,
+        "draws no Long numbers",
+    ),
+    "a plain tensor beside a DTensor": (
+        lambda mesh: cut(mesh) + ONES,
+        ValueError,
+        r"\[aten::add.Tensor\] got a torch.Tensor",
+    ),
+    "two meshes": (
+        lambda mesh: cut(mesh) + cut(sw.DeviceMesh("cpu", [1, 0])),
+        ValueError,
+        r"different meshes: \(2\) and \(2: ranks \[1, 0\]\)",
+    ),
+    "what dense tensors refuse": (lambda mesh: cut(mesh) @ cut(mesh), RuntimeError, "does not match the other tensors"),
+    "to_local of a plain tensor": (lambda mesh: DTensor.to_local(ONES), TypeError, "stands where a DTensor is needed"),
+    "arguments of other types": (
+        lambda mesh: DTensor.from_local(3, mesh, [Replicate()]),
+        TypeError,
+        "incompatible function arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_the_mistake_is_named(name):
+    act, error, words = ERRORS[name]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        with pytest.raises(error, match=words):
+            act(mesh)
+        return cut(mesh).sum().item()  # all ranks are still in step
+
+    assert run_ranks(2, body) == [12, 12]

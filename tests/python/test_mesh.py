@@ -1,0 +1,95 @@
+"""Meshes."""
+
+import copy
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise.testing import run_ranks
+
+
+def test_a_mesh_tells_its_shape_names_and_this_ranks_place():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
+        assert mesh.shape == (2, 3) and mesh.ndim == 2 and mesh.mesh_dim_names == ("dp", "tp")
+        assert mesh.size() == 6 and mesh.size(0) == 2 and mesh.size("tp") == 3 and mesh.size(-1) == 3
+        assert torch.equal(mesh.mesh, torch.arange(6, dtype=torch.int32).view(2, 3))
+        assert mesh.device_type == "cpu" and mesh.get_rank() == rank
+        assert mesh.get_coordinate() == (rank // 3, rank % 3)
+        assert mesh.get_local_rank("dp") == rank // 3 and mesh.get_local_rank(1) == rank % 3
+        assert repr(mesh) == "DeviceMesh((dp=2, tp=3), 'cpu')"
+
+    run_ranks(6, body)
+
+
+@pytest.mark.parametrize("ranks", [[2, 0, 1], (2, 0, 1), torch.tensor([2, 0, 1])], ids=["list", "tuple", "tensor"])
+def test_ranks_may_come_in_any_order_and_cuts_follow_it(ranks):
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", ranks)
+        assert mesh.mesh_dim_names is None and mesh.mesh.tolist() == [2, 0, 1]
+        local = sw.distribute_tensor(torch.arange(3), mesh, [sw.Shard(0)]).to_local()
+        return mesh.get_local_rank(), local.item()
+
+    assert run_ranks(3, body) == [(1, 1), (2, 2), (0, 0)]
+
+
+def test_a_rank_outside_a_mesh_has_no_coordinate():
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [1, 3])
+        if rank in (0, 2):
+            with pytest.raises(ValueError, match=rf"rank {rank} is outside the mesh \(2: ranks \[1, 3\]\)"):
+                mesh.get_local_rank()
+        return mesh.get_coordinate()
+
+    assert run_ranks(4, body) == [None, (0,), None, (1,)]
+
+
+def test_slices_by_name_hold_the_ranks_beside_this_one():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert mesh["dp", "tp"] is mesh
+        return mesh["dp"].mesh.tolist(), mesh["tp"].mesh.tolist(), mesh["tp"].mesh_dim_names
+
+    names = ("tp",)
+    assert run_ranks(4, body) == [
+        ([0, 2], [0, 1], names),
+        ([1, 3], [0, 1], names),
+        ([0, 2], [2, 3], names),
+        ([1, 3], [2, 3], names),
+    ]
+
+
+def test_equal_meshes_are_equal_and_hash_alike():
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [0, 1])
+        assert mesh == sw.init_device_mesh("cpu", (2,)) and hash(mesh) == hash(sw.init_device_mesh("cpu", (2,)))
+        assert mesh != sw.DeviceMesh("cpu", [1, 0]) and mesh != "mesh"
+        assert mesh != sw.DeviceMesh("cpu", [0, 1], mesh_dim_names=("tp",))
+        assert copy.deepcopy(mesh) is mesh
+
+    run_ranks(2, body)
+
+
+def test_the_innermost_mesh_of_a_with_block_is_the_default():
+    def body(rank):
+        outer, inner = sw.init_device_mesh("cpu", (2,)), sw.DeviceMesh("cpu", [1, 0])
+        with outer as entered:
+            assert entered is outer
+            with inner:
+                assert sw.zeros(4).device_mesh is inner
+            assert sw.zeros(4).device_mesh is outer
+            assert sw.distribute_tensor(torch.ones(2)).device_mesh is outer
+            assert sw.DTensor.from_local(torch.ones(2)).placements == (sw.Replicate(),)
+        with pytest.raises(ValueError, match="no mesh is given and none is active"):
+            sw.zeros(4)
+
+    run_ranks(2, body)
+
+
+def test_get_group_of_ranks_as_threads_says_that_there_is_none():
+    def body(rank):
+        with pytest.raises(ValueError, match="ranks are threads here"):
+            sw.init_device_mesh("cpu", (2,)).get_group()
+
+    run_ranks(2, body)

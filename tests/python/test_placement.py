@@ -1,0 +1,76 @@
+"""Placements as Python values."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed.tensor as torch_dt
+
+import shardwise as sw
+from shardwise import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
+from shardwise.testing import run_ranks
+
+PIECES = [ShardMetadata((0, 0), (2, 3), 1), ShardMetadata((2, 0), (1, 3), 0)]
+ALL = [Shard(0), Shard(-1), Shard(1, [1, 0, 3]), Replicate(), Partial(), Partial("max"), EnumerableShard(PIECES)]
+
+
+@pytest.mark.parametrize("placement", ALL, ids=repr)
+def test_a_placement_is_rebuilt_from_its_repr_and_from_its_pickle(placement):
+    text = repr(placement).replace("(sum)", "('sum')").replace("(max)", "('max')")
+    for same in (eval(text, vars(sw)), pickle.loads(pickle.dumps(placement)), copy.deepcopy(placement)):
+        assert type(same) is type(placement)
+        assert same == placement and hash(same) == hash(placement)
+
+
+def test_placements_of_different_meaning_are_different():
+    assert len(set(ALL)) == len(ALL)
+    assert all(a != b for i, a in enumerate(ALL) for b in ALL[:i])
+    assert Shard(0) != 0 and Replicate() != "Replicate()"
+
+
+# placement, is_shard(), is_shard(0), is_replicate(), is_partial(), is_partial("max")
+@pytest.mark.parametrize(
+    ("placement", "answers"),
+    [
+        (Shard(0), (True, True, False, False, False)),
+        (Shard(1), (True, False, False, False, False)),
+        (Replicate(), (False, False, True, False, False)),
+        (Partial(), (False, False, False, True, False)),
+        (Partial("max"), (False, False, False, True, True)),
+        (EnumerableShard(PIECES), (False, False, False, False, False)),
+    ],
+    ids=repr,
+)
+def test_a_placement_knows_its_kind(placement, answers):
+    kinds = (placement.is_shard(), placement.is_shard(0), placement.is_replicate(), placement.is_partial())
+    assert (*kinds, placement.is_partial("max")) == answers
+    assert isinstance(placement, Placement)
+
+
+def test_attributes_are_those_of_the_constructor():
+    assert Shard(2).dim == 2 and Shard(2).sizes is None
+    assert Shard(0, sizes=[1, 3]).sizes == (1, 3)
+    assert Partial().reduce_op == "sum" and Partial("avg").reduce_op == "avg"
+    assert EnumerableShard(PIECES).shards == sorted(PIECES, key=lambda piece: piece.rank)
+    assert PIECES[0].offsets == (0, 0) and PIECES[0].sizes == (2, 3) and PIECES[0].rank == 1
+
+
+def test_placements_come_back_from_cpp_as_a_tuple_of_their_classes():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 1))
+        placements = sw.zeros(5, 2, device_mesh=mesh, placements=[Shard(-2), Replicate()]).placements
+        assert placements == (Shard(0), Replicate())
+        assert isinstance(placements[0], Shard) and isinstance(placements[1], Replicate)
+
+    run_ranks(2, body)
+
+
+def test_torchs_placements_are_accepted():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 1, 1))
+        placements = (torch_dt.Shard(1), torch_dt.Replicate(), torch_dt.Partial("sum"))
+        tensor = sw.DTensor.from_local(torch.ones(2, 3), mesh, placements)
+        assert tensor.placements == (Shard(1), Replicate(), Partial())
+
+    run_ranks(2, body)

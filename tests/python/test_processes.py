@@ -1,0 +1,70 @@
+"""What only real processes show: groups of torch.distributed, the end of the interpreter, torch's own meshes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("gloo_program.py")
+
+
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def torchrun(n_ranks, *arguments):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
+    return run([*launcher, str(PROGRAM), *arguments])
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["layouts", "groups", "torch_meshes", "new_world", "left_open", "random_numbers", "checkpoint", "training"],
+)
+def test_four_processes_over_gloo(part, tmp_path):
+    result = torchrun(4, part, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(4)]
+    noise = [line for line in result.stderr.splitlines() if line.strip() and not is_expected(line)]
+    assert not noise, "\n".join(noise)
+
+
+def is_expected(line):
+    """torchrun's note on threads, torch's on groups left open, ours on operators without a rule."""
+    words = ("OMP_NUM_THREADS", "*****", "destroy_process_group", "has no sharding rule", "UserWarning", "run.py")
+    return any(word in line for word in words)
+
+
+ALONE = """
+import torch, shardwise as sw
+try:
+    sw.init_device_mesh("cpu", (1,))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_without_torchrun_the_error_says_how_to_start():
+    result = run([sys.executable, "-c", ALONE])
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert "[world] no ranks have been started" in result.stdout and "torchrun" in result.stdout
+
+
+ENDS_IN_THREADS = """
+import torch, shardwise as sw
+from shardwise.testing import run_ranks
+kept = []
+def body(rank):
+    mesh = sw.init_device_mesh("cpu", (3,))
+    x = sw.ones(7, requires_grad=True, device_mesh=mesh, placements=[sw.Shard(0)])
+    (x * x).sum().backward()
+    kept.append((mesh, x, x.grad))
+run_ranks(3, body)
+print("done")
+"""
+
+
+def test_tensors_of_thread_ranks_may_outlive_everything():
+    result = run([sys.executable, "-W", "ignore", "-c", ENDS_IN_THREADS])
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")

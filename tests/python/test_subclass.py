@@ -1,0 +1,261 @@
+"""DTensor is an honest subclass of torch.Tensor: modules, optimizers, autograd and transforms take it as it is."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import shardwise as sw
+from shardwise import DTensor, Replicate, Shard
+from shardwise.testing import run_ranks
+
+DENSE = torch.arange(12.0).view(6, 2) / 7
+
+
+def on_two_ranks(body):
+    """Runs `body(tensor)` on two ranks with DENSE cut by rows."""
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        return body(sw.distribute_tensor(DENSE, mesh, [Shard(0)]))
+
+    return run_ranks(2, on_rank)[0]
+
+
+def assert_equals(tensor, dense):
+    assert type(tensor) is DTensor
+    torch.testing.assert_close(tensor.full_tensor(), dense)
+
+
+# what is done to a tensor, distributed or dense
+OPS = {
+    "add": lambda x: x + x,
+    "scalar": lambda x: 2 - x,
+    "view": lambda x: x.view(3, 4).t(),
+    "index": lambda x: x[1:4, 0],
+    "in-place": lambda x: x.clone().mul_(3),
+    "out": lambda x: torch.add(x, x, out=torch.empty_like(x)),
+    "in-place on a view": lambda x: (lambda y: (y[1:3].mul_(2), y)[1])(x.clone()),
+    "reduction": lambda x: x.sum(0),
+    "split": lambda x: x.split(4)[1],
+    "linear": lambda x: F.linear(x, x[:3], x[:3, 0]),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "sort": lambda x: x.sort(descending=True, dim=0).values,
+    "where": lambda x: torch.where(x > 1, x, 0.0),
+    "mask": lambda x: x.masked_fill(x > 1, -1),
+    "to": lambda x: x.to(torch.float64),
+    "cross entropy": lambda x: F.cross_entropy(x, (x[:, 0] > 1).long()),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "zeros_like": torch.zeros_like,
+    "new_zeros": lambda x: x.new_zeros(3),
+    "foreach": lambda x: torch._foreach_mul([x, x + 1], 2.0)[1],
+    "vmap": lambda x: torch.func.vmap(lambda row: row * 2)(x),
+    "func.grad": lambda x: torch.func.grad(lambda y: (y * y).sum())(x),
+    "jvp": lambda x: torch.func.jvp(lambda y: y * y, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_dtensors_of_the_dense_values(name):
+    on_two_ranks(lambda x: assert_equals(OPS[name](x), OPS[name](DENSE)))
+
+
+def test_values_leave_as_python_and_numpy():
+    def body(x):
+        assert x.tolist() == DENSE.tolist()
+        assert np.array_equal(x.numpy(), DENSE.numpy()) and np.array_equal(np.asarray(x), DENSE.numpy())
+        assert x.sum().item() == DENSE.sum().item() and float(x.max()) == float(DENSE.max())
+        assert bool((x >= 0).all()) and int(x.argmax()) == 11 and len(x) == 6
+        assert f"{x.sum():.3f}" == f"{DENSE.sum():.3f}"
+        with pytest.raises(RuntimeError, match="requires grad"):
+            x.requires_grad_().numpy()
+
+    on_two_ranks(body)
+
+
+def test_repr_shows_this_ranks_part_and_sends_nothing():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        return repr(sw.distribute_tensor(torch.tensor([1, 2, 3]), mesh, [Shard(0)]))
+
+    assert run_ranks(2, body) == [
+        "DTensor(local_tensor=tensor([1, 2]), device_mesh=DeviceMesh((tp=2), 'cpu'), placements=(Shard(0),))",
+        "DTensor(local_tensor=tensor([3]), device_mesh=DeviceMesh((tp=2), 'cpu'), placements=(Shard(0),))",
+    ]
+
+
+def test_a_dtensor_is_not_constructed_from_values():
+    with pytest.raises(TypeError, match=r"Use DTensor.from_local"):
+        DTensor(torch.ones(3))
+
+
+def test_parameters_and_gradients_are_dtensors():
+    def body(x):
+        parameter = nn.Parameter(x)
+        assert type(parameter) is DTensor and isinstance(parameter, nn.Parameter) and parameter.requires_grad
+        (parameter * parameter).sum().backward()
+        assert_equals(parameter.grad, 2 * DENSE)
+        assert parameter.grad.placements == (Shard(0),)
+        assert type(parameter.data) is DTensor and type(parameter.detach()) is DTensor
+
+    on_two_ranks(body)
+
+
+def test_a_plain_tensor_is_refused_as_data_and_as_gradient():
+    def body(x):
+        parameter = nn.Parameter(x)
+        with pytest.raises((TypeError, RuntimeError), match="type"):
+            parameter.data = torch.ones(6, 2)
+        with pytest.raises((TypeError, RuntimeError), match="type"):
+            parameter.grad = torch.ones(6, 2)
+        parameter.data = x + 1
+        assert_equals(parameter.detach(), DENSE + 1)
+
+    on_two_ranks(body)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+    "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1, foreach=False),
+    "Adam foreach": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+    "Adam fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_as_on_dense_tensors(name):
+    def train(parameter):
+        optimizer = OPTIMIZERS[name]([parameter])
+        for _ in range(3):
+            optimizer.zero_grad()
+            (parameter * parameter).sum().backward()
+            torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+            optimizer.step()
+        return parameter
+
+    on_two_ranks(lambda x: assert_equals(train(nn.Parameter(x)).detach(), train(nn.Parameter(DENSE.clone())).detach()))
+
+
+def test_autocast_lowers_what_it_lowers():
+    def body(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = F.linear(x, x)
+            assert type(y) is DTensor and y.dtype == torch.bfloat16
+            assert (x + x).dtype == torch.float32
+            torch.testing.assert_close(y.full_tensor(), F.linear(DENSE, DENSE))
+
+    on_two_ranks(body)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_recomputes(use_reentrant):
+    def body(x):
+        x.requires_grad_()
+        calls = []
+
+        def block(y):
+            calls.append(type(y))
+            return torch.relu(y) * y
+
+        checkpoint(block, x, use_reentrant=use_reentrant).sum().backward()
+        assert calls == [DTensor, DTensor]
+        assert_equals(x.grad, 2 * DENSE)
+
+    on_two_ranks(body)
+
+
+def test_custom_autograd_functions_see_dtensors():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            assert type(x) is DTensor
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            assert type(x) is DTensor and type(grad) is DTensor
+            return grad * 2
+
+    def body(x):
+        x.requires_grad_()
+        Double.apply(x * 1).sum().backward()
+        assert_equals(x.grad, torch.full((6, 2), 2.0))
+
+    on_two_ranks(body)
+
+
+def test_hooks_see_dtensors():
+    def body(x):
+        seen = []
+        parameter = nn.Parameter(x)
+        parameter.register_hook(lambda grad: seen.append(type(grad)))
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(type(p)))
+        (y := parameter * 2).retain_grad()
+        y.sum().backward()
+        assert seen == [DTensor, DTensor] and type(y.grad) is DTensor
+
+    on_two_ranks(body)
+
+
+def test_double_backward():
+    def body(x):
+        x.requires_grad_()
+        (grad,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(grad.sum(), x)
+        assert_equals(second, 6 * DENSE)
+
+    on_two_ranks(body)
+
+
+def test_modules_convert_deep_copy_and_load():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = sw.distribute_module(nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4)), mesh)
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        twin.load_state_dict(model.state_dict())
+        assert torch.equal(twin[0].weight.full_tensor(), model[0].weight.full_tensor())
+        assert isinstance(twin[0].weight, nn.Parameter) and type(twin[0].weight) is DTensor
+        twin.to(torch.bfloat16)
+        assert all(type(p) is DTensor and p.dtype == torch.bfloat16 for p in twin.parameters())
+        twin.zero_grad()
+        x = sw.distribute_tensor(DENSE.to(torch.bfloat16), mesh, [Replicate()])
+        twin(x).sum().backward()
+        assert all(type(p.grad) is DTensor for p in twin.parameters())
+
+    run_ranks(2, body)
+
+
+def test_plain_scalars_mix_with_dtensors():
+    on_two_ranks(lambda x: assert_equals(x * torch.tensor(2.0) + 1, DENSE * 2 + 1))
+
+
+def test_implicit_replication_takes_plain_tensors_as_replicated():
+    def body(x):
+        with sw.implicit_replication():
+            assert_equals(x + torch.ones(2), DENSE + 1)
+        with pytest.raises(TypeError, match=r"got a torch.Tensor of shape \[2\] next to a DTensor"):
+            x + torch.ones(2)
+
+    on_two_ranks(body)
+
+
+def test_cache_counters_count_hits():
+    def body(x):
+        x + x
+        before = sw.cache_counters()
+        x + x
+        after = sw.cache_counters()
+        assert (after.hits - before.hits, after.misses - before.misses) == (1, 0) and after.size == before.size > 0
+
+    on_two_ranks(body)

@@ -1,0 +1,221 @@
+"""Making distributed tensors, taking them apart, and the values in between."""
+
+import pytest
+import torch
+from layouts import by_name
+from torch import nn
+
+import shardwise as sw
+from shardwise import DTensor, Partial, Replicate, Shard
+from shardwise.testing import run_ranks
+
+
+@pytest.mark.parametrize("case", **by_name)
+def test_distribute_tensor_and_full_tensor_are_a_round_trip(case):
+    def body(rank):
+        tensor = case.distributed()
+        assert type(tensor) is DTensor and tensor.shape == case.shape and tensor.dtype == torch.float64
+        full = tensor.full_tensor()
+        if tensor.device_mesh.get_coordinate() is None:
+            assert full.numel() == 0
+        else:
+            assert type(full) is torch.Tensor and torch.equal(full, case.dense())
+
+    run_ranks(case.n_ranks, body)
+
+
+@pytest.mark.parametrize("case", **by_name)
+def test_from_local_of_the_local_piece_is_the_same_tensor(case):
+    def body(rank):
+        tensor = case.distributed()
+        if len(sw._C.to_pieces(tensor)) > 1:
+            with pytest.raises(ValueError, match=r"\[to_local\] rank \d holds \d pieces"):
+                tensor.to_local()
+            return
+        if isinstance(case.placements[0], sw.EnumerableShard) and not sw._C.to_pieces(tensor):
+            return
+        local = tensor.to_local()
+        again = DTensor.from_local(
+            local, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+        )
+        assert again.shape == tensor.shape and again.placements == tensor.placements
+        assert local.numel() == 0 or again.to_local().data_ptr() == local.data_ptr()
+
+    run_ranks(case.n_ranks, body)
+
+
+def test_from_local_takes_an_even_cut_where_no_shape_is_given():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        tensor = DTensor.from_local(torch.full((3, 2), float(rank)), mesh, [Shard(0), Shard(1)])
+        assert tensor.shape == (6, 4) and tensor.stride() == (4, 1)
+        assert tensor.full_tensor()[::3, ::2].tolist() == [[0, 1], [2, 3]]
+
+    run_ranks(4, body)
+
+
+def test_from_local_with_run_check_makes_replicas_equal():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        return DTensor.from_local(torch.tensor([rank]), mesh, [Replicate()], run_check=True).to_local().item()
+
+    assert run_ranks(3, body) == [0, 0, 0]
+
+
+def test_distribute_tensor_takes_the_values_of_the_source_rank():
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [1, 2, 0])
+        mine = torch.full((3,), rank)
+        sources = [
+            sw.distribute_tensor(mine, mesh, [Shard(0)], src_data_rank=r).to_local().item() for r in (0, 1, None)
+        ]
+        return sources
+
+    assert run_ranks(3, body) == [[1, 2, 0], [1, 2, 1], [1, 2, 2]]
+
+
+def test_gradients_flow_through_from_local_and_to_local():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        local = torch.tensor([1.0, 2.0 + rank], requires_grad=True)
+        tensor = DTensor.from_local(local, mesh, [Shard(0)])
+        assert tensor.requires_grad and not tensor.is_leaf
+        (tensor * tensor).to_local().sum().backward()
+        assert torch.equal(local.grad, 2 * local.detach())
+
+    run_ranks(2, body)
+
+
+def test_full_tensors_gradient_is_the_whole_one_on_each_rank():
+    def body(rank):
+        tensor = sw.ones(5, requires_grad=True, device_mesh=sw.init_device_mesh("cpu", (3,)), placements=[Shard(0)])
+        (tensor.full_tensor() * torch.arange(5.0)).sum().backward()
+        assert tensor.grad.placements == (Shard(0),)
+        assert torch.equal(tensor.grad.full_tensor(), torch.arange(5.0))
+
+    run_ranks(3, body)
+
+
+def test_to_locals_gradient_may_be_laid_out_otherwise():
+    def body(rank):
+        tensor = sw.ones(4, requires_grad=True, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Replicate()])
+        (tensor.to_local(grad_placements=[Partial()]) * (rank + 1)).sum().backward()
+        assert torch.equal(tensor.grad.full_tensor(), torch.full((4,), 3.0))
+
+    run_ranks(2, body)
+
+
+# factory, what torch makes of the same arguments
+FACTORIES = {
+    "zeros": lambda **kw: (sw.zeros(5, 3, **kw), torch.zeros(5, 3)),
+    "ones": lambda **kw: (sw.ones((5, 3), **kw), torch.ones(5, 3)),
+    "ones of int": lambda **kw: (sw.ones([5, 3], dtype=torch.int32, **kw), torch.ones(5, 3, dtype=torch.int32)),
+    "full": lambda **kw: (sw.full((5, 3), 7, **kw), torch.full((5, 3), 7)),
+    "full of bool": lambda **kw: (sw.full((5, 3), True, **kw), torch.full((5, 3), True)),
+    "full of float": lambda **kw: (sw.full((5, 3), 0.5, **kw), torch.full((5, 3), 0.5)),
+    "0-D": lambda **kw: (sw.full((), 2.0, **kw), torch.full((), 2.0)),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_make_what_torchs_make(name):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        for placements in ([Shard(0)], None):
+            if name == "0-D" and placements:
+                continue
+            tensor, dense = FACTORIES[name](device_mesh=mesh, placements=placements)
+            assert type(tensor) is DTensor and tensor.dtype == dense.dtype
+            assert torch.equal(tensor.full_tensor(), dense)
+        assert sw.empty(5, 3, device_mesh=mesh, dtype=torch.int8).dtype == torch.int8
+
+    run_ranks(3, body)
+
+
+def test_factories_refuse_other_layouts_than_strided():
+    with pytest.raises(ValueError, match=r"layout torch\.sparse_coo cannot be distributed"):
+        sw.zeros(3, layout=torch.sparse_coo)
+
+
+def drawn(factory, dtype, mesh_shape, placements):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", mesh_shape)
+        tensors = [factory(7, 5, dtype=dtype, device_mesh=mesh, placements=placements) for _ in range(2)]
+        return [tensor.full_tensor() for tensor in tensors]
+
+    torch.manual_seed(3)
+    ranks = run_ranks(torch.Size(mesh_shape).numel(), body)
+    assert all(torch.equal(a, b) for rank in ranks for a, b in zip(rank, ranks[0], strict=True))
+    return ranks[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("factory", [sw.rand, sw.randn])
+def test_random_numbers_are_the_same_whatever_the_mesh_and_the_placements(factory, dtype):
+    first, second = drawn(factory, dtype, (1,), [Replicate()])
+    assert not torch.equal(first, second)
+    for mesh_shape, placements in [
+        ((3,), [Shard(0)]),
+        ((3,), [Shard(1, [4, 0, 1])]),
+        ((2, 2), [Shard(1), Shard(0)]),
+        ((2, 2), [Shard(0), Shard(0)]),
+        ((2,), [Replicate()]),
+    ]:
+        same_first, same_second = drawn(factory, dtype, mesh_shape, placements)
+        assert torch.equal(first, same_first) and torch.equal(second, same_second)
+
+
+def test_random_numbers_have_their_distribution():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        uniform = sw.rand(200, 1000, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        normal = sw.randn(200, 1000, device_mesh=mesh, placements=[Shard(1)]).full_tensor()
+        assert uniform.min() >= 0 and uniform.max() < 1
+        assert abs(uniform.mean() - 0.5) < 3e-3 and abs(uniform.var() - 1 / 12) < 2e-3
+        assert abs(normal.mean()) < 1e-2 and abs(normal.var() - 1) < 1e-2
+        assert abs((normal[:, 1:] * normal[:, :-1]).mean()) < 1e-2
+        assert abs((normal.abs() < 1).float().mean() - 0.6827) < 5e-3
+
+    torch.manual_seed(0)
+    run_ranks(2, body)
+
+
+def test_distribute_module_replicates_what_is_not_cut():
+    def partition(name, module, mesh):
+        if name == "0":
+            module.weight = nn.Parameter(sw.distribute_tensor(module.weight, mesh, [Shard(0)]))
+
+    def body(rank):
+        torch.manual_seed(0)
+        mesh = sw.init_device_mesh("cpu", (2,))
+        dense = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+        model.load_state_dict(dense.state_dict())
+        same = sw.distribute_module(
+            model,
+            mesh,
+            partition,
+            input_fn=lambda module, inputs, mesh: tuple(sw.distribute_tensor(x, mesh) for x in inputs),
+            output_fn=lambda module, output, mesh: output.full_tensor(),
+        )
+        assert same is model
+        assert all(isinstance(p, DTensor) and isinstance(p, nn.Parameter) for p in model.parameters())
+        assert model[0].weight.placements == (Shard(0),) and model[0].bias.placements == (Replicate(),)
+        x = torch.rand(4, 3)
+        torch.testing.assert_close(model(x), dense(x))
+        with pytest.raises(ValueError, match=r"\[distribute_module\] this Sequential has been distributed before"):
+            sw.distribute_module(model, mesh)
+
+    run_ranks(2, body)
+
+
+def test_distribute_module_works_on_the_active_mesh_and_keeps_buffers_and_requires_grad():
+    def body(rank):
+        norm = nn.BatchNorm1d(3)
+        norm.weight.requires_grad_(False)
+        with sw.init_device_mesh("cpu", (2,)) as mesh:
+            sw.distribute_module(norm)
+        assert not norm.weight.requires_grad and norm.bias.requires_grad
+        assert all(isinstance(buffer, DTensor) and buffer.device_mesh is mesh for buffer in norm.buffers())
+
+    run_ranks(2, body)
