@@ -68,11 +68,13 @@ def torch_meshes(folder):
 def new_world(folder):
     """A process group that was destroyed and made again is a new world; tensors of the old one do not mix with it."""
     meshes = []
-    for _ in range(3):
-        dist.init_process_group("gloo")
+    for i in range(3):  # each with a store of its own: torch's over TCP does not survive being opened again
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group("gloo", init_method=f"file://{folder}/world{i}", **place)
         meshes.append(sw.init_device_mesh("cpu", (2, 2)))
         x = sw.ones(8, device_mesh=meshes[-1], placements=[Shard(0), Shard(0)])
         assert x.sum().item() == 8
+        dist.barrier()
         dist.destroy_process_group()
     assert len(set(map(id, meshes))) == 3 and meshes[0] != meshes[1]
 
