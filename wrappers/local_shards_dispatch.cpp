@@ -6,8 +6,8 @@
 #include "runtime/rule.h"
 #include "wrappers/piece_run.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
@@ -35,17 +35,17 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
   }
 }
 
-/// Asks the rule about a call of these arguments, the wrappers taken for one tensor each.
+/// Asks the rule about a call of these arguments, with a tensor of one element in the place of each wrapper.
 bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValue> args) {
-  std::vector<c10::IValue> dense = args.vec();
+  std::vector<c10::IValue> samples = args.vec();
   OpCall call{op, {}, {}, {}};
-  for (size_t i = 0; i < dense.size(); ++i) {
-    if (!dense[i].isTensor() || !dense[i].toTensor().defined()) continue;
-    if (is_local_shards(dense[i].toTensor()))
-      dense[i] = at::empty(dense[i].toTensor().sizes(), dense[i].toTensor().options().device(c10::kMeta));
-    call.operands.push_back({nullptr, dense[i].toTensor().sizes(), i, 0, op.args[i].is_written});
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if (!samples[i].isTensor() || !samples[i].toTensor().defined()) continue;
+    const at::Tensor tensor = samples[i].toTensor();
+    if (is_local_shards(tensor)) samples[i] = at::ones(std::vector<int64_t>(tensor.dim(), 1), tensor.options());
+    call.operands.push_back({nullptr, samples[i].toTensor().sizes(), i, 0, op.args[i].is_written});
   }
-  call.args = dense;
+  call.args = samples;
   return infer_outputs(call) && rule.signature(call).is_pointwise;
 }
 
