@@ -95,11 +95,6 @@ def placement_of(layer: str, parameter: str) -> sw.Placement:
     return sw.Replicate()
 
 
-def sum_over_ranks(_module: nn.Module, _inputs: tuple, outputs: sw.DTensor) -> sw.DTensor:
-    """Each rank made one term of `outputs`. The sum is wanted on all of them: one all-reduce."""
-    return outputs.redistribute(placements=[sw.Replicate()])
-
-
 def exchange_parameters(file: safe_open, name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
     """Gives `module`, the part of the model called `name`, its weights as DTensors."""
     layer = name.rpartition(".")[2]
@@ -110,8 +105,6 @@ def exchange_parameters(file: safe_open, name: str, module: nn.Module, mesh: sw.
             whole = file.get_tensor(minilm.name_in_file(f"{name}.{parameter}"))
             weight = sw.distribute_tensor(whole, mesh, [placement_of(layer, parameter)], src_data_rank=None)
         module.register_parameter(parameter, nn.Parameter(weight, requires_grad=False))
-    if layer == "words" or layer in CUT_BY_INPUTS:
-        module.register_forward_hook(sum_over_ranks)
 
 
 def load_sharded_model(mesh: sw.DeviceMesh) -> nn.Module:

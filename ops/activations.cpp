@@ -39,13 +39,15 @@ at::Tensor log_sigmoid_backward(const at::Tensor& grad, const at::Tensor& self, 
 }  // namespace
 
 void register_activations(RuleTable& table) {
-  add_overloads(table, {"relu", "leaky_relu", "elu", "celu", "gelu", "silu", "mish", "sigmoid", "softplus", "hardtanh", "hardswish",
-                        "hardsigmoid", "hardshrink", "softshrink", "_prelu_kernel", "_prelu_kernel_backward"},
+  add_overloads(table,
+                {"relu", "leaky_relu", "elu", "celu", "gelu", "silu", "mish", "sigmoid", "softplus", "hardtanh",
+                 "hardswish", "hardsigmoid", "hardshrink", "softshrink", "_prelu_kernel", "_prelu_kernel_backward"},
                 pointwise());
-  add_overloads(table, {"threshold_backward", "leaky_relu_backward", "elu_backward", "gelu_backward", "silu_backward", "mish_backward",
-                        "sigmoid_backward", "tanh_backward", "logit_backward", "softplus_backward", "hardtanh_backward",
-                        "hardswish_backward", "hardsigmoid_backward", "hardshrink_backward", "softshrink_backward",
-                        "native_dropout_backward"},
+  add_overloads(table,
+                {"threshold_backward", "leaky_relu_backward", "elu_backward", "gelu_backward", "silu_backward",
+                 "mish_backward", "sigmoid_backward", "tanh_backward", "logit_backward", "softplus_backward",
+                 "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "hardshrink_backward",
+                 "softshrink_backward", "native_dropout_backward"},
                 pointwise().linear_in_first());
   table.add("aten::glu", pointwise().whole("dim"));
   table.add("aten::glu_backward", Rule("glu_backward", describe_glu_backward).sampled().linear_in_first());

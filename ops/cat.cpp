@@ -15,14 +15,32 @@ Axes all_factors(size_t n) {
   return axes;
 }
 
-/// The dim of concatenation is whole. Tensors of shape [0] count for nothing, whatever the others' dims.
+/// The dim of concatenation is whole: each operand has a factor of its own there, and the result one more. Tensors of shape [0]
+/// count for nothing, whatever the others' dims.
 void describe_cat(const OpCall& call, Signature& signature) {
-  const Dims& sizes = call.outputs[0].sizes;
+  const auto counts = [](const Operand& operand) { return operand.sizes.size() != 1 || operand.sizes[0] != 0; };
+  const auto first = std::ranges::find_if(call.operands, counts);
+  const c10::IntArrayRef sizes = (first == call.operands.end() ? call.operands.begin() : first)->sizes;
+  const auto dim = static_cast<size_t>(dim_in(call, sizes.size()));
   for (int64_t size : sizes) signature.add_factor(size);
-  signature.factors[dim_in(call, sizes.size())].is_whole = true;
-  for (const Operand& operand : call.operands)
-    signature.inputs.push_back(operand.sizes.size() == sizes.size() ? all_factors(sizes.size()) : Axes(operand.sizes.size()));
-  signature.outputs.push_back(all_factors(sizes.size()));
+  const Axes result = all_factors(sizes.size());
+  if (dim < sizes.size()) signature.factors[dim] = {.size = 0, .is_whole = true};
+  for (const Operand& operand : call.operands) {
+    const bool is_joined = dim < sizes.size() && operand.sizes.size() == sizes.size();
+    Axes axes = is_joined ? result : Axes();
+    if (is_joined) {
+      axes[dim] = {signature.add_factor(operand.sizes[dim])};
+      signature.factors.back().is_whole = true;
+      signature.factors[dim].size += operand.sizes[dim];
+    } else {
+      for (int64_t size : operand.sizes) {
+        axes.push_back({signature.add_factor(size)});
+        signature.factors.back().is_whole = true;
+      }
+    }
+    signature.inputs.push_back(std::move(axes));
+  }
+  signature.outputs.push_back(result);
 }
 
 /// The new dim belongs to no operand.
@@ -38,8 +56,8 @@ void describe_stack(const OpCall& call, Signature& signature) {
 }  // namespace
 
 void register_cat(RuleTable& table) {
-  table.add("aten::cat", Rule("cat", describe_cat).linear());
-  table.add("aten::stack", Rule("stack", describe_stack).linear());
+  table.add("aten::cat", Rule("cat", describe_cat).linear().sampled());
+  table.add("aten::stack", Rule("stack", describe_stack).linear().sampled());
 }
 
 }  // namespace shardwise

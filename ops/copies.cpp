@@ -8,7 +8,9 @@ namespace {
 // Neither rule is sampled(): a memory format decides the strides.
 
 Rule copy() {
-  auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) { signature = elementwise.signature(call); };
+  auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) {
+    signature = elementwise.signature(call);
+  };
   return Rule("pointwise", describe).linear(Linearity::kPass);
 }
 
@@ -24,7 +26,8 @@ Rule cast() {
 }  // namespace
 
 void register_copies(RuleTable& table) {
-  add_overloads(table, {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
+  add_overloads(table,
+                {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy());
   add_overloads(table, {"copy", "_to_copy"}, cast());
 }

@@ -17,7 +17,8 @@ void localize_strided(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 void register_factories(RuleTable& table) {
   table.add({"aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"}, pointwise().shape_only());
-  table.add({"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"}, pointwise().shape_only().sizes_in("size"));
+  table.add({"aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full"},
+            pointwise().shape_only().sizes_in("size"));
   table.add("aten::new_empty_strided", pointwise().shape_only().localized(localize_strided));
 }
 

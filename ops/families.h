@@ -25,5 +25,6 @@ void register_views(RuleTable& table);
 void register_permutations(RuleTable& table);
 void register_slices(RuleTable& table);
 void register_attention();
+void register_values(RuleTable& table);
 
 }  // namespace shardwise

@@ -22,7 +22,8 @@ struct LayerNorm {
       statistics.push_back(is_batch ? axis : Axis{});
       if (!is_batch) parameter.push_back(axis);
     }
-    for (const Operand& operand : call.operands) signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
+    for (const Operand& operand : call.operands)
+      signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
   }
 
   const Axes& axes_of(std::string_view name) const {
@@ -46,9 +47,11 @@ void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
 void register_normalization(RuleTable& table) {
   table.add({"aten::_softmax", "aten::_log_softmax"}, pointwise().whole("dim"));
   table.add("aten::_safe_softmax", pointwise().whole("dim").sampled());
-  table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"}, pointwise().linear_in_first().whole("dim"));
+  table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
+            pointwise().linear_in_first().whole("dim"));
   table.add("aten::native_layer_norm", Rule("layer_norm", describe_layer_norm).sampled());
-  table.add("aten::native_layer_norm_backward", Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());
+  table.add("aten::native_layer_norm_backward",
+            Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());
 }
 
 }  // namespace shardwise

@@ -3,14 +3,31 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kOverloads[] = {
-    "",          "Tensor",      "Scalar",      "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor", "Tensor_mode",  "Scalar_mode", "self",
-    "decimals",  "Scalar_Self", "Scalar_Other", "self_scalar",   "other_scalar",  "x_scalar",      "n_scalar",     "List",        "ScalarList",
-    "ScalarAndTensor", "tensor_lr"};
+constexpr const char* kOverloads[] = {"",
+                                      "Tensor",
+                                      "Scalar",
+                                      "Tensor_Scalar",
+                                      "Scalar_Tensor",
+                                      "Tensor_Tensor",
+                                      "Tensor_mode",
+                                      "Scalar_mode",
+                                      "self",
+                                      "decimals",
+                                      "Scalar_Self",
+                                      "Scalar_Other",
+                                      "self_scalar",
+                                      "other_scalar",
+                                      "x_scalar",
+                                      "n_scalar",
+                                      "List",
+                                      "ScalarList",
+                                      "ScalarAndTensor",
+                                      "tensor_lr"};
 
 /// True where torch makes it of other operators, above autograd: those find their own rules.
 bool decomposes(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ void register_operators() {
   register_permutations(table);
   register_slices(table);
   register_attention();
+  register_values(table);
   register_dispatch();
   register_view_replay();
 }

@@ -17,8 +17,9 @@ thread_local std::vector<MeshPtr> active_meshes;
 
 c10::DeviceType device_type_of(const std::string& text) {
   const c10::Device device(text);
-  TORCH_CHECK_VALUE(!device.has_index(), fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".", text,
-                                                     c10::DeviceTypeName(device.type(), true)));
+  TORCH_CHECK_VALUE(!device.has_index(),
+                    fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".",
+                                text, c10::DeviceTypeName(device.type(), true)));
   return device.type();
 }
 
@@ -30,26 +31,30 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
   return DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
 }
 
-at::Tensor rank_tensor(const DeviceMesh& mesh) { return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape); }
+at::Tensor rank_tensor(const DeviceMesh& mesh) {
+  return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape);
+}
 
 /// `dim` as a number in [0, ndim). None stands for the only dim.
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
-  TORCH_CHECK_VALUE(dim || mesh.ndim() == 1,
-                    fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
+  TORCH_CHECK_VALUE(
+      dim || mesh.ndim() == 1,
+      fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
   if (!dim) return 0;
   if (const auto* name = std::get_if<std::string>(&*dim)) return mesh.dim_of(*name);
   const int64_t number = std::get<int64_t>(*dim);
   TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", number,
-                                to_string(mesh), -mesh.ndim(), mesh.ndim()));
+                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
+                                number, to_string(mesh), -mesh.ndim(), mesh.ndim()));
   return number < 0 ? number + mesh.ndim() : number;
 }
 
 int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   const int64_t dim = dim_of(mesh, mesh_dim);
-  TORCH_CHECK_VALUE(mesh.is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
-                                                  "get_coordinate(), which is None there.",
-                                                  mesh.rank(), to_string(mesh)));
+  TORCH_CHECK_VALUE(mesh.is_member(),
+                    fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in it. Ask "
+                                "get_coordinate(), which is None there.",
+                                mesh.rank(), to_string(mesh)));
   return (*mesh.coord())[dim];
 }
 
@@ -79,7 +84,9 @@ MeshPtr to_mesh(py::handle object) {
 
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   if (mesh) return *mesh;
-  TORCH_CHECK_VALUE(!active_meshes.empty(), "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
+  TORCH_CHECK_VALUE(
+      !active_meshes.empty(),
+      "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
   return active_meshes.back();
 }
 
@@ -91,7 +98,8 @@ void bind_device_mesh(py::module_& module) {
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
       "The ranks of the program, or some of them, in an n-D grid with a process group along each dim.\n\n"
-      "`mesh`: global ranks in any order (nested lists or an integer tensor); that order is what cuts follow. Ranks outside may\n"
+      "`mesh`: global ranks in any order (nested lists or an integer tensor); that order is what cuts follow. Ranks "
+      "outside may\n"
       "hold the mesh, too: they own nothing. Equal meshes are one object.\n\n"
       "Collective over the world where a group is new: every rank makes the mesh, with the same arguments.\n"
       "Raises ValueError for duplicate or unknown ranks and names that do not fit.");
@@ -101,7 +109,8 @@ void bind_device_mesh(py::module_& module) {
              return std::const_pointer_cast<DeviceMesh>(make_mesh(device_type, ranks, std::move(mesh_dim_names)));
            }),
            py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
-      .def_property_readonly("device_type", [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
+      .def_property_readonly("device_type",
+                             [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
       .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")
       .def_property_readonly("mesh_dim_names",
                              [](const DeviceMesh& self) -> py::object {
@@ -109,11 +118,14 @@ void bind_device_mesh(py::module_& module) {
                                return py::tuple(py::cast(self.names()));
                              })
       .def_property_readonly("ndim", &DeviceMesh::ndim)
-      .def_property_readonly("shape", [](const DeviceMesh& self) {
-        return py::tuple(py::cast(std::vector<int64_t>(self.grid().shape.begin(), self.grid().shape.end())));
-      })
+      .def_property_readonly(
+          "shape",
+          [](const DeviceMesh& self) {
+            return py::tuple(py::cast(std::vector<int64_t>(self.grid().shape.begin(), self.grid().shape.end())));
+          })
       .def(
-          "size", [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
+          "size",
+          [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
             return mesh_dim ? self.size(dim_of(self, mesh_dim)) : self.size();
           },
           py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
@@ -131,7 +143,8 @@ void bind_device_mesh(py::module_& module) {
           [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
             return py::module_::import("shardwise._torch_groups").attr("group_of")(group_name(self, mesh_dim));
           },
-          py::arg("mesh_dim") = py::none(), "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
+          py::arg("mesh_dim") = py::none(),
+          "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",
@@ -140,7 +153,8 @@ void bind_device_mesh(py::module_& module) {
              return self;
            })
       .def("__exit__", [](const DeviceMesh&, const py::args&) { active_meshes.pop_back(); })
-      .def("__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
+      .def(
+          "__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; })

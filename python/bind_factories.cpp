@@ -15,7 +15,8 @@ using Value = std::variant<bool, int64_t, double, c10::complex<double>>;
 using Make = at::Tensor (*)(c10::IntArrayRef, const MeshPtr&, Placements, at::ScalarType);
 
 template <Make make>
-at::Tensor py_make(const Numbers& size, at::ScalarType dtype, const MaybeMesh& mesh, MaybePlacements placements, bool requires_grad) {
+at::Tensor py_make(const Numbers& size, at::ScalarType dtype, const MaybeMesh& mesh, MaybePlacements placements,
+                   bool requires_grad) {
   const MeshPtr on = mesh_or_current(mesh);
   return make(size, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
 }
@@ -24,7 +25,8 @@ at::Tensor py_full(const Numbers& size, const Value& value, at::ScalarType dtype
                    MaybePlacements placements, bool requires_grad) {
   const MeshPtr on = mesh_or_current(mesh);
   const auto scalar = std::visit([](auto number) { return at::Scalar(number); }, value);
-  return full(size, scalar, on, placements_or_replicate(std::move(placements), *on), dtype).set_requires_grad(requires_grad);
+  return full(size, scalar, on, placements_or_replicate(std::move(placements), *on), dtype)
+      .set_requires_grad(requires_grad);
 }
 
 }  // namespace

@@ -46,14 +46,16 @@ Placement from_torch(py::handle object) {
   if (name == "Shard") return Placement::shard(object.attr("dim").cast<int64_t>());
   if (name == "Replicate") return Placement::replicate();
   if (name == "Partial") return Placement::partial(reduce_from_string(object.attr("reduce_op").cast<std::string>()));
-  TORCH_CHECK_TYPE(false, fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
-                                      py::repr(object).cast<std::string>()));
+  TORCH_CHECK_TYPE(false,
+                   fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
+                               py::repr(object).cast<std::string>()));
 }
 
 void bind_shard_metadata(py::module_& module) {
-  py::class_<ShardMetadata>(module, "ShardMetadata",
-                            "One piece of an EnumerableShard: the box at `offsets` of `sizes` (elements per tensor dim) "
-                            "lives on `rank` (global).")
+  py::class_<ShardMetadata>(
+      module, "ShardMetadata",
+      "One piece of an EnumerableShard: the box at `offsets` of `sizes` (elements per tensor dim) "
+      "lives on `rank` (global).")
       .def(py::init([](const Numbers& offsets, const Numbers& sizes, int64_t rank) {
              return ShardMetadata{Dims(offsets), Dims(sizes), rank};
            }),
@@ -61,12 +63,15 @@ void bind_shard_metadata(py::module_& module) {
       .def_property_readonly("offsets", [](const ShardMetadata& self) { return tuple_of(self.offsets); })
       .def_property_readonly("sizes", [](const ShardMetadata& self) { return tuple_of(self.sizes); })
       .def_readonly("rank", &ShardMetadata::rank)
-      .def("__eq__", [](const ShardMetadata& self, const ShardMetadata& other) { return self == other; }, py::is_operator())
+      .def(
+          "__eq__", [](const ShardMetadata& self, const ShardMetadata& other) { return self == other; },
+          py::is_operator())
       .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(text_of(self))); })
       .def("__repr__", &text_of)
       .def("__reduce__", [](const py::object& self) {
         const auto& piece = self.cast<const ShardMetadata&>();
-        return py::make_tuple(py::type::of(self), py::make_tuple(tuple_of(piece.offsets), tuple_of(piece.sizes), piece.rank));
+        return py::make_tuple(py::type::of(self),
+                              py::make_tuple(tuple_of(piece.offsets), tuple_of(piece.sizes), piece.rank));
       });
 }
 
@@ -95,7 +100,8 @@ void bind_placement(py::module_& module) {
 
   py::class_<Placement>(module, "Placement", "How one mesh dim treats a tensor: the base of the four kinds.")
       .def(
-          "is_shard", [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
+          "is_shard",
+          [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
           py::arg("dim") = py::none(), "Whether this is a Shard, of tensor dim `dim` where one is given.")
       .def("is_replicate", &Placement::is_replicate)
       .def(
@@ -104,16 +110,18 @@ void bind_placement(py::module_& module) {
             return self.is_partial() && (!reduce_op || self.reduce() == reduce_from_string(*reduce_op));
           },
           py::arg("reduce_op") = py::none(), "Whether this is a Partial, of `reduce_op` where one is given.")
-      .def("__eq__", [](const Placement& self, const Placement& other) { return self == other; }, py::is_operator())
+      .def(
+          "__eq__", [](const Placement& self, const Placement& other) { return self == other; }, py::is_operator())
       .def("__hash__", &Placement::hash)
       .def("__repr__", [](const Placement& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
         return py::make_tuple(py::type::of(self), arguments(self.cast<const Placement&>()));
       });
 
-  py::class_<PyShard, Placement>(module, "Shard",
-                                 "Tensor dim `dim` is cut along this mesh dim: as torch.chunk cuts it (10 rows over 4 ranks are "
-                                 "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`.")
+  py::class_<PyShard, Placement>(
+      module, "Shard",
+      "Tensor dim `dim` is cut along this mesh dim: as torch.chunk cuts it (10 rows over 4 ranks are "
+      "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`.")
       .def(py::init([](int64_t dim, const std::optional<Numbers>& sizes) {
              return as<PyShard>(sizes ? Placement::shard(dim, *sizes) : Placement::shard(dim));
            }),
@@ -130,16 +138,22 @@ void bind_placement(py::module_& module) {
   py::class_<PyReplicate, Placement>(module, "Replicate", "Every rank along this mesh dim has all of it.")
       .def(py::init([] { return as<PyReplicate>(Placement::replicate()); }));
 
-  py::class_<PyPartial, Placement>(module, "Partial",
-                                   "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim.")
-      .def(py::init([](const std::string& reduce_op) { return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op))); }),
+  py::class_<PyPartial, Placement>(
+      module, "Partial",
+      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim.")
+      .def(py::init([](const std::string& reduce_op) {
+             return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op)));
+           }),
            py::arg("reduce_op") = "sum")
       .def_property_readonly("reduce_op", [](const Placement& self) { return std::string(to_string(self.reduce())); });
 
-  py::class_<PyEnumerableShard, Placement>(module, "EnumerableShard",
-                                           "Any disjoint cover of the tensor by boxes, any number per rank: TorchRec's column-wise, "
-                                           "table-wise and grid-wise shards. For 1-D meshes.")
-      .def(py::init([](std::vector<ShardMetadata> shards) { return as<PyEnumerableShard>(Placement::enumerable(std::move(shards))); }),
+  py::class_<PyEnumerableShard, Placement>(
+      module, "EnumerableShard",
+      "Any disjoint cover of the tensor by boxes, any number per rank: TorchRec's column-wise, "
+      "table-wise and grid-wise shards. For 1-D meshes.")
+      .def(py::init([](std::vector<ShardMetadata> shards) {
+             return as<PyEnumerableShard>(Placement::enumerable(std::move(shards)));
+           }),
            py::arg("shards"))
       .def_property_readonly("shards", [](const Placement& self) { return self.pieces().vec(); });
 

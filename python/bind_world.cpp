@@ -12,7 +12,9 @@ namespace {
 constexpr const char* kModule = "shardwise._torch_groups";
 
 /// The group called `name` in torch.distributed. Names cross between the modules, no pybind11 type does.
-c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) { return c10d::resolve_process_group(name); }
+c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
+  return c10d::resolve_process_group(name);
+}
 
 /// torch.distributed.new_group, called by every rank of the world in one order; null on non-members.
 c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ranks) {

@@ -63,7 +63,8 @@ struct type_caster<shardwise::MeshPtr> {
     return true;
   }
   static handle cast(const shardwise::MeshPtr& mesh, return_value_policy policy, handle parent) {
-    using Mutable = std::shared_ptr<shardwise::DeviceMesh>;  // a holder's type has no const; nothing bound changes a mesh
+    using Mutable =
+        std::shared_ptr<shardwise::DeviceMesh>;  // a holder's type has no const; nothing bound changes a mesh
     return make_caster<Mutable>::cast(std::const_pointer_cast<shardwise::DeviceMesh>(mesh), policy, parent);
   }
 };

@@ -28,7 +28,7 @@ bool may_skip(const OpCall& call, const Propagation& propagation) {
 }
 
 std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& rule, const OpCall& call,
-                                                                   const Propagation& propagation) {
+                                                                  const Propagation& propagation) {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> result;
   const Spec* any = rule.is_shape_only() ? propagation.outputs[0].get() : nullptr;
   for (size_t i = 0; i < call.operands.size() && !any; ++i) any = input_spec(call, propagation, i);
@@ -58,10 +58,14 @@ Decision decide(OpCall& call) {
   const bool needs_outputs = !(rule->is_per_element() && call.op.writes);
   if (needs_outputs && !infer_outputs(call)) return decision;
 
-  if (rule->is_per_element()) decision.propagation = propagate_per_element(call);
-  else if (rule->is_shape_only()) decision.propagation = propagate_shape(call);
-  else if (rule->place()) decision.propagation = rule->place()(call);
-  else decision.propagation = propagate(call, rule->signature(call));
+  if (rule->is_per_element())
+    decision.propagation = propagate_per_element(call);
+  else if (rule->is_shape_only())
+    decision.propagation = propagate_shape(call);
+  else if (rule->place())
+    decision.propagation = rule->place()(call);
+  else
+    decision.propagation = propagate(call, rule->signature(call));
   if (!decision.propagation) return decision;
 
   const Propagation& propagation = *decision.propagation;

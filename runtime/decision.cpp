@@ -24,13 +24,16 @@ void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
   if (value.isDouble()) return add(kDouble), by_kind ? void() : add(std::bit_cast<uint64_t>(value.toDouble()));
   if (value.isBool()) return add(kBool), by_kind ? void() : add(value.toBool());
   if (value.isIntList()) return add_all(kInts, value.toIntVector(), [](int64_t i) { return static_cast<uint64_t>(i); });
-  if (value.isDoubleList()) return add_all(kDoubles, value.toDoubleVector(), [](double d) { return std::bit_cast<uint64_t>(d); });
+  if (value.isDoubleList())
+    return add_all(kDoubles, value.toDoubleVector(), [](double d) { return std::bit_cast<uint64_t>(d); });
   if (value.isBoolList()) {
     add(kBools);
     for (bool b : value.toBoolList()) add(b);
     return;
   }
-  if (value.isDevice()) return add(kDevice), add(static_cast<uint64_t>(value.toDevice().type()) << 8 | static_cast<uint8_t>(value.toDevice().index()));
+  if (value.isDevice())
+    return add(kDevice),
+           add(static_cast<uint64_t>(value.toDevice().type()) << 8 | static_cast<uint8_t>(value.toDevice().index()));
   if (value.isString()) return add_all(kString, value.toStringRef(), [](char c) { return static_cast<uint64_t>(c); });
   if (value.isComplexDouble()) {
     add(kComplex);

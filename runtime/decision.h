@@ -14,9 +14,9 @@ namespace shardwise {
 struct Decision {
   /// Null where the operator is answered by replicating its inputs.
   std::optional<Propagation> propagation;
-  bool moves = false;             // some input is redistributed
-  bool moved_view = false;        // ... although the result should be a view of it
-  bool is_skipped = false;        // every local input is empty: outputs are filled, the kernel is not called
+  bool moves = false;       // some input is redistributed
+  bool moved_view = false;  // ... although the result should be a view of it
+  bool is_skipped = false;  // every local input is empty: outputs are filled, the kernel is not called
   /// Arguments to replace, per local piece (one entry for ordinary layouts).
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };

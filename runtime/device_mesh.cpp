@@ -18,7 +18,8 @@ using Line = std::vector<int64_t>;
 /// The grids that keep `kept` dims of `grid`, one per combination of the other coordinates, in row-major order.
 std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) {
   Dims strides(grid.shape.size(), 1);
-  for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i) strides[i] = strides[i + 1] * grid.shape[i + 1];
+  for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i)
+    strides[i] = strides[i + 1] * grid.shape[i + 1];
 
   auto offsets_of = [&](c10::ArrayRef<int64_t> dims) {
     std::vector<int64_t> offsets{0};
@@ -64,9 +65,10 @@ std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
 
 void check_names(const RankGrid& grid, const std::vector<std::string>& names) {
   if (names.empty()) return;
-  TORCH_CHECK_VALUE(names.size() == grid.shape.size(),
-                    fmt::format("[device_mesh] mesh_dim_names [{}] has {} names for a mesh of {} dims. Give one per dim.",
-                                fmt::join(names, ", "), names.size(), grid.shape.size()));
+  TORCH_CHECK_VALUE(
+      names.size() == grid.shape.size(),
+      fmt::format("[device_mesh] mesh_dim_names [{}] has {} names for a mesh of {} dims. Give one per dim.",
+                  fmt::join(names, ", "), names.size(), grid.shape.size()));
   for (size_t i = 0; i < names.size(); ++i)
     TORCH_CHECK_VALUE(std::count(names.begin(), names.end(), names[i]) == 1,
                       fmt::format("[device_mesh] mesh_dim_names [{}] has \"{}\" twice. Names must differ.",
@@ -112,8 +114,8 @@ c10::Device DeviceMesh::device() const {
 
 int64_t DeviceMesh::dim_of(const std::string& name) const {
   auto found = std::find(names_.begin(), names_.end(), name);
-  TORCH_CHECK_VALUE(found != names_.end(), fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name,
-                                                       to_string(*this)));
+  TORCH_CHECK_VALUE(found != names_.end(),
+                    fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name, to_string(*this)));
   return found - names_.begin();
 }
 
@@ -133,7 +135,8 @@ MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
 std::string to_string(const DeviceMesh& mesh) {
   std::vector<std::string> dims;
   for (int64_t i = 0; i < mesh.ndim(); ++i)
-    dims.push_back(mesh.names().empty() ? std::to_string(mesh.size(i)) : fmt::format("{}={}", mesh.names()[i], mesh.size(i)));
+    dims.push_back(mesh.names().empty() ? std::to_string(mesh.size(i))
+                                        : fmt::format("{}={}", mesh.names()[i], mesh.size(i)));
   const auto& ranks = mesh.grid().ranks;
   std::vector<int64_t> usual(ranks.size());
   std::iota(usual.begin(), usual.end(), 0);

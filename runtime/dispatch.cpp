@@ -62,11 +62,14 @@ torch::Library& library(const char* ns, c10::DispatchKey key) {
 
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   BoundCall call(op, *stack);
-  if (!op.rule) return run_replicated(call);
+  if (!op.rule || op.rule->is_gathered()) return run_replicated(call);
   const auto decision = decision_for(call);
-  if (!decision->propagation) run_replicated(call);
-  else if (op.rule->is_per_element()) run_elements(call, *decision);
-  else run_decided(call, *decision);
+  if (!decision->propagation)
+    run_replicated(call);
+  else if (op.rule->is_per_element())
+    run_elements(call, *decision);
+  else
+    run_decided(call, *decision);
 }
 
 void register_dispatch() {

@@ -39,7 +39,8 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) {
 }
 
 struct FromPieces : torch::autograd::Function<FromPieces> {
-  static at::Tensor forward(AutogradContext* ctx, at::TensorList pieces, const SpecPtr& spec, const SpecPtr& grad_spec) {
+  static at::Tensor forward(AutogradContext* ctx, at::TensorList pieces, const SpecPtr& spec,
+                            const SpecPtr& grad_spec) {
     keep(ctx, grad_spec);
     ctx->saved_data["n_pieces"] = static_cast<int64_t>(pieces.size());
     Shards shards;
@@ -64,7 +65,9 @@ struct ToPieces : torch::autograd::Function<ToPieces> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto spec = kept(ctx);
     for (size_t i = 0; i < grads.size(); ++i)
-      if (!grads[i].defined()) grads[i] = at::full(spec->boxes()[i].sizes, 0, at::TensorOptions().dtype(spec->dtype()).device(spec->mesh()->device()));
+      if (!grads[i].defined())
+        grads[i] = at::full(spec->boxes()[i].sizes, 0,
+                            at::TensorOptions().dtype(spec->dtype()).device(spec->mesh()->device()));
     return {from_pieces(grads, spec), {}};
   }
 };
@@ -76,7 +79,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     CommScope scope("redistribute");
     return wrap(to, move(impl->spec(), impl->shards(), to));
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) { return {laid_out_as(grads[0], *kept(ctx)), {}}; }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {laid_out_as(grads[0], *kept(ctx)), {}};
+  }
 };
 
 bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
@@ -88,11 +93,13 @@ Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const Pla
   for (size_t m = 0; m < placements.size(); ++m) {
     if (placements[m].is_enumerable()) {
       for (const ShardMetadata& piece : placements[m].pieces())
-        for (size_t dim = 0; dim < sizes.size(); ++dim) sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
+        for (size_t dim = 0; dim < sizes.size(); ++dim)
+          sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
       continue;
     }
     if (!placements[m].is_shard()) continue;
-    const int64_t dim = placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
+    const int64_t dim =
+        placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout says what is wrong
     if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
@@ -106,23 +113,27 @@ Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const Pla
 }
 
 void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
-  TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(), fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
-                                                                     c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
+  TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
+                    fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
+                                c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
   TORCH_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
-                    fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i, piece.device().str(),
-                                c10::DeviceTypeName(spec.mesh()->device_type(), true)));
+                    fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i,
+                                piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   const auto boxes = spec.boxes();
-  TORCH_CHECK_VALUE(pieces.size() == boxes.size(), fmt::format("[from_local] rank {} gives {} pieces; {} has {} there.", spec.mesh()->rank(),
-                                                               pieces.size(), to_string(spec), boxes.size()));
+  TORCH_CHECK_VALUE(pieces.size() == boxes.size(),
+                    fmt::format("[from_local] rank {} gives {} pieces; {} has {} there.", spec.mesh()->rank(),
+                                pieces.size(), to_string(spec), boxes.size()));
   for (size_t i = 0; i < boxes.size(); ++i) {
     check_piece(pieces[i], i, spec);
-    TORCH_CHECK_VALUE(pieces[i].sizes() == boxes[i].sizes,
-                      fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has {} there. Give shape= and stride= of "
-                                  "the whole tensor, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
-                                  spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i])));
+    TORCH_CHECK_VALUE(
+        pieces[i].sizes() == boxes[i].sizes,
+        fmt::format(
+            "[from_local] rank {} gives a piece of shape [{}] where {} has {} there. Give shape= and stride= of "
+            "the whole tensor, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
+            spec.mesh()->rank(), fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i])));
   }
 }
 
@@ -136,24 +147,29 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   const Group& group = *spec.mesh()->group();
   const auto all = all_gather_numbers(group, mine);
   for (int64_t i = 0; i < group.size(); ++i) {
-    const bool agrees = std::equal(all[0].begin(), all[0].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[0].size())), all[i].begin(),
-                                   all[i].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[i].size())));
-    TORCH_CHECK_VALUE(agrees, fmt::format("[from_local] rank {} takes the whole tensor for (dtype, dims, sizes...) [{}], rank {} for [{}]. "
-                                          "Pass the same shape=, dtype and placements on every rank.",
-                                          group.ranks[0], fmt::join(all[0], ", "), group.ranks[i], fmt::join(all[i], ", ")));
+    const bool agrees =
+        std::equal(all[0].begin(), all[0].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[0].size())),
+                   all[i].begin(), all[i].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[i].size())));
+    TORCH_CHECK_VALUE(
+        agrees,
+        fmt::format("[from_local] rank {} takes the whole tensor for (dtype, dims, sizes...) [{}], rank {} for [{}]. "
+                    "Pass the same shape=, dtype and placements on every rank.",
+                    group.ranks[0], fmt::join(all[0], ", "), group.ranks[i], fmt::join(all[i], ", ")));
   }
   for (int64_t i = 0; i < group.size() && !spec.layout().is_enumerable(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     const c10::IntArrayRef given = c10::IntArrayRef(all[i]).slice(n_agreed);
-    TORCH_CHECK_VALUE(given == expected, fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. Give shape= and "
-                                                     "stride=, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
-                                                     group.ranks[i], fmt::join(given, ", "), to_string(spec), fmt::join(expected, ", ")));
+    TORCH_CHECK_VALUE(given == expected,
+                      fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. Give shape= and "
+                                  "stride=, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
+                                  group.ranks[i], fmt::join(given, ", "), to_string(spec), fmt::join(expected, ", ")));
   }
 }
 
 at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec) {
   for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (!spec.placements()[m].is_replicate() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1) continue;
+    if (!spec.placements()[m].is_replicate() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
+      continue;
     const Group& line = *spec.mesh()->group(static_cast<int64_t>(m));
     Dims root = *spec.mesh()->coord();
     root[m] = 0;
@@ -167,19 +183,23 @@ at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec) {
 
 const SpecPtr& spec_of(const at::Tensor& tensor) {
   const auto* impl = maybe_dtensor(tensor);
-  TORCH_CHECK_TYPE(impl, "[shardwise] a torch.Tensor stands where a DTensor is needed. Make one with distribute_tensor or from_local.");
+  TORCH_CHECK_TYPE(
+      impl,
+      "[shardwise] a torch.Tensor stands where a DTensor is needed. Make one with distribute_tensor or from_local.");
   return impl->spec();
 }
 
-at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options) {
-  TORCH_CHECK_TYPE(!is_dtensor(local), "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+                      const FromLocalOptions& options) {
+  TORCH_CHECK_TYPE(!is_dtensor(local),
+                   "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_cut(local.sizes(), *mesh, placements);
   TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
-                    fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.", fmt::join(sizes, ", "),
-                                sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
-  const Dims strides = options.stride                                              ? *options.stride
+                    fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.",
+                                fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
+  const Dims strides = options.stride                                      ? *options.stride
                        : local.dim() == static_cast<int64_t>(sizes.size()) ? dense_strides(sizes, local.strides())
-                                                                                   : row_major_strides(sizes);
+                                                                           : row_major_strides(sizes);
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {
@@ -190,7 +210,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
   if (!records(local)) return from_pieces(std::move(pieces), spec);
-  auto grad_spec = spec->with_placements(options.grad_placements ? *options.grad_placements : without_partial(spec->placements()));
+  auto grad_spec =
+      spec->with_placements(options.grad_placements ? *options.grad_placements : without_partial(spec->placements()));
   return FromPieces::apply(at::TensorList(pieces), spec, grad_spec);
 }
 
@@ -213,12 +234,15 @@ std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   const Shards& shards = maybe_dtensor(tensor)->shards();
-  TORCH_CHECK_VALUE(shards.size() <= 1, fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
-                                                    "LocalShardsWrapper.",
-                                                    spec->mesh()->rank(), shards.size(), to_string(*spec)));
+  TORCH_CHECK_VALUE(shards.size() <= 1,
+                    fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
+                                "LocalShardsWrapper.",
+                                spec->mesh()->rank(), shards.size(), to_string(*spec)));
   if (shards.empty()) return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()));
-  if (!records(tensor)) return shards[0];
-  return ToPieces::apply(tensor, spec->with_placements(grad_placements ? *grad_placements : without_partial(spec->placements())))[0];
+  // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
+  if (!records(tensor)) return c10::GradMode::is_enabled() ? shards[0].detach() : shards[0];
+  return ToPieces::apply(
+      tensor, spec->with_placements(grad_placements ? *grad_placements : without_partial(spec->placements())))[0];
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
@@ -262,21 +286,25 @@ at::Tensor scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
 
 }  // namespace
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements, std::optional<int64_t> src_data_rank) {
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                             std::optional<int64_t> src_data_rank) {
   if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
   const bool requires_grad = tensor.requires_grad();
   BelowGuard guard;
   at::NoGradGuard no_grad;
-  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), row_major_strides(tensor.sizes()), tensor.scalar_type());
+  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), row_major_strides(tensor.sizes()),
+                           tensor.scalar_type());
   auto scattered = spec->with_placements(without_partial(spec->placements()));
-  const at::Tensor source = tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
+  const at::Tensor source =
+      tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
 
   Shards shards;
   if (mesh->is_member() && src_data_rank && mesh->size() > 1) {
     CommScope scope("distribute_tensor");
-    TORCH_CHECK_VALUE(*src_data_rank >= 0 && *src_data_rank < mesh->size(),
-                      fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
-                                  *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
+    TORCH_CHECK_VALUE(
+        *src_data_rank >= 0 && *src_data_rank < mesh->size(),
+        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
+                    *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
     const at::Tensor flat = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
     int64_t next = 0;
     for (const Box& box : scattered->boxes()) {
@@ -295,7 +323,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
 namespace {
 
 template <typename Make>
-at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype, const Make& make_piece) {
+at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
+                const Make& make_piece) {
   auto spec = Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), dtype);
   const auto options = at::TensorOptions().dtype(dtype).device(mesh->device());
   BelowGuard guard;
@@ -306,14 +335,18 @@ at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placemen
 
 }  // namespace
 
-at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
+at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements,
+                at::ScalarType dtype) {
   const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
-  TORCH_CHECK_VALUE(!is_partial, fmt::format("[full] cannot fill a tensor as {}: use Shard or Replicate.", to_string(placements)));
-  return make(sizes, mesh, std::move(placements), dtype, [&](const Box& box, const at::TensorOptions& options) { return at::full(box.sizes, value, options); });
+  TORCH_CHECK_VALUE(!is_partial,
+                    fmt::format("[full] cannot fill a tensor as {}: use Shard or Replicate.", to_string(placements)));
+  return make(sizes, mesh, std::move(placements), dtype,
+              [&](const Box& box, const at::TensorOptions& options) { return at::full(box.sizes, value, options); });
 }
 
 at::Tensor empty(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
-  return make(sizes, mesh, std::move(placements), dtype, [](const Box& box, const at::TensorOptions& options) { return at::empty(box.sizes, options); });
+  return make(sizes, mesh, std::move(placements), dtype,
+              [](const Box& box, const at::TensorOptions& options) { return at::empty(box.sizes, options); });
 }
 
 }  // namespace shardwise

@@ -28,7 +28,8 @@ struct FromLocalOptions {
 /// The distributed tensor of which `local` is this rank's piece. The piece is aliased. On a non-member `local` is ignored.
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
-at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements, const FromLocalOptions& options = {});
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+                      const FromLocalOptions& options = {});
 
 /// The same from several pieces, in the order of Spec::boxes().
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec);
@@ -54,7 +55,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
                              std::optional<int64_t> src_data_rank = 0);
 
 /// A tensor of one value: this rank fills only its own part.
-at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements, at::ScalarType dtype);
+at::Tensor full(c10::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh, Placements placements,
+                at::ScalarType dtype);
 at::Tensor empty(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype);
 
 /// The spec of a distributed tensor. Throws: c10::TypeError for any other.

@@ -7,6 +7,10 @@ namespace {
 
 std::atomic<WrapHook> wrap_hook{nullptr};
 
+void announce(const at::Tensor& tensor) {
+  if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
+}
+
 /// The storage of a tensor that has no pieces.
 const c10::Storage& no_storage() {
   static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
@@ -39,6 +43,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->is_moved_view_ = is_moved_view_;
   result->local_kind_ = local_kind_;
+  announce(at::Tensor(result));
   return result;
 }
 
@@ -69,7 +74,7 @@ void DTensorImpl::release_resources() {
 at::Tensor wrap(SpecPtr spec, Shards shards) {
   const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
   auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device);
-  if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
+  announce(tensor);
   return tensor;
 }
 

@@ -14,7 +14,9 @@ class ElementRun {
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
       const SpecPtr& to = propagation.inputs[i];
-      shards_.push_back(!operand.impl ? Shards{} : to ? move(operand.impl->spec(), operand.impl->shards(), to) : operand.impl->shards());
+      shards_.push_back(!operand.impl ? Shards{}
+                        : to          ? move(operand.impl->spec(), operand.impl->shards(), to)
+                                      : operand.impl->shards());
       if (operand.arg == call.operands[0].arg) n_pieces_.push_back(shards_[i].size());
     }
   }

@@ -62,7 +62,8 @@ class Exchanging {
 
  private:
   void communicate(c10::Device device) {
-    const Group& group = *(exchange_.mesh_dim < 0 ? source_.mesh()->group() : source_.mesh()->group(exchange_.mesh_dim));
+    const Group& group =
+        *(exchange_.mesh_dim < 0 ? source_.mesh()->group() : source_.mesh()->group(exchange_.mesh_dim));
     std::vector<int64_t> send_splits(group.size()), receive_splits(group.size());
     for (const Transfer& send : exchange_.sends)
       if (send.rank != rank_) send_splits[group.index_of(send.rank)] += send.box.numel();
@@ -99,7 +100,9 @@ class Exchanging {
     return result;
   }
 
-  at::Tensor source_part(int64_t piece, const Box& box) const { return cut(shards_[piece], source_.boxes()[piece], box); }
+  at::Tensor source_part(int64_t piece, const Box& box) const {
+    return cut(shards_[piece], source_.boxes()[piece], box);
+  }
 
   /// Receives come ordered by contributor, and within one sender as it packed them.
   void unpack(const Transfer& receive) {
@@ -112,8 +115,10 @@ class Exchanging {
       values = incoming_.narrow(0, at, receive.box.numel()).view(receive.box.sizes);
       at += receive.box.numel();
     }
-    if (receive.combines) combine(into, values, exchange_.reduce);
-    else into.copy_(values);
+    if (receive.combines)
+      combine(into, values, exchange_.reduce);
+    else
+      into.copy_(values);
   }
 
   at::Tensor own_part(const Box& box) const {
@@ -173,19 +178,22 @@ std::shared_ptr<const Plan> planned(const SpecPtr& source, const SpecPtr& destin
 }  // namespace
 
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device) {
-  return at::empty_strided(sizes, dense_strides(sizes, spec.strides()), at::TensorOptions().dtype(spec.dtype()).device(device));
+  return at::empty_strided(sizes, dense_strides(sizes, spec.strides()),
+                           at::TensorOptions().dtype(spec.dtype()).device(device));
 }
 
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
   if (reduce == Reduce::kProduct) return 1;
   if (reduce == Reduce::kSum || reduce == Reduce::kAvg) return 0;
   const bool is_max = reduce == Reduce::kMax;
-  if (c10::isFloatingType(dtype)) return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  if (c10::isFloatingType(dtype))
+    return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
   if (dtype == c10::ScalarType::Bool) return !is_max;
-  return AT_DISPATCH_V2(dtype, "identity_of", AT_WRAP([&] {
-                          return c10::Scalar(is_max ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max());
-                        }),
-                        AT_EXPAND(AT_INTEGRAL_TYPES));
+  return AT_DISPATCH_V2(
+      dtype, "identity_of", AT_WRAP([&] {
+        return c10::Scalar(is_max ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max());
+      }),
+      AT_EXPAND(AT_INTEGRAL_TYPES));
 }
 
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination) {
@@ -193,9 +201,11 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
                     fmt::format("[redistribute] {} cannot become {}: sizes and dtype must stay.", to_string(*source),
                                 to_string(*destination)));
-  TORCH_CHECK_VALUE(source->mesh()->grid() == destination->mesh()->grid(),
-                    fmt::format("[redistribute] cannot move from mesh {} to mesh {}: they arrange ranks differently. Use the same mesh.",
-                                to_string(*source->mesh()), to_string(*destination->mesh())));
+  TORCH_CHECK_VALUE(
+      source->mesh()->grid() == destination->mesh()->grid(),
+      fmt::format(
+          "[redistribute] cannot move from mesh {} to mesh {}: they arrange ranks differently. Use the same mesh.",
+          to_string(*source->mesh()), to_string(*destination->mesh())));
   if (!source->is_member()) return shards;
 
   BelowGuard guard;

@@ -22,21 +22,25 @@ at::Tensor cut_to(at::Tensor tensor, const Box& box) {
 
 class LocalRun {
  public:
-  LocalRun(BoundCall& call, const Decision& decision) : call_(call), decision_(decision), propagation_(*decision.propagation) {
+  LocalRun(BoundCall& call, const Decision& decision)
+      : call_(call), decision_(decision), propagation_(*decision.propagation) {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
     if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
     gives_moved_view_ = decision.moved_view;
     if (call.op.is_view)
-      for (const BoundOperand& operand : call.operands) gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
+      for (const BoundOperand& operand : call.operands)
+        gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
   }
 
   void run() {
     if (decision_.moves) move_inputs();
     leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
-    if (decision_.is_skipped) fill_outputs();
-    else if (n_pieces == 1) run_only_piece();
+    if (decision_.is_skipped)
+      fill_outputs();
+    else if (n_pieces == 1)
+      run_only_piece();
     else
       for (size_t piece = 0; piece < n_pieces; ++piece) run_piece(piece);
     finish();
@@ -60,7 +64,8 @@ class LocalRun {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = move(call_.operands[i].impl->spec(), call_.operands[i].impl->shards(), to);
+      if (const SpecPtr& to = propagation_.inputs[i])
+        moved_[i] = move(call_.operands[i].impl->spec(), call_.operands[i].impl->shards(), to);
   }
 
   at::Tensor local(size_t i, size_t piece) const {
@@ -90,10 +95,13 @@ class LocalRun {
       c10::List<std::optional<at::Tensor>> maybes;
       const auto list = value.toListRef();
       for (size_t j = 0; j < list.size(); ++j) {
-        const bool is_operand = i < call_.operands.size() && call_.operands[i].arg == operand.arg && call_.operands[i].index == j;
+        const bool is_operand =
+            i < call_.operands.size() && call_.operands[i].arg == operand.arg && call_.operands[i].index == j;
         const bool is_ours = is_operand && call_.operands[i].impl;
-        if (optional) maybes.push_back(is_ours ? std::optional(local(i, piece)) : list[j].toOptional<at::Tensor>());
-        else tensors.push_back(is_ours ? local(i, piece) : list[j].toTensor());
+        if (optional)
+          maybes.push_back(is_ours ? std::optional(local(i, piece)) : list[j].toOptional<at::Tensor>());
+        else
+          tensors.push_back(is_ours ? local(i, piece) : list[j].toTensor());
         i += is_operand;
       }
       value = optional ? c10::IValue(std::move(maybes)) : c10::IValue(std::move(tensors));
@@ -144,8 +152,8 @@ class LocalRun {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return;
     const Box& box = spec->boxes()[outputs_[i].size()];
-    TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(), " where ",
-                          to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
+    TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
+                          " where ", to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
     outputs_[i].push_back(piece);
   }
 
@@ -157,7 +165,8 @@ class LocalRun {
       for (const Placement& placement : spec->placements())
         if (placement.is_partial()) reduce = placement.reduce();
       const auto options = at::TensorOptions().dtype(spec->dtype()).device(call_.leader().device());
-      for (const Box& box : spec->boxes()) outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
+      for (const Box& box : spec->boxes())
+        outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
     }
   }
 

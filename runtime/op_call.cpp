@@ -23,9 +23,12 @@ torch::jit::Stack meta_args(const OpCall& call) {
   for (const Operand& operand : call.operands) {
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    if (value.isTensorList()) value.toTensorList().set(operand.index, meta_like(*operand.spec));
-    else if (value.isOptionalTensorList()) value.toOptionalTensorList().set(operand.index, meta_like(*operand.spec));
-    else value = meta_like(*operand.spec);
+    if (value.isTensorList())
+      value.toTensorList().set(operand.index, meta_like(*operand.spec));
+    else if (value.isOptionalTensorList())
+      value.toOptionalTensorList().set(operand.index, meta_like(*operand.spec));
+    else
+      value = meta_like(*operand.spec);
   }
   return stack;
 }

@@ -10,7 +10,9 @@
 namespace shardwise {
 namespace {
 
-bool may_be_cut(const Axis& axis, const Signature& signature) { return axis.factor >= 0 && !signature.factors[axis.factor].is_whole; }
+bool may_be_cut(const Axis& axis, const Signature& signature) {
+  return axis.factor >= 0 && !signature.factors[axis.factor].is_whole;
+}
 
 Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
   Dims sizes(operand.sizes);
@@ -26,8 +28,9 @@ void check_sizes(const OpCall& call, const Signature& signature) {
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
       const Axis& axis = signature.inputs[i][dim];
       const int64_t expected = axis.factor < 0 ? 1 : signature.factors[axis.factor].size * axis.scale;
-      TORCH_CHECK(sizes[dim] == expected, fmt::format("[{}] dim {} of the tensor of shape [{}] does not match the other tensors.", call.op.name,
-                                                      dim, fmt::join(sizes, ", ")));
+      TORCH_CHECK(sizes[dim] == expected,
+                  fmt::format("[{}] dim {} of the tensor of shape [{}] does not match the other tensors.", call.op.name,
+                              dim, fmt::join(sizes, ", ")));
     }
   }
 }
@@ -39,7 +42,8 @@ std::optional<std::vector<at::Tensor>> run(const OpCall& call, const std::vector
     const Operand& operand = call.operands[i];
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    const at::Tensor sample = at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
+    const at::Tensor sample =
+        at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);
@@ -99,14 +103,16 @@ bool infer_from_sample(OpCall& call) {
   const Signature signature = rule->signature(call);
   check_sizes(call, signature);
   std::vector<Dims> sizes;
-  for (size_t i = 0; i < call.operands.size(); ++i) sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature));
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature));
   const auto results = run(call, sizes);
   if (!results || results->size() != call.outputs.size()) return false;
   for (size_t i = 0; i < results->size(); ++i) {
     if (!(*results)[i].defined()) continue;
     Dims output((*results)[i].sizes());
     for (size_t dim = 0; dim < output.size(); ++dim)
-      if (const Axis& axis = signature.outputs[i][dim]; may_be_cut(axis, signature)) output[dim] = signature.factors[axis.factor].size * axis.scale;
+      if (const Axis& axis = signature.outputs[i][dim]; may_be_cut(axis, signature))
+        output[dim] = signature.factors[axis.factor].size * axis.scale;
     describe(call, i, (*results)[i], output);
   }
   return true;

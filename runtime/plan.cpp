@@ -68,7 +68,8 @@ class Sourcing {
       bool fits = true;
       for (size_t m = 0; m < other.size(); ++m) {
         if (other[m] == contributor[m]) continue;
-        const bool is_tied = source_.placements()[m].is_partial() || std::ranges::count(reduced_dims_, static_cast<int>(m));
+        const bool is_tied =
+            source_.placements()[m].is_partial() || std::ranges::count(reduced_dims_, static_cast<int>(m));
         fits &= !is_tied;
         distance += changed_.contains(static_cast<int>(m)) ? 1 : 1000;
       }
@@ -103,7 +104,8 @@ class Sourcing {
       }
       if (missing.empty()) return;
     }
-    TORCH_INTERNAL_ASSERT(missing.empty(), "[redistribute] nobody holds ", to_string(missing[0]), " of ", to_string(source_));
+    TORCH_INTERNAL_ASSERT(missing.empty(), "[redistribute] nobody holds ", to_string(missing[0]), " of ",
+                          to_string(source_));
   }
 
   const std::vector<Box>& boxes_of(int64_t rank) {
@@ -141,7 +143,8 @@ std::set<int> changed_dims(const Layout& source, const Layout& middle) {
   for (size_t m = 0; m < before.size(); ++m) {
     bool differs = !(before[m] == after[m]);
     for (int outer : changed)
-      if (before[m].is_shard()) differs |= before[outer].is_shard(before[m].dim()) || after[outer].is_shard(before[m].dim());
+      if (before[m].is_shard())
+        differs |= before[outer].is_shard(before[m].dim()) || after[outer].is_shard(before[m].dim());
     if (differs) changed.insert(static_cast<int>(m));
   }
   return changed;
@@ -152,7 +155,8 @@ std::vector<int64_t> participants(const RankGrid& grid, int64_t rank, int mesh_d
   if (mesh_dim < 0) return grid.ranks;
   std::vector<int64_t> line;
   Dims coord = *grid.coord_of(rank);
-  for (coord[mesh_dim] = 0; coord[mesh_dim] < grid.shape[mesh_dim]; ++coord[mesh_dim]) line.push_back(grid.rank_at(coord));
+  for (coord[mesh_dim] = 0; coord[mesh_dim] < grid.shape[mesh_dim]; ++coord[mesh_dim])
+    line.push_back(grid.rank_at(coord));
   return line;
 }
 
@@ -220,7 +224,8 @@ Plan plan(const Layout& source, const Layout& destination, int64_t rank) {
   const Layout start(source.sizes(), source.grid_ptr(), before);
   result.exchanges = !(start == result.middle);
   const bool is_member = source.grid().coord_of(rank).has_value();
-  if (result.exchanges && is_member) result.exchange = plan_exchange(start, result.middle, std::move(reduced_dims), rank);
+  if (result.exchanges && is_member)
+    result.exchange = plan_exchange(start, result.middle, std::move(reduced_dims), rank);
   result.is_noop = source == destination;
   return result;
 }

@@ -22,12 +22,12 @@ struct Transfer {
 
 /// One all-to-all-v. Under a reduction the first contributor's boxes are stored, the others' combined in order.
 struct Exchange {
-  int mesh_dim = -1;  // the group that communicates: one mesh dim's, or -1 for the whole mesh's
+  int mesh_dim = -1;      // the group that communicates: one mesh dim's, or -1 for the whole mesh's
   bool is_local = false;  // no rank of the group moves anything: no message
   Reduce reduce = Reduce::kSum;
-  int64_t n_averaged = 1;           // kAvg: divide by this
-  std::vector<Transfer> sends;      // ordered by rank in the mesh, own part included
-  std::vector<Transfer> receives;   // likewise; `piece` is this rank's destination piece
+  int64_t n_averaged = 1;          // kAvg: divide by this
+  std::vector<Transfer> sends;     // ordered by rank in the mesh, own part included
+  std::vector<Transfer> receives;  // likewise; `piece` is this rank's destination piece
 };
 
 struct AllReduce {
@@ -39,10 +39,10 @@ struct AllReduce {
 struct Plan {
   explicit Plan(Layout layout) : middle(std::move(layout)) {}
 
-  bool is_noop = false;               // the pieces stay as they are
+  bool is_noop = false;  // the pieces stay as they are
   std::vector<AllReduce> reduces_before;
   bool exchanges = false;
-  Exchange exchange;                  // from the source's pieces to the middle's
+  Exchange exchange;  // from the source's pieces to the middle's
   Layout middle;
   std::vector<AllReduce> reduces_after;
   std::vector<std::pair<int, Reduce>> to_partial;  // mesh dims whose replicas become Partial, without messages

@@ -12,9 +12,9 @@ namespace {
 struct Choice {
   enum class Kind : uint8_t { kReplicate, kPartial, kFactor };
   Kind kind = Kind::kReplicate;
-  int factor = -1;                // kFactor
-  Reduce reduce = Reduce::kSum;   // kPartial
-  int operand = -1;               // kPartial: the only partial operand, or -1 for all
+  int factor = -1;               // kFactor
+  Reduce reduce = Reduce::kSum;  // kPartial
+  int operand = -1;              // kPartial: the only partial operand, or -1 for all
 };
 
 /// The tensor dim of `axes` that has `factor`, or -1.
@@ -23,7 +23,6 @@ int dim_with(const Axes& axes, int factor) {
     if (axes[dim].factor == factor) return static_cast<int>(dim);
   return -1;
 }
-
 
 class Chooser {
  public:
@@ -38,7 +37,8 @@ class Chooser {
       if (!choice) return std::nullopt;
       choices_.push_back(*choice);
     }
-    for (size_t factor = 0; factor < signature_.factors.size(); ++factor) cuts_.push_back(cut_of(static_cast<int>(factor)));
+    for (size_t factor = 0; factor < signature_.factors.size(); ++factor)
+      cuts_.push_back(cut_of(static_cast<int>(factor)));
 
     Propagation result;
     for (size_t i = 0; i < call_.operands.size(); ++i) {
@@ -58,8 +58,8 @@ class Chooser {
         result.outputs.push_back({});
         continue;
       }
-      result.outputs.push_back(Spec::intern(mesh_->shared_from_this(), dense.sizes, placements_of(signature_.outputs[i], -1),
-                                            dense.strides, dense.dtype));
+      result.outputs.push_back(Spec::intern(mesh_->shared_from_this(), dense.sizes,
+                                            placements_of(signature_.outputs[i], -1), dense.strides, dense.dtype));
     }
     return result;
   }
@@ -71,7 +71,8 @@ class Chooser {
       case Choice::Kind::kReplicate:
         return Placement::replicate();
       case Choice::Kind::kPartial:
-        return i < 0 || choice.operand < 0 || choice.operand == i || is_additive(i) ? Placement::partial(choice.reduce) : Placement::replicate();
+        return i < 0 || choice.operand < 0 || choice.operand == i || is_additive(i) ? Placement::partial(choice.reduce)
+                                                                                    : Placement::replicate();
       case Choice::Kind::kFactor:
         break;
     }
@@ -93,8 +94,10 @@ class Chooser {
     std::vector<Choice> result{{}};
     if (signature_.linearity != Linearity::kNone) add_partials(mesh_dim, result);
     for (size_t factor = 0; factor < signature_.factors.size(); ++factor) {
-      const bool is_input = std::ranges::any_of(signature_.inputs, [&](const Axes& axes) { return dim_with(axes, static_cast<int>(factor)) >= 0; });
-      if (!signature_.factors[factor].is_whole && is_input) result.push_back({Choice::Kind::kFactor, static_cast<int>(factor)});
+      const bool is_input = std::ranges::any_of(
+          signature_.inputs, [&](const Axes& axes) { return dim_with(axes, static_cast<int>(factor)) >= 0; });
+      if (!signature_.factors[factor].is_whole && is_input)
+        result.push_back({Choice::Kind::kFactor, static_cast<int>(factor)});
     }
     return result;
   }
@@ -118,7 +121,8 @@ class Chooser {
     const Placement& from = operand.spec->placements()[mesh_dim];
     int64_t bytes = operand.spec->numel() * operand.spec->element_bytes();
     for (int64_t other = 0; other < mesh_->ndim(); ++other)
-      if (other != mesh_dim && operand.spec->placements()[other].is_shard()) bytes /= std::max<int64_t>(mesh_->size(other), 1);
+      if (other != mesh_dim && operand.spec->placements()[other].is_shard())
+        bytes /= std::max<int64_t>(mesh_->size(other), 1);
     const int64_t n = mesh_->size(mesh_dim);
     const int64_t all_but_own = bytes - bytes / n;
     if (from.is_replicate()) return 0;
@@ -153,9 +157,21 @@ class Chooser {
     return best;
   }
 
-  /// Bytes moved and operands changed; nothing where the choice cannot be.
+  /// True where some operand is cut along `factor` on `mesh_dim` already.
+  bool is_cut(int factor, int64_t mesh_dim) const {
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Operand& operand = call_.operands[i];
+      const int dim = dim_with(signature_.inputs[i], factor);
+      if (operand.spec && dim >= 0 && operand.spec->placements()[mesh_dim].is_shard(dim)) return true;
+    }
+    return false;
+  }
+
+  /// Bytes moved and operands changed; nothing where the choice cannot be. A sum scattered along a cut that no operand has
+  /// is gathered again by and by: it counts as the all-reduce that it is half of, and then fewer, larger messages win.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
+    const bool is_new_cut = choice.kind == Choice::Kind::kFactor && !is_cut(choice.factor, mesh_dim);
     for (size_t i = 0; i < signature_.outputs.size(); ++i) {
       const auto to = placement(choice, signature_.outputs[i], -1);
       const Operand* written = written_as(i);
@@ -173,7 +189,8 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      price.first += cost(operand, signature_.inputs[i], mesh_dim, to);
+      const bool is_half = is_new_cut && operand.spec->placements()[mesh_dim].is_partial();
+      price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
     }
     return price;
@@ -214,14 +231,16 @@ class Chooser {
       if (leader && rank_of(operand) <= rank_of(*leader)) continue;
       leader = &operand;
       best = operand.spec->layout().recut(dim, [&](Interval interval) { return interval.length() / scale; });
-      for (size_t m = 0; m < best.size(); ++m) best[m] = wanted[m].is_shard() ? best[m].with_dim(0) : Placement::replicate();
+      for (size_t m = 0; m < best.size(); ++m)
+        best[m] = wanted[m].is_shard() ? best[m].with_dim(0) : Placement::replicate();
     }
     return leader ? std::optional(best) : std::nullopt;
   }
 
   static bool is_cut_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
     for (size_t m = 0; m < wanted.size(); ++m)
-      if (spec.placements()[m].is_enumerable() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard()) return false;
+      if (spec.placements()[m].is_enumerable() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard())
+        return false;
     return true;
   }
 
@@ -252,9 +271,10 @@ void check_one_mesh(const OpCall& call) {
   for (const Operand& operand : call.operands) {
     if (!operand.spec) continue;
     if (!first) first = operand.spec.get();
-    TORCH_CHECK_VALUE(operand.spec->mesh() == first->mesh(),
-                      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                                  call.op.name, to_string(*first->mesh()), to_string(*operand.spec->mesh())));
+    TORCH_CHECK_VALUE(
+        operand.spec->mesh() == first->mesh(),
+        fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                    call.op.name, to_string(*first->mesh()), to_string(*operand.spec->mesh())));
   }
 }
 
@@ -262,7 +282,8 @@ void check_one_mesh(const OpCall& call) {
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
   for (const Operand& operand : call.operands)
-    if (operand.spec && operand.spec->layout().is_enumerable() && (!leader || (operand.is_written && !leader->is_written)))
+    if (operand.spec && operand.spec->layout().is_enumerable() &&
+        (!leader || (operand.is_written && !leader->is_written)))
       leader = &operand;
   if (!leader || !signature.is_pointwise) return std::nullopt;
 
@@ -312,11 +333,13 @@ Propagation propagate_per_element(const OpCall& call) {
     if (operand.spec && leader && leader->spec) {
       const bool follows = operand.sizes == leader->sizes;
       auto spec = follows ? operand.spec->with_placements(without_partial(*leader->spec)) : operand.spec->replicated();
-      const bool stays = operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
-      TORCH_CHECK_VALUE(spec == operand.spec || !stays,
-                        fmt::format("[{}] cannot write tensor {} of argument {}, laid out as {}: it must be laid out as the first "
-                                    "argument's, without Partial. Redistribute it first.",
-                                    call.op.name, operand.index, operand.arg, to_string(operand.spec->placements())));
+      const bool stays =
+          operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
+      TORCH_CHECK_VALUE(
+          spec == operand.spec || !stays,
+          fmt::format("[{}] cannot write tensor {} of argument {}, laid out as {}: it must be laid out as the first "
+                      "argument's, without Partial. Redistribute it first.",
+                      call.op.name, operand.index, operand.arg, to_string(operand.spec->placements())));
       if (spec != operand.spec) moved = std::move(spec);
     }
     result.inputs.push_back(std::move(moved));

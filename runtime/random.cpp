@@ -32,7 +32,9 @@ double fraction(uint64_t bits, int digits) { return std::ldexp(static_cast<doubl
 
 struct Uniform {
   int digits;
-  double operator()(const std::array<uint64_t, 2>& bits, bool is_second) const { return fraction(bits[is_second], digits); }
+  double operator()(const std::array<uint64_t, 2>& bits, bool is_second) const {
+    return fraction(bits[is_second], digits);
+  }
 };
 
 /// Two normal numbers from two uniform ones (Box and Muller, A note on the generation of random normal deviates, 1958).
@@ -64,28 +66,34 @@ void each_run(c10::IntArrayRef sizes, const Box& box, const OnRun& on_run) {
   for (int64_t row = 0; row < box.numel() / run; ++row) {
     int64_t rest = row;
     int64_t index = sizes.empty() ? 0 : box.offsets.back();
-    for (size_t dim = n_outer; dim-- > 0; rest /= box.sizes[dim]) index += (box.offsets[dim] + rest % box.sizes[dim]) * strides[dim];
+    for (size_t dim = n_outer; dim-- > 0; rest /= box.sizes[dim])
+      index += (box.offsets[dim] + rest % box.sizes[dim]) * strides[dim];
     on_run(index, row * run, run);
   }
 }
 
 template <typename Value, typename Distribution>
-void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed, const Distribution& distribution) {
+void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed,
+              const Distribution& distribution) {
   const at::Tensor values = at::empty(box.sizes, piece.options().device(at::kCPU));
   auto* data = values.mutable_data_ptr<Value>();
-  each_run(sizes, box, [&](int64_t index, int64_t place, int64_t length) { fill_run(data + place, length, index, seed, distribution); });
+  each_run(sizes, box, [&](int64_t index, int64_t place, int64_t length) {
+    fill_run(data + place, length, index, seed, distribution);
+  });
   piece.copy_(values);
 }
 
 void check_drawable(const char* op, const Placements& placements, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(std::ranges::none_of(placements, &Placement::is_partial),
                     fmt::format("[{}] cannot draw a tensor as {}. Use Shard or Replicate.", op, to_string(placements)));
-  TORCH_CHECK_TYPE(c10::isFloatingType(dtype), fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));
+  TORCH_CHECK_TYPE(c10::isFloatingType(dtype),
+                   fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));
 }
 
 /// `fill(piece, box, seed)` for each of this rank's pieces of a new tensor.
 template <typename Fill>
-at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype, const Fill& fill) {
+at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
+                 const Fill& fill) {
   at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
   const uint64_t seed = next_seed();
   BelowGuard guard;
@@ -98,7 +106,9 @@ at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
 
 uint64_t next_seed() {
   at::Generator shared = at::detail::getDefaultCPUGenerator();
-  const auto draw = [](const at::Generator& generator) { return at::check_generator<at::CPUGeneratorImpl>(generator)->random64(); };
+  const auto draw = [](const at::Generator& generator) {
+    return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  };
   const std::lock_guard lock(shared.mutex());
   if (!World::is_thread()) return draw(shared);
   thread_local at::Generator own;

@@ -3,6 +3,7 @@
 #include "runtime/below.h"
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
+#include "runtime/rule.h"
 
 #include <fmt/format.h>
 
@@ -19,7 +20,8 @@ void warn_once(const std::string& op) {
     std::lock_guard lock(mutex);
     if (!warned->insert(op).second) return;
   }
-  TORCH_WARN("[", op, "] has no sharding rule for these layouts: its inputs were gathered and every rank computed all of it. "
+  TORCH_WARN("[", op,
+             "] has no sharding rule for these layouts: its inputs were gathered and every rank computed all of it. "
              "(Said once per operator.)");
 }
 
@@ -28,9 +30,10 @@ class ReplicatedRun {
   explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()) {
     for (const BoundOperand& operand : call.operands) {
       if (!operand.impl) continue;
-      TORCH_CHECK_VALUE(operand.impl->spec()->mesh() == mesh_,
-                        fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", call.op.name,
-                                    to_string(*mesh_), to_string(*operand.impl->spec()->mesh())));
+      TORCH_CHECK_VALUE(
+          operand.impl->spec()->mesh() == mesh_,
+          fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                      call.op.name, to_string(*mesh_), to_string(*operand.impl->spec()->mesh())));
     }
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
   }
@@ -64,7 +67,8 @@ class ReplicatedRun {
       replacements_.push_back({operand.arg, operand.index, replica});
     }
     for (const auto& [arg, index, replica] : replacements_) replace(call_.arg(arg), index, replica);
-    if (moved) warn_once(call_.op.name);
+    const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
+    if (moved && !is_meant) warn_once(call_.op.name);
   }
 
   static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
@@ -86,7 +90,8 @@ class ReplicatedRun {
   }
 
   SpecPtr replicated_like(const at::Tensor& local) const {
-    return Spec::intern(mesh_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(), local.scalar_type());
+    return Spec::intern(mesh_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(),
+                        local.scalar_type());
   }
 
   /// Brings what was written to the replica back to the pieces; a resized tensor becomes replicated.
@@ -128,18 +133,24 @@ class ReplicatedRun {
   void run_outside() {
     OpCall dense = call_.to_op_call();
     bool only_tensors = true;
-    for (const auto& result : call_.op.handle.schema().returns()) only_tensors &= result.type()->kind() == c10::TypeKind::TensorType;
-    TORCH_CHECK_NOT_IMPLEMENTED(only_tensors && infer_outputs(dense),
-                                fmt::format("[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
-                                            call_.op.name, mesh_->rank(), to_string(*mesh_)));
+    for (const auto& result : call_.op.handle.schema().returns())
+      only_tensors &= result.type()->kind() == c10::TypeKind::TensorType;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        only_tensors && infer_outputs(dense),
+        fmt::format(
+            "[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
+            call_.op.name, mesh_->rank(), to_string(*mesh_)));
     call_.stack.resize(call_.first);
     for (size_t i = 0; i < dense.outputs.size(); ++i) {
       const DenseOutput& output = dense.outputs[i];
-      if (call_.op.returned_arg[i] >= 0) call_.stack.push_back(originals_[i]);
-      else if (output.dtype == c10::ScalarType::Undefined) call_.stack.emplace_back(at::Tensor());
+      if (call_.op.returned_arg[i] >= 0)
+        call_.stack.push_back(originals_[i]);
+      else if (output.dtype == c10::ScalarType::Undefined)
+        call_.stack.emplace_back(at::Tensor());
       else
         call_.stack.emplace_back(
-            wrap(Spec::intern(mesh_, output.sizes, std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype), {}));
+            wrap(Spec::intern(mesh_, output.sizes, std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype),
+                 {}));
     }
   }
 

@@ -21,8 +21,9 @@ std::vector<std::string> split(std::string_view terms) {
 
 Sides parse(std::string_view notation) {
   const size_t arrow = notation.find("->");
-  TORCH_CHECK_VALUE(arrow != std::string_view::npos,
-                    fmt::format("[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation));
+  TORCH_CHECK_VALUE(
+      arrow != std::string_view::npos,
+      fmt::format("[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation));
   Sides sides{split(notation.substr(0, arrow)), split(notation.substr(arrow + 2))};
   for (const auto* side : {&sides.first, &sides.second})
     for (const std::string& term : *side)
@@ -49,8 +50,9 @@ std::string describe_notation(std::string_view notation) {
 void apply_notation(const Sides& sides, const OpCall& call, Signature& signature) {
   std::unordered_map<char, int> factors;
   auto axes_of = [&](const std::string& term, c10::IntArrayRef sizes) {
-    TORCH_CHECK_VALUE(term.size() == sizes.size(), fmt::format("[{}] a tensor of {} dims [{}] stands where the rule has \"{}\".",
-                                                               call.op.name, sizes.size(), fmt::join(sizes, ", "), term));
+    TORCH_CHECK_VALUE(term.size() == sizes.size(),
+                      fmt::format("[{}] a tensor of {} dims [{}] stands where the rule has \"{}\".", call.op.name,
+                                  sizes.size(), fmt::join(sizes, ", "), term));
     Axes axes;
     for (size_t dim = 0; dim < term.size(); ++dim) {
       auto [found, is_new] = factors.try_emplace(term[dim], 0);
@@ -65,12 +67,14 @@ void apply_notation(const Sides& sides, const OpCall& call, Signature& signature
     return axes;
   };
   TORCH_CHECK_VALUE(call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
-                    fmt::format("[{}] has {} tensors and {} outputs; its rule has {} and {}.", call.op.name, call.operands.size(),
-                                call.outputs.size(), sides.first.size(), sides.second.size()));
-  for (size_t i = 0; i < sides.first.size(); ++i) signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
+                    fmt::format("[{}] has {} tensors and {} outputs; its rule has {} and {}.", call.op.name,
+                                call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size()));
+  for (size_t i = 0; i < sides.first.size(); ++i)
+    signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
   for (size_t i = 0; i < sides.second.size(); ++i) {
     const bool is_inferred = call.outputs[i].dtype != c10::ScalarType::Undefined;
-    signature.outputs.push_back(is_inferred ? axes_of(sides.second[i], call.outputs[i].sizes) : known_axes(sides.second[i]));
+    signature.outputs.push_back(is_inferred ? axes_of(sides.second[i], call.outputs[i].sizes)
+                                            : known_axes(sides.second[i]));
   }
 }
 
@@ -102,7 +106,8 @@ void describe_pointwise(const OpCall& call, Signature& signature) {
   for (int64_t size : sizes) signature.add_factor(size);
   for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes));
   for (const DenseOutput& output : call.outputs)
-    signature.outputs.push_back(broadcast_axes(output.dtype == c10::ScalarType::Undefined ? sizes : output.sizes, sizes));
+    signature.outputs.push_back(
+        broadcast_axes(output.dtype == c10::ScalarType::Undefined ? sizes : output.sizes, sizes));
   signature.is_pointwise = true;
 }
 
@@ -142,7 +147,8 @@ Rule Rule::whole(const char* arg) const {
     inner(call, signature);
     const Axes& axes = signature.inputs[0];
     for (int64_t dim : dims_in(call.arg(arg), static_cast<int64_t>(axes.size())))
-      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0) signature.factors[axes[dim].factor].is_whole = true;
+      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0)
+        signature.factors[axes[dim].factor].is_whole = true;
     signature.is_pointwise = false;
   };
   rule.sampled_ = false;
@@ -168,6 +174,12 @@ Rule Rule::localized(Localize localize) const {
 Rule Rule::placed(std::string text, Place place) {
   Rule rule(std::move(text), nullptr);
   rule.place_ = std::move(place);
+  return rule;
+}
+
+Rule Rule::gathered() {
+  Rule rule("gathered", nullptr);
+  rule.gathered_ = true;
   return rule;
 }
 

@@ -36,10 +36,10 @@ struct Factor {
 /// Which Partial operands an operator passes on as they are.
 enum class Linearity : uint8_t {
   kNone,
-  kAll,   // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
-  kEach,  // one operand partial, the others replicated (mul, mm)
+  kAll,    // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
+  kEach,   // one operand partial, the others replicated (mul, mm)
   kFirst,  // only operand 0 partial, the others replicated (div, relu's backward)
-  kPass,  // any reduction passes (views, clone)
+  kPass,   // any reduction passes (views, clone)
 };
 
 /// The factors of one call.
@@ -79,6 +79,8 @@ class Rule {
   Rule(const char* notation);  // NOLINT: a rule is written as its text
   /// For what no factors express: a slice's cuts.
   static Rule placed(std::string text, Place place);
+  /// Its result needs every value on every rank: its inputs are gathered, and nobody is warned.
+  static Rule gathered();
 
   Rule linear(Linearity linearity = Linearity::kAll) const;
   Rule multilinear() const { return linear(Linearity::kEach); }
@@ -106,6 +108,7 @@ class Rule {
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
   bool is_sampled() const { return sampled_; }
+  bool is_gathered() const { return gathered_; }
   const std::string& scratch() const { return scratch_; }
   const std::string& text() const { return text_; }
 
@@ -118,6 +121,7 @@ class Rule {
   bool per_element_ = false;
   bool shape_only_ = false;
   bool sampled_ = false;
+  bool gathered_ = false;
   std::string scratch_;
 };
 

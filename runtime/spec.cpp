@@ -27,7 +27,8 @@ class SpecTable {
     auto [begin, end] = specs_.equal_range(hash);
     for (auto it = begin; it != end; ++it)
       if (auto found = it->second.weak.lock(); found && found->same(mesh.get(), layout, strides, dtype)) return found;
-    auto spec = c10::intrusive_ptr<Spec>::unsafe_steal_from_new(new Spec(std::move(mesh), std::move(layout), strides, dtype));
+    auto spec =
+        c10::intrusive_ptr<Spec>::unsafe_steal_from_new(new Spec(std::move(mesh), std::move(layout), strides, dtype));
     spec->hash_ = hash;
     specs_.emplace(hash, Entry{spec.get(), c10::weak_intrusive_ptr<Spec>(spec)});
     return spec;
@@ -68,8 +69,8 @@ bool Spec::same(const DeviceMesh* mesh, const Layout& layout, c10::IntArrayRef s
 
 SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype) {
   TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
-                    fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.", strides.size(),
-                                layout.sizes().size()));
+                    fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
+                                strides.size(), layout.sizes().size()));
   return SpecTable::global().intern(std::move(mesh), std::move(layout), strides, dtype);
 }
 
@@ -89,7 +90,8 @@ SpecPtr Spec::replicated() const { return with_placements(std::vector<Placement>
 
 Dims row_major_strides(c10::IntArrayRef sizes) {
   Dims strides(sizes.size(), 1);
-  for (auto i = static_cast<int64_t>(sizes.size()) - 2; i >= 0; --i) strides[i] = strides[i + 1] * std::max<int64_t>(sizes[i + 1], 1);
+  for (auto i = static_cast<int64_t>(sizes.size()) - 2; i >= 0; --i)
+    strides[i] = strides[i + 1] * std::max<int64_t>(sizes[i + 1], 1);
   return strides;
 }
 

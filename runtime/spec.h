@@ -20,8 +20,8 @@ class Spec final : public torch::CustomClassHolder {
   /// The one Spec of these values. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError where
   /// `strides` has not one entry per dim.
   static SpecPtr intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype);
-  static SpecPtr intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements, c10::IntArrayRef strides,
-                        c10::ScalarType dtype);
+  static SpecPtr intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements,
+                        c10::IntArrayRef strides, c10::ScalarType dtype);
 
   const MeshPtr& mesh() const { return mesh_; }
   const Layout& layout() const { return layout_; }

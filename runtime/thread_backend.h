@@ -36,8 +36,7 @@ class ThreadBackend : public c10d::Backend {
 
  private:
   /// Holds the meeting, then calls `write`, when nobody reads this rank's tensors any more.
-  WorkPtr meet(
-      Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
+  WorkPtr meet(Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
 
   std::shared_ptr<Meeting> meeting_;
 };

@@ -28,8 +28,7 @@ struct ThreadHub::Meetings {
 
 namespace {
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size,
-                                                          std::shared_ptr<Meeting> meeting,
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting,
                                                           c10::intrusive_ptr<c10d::Store> store) {
   using c10d::ProcessGroup;
   auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));

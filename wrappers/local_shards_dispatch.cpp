@@ -35,14 +35,14 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, const Visit& visit) {
   }
 }
 
-/// Asks the rule about a call of these arguments, with a tensor of one element in the place of each wrapper.
+/// Asks the rule about a call of these arguments, with a tensor of one element in the place of each.
 bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValue> args) {
   std::vector<c10::IValue> samples = args.vec();
   OpCall call{op, {}, {}, {}};
   for (size_t i = 0; i < samples.size(); ++i) {
     if (!samples[i].isTensor() || !samples[i].toTensor().defined()) continue;
     const at::Tensor tensor = samples[i].toTensor();
-    if (is_local_shards(tensor)) samples[i] = at::ones(std::vector<int64_t>(tensor.dim(), 1), tensor.options());
+    samples[i] = at::ones(std::vector<int64_t>(tensor.dim(), 1), tensor.options());
     call.operands.push_back({nullptr, samples[i].toTensor().sizes(), i, 0, op.args[i].is_written});
   }
   call.args = samples;
@@ -52,7 +52,7 @@ bool may_run_by_box(const OpInfo& op, const Rule& rule, c10::ArrayRef<c10::IValu
 Manner manner_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   if (std::ranges::count(kViewsOfSize, op.name)) return Manner::kPieces;
   const Rule* rule = RuleTable::global().find(op.name);
-  if (!rule || rule->place()) return Manner::kRefused;
+  if (!rule || rule->place() || rule->is_gathered()) return Manner::kRefused;
   if (rule->is_per_element()) return Manner::kLists;
   return rule->is_shape_only() || may_run_by_box(op, *rule, args) ? Manner::kPieces : Manner::kRefused;
 }

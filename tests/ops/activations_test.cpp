@@ -31,8 +31,10 @@ TEST(ActivationsTest, ValuesAndDerivatives) {
       {"hardtanh", [](const at::Tensor& x) { return at::hardtanh(x); }},
       {"glu", [](const at::Tensor& x) { return at::glu(x, 1); }}};
   for (const auto& [name, f] : functions)
-    expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 4}}, {.is_exact = false, .max_combinations = 20});
-  expect_same_as_dense("prelu", [](const Tensors& t) { return at::prelu(t[0], t[1]); }, {{5, 4}, {4}}, {.is_exact = false});
+    expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 4}},
+                         {.is_exact = false, .max_combinations = 20});
+  expect_same_as_dense("prelu", [](const Tensors& t) { return at::prelu(t[0], t[1]); }, {{5, 4}, {4}},
+                       {.is_exact = false});
 }
 
 }  // namespace

@@ -19,11 +19,13 @@ TEST(CatTest, RowsAndColumns) {
 
 // A tensor of shape [0] may stand beside any other.
 TEST(CatTest, LegacyEmptyTensors) {
-  expect_same_as_dense("legacy", [](const Tensors& t) { return at::cat({t[0], t[1]}, 0); }, {{0}, {5, 4}}, {.with_grad = false});
+  expect_same_as_dense("legacy", [](const Tensors& t) { return at::cat({t[0], t[1]}, 0); }, {{0}, {5, 4}},
+                       {.with_grad = false});
 }
 
 TEST(CatTest, DtypesPromote) {
-  expect_same_as_dense("promotion", [](const Tensors& t) { return at::cat({t[0].to(at::kFloat), t[1]}, 1); }, {{5, 4}, {5, 4}});
+  expect_same_as_dense("promotion", [](const Tensors& t) { return at::cat({t[0].to(at::kFloat), t[1]}, 1); },
+                       {{5, 4}, {5, 4}});
 }
 
 TEST(CatTest, Stack) {

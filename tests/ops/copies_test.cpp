@@ -23,19 +23,23 @@ TEST(CopiesTest, Clones) {
 TEST(CopiesTest, Casts) {
   expect_same_as_dense("to float32", [](const Tensors& t) { return t[0].to(at::kFloat); }, {{5, 4}});
   expect_same_as_dense("to int64", [](const Tensors& t) { return t[0].to(at::kLong); }, {{5, 4}});
-  expect_same_as_dense("to bool", [](const Tensors& t) { return t[0].to(at::kBool); }, {{5, 4}}, {.low = -1, .high = 2});
-  expect_same_as_dense("int to float64", [](const Tensors& t) { return t[0].to(at::kDouble); }, {{5, 4}}, {.dtype = at::kLong});
+  expect_same_as_dense("to bool", [](const Tensors& t) { return t[0].to(at::kBool); }, {{5, 4}},
+                       {.low = -1, .high = 2});
+  expect_same_as_dense("int to float64", [](const Tensors& t) { return t[0].to(at::kDouble); }, {{5, 4}},
+                       {.dtype = at::kLong});
 }
 
 TEST(CopiesTest, CopyKeepsTheTargetsLayout) {
   expect_same_as_dense("copy_", [](const Tensors& t) { return t[0].clone().copy_(t[1]); }, {{5, 4}, {5, 4}});
   expect_same_as_dense("copy_ broadcasts", [](const Tensors& t) { return t[0].clone().copy_(t[1]); }, {{5, 4}, {4}});
-  expect_same_as_dense("copy_ casts", [](const Tensors& t) { return t[0].to(at::kLong).copy_(t[1]); }, {{5, 4}, {5, 4}}, {.with_grad = false});
+  expect_same_as_dense("copy_ casts", [](const Tensors& t) { return t[0].to(at::kLong).copy_(t[1]); }, {{5, 4}, {5, 4}},
+                       {.with_grad = false});
 }
 
 TEST(CopiesTest, NothingIsSent) {
   const auto copies = [](const Tensors& t) { return Tensors{t[0].clone(), t[0].detach(), t[0].to(at::kFloat)}; };
-  for (const Placement& placement : {Placement::shard(0), Placement::shard(1, {0, 3, 1}), Placement::partial(), Placement::replicate()})
+  for (const Placement& placement :
+       {Placement::shard(0), Placement::shard(1, {0, 3, 1}), Placement::partial(), Placement::replicate()})
     EXPECT_EQ(bytes_received(copies, {{5, 4}}, {3}, {{placement}}), 0) << to_string(placement);
 }
 

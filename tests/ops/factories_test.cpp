@@ -15,8 +15,14 @@ TEST(FactoriesTest, RulesReadOnlyShapes) {
 
 TEST(FactoriesTest, FilledLikeAnother) {
   const auto like = [](const Tensors& t) {
-    return Tensors{at::zeros_like(t[0]), at::ones_like(t[0], at::kLong), at::full_like(t[0], 3), t[0].new_zeros({5, 4}), t[0].new_ones({2, 7}),
-                   t[0].new_full({5, 4}, 2), t[0].new_empty({5, 4}).zero_(), t[0].new_empty_strided({5, 4}, {1, 5}).fill_(3),
+    return Tensors{at::zeros_like(t[0]),
+                   at::ones_like(t[0], at::kLong),
+                   at::full_like(t[0], 3),
+                   t[0].new_zeros({5, 4}),
+                   t[0].new_ones({2, 7}),
+                   t[0].new_full({5, 4}, 2),
+                   t[0].new_empty({5, 4}).zero_(),
+                   t[0].new_empty_strided({5, 4}, {1, 5}).fill_(3),
                    t[0].new_zeros({3})};
   };
   expect_same_as_dense("factories", like, {{5, 4}});

@@ -11,16 +11,18 @@ const std::vector<Dims> kFour = {{5, 4}, {3}, {5, 4}, {3}};
 const DenseOptions kForward{.with_partial = false, .with_grad = false};
 
 TEST(ForeachTest, RulesAreStatedPerElement) {
-  for (const char* op : {"aten::_foreach_add.List", "aten::_foreach_mul_.Scalar", "aten::_foreach_addcdiv_.ScalarList", "aten::_foreach_sqrt",
-                         "aten::_fused_adam_", "aten::_fused_adamw_.tensor_lr", "aten::_fused_sgd_"})
+  for (const char* op :
+       {"aten::_foreach_add.List", "aten::_foreach_mul_.Scalar", "aten::_foreach_addcdiv_.ScalarList",
+        "aten::_foreach_sqrt", "aten::_fused_adam_", "aten::_fused_adamw_.tensor_lr", "aten::_fused_sgd_"})
     EXPECT_EQ(to_string(rule(op)), "pointwise per element") << op;
 }
 
 TEST(ForeachTest, NewLists) {
   const auto compute = [](const Tensors& t) {
     Tensors result = at::_foreach_add({t[0], t[1]}, {t[2], t[3]}, 2);
-    for (const Tensors& more : {at::_foreach_mul({t[0], t[1]}, 3), at::_foreach_div({t[0], t[1]}, at::ArrayRef<at::Scalar>{2, 4}),
-                                at::_foreach_sqrt({t[0], t[1]}), at::_foreach_maximum({t[0], t[1]}, {t[2], t[3]})})
+    for (const Tensors& more :
+         {at::_foreach_mul({t[0], t[1]}, 3), at::_foreach_div({t[0], t[1]}, at::ArrayRef<at::Scalar>{2, 4}),
+          at::_foreach_sqrt({t[0], t[1]}), at::_foreach_maximum({t[0], t[1]}, {t[2], t[3]})})
       result.insert(result.end(), more.begin(), more.end());
     return result;
   };

@@ -27,13 +27,16 @@ TEST(NormalizationTest, LayerNorm) {
   const auto norm = [](const Tensors& t) { return at::layer_norm(t[0], {4}, t[1], t[2]); };
   expect_same_as_dense("layer_norm", norm, {{5, 4}, {4}, {4}}, kClose);
   expect_same_as_dense("layer_norm of no rows", norm, {{0, 4}, {4}, {4}}, kClose);
-  expect_same_as_dense("layer_norm of two dims", [](const Tensors& t) { return at::layer_norm(t[0], {3, 4}, t[1], t[2]); },
-                       {{2, 3, 4}, {3, 4}, {3, 4}}, kClose);
-  expect_same_as_dense("layer_norm without weight", [](const Tensors& t) { return at::layer_norm(t[0], {4}); }, {{2, 3, 4}}, kClose);
+  expect_same_as_dense(
+      "layer_norm of two dims", [](const Tensors& t) { return at::layer_norm(t[0], {3, 4}, t[1], t[2]); },
+      {{2, 3, 4}, {3, 4}, {3, 4}}, kClose);
+  expect_same_as_dense(
+      "layer_norm without weight", [](const Tensors& t) { return at::layer_norm(t[0], {4}); }, {{2, 3, 4}}, kClose);
 }
 
 TEST(NormalizationTest, RmsNorm) {
-  expect_same_as_dense("rms_norm", [](const Tensors& t) { return at::rms_norm(t[0], {4}, t[1], 1e-6); }, {{5, 4}, {4}}, kClose);
+  expect_same_as_dense(
+      "rms_norm", [](const Tensors& t) { return at::rms_norm(t[0], {4}, t[1], 1e-6); }, {{5, 4}, {4}}, kClose);
 }
 
 TEST(NormalizationTest, CutBatchesSendNothing) {

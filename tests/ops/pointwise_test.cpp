@@ -18,8 +18,9 @@ TEST(PointwiseTest, RulesSayWhatIsLinear) {
 }
 
 TEST(PointwiseTest, OverloadsAndInPlaceFormsHaveTheRule) {
-  for (const char* op : {"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "aten::pow_.Tensor", "aten::clamp.Tensor", "aten::clamp_",
-                         "aten::where.self", "aten::masked_fill_.Scalar", "aten::eq.Scalar", "aten::relu_", "aten::gelu_"})
+  for (const char* op :
+       {"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "aten::pow_.Tensor", "aten::clamp.Tensor", "aten::clamp_",
+        "aten::where.self", "aten::masked_fill_.Scalar", "aten::eq.Scalar", "aten::relu_", "aten::gelu_"})
     EXPECT_EQ(to_string(rule(op)), "pointwise") << op;
 }
 
@@ -31,7 +32,8 @@ TEST(PointwiseTest, OtherOverloadsAreLeftAlone) {
 
 // shapes of the two operands
 TEST(PointwiseTest, BinaryOperatorsBroadcast) {
-  const std::vector<std::vector<Dims>> rows = {{{0}, {0}}, {{1}, {1}}, {{2, 3}, {2, 3}}, {{5, 4}, {4}}, {{5, 1}, {1, 4}}, {{3}, {2, 1, 3}}, {{5, 0}, {1}}};
+  const std::vector<std::vector<Dims>> rows = {{{0}, {0}},       {{1}, {1}},       {{2, 3}, {2, 3}}, {{5, 4}, {4}},
+                                               {{5, 1}, {1, 4}}, {{3}, {2, 1, 3}}, {{5, 0}, {1}}};
   for (const auto& sizes : rows) {
     expect_same_as_dense("add", [](const Tensors& t) { return at::add(t[0], t[1], 2); }, sizes);
     expect_same_as_dense("mul", [](const Tensors& t) { return at::mul(t[0], t[1]); }, sizes);
@@ -44,9 +46,11 @@ TEST(PointwiseTest, Arithmetic) {
   expect_same_as_dense("div", [](const Tensors& t) { return t[0] / t[1]; }, sizes, {.low = 1, .is_exact = false});
   expect_same_as_dense("div trunc", [](const Tensors& t) { return at::div(t[0], t[1], "trunc"); }, sizes, {.low = 1});
   expect_same_as_dense("lerp", [](const Tensors& t) { return at::lerp(t[0], t[1], 0.25); }, sizes);
-  expect_same_as_dense("pow", [](const Tensors& t) { return at::pow(t[0], t[1]); }, {{2, 3}, {2, 3}}, {.low = 1, .high = 32, .is_exact = false});
+  expect_same_as_dense("pow", [](const Tensors& t) { return at::pow(t[0], t[1]); }, {{2, 3}, {2, 3}},
+                       {.low = 1, .high = 32, .is_exact = false});
   expect_same_as_dense("maximum", [](const Tensors& t) { return at::maximum(t[0], t[1]); }, sizes);
-  expect_same_as_dense("remainder", [](const Tensors& t) { return at::remainder(t[0], t[1]); }, sizes, {.low = 1, .with_grad = false});
+  expect_same_as_dense("remainder", [](const Tensors& t) { return at::remainder(t[0], t[1]); }, sizes,
+                       {.low = 1, .with_grad = false});
   expect_same_as_dense("neg", [](const Tensors& t) { return -t[0]; }, {{5, 4}});
 }
 
@@ -57,16 +61,19 @@ TEST(PointwiseTest, ScalarsCountOnce) {
   expect_same_as_dense("rsub", [](const Tensors& t) { return 1 - t[0]; }, {{5, 4}});
   expect_same_as_dense("rdiv", [](const Tensors& t) { return 1 / t[0]; }, {{5, 4}}, kPositive);
   expect_same_as_dense("0-dim", [](const Tensors& t) { return t[0] + t[1] * t[0]; }, {{5, 4}, {}});
-  expect_same_as_dense("plain 0-dim", [](const Tensors& t) { return t[0] + at::scalar_tensor(2, at::kDouble) * t[0]; }, {{5, 4}});
+  expect_same_as_dense("plain 0-dim", [](const Tensors& t) { return t[0] + at::scalar_tensor(2, at::kDouble) * t[0]; },
+                       {{5, 4}});
 }
 
 TEST(PointwiseTest, ThreeOperands) {
   const std::vector<Dims> sizes = {{5, 4}, {4}, {5, 1}};
   expect_same_as_dense("addcmul", [](const Tensors& t) { return at::addcmul(t[0], t[1], t[2], 2); }, sizes);
   expect_same_as_dense("addcdiv", [](const Tensors& t) { return at::addcdiv(t[0], t[1], t[2], 2); }, sizes, kPositive);
-  expect_same_as_dense("lerp.Tensor", [](const Tensors& t) { return at::lerp(t[0], t[1], t[2]); }, {{5, 4}, {5, 4}, {5, 4}}, {.is_exact = false});
+  expect_same_as_dense("lerp.Tensor", [](const Tensors& t) { return at::lerp(t[0], t[1], t[2]); },
+                       {{5, 4}, {5, 4}, {5, 4}}, {.is_exact = false});
   expect_same_as_dense("where", [](const Tensors& t) { return at::where(t[0] > 0, t[1], t[2]); }, sizes);
-  expect_same_as_dense("clamp.Tensor", [](const Tensors& t) { return at::clamp(t[0], t[1], t[2]); }, sizes, {.with_grad = false});
+  expect_same_as_dense("clamp.Tensor", [](const Tensors& t) { return at::clamp(t[0], t[1], t[2]); }, sizes,
+                       {.with_grad = false});
 }
 
 TEST(PointwiseTest, InPlace) {
@@ -77,31 +84,43 @@ TEST(PointwiseTest, InPlace) {
   expect_same_as_dense("fill_", [](const Tensors& t) { return t[0].clone().fill_(3); }, {{5, 4}});
   expect_same_as_dense("zero_", [](const Tensors& t) { return t[0].clone().zero_(); }, {{5, 4}});
   expect_same_as_dense("clamp_", [](const Tensors& t) { return t[0].clone().clamp_(-2, 2); }, {{5, 4}});
-  expect_same_as_dense("masked_fill_", [](const Tensors& t) { return t[0].clone().masked_fill_(t[1] > 0, 7); }, {{5, 4}, {4}});
+  expect_same_as_dense("masked_fill_", [](const Tensors& t) { return t[0].clone().masked_fill_(t[1] > 0, 7); },
+                       {{5, 4}, {4}});
   expect_same_as_dense("relu_", [](const Tensors& t) { return t[0].clone().relu_(); }, {{5, 4}});
 }
 
 TEST(PointwiseTest, ComparisonsAndLogic) {
   const std::vector<Dims> sizes = {{5, 4}, {4}};
   const auto compare = [](const Tensors& t) {
-    return Tensors{t[0].eq(t[1]), t[0].lt(t[1]), t[0].ge(0), at::logical_and(t[0].gt(0), t[1].gt(0)), t[0].gt(0).logical_not(), at::isnan(t[0])};
+    return Tensors{
+        t[0].eq(t[1]),  t[0].lt(t[1]), t[0].ge(0), at::logical_and(t[0].gt(0), t[1].gt(0)), t[0].gt(0).logical_not(),
+        at::isnan(t[0])};
   };
   expect_same_as_dense("comparisons", compare, sizes, {.low = -2, .high = 3, .with_grad = false});
-  const auto bits = [](const Tensors& t) { return Tensors{t[0] & t[1], t[0] | t[1], t[0] ^ t[1], at::bitwise_not(t[0]), at::gcd(t[0], t[1])}; };
+  const auto bits = [](const Tensors& t) {
+    return Tensors{t[0] & t[1], t[0] | t[1], t[0] ^ t[1], at::bitwise_not(t[0]), at::gcd(t[0], t[1])};
+  };
   expect_same_as_dense("bits", bits, sizes, {.dtype = at::kLong});
 }
 
 TEST(PointwiseTest, Integers) {
-  expect_same_as_dense("int add", [](const Tensors& t) { return at::add(t[0], t[1]); }, {{5, 4}, {4}}, {.dtype = at::kLong});
-  expect_same_as_dense("int div", [](const Tensors& t) { return at::div(t[0], t[1]); }, {{5, 4}, {4}}, {.low = 1, .dtype = at::kLong, .is_exact = false});
+  expect_same_as_dense("int add", [](const Tensors& t) { return at::add(t[0], t[1]); }, {{5, 4}, {4}},
+                       {.dtype = at::kLong});
+  expect_same_as_dense("int div", [](const Tensors& t) { return at::div(t[0], t[1]); }, {{5, 4}, {4}},
+                       {.low = 1, .dtype = at::kLong, .is_exact = false});
 }
 
 TEST(PointwiseTest, Unary) {
   using Unary = at::Tensor (*)(const at::Tensor&);
-  const std::vector<std::pair<const char*, Unary>> anywhere = {{"abs", at::abs}, {"exp", at::exp}, {"sin", at::sin}, {"tanh", at::tanh}, {"erf", at::erf}};
+  const std::vector<std::pair<const char*, Unary>> anywhere = {
+      {"abs", at::abs}, {"exp", at::exp}, {"sin", at::sin}, {"tanh", at::tanh}, {"erf", at::erf}};
   for (const auto& [name, f] : anywhere)
     expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 3}}, {.is_exact = false});
-  const std::vector<std::pair<const char*, Unary>> positive = {{"log", at::log}, {"sqrt", at::sqrt}, {"rsqrt", at::rsqrt}, {"reciprocal", at::reciprocal}, {"lgamma", at::lgamma}};
+  const std::vector<std::pair<const char*, Unary>> positive = {{"log", at::log},
+                                                               {"sqrt", at::sqrt},
+                                                               {"rsqrt", at::rsqrt},
+                                                               {"reciprocal", at::reciprocal},
+                                                               {"lgamma", at::lgamma}};
   for (const auto& [name, f] : positive)
     expect_same_as_dense(name, [f = f](const Tensors& t) { return f(t[0]); }, {{5, 3}}, kPositive);
 }

@@ -29,8 +29,10 @@ TEST(ReductionsTest, Sum) {
 
 TEST(ReductionsTest, MeanOfUnevenCuts) {
   expect_same_as_dense("mean", [](const Tensors& t) { return t[0].mean(); }, {{5, 4}}, {.is_exact = false});
-  expect_same_as_dense("mean of rows", [](const Tensors& t) { return t[0].mean(0, true); }, {{5, 4}}, {.is_exact = false});
-  expect_same_as_dense("mean of two dims", [](const Tensors& t) { return t[0].mean({0, -1}); }, {{2, 3, 5}}, {.is_exact = false});
+  expect_same_as_dense("mean of rows", [](const Tensors& t) { return t[0].mean(0, true); }, {{5, 4}},
+                       {.is_exact = false});
+  expect_same_as_dense("mean of two dims", [](const Tensors& t) { return t[0].mean({0, -1}); }, {{2, 3, 5}},
+                       {.is_exact = false});
   expect_same_as_dense("mean of nothing", [](const Tensors& t) { return t[0].mean(1); }, {{5, 0}});
 }
 
@@ -47,32 +49,43 @@ TEST(ReductionsTest, LargestAndSmallest) {
   expect_same_as_dense("amax of all", [](const Tensors& t) { return t[0].amax(); }, {{2, 3, 2}});
   expect_same_as_dense("amin", [](const Tensors& t) { return t[0].amin({0, 1}, true); }, {{5, 4}});
   expect_same_as_dense("max", [](const Tensors& t) { return t[0].max(); }, {{5, 4}}, {.with_grad = false});
-  expect_same_as_dense("amax of integers", [](const Tensors& t) { return t[0].amax(0); }, {{2, 4}}, {.dtype = at::kLong});
+  expect_same_as_dense("amax of integers", [](const Tensors& t) { return t[0].amax(0); }, {{2, 4}},
+                       {.dtype = at::kLong});
 }
 
 TEST(ReductionsTest, ProductsAndTruths) {
-  expect_same_as_dense("prod", [](const Tensors& t) { return t[0].prod(0); }, {{2, 4}}, {.low = 1, .high = 16, .with_grad = false});
-  const auto truths = [](const Tensors& t) { return Tensors{at::any(t[0] > 0), at::all(t[0] > 0, 0), at::any(t[0] > 0, 1)}; };
+  expect_same_as_dense("prod", [](const Tensors& t) { return t[0].prod(0); }, {{2, 4}},
+                       {.low = 1, .high = 16, .with_grad = false});
+  const auto truths = [](const Tensors& t) {
+    return Tensors{at::any(t[0] > 0), at::all(t[0] > 0, 0), at::any(t[0] > 0, 1)};
+  };
   expect_same_as_dense("any, all", truths, {{5, 4}}, {.low = -2, .high = 2, .with_grad = false});
 }
 
 TEST(ReductionsTest, WhatDoesNotCombineGathersItsDims) {
   expect_same_as_dense("argmax", [](const Tensors& t) { return t[0].argmax(0); }, {{5, 4}}, {.with_grad = false});
-  expect_same_as_dense("max.dim", [](const Tensors& t) { auto [values, at] = t[0].max(1); return Tensors{values, at}; }, {{5, 4}}, {.with_grad = false});
+  expect_same_as_dense("max.dim",
+                       [](const Tensors& t) {
+                         auto [values, at] = t[0].max(1);
+                         return Tensors{values, at};
+                       },
+                       {{5, 4}}, {.with_grad = false});
   expect_same_as_dense("var", [](const Tensors& t) { return t[0].var(1); }, {{5, 4}}, {.is_exact = false});
   expect_same_as_dense("logsumexp", [](const Tensors& t) { return t[0].logsumexp(1); }, {{5, 4}}, {.is_exact = false});
 }
 
 TEST(ReductionsTest, VectorNorms) {
   for (const double p : {0.0, 1.0, 2.0, 3.0, static_cast<double>(INFINITY), -static_cast<double>(INFINITY)})
-    expect_same_as_dense("norm", [p](const Tensors& t) { return at::linalg_vector_norm(t[0], p, at::IntArrayRef{0}); }, {{5, 4}},
-                         {.low = 1, .is_exact = false, .max_combinations = 20});
-  expect_same_as_dense("norm of all", [](const Tensors& t) { return at::linalg_vector_norm(t[0]); }, {{5, 4}}, {.is_exact = false});
+    expect_same_as_dense("norm", [p](const Tensors& t) { return at::linalg_vector_norm(t[0], p, at::IntArrayRef{0}); },
+                         {{5, 4}}, {.low = 1, .is_exact = false, .max_combinations = 20});
+  expect_same_as_dense("norm of all", [](const Tensors& t) { return at::linalg_vector_norm(t[0]); }, {{5, 4}},
+                       {.is_exact = false});
 }
 
 TEST(ReductionsTest, ReducedCutsBecomePartialAndOthersStay) {
   const auto sum = [](const Tensors& t) { return Tensors{t[0].sum(0)}; };
-  for (const Placement& placement : {Placement::shard(0), Placement::shard(1), Placement::partial(), Placement::replicate()})
+  for (const Placement& placement :
+       {Placement::shard(0), Placement::shard(1), Placement::partial(), Placement::replicate()})
     EXPECT_EQ(bytes_received(sum, {{5, 4}}, {3}, {{placement}}), 0) << to_string(placement);
 }
 

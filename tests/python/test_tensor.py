@@ -1,5 +1,7 @@
 """Making distributed tensors, taking them apart, and the values in between."""
 
+import copy
+
 import pytest
 import torch
 from layouts import by_name
@@ -180,12 +182,11 @@ def test_distribute_module_replicates_what_is_not_cut():
         if name == "0":
             module.weight = nn.Parameter(sw.distribute_tensor(module.weight, mesh, [Shard(0)]))
 
+    dense = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+
     def body(rank):
-        torch.manual_seed(0)
         mesh = sw.init_device_mesh("cpu", (2,))
-        dense = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-        model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-        model.load_state_dict(dense.state_dict())
+        model = copy.deepcopy(dense)
         same = sw.distribute_module(
             model,
             mesh,
@@ -196,7 +197,7 @@ def test_distribute_module_replicates_what_is_not_cut():
         assert same is model
         assert all(isinstance(p, DTensor) and isinstance(p, nn.Parameter) for p in model.parameters())
         assert model[0].weight.placements == (Shard(0),) and model[0].bias.placements == (Replicate(),)
-        x = torch.rand(4, 3)
+        x = torch.arange(12.0).view(4, 3)
         torch.testing.assert_close(model(x), dense(x))
         with pytest.raises(ValueError, match=r"\[distribute_module\] this Sequential has been distributed before"):
             sw.distribute_module(model, mesh)

@@ -220,9 +220,8 @@ TEST(AllReduceTest, MeaninglessReductionsAreNamed) {
   expect_error("max of ComplexFloat is not supported", error(at::kComplexFloat, Reduce::kMax));
   expect_error("product of ComplexDouble", error(at::kComplexDouble, Reduce::kProduct));
   expect_error("min of UInt64", error(at::kUInt64, Reduce::kMin));
-  expect_error("strides [1, 2]", error_of<c10::ValueError>([&] {
-                 all_reduce(one, at::ones({2, 2}).t(), Reduce::kSum);
-               }));
+  expect_error("strides [1, 2]",
+               error_of<c10::ValueError>([&] { all_reduce(one, at::ones({2, 2}).t(), Reduce::kSum); }));
 }
 
 TEST(AllReduceTest, ZeroDimensionalAndStridedViewsOfStorageWork) {

@@ -53,7 +53,8 @@ TEST(DispatchTest, OperatorsWithoutARuleGiveTheDenseAnswerReplicated) {
 TEST(DispatchTest, InPlaceWithoutARuleKeepsTheLayout) {
   run_ranks(3, [](World&) {
     const at::Tensor dense = at::arange(12, at::kDouble).reshape({4, 3});
-    for (const Placement& placement : {kRows, Placement::shard(1, {0, 3, 0}), Placement::replicate(), Placement::partial()}) {
+    for (const Placement& placement :
+         {kRows, Placement::shard(1, {0, 3, 0}), Placement::replicate(), Placement::partial()}) {
       const at::Tensor x = lay_out(dense.clone(), make_mesh({3}), {placement});
       const auto spec = spec_of(x);
       x.cumsum_(0);
@@ -70,7 +71,8 @@ TEST(DispatchTest, PlainTensorsNextToDistributedOnesAreRefusedUnlessTheyAreScala
       at::mul(x, at::ones({5, 3}));
       FAIL();
     } catch (const c10::ValueError& error) {
-      expect_error("[aten::mul.Tensor] got a torch.Tensor of shape [5, 3] next to a DTensor", error.what_without_backtrace());
+      expect_error("[aten::mul.Tensor] got a torch.Tensor of shape [5, 3] next to a DTensor",
+                   error.what_without_backtrace());
     }
     EXPECT_TRUE(at::equal(full_tensor(at::mul(x, at::scalar_tensor(3))), at::full({5, 3}, 3.0)));
     ImplicitReplication on;

@@ -62,7 +62,8 @@ TEST(PropagateTest, TheCheapestMoveWins) {
 TEST(PropagateTest, UnevenCutsAreFollowed) {
   run_ranks(3, [](World&) {
     const auto mesh = make_mesh({3});
-    EXPECT_EQ(choose_mm(mesh, {Placement::shard(0, {1, 0, 5})}, {kR}), (Chosen{{"", ""}, "[Shard(0, sizes=[1, 0, 5])]"}));
+    EXPECT_EQ(choose_mm(mesh, {Placement::shard(0, {1, 0, 5})}, {kR}),
+              (Chosen{{"", ""}, "[Shard(0, sizes=[1, 0, 5])]"}));
     EXPECT_EQ(choose_mm(mesh, {Placement::shard(1, {0, 3, 1})}, {s(0)}),
               (Chosen{{"", "[Shard(0, sizes=[0, 3, 1])]"}, "[Partial(sum)]"}));
   });
@@ -86,7 +87,8 @@ TEST(PropagateTest, OperandsOnDifferentMeshesAreRefused) {
       at::add(a, b);
       FAIL();
     } catch (const c10::ValueError& error) {
-      expect_error("[aten::add.Tensor] operands live on different meshes: (2) and (2: ranks [1, 0])", error.what_without_backtrace());
+      expect_error("[aten::add.Tensor] operands live on different meshes: (2) and (2: ranks [1, 0])",
+                   error.what_without_backtrace());
     }
   });
 }

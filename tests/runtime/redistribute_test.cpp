@@ -51,7 +51,8 @@ TEST(RedistributeTest, AnyLayoutBecomesAnyOtherBitForBitAndWithoutPartialAtTheBy
         for (auto n = random() % 4; n > 0; --n) sizes.push_back(static_cast<int64_t>(random() % 8));
         const auto from = random_placements(sizes, mesh->grid(), random);
         const auto to = random_placements(sizes, mesh->grid(), random);
-        SCOPED_TRACE(fmt::format("[{}] {} -> {} on {}", fmt::join(sizes, ", "), to_string(from), to_string(to), to_string(*mesh)));
+        SCOPED_TRACE(fmt::format("[{}] {} -> {} on {}", fmt::join(sizes, ", "), to_string(from), to_string(to),
+                                 to_string(*mesh)));
         int64_t numel = 1;
         for (int64_t size : sizes) numel *= size;
         const at::Tensor dense = at::arange(1, numel + 1, at::kDouble).reshape(sizes);
@@ -64,8 +65,10 @@ TEST(RedistributeTest, AnyLayoutBecomesAnyOtherBitForBitAndWithoutPartialAtTheBy
           EXPECT_EQ(trace.bytes_received(), bound(spec_of(source)->layout(), destination, world.rank(), 8));
         }
         const at::Tensor whole = full_tensor(moved);
-        if (mesh->is_member()) EXPECT_TRUE(at::equal(whole, dense)) << whole << dense;
-        else EXPECT_EQ(whole.numel(), 0);
+        if (mesh->is_member())
+          EXPECT_TRUE(at::equal(whole, dense)) << whole << dense;
+        else
+          EXPECT_EQ(whole.numel(), 0);
         EXPECT_EQ(moved.sizes(), dense.sizes());
       }
     });
@@ -77,12 +80,17 @@ TEST(RedistributeTest, SummedContributionsOfPartialAreReduced) {
     auto mesh = make_mesh({2, 2});
     const at::Tensor mine = at::full({5, 3}, static_cast<double>(1 << world.rank()));
     const at::Tensor partial = from_local(mine, mesh, {Placement::partial(), Placement::partial()});
-    for (const Placements& to : {Placements{Placement::shard(0), Placement::replicate()}, Placements{Placement::replicate(), Placement::shard(1)},
-                                 Placements{Placement::shard(0), Placement::shard(0)}, Placements{Placement::partial(), Placement::shard(0)}})
+    for (const Placements& to :
+         {Placements{Placement::shard(0), Placement::replicate()},
+          Placements{Placement::replicate(), Placement::shard(1)}, Placements{Placement::shard(0), Placement::shard(0)},
+          Placements{Placement::partial(), Placement::shard(0)}})
       EXPECT_TRUE(at::equal(full_tensor(redistribute(partial, to)), at::full({5, 3}, 15.0)));
-    const at::Tensor highest = from_local(mine, mesh, {Placement::partial(Reduce::kMax), Placement::partial(Reduce::kMax)});
-    EXPECT_TRUE(at::equal(full_tensor(redistribute(highest, {Placement::shard(0), Placement::shard(1)})), at::full({5, 3}, 8.0)));
-    const at::Tensor mixed = from_local(mine, mesh, {Placement::partial(Reduce::kAvg), Placement::partial(Reduce::kMax)});
+    const at::Tensor highest =
+        from_local(mine, mesh, {Placement::partial(Reduce::kMax), Placement::partial(Reduce::kMax)});
+    EXPECT_TRUE(at::equal(full_tensor(redistribute(highest, {Placement::shard(0), Placement::shard(1)})),
+                          at::full({5, 3}, 8.0)));
+    const at::Tensor mixed =
+        from_local(mine, mesh, {Placement::partial(Reduce::kAvg), Placement::partial(Reduce::kMax)});
     EXPECT_TRUE(at::equal(full_tensor(mixed), at::full({5, 3}, 5.0)));  // the mean of 2 and 8
   });
 }
@@ -90,7 +98,8 @@ TEST(RedistributeTest, SummedContributionsOfPartialAreReduced) {
 TEST(RedistributeTest, GradientGoesBackToTheSourceLayout) {
   run_ranks(3, [](World&) {
     auto mesh = make_mesh({3});
-    at::Tensor x = distribute_tensor(at::arange(20, at::kDouble).reshape({10, 2}), mesh, {Placement::shard(0)}).set_requires_grad(true);
+    at::Tensor x = distribute_tensor(at::arange(20, at::kDouble).reshape({10, 2}), mesh, {Placement::shard(0)})
+                       .set_requires_grad(true);
     const at::Tensor weight = at::arange(20, at::kDouble).reshape({10, 2});
     (full_tensor(redistribute(x, {Placement::shard(1)})) * weight).sum().backward();
     ASSERT_TRUE(is_dtensor(x.grad()));

@@ -22,7 +22,8 @@ struct Dense {
 };
 
 at::Tensor random(const Dims& sizes, const DenseOptions& options, at::Generator& generator) {
-  const at::Tensor values = at::randint(options.low, options.high, sizes, generator, at::TensorOptions().dtype(at::kLong));
+  const at::Tensor values =
+      at::randint(options.low, options.high, sizes, generator, at::TensorOptions().dtype(at::kLong));
   return at::isFloatingType(options.dtype) ? values.to(options.dtype).div_(16) : values.to(options.dtype);
 }
 
@@ -35,7 +36,8 @@ Tensors gradients(const Tensors& outputs, const Tensors& inputs, const Tensors& 
     grads.push_back(grads_of_outputs[i]);
   }
   if (differentiable.empty()) return Tensors(inputs.size());
-  return torch::autograd::grad(differentiable, inputs, grads, std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
+  return torch::autograd::grad(differentiable, inputs, grads, std::nullopt, /*create_graph=*/false,
+                               /*allow_unused=*/true);
 }
 
 Dense run_dense(const Compute& compute, const std::vector<Dims>& sizes, const DenseOptions& options) {
@@ -80,7 +82,8 @@ Placement dealt_boxes(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> ranks) {
       if (sizes.size() > 1) extent.back() = n_columns;
       extent[0] = n_rows;
       const auto dealt = static_cast<int64_t>(pieces.size());
-      if (Box{offsets, extent}.numel() > 0) pieces.insert(pieces.begin(), {offsets, extent, ranks[(2 * dealt + 1) % n]});
+      if (Box{offsets, extent}.numel() > 0)
+        pieces.insert(pieces.begin(), {offsets, extent, ranks[(2 * dealt + 1) % n]});
       if (sizes.size() > 1) offsets.back() += n_columns;
     }
     offsets[0] += n_rows;
@@ -117,7 +120,8 @@ std::vector<Placements> layouts_of(const Dims& sizes, const RankGrid& grid, cons
 }
 
 /// At most `limit` combinations of one layout per operand, spread evenly over all of them.
-std::vector<std::vector<Placements>> combinations(const std::vector<Dims>& sizes, const RankGrid& grid, const DenseOptions& options) {
+std::vector<std::vector<Placements>> combinations(const std::vector<Dims>& sizes, const RankGrid& grid,
+                                                  const DenseOptions& options) {
   std::vector<std::vector<Placements>> layouts;
   int64_t total = 1;
   for (const Dims& of_input : sizes) {
@@ -180,7 +184,8 @@ Tensors distributed_grads(const Dense& dense, const Tensors& outputs) {
     Placements placements = spec_of(outputs[i])->placements().vec();
     for (Placement& placement : placements)
       if (placement.is_partial()) placement = Placement::replicate();
-    result.push_back(distribute_tensor(dense.grads_of_outputs[i], spec_of(outputs[i])->mesh(), placements, std::nullopt));
+    result.push_back(
+        distribute_tensor(dense.grads_of_outputs[i], spec_of(outputs[i])->mesh(), placements, std::nullopt));
   }
   return result;
 }
@@ -198,7 +203,9 @@ void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& 
   if (!spec.is_member() || whole.sizes() != dense.sizes()) return;
   const double tolerance = options.is_exact ? 0 : whole.scalar_type() == at::kFloat ? 1e-6 : 1e-12;
   EXPECT_TRUE(at::allclose(whole, dense.detach().to(whole.scalar_type()), tolerance, tolerance, /*equal_nan=*/true))
-      << what << " on rank " << spec.mesh()->rank() << ", laid out as " << to_string(spec) << "\n" << whole << "\ndense\n" << dense;
+      << what << " on rank " << spec.mesh()->rank() << ", laid out as " << to_string(spec) << "\n"
+      << whole << "\ndense\n"
+      << dense;
 }
 
 void run_combination(const std::string& name, const Compute& compute, const Dense& dense, const MeshPtr& mesh,
@@ -206,7 +213,8 @@ void run_combination(const std::string& name, const Compute& compute, const Dens
   const Tensors inputs = distributed_inputs(dense, mesh, layouts);
   const Tensors outputs = compute(inputs);
   ASSERT_EQ(outputs.size(), dense.outputs.size()) << name;
-  for (size_t i = 0; i < outputs.size(); ++i) compare(fmt::format("{}: output {}", name, i), outputs[i], dense.outputs[i], options);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    compare(fmt::format("{}: output {}", name, i), outputs[i], dense.outputs[i], options);
   const Tensors grads = gradients(outputs, inputs, distributed_grads(dense, outputs));
   for (size_t i = 0; i < grads.size(); ++i)
     compare(fmt::format("{}: gradient of input {}", name, i), grads[i], dense.grads_of_inputs[i], options);
@@ -227,7 +235,8 @@ RankGrid descending_grid(const Dims& shape) {
 
 }  // namespace
 
-void expect_same_as_dense(const std::string& name, const Compute& compute, const std::vector<Dims>& sizes, const DenseOptions& options) {
+void expect_same_as_dense(const std::string& name, const Compute& compute, const std::vector<Dims>& sizes,
+                          const DenseOptions& options) {
   const Dense dense = run_dense(compute, sizes, options);
   for (const Dims& shape : options.meshes) {
     const RankGrid grid = descending_grid(shape);
@@ -250,7 +259,8 @@ void expect_same_as_dense(const std::string& name, const Compute& compute, const
   }
 }
 
-int64_t bytes_received(const Compute& compute, const std::vector<Dims>& sizes, const Dims& mesh, const std::vector<Placements>& layouts) {
+int64_t bytes_received(const Compute& compute, const std::vector<Dims>& sizes, const Dims& mesh,
+                       const std::vector<Placements>& layouts) {
   DenseOptions options;
   options.with_grad = false;
   const Dense dense = run_dense(compute, sizes, options);

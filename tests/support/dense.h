@@ -54,8 +54,8 @@ void expect_same_as_dense(const std::string& name, const Compute& compute, const
 
 /// The bytes that one call receives, the most over the ranks: 0 says that it ran where its inputs lay.
 /// `layouts`: the placements of each input on a mesh of `mesh` ranks.
-int64_t bytes_received(const std::function<Tensors(const Tensors&)>& compute, const std::vector<Dims>& sizes, const Dims& mesh,
-                       const std::vector<std::vector<Placement>>& layouts);
+int64_t bytes_received(const std::function<Tensors(const Tensors&)>& compute, const std::vector<Dims>& sizes,
+                       const Dims& mesh, const std::vector<std::vector<Placement>>& layouts);
 
 /// Throws: c10::ValueError where `op` has none.
 const Rule& rule(const std::string& op);

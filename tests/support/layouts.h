@@ -48,7 +48,8 @@ inline Placement random_pieces(c10::IntArrayRef sizes, const RankGrid& grid, std
 }
 
 /// Placements of any kind for a tensor of `sizes`; equal seeds give equal placements on all ranks.
-inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid, std::mt19937& random, bool with_partial = true) {
+inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid, std::mt19937& random,
+                                    bool with_partial = true) {
   if (grid.shape.size() == 1 && !sizes.empty() && random() % 5 == 0) return {random_pieces(sizes, grid, random)};
   Placements placements;
   std::vector<bool> is_cut(sizes.size());
@@ -59,7 +60,8 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         placements.push_back(Placement::replicate());
         break;
       case 1:
-        placements.push_back(with_partial ? Placement::partial(random() % 3 == 0 ? Reduce::kMax : Reduce::kSum) : Placement::replicate());
+        placements.push_back(with_partial ? Placement::partial(random() % 3 == 0 ? Reduce::kMax : Reduce::kSum)
+                                          : Placement::replicate());
         break;
       case 2:
         placements.push_back(Placement::shard(static_cast<int64_t>(dim)));
@@ -67,8 +69,9 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         break;
       default:
         // Explicit sizes outermost only: inner ones depend on the outer piece.
-        placements.push_back(is_cut[dim] ? Placement::shard(static_cast<int64_t>(dim))
-                                         : Placement::shard(static_cast<int64_t>(dim), random_sizes(sizes[dim], n_parts, random)));
+        placements.push_back(
+            is_cut[dim] ? Placement::shard(static_cast<int64_t>(dim))
+                        : Placement::shard(static_cast<int64_t>(dim), random_sizes(sizes[dim], n_parts, random)));
         is_cut[dim] = true;
     }
   }

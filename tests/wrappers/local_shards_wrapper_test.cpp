@@ -65,9 +65,8 @@ TEST(LocalShardsWrapperTest, MisfitsAreNamed) {
   expect_error("offsets[0] [0] has 1 entries", error_of([&] { make_local_shards({piece}, {{0}}); }));
   expect_error("hold a negative number", error_of([&] { make_local_shards({piece}, {{0, -4}}); }));
   expect_error("overlap in [1:2, 0:4]", error_of([&] { make_local_shards({piece, piece}, {{0, 0}, {1, 0}}); }));
-  expect_error("local_shards[1] is Double", error_of([&] {
-                 make_local_shards({piece, piece.to(at::kDouble)}, {{0, 0}, {2, 0}});
-               }));
+  expect_error("local_shards[1] is Double",
+               error_of([&] { make_local_shards({piece, piece.to(at::kDouble)}, {{0, 0}, {2, 0}}); }));
   expect_error("has no dims", error_of([&] { make_local_shards({at::zeros({})}, {{}}); }));
   EXPECT_THROW(make_local_shards({two_rows()}, {{0, 0}}), c10::TypeError);
   EXPECT_THROW(local_shards(piece), c10::TypeError);
@@ -142,9 +141,8 @@ TEST(LocalShardsWrapperTest, T2OtherOperatorsSayWhatTheyNeed) {
   expect_error("[aten::sum] needs more than one piece at a time", error_of([&] { wrapper.sum(); }));
   expect_error("[aten::_softmax] needs more than one piece", error_of([&] { at::softmax(wrapper, 1); }));
   expect_error("[aten::mm] needs more than one piece", error_of([&] { wrapper.mm(at::zeros({4, 2}, at::kDouble)); }));
-  expect_error("[aten::add.Tensor] got a torch.Tensor of shape [5, 4] next to a LocalShardsWrapper", error_of([&] {
-                 wrapper + at::zeros({5, 4});
-               }));
+  expect_error("[aten::add.Tensor] got a torch.Tensor of shape [5, 4] next to a LocalShardsWrapper",
+               error_of([&] { wrapper + at::zeros({5, 4}); }));
   const at::Tensor elsewhere = make_local_shards(local_shards(wrapper), {{0, 0}, {4, 0}});
   expect_error("stand at different places: [[0, 0], [5, 0]] and [[0, 0], [4, 0]]",
                error_of([&] { wrapper + elsewhere; }));
