@@ -39,6 +39,14 @@ def sessions(source: Path) -> list[tuple[str, str]]:
     return [(command, "\n".join(lines).strip()) for command, lines in found]
 
 
+def readme_program() -> tuple[str, str]:
+    """The README's first program and the output that it promises."""
+    section = (ROOT / "README.md").read_text().split("## A first program")[1].split("\n## ")[0]
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
+    program, output = (re.sub(r"^    ", "", block, flags=re.MULTILINE).strip() for block in blocks if block.strip())
+    return program, output
+
+
 def run(command: str) -> str:
     torchrun, *arguments = shlex.split(command)
     assert torchrun == "torchrun"
@@ -100,3 +108,9 @@ def test_minilm_has_the_published_similarities(monkeypatch: pytest.MonkeyPatch) 
         )
     )
     assert [float(first @ other) for other in others] == pytest.approx([0.695, 0.943, 0.257], abs=5e-4)
+
+
+def test_the_readme_program_prints_what_the_readme_says(tmp_path):
+    program, output = readme_program()
+    (tmp_path / "first.py").write_text(program)
+    assert_same_text(run(f"torchrun --nproc-per-node 4 {tmp_path / 'first.py'}"), output)
