@@ -32,7 +32,8 @@ endif()
 
 # The collectives once more, on three processes over Gloo.
 if(SHARDWISE_HAS_GLOO)
-  shardwise_objects(gloo_test_objects tests/runtime/gloo_main.cpp tests/runtime/collectives_test.cpp)
+  shardwise_objects(gloo_test_objects tests/runtime/gloo_main.cpp
+    tests/runtime/collectives_test.cpp tests/runtime/messages_test.cpp tests/runtime/order_check_test.cpp)
   target_link_libraries(gloo_test_objects PUBLIC GTest::gtest)
   add_executable(gloo_test)
   target_link_libraries(gloo_test PRIVATE gloo_test_objects)

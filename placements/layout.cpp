@@ -102,48 +102,61 @@ Box Layout::box_at(c10::IntArrayRef coord) const {
   return box;
 }
 
-std::vector<OwnedBox> Layout::owners(const Box& box) const {
+struct Layout::OwnerSearch {
+  const Box& wanted;
+  c10::IntArrayRef pins;
+
+  bool admits(size_t mesh_dim, int64_t coord) const {
+    return pins.empty() || pins[mesh_dim] < 0 || pins[mesh_dim] == coord;
+  }
+};
+
+std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) const {
   std::vector<OwnedBox> found;
-  if (is_enumerable()) {
-    for (const int64_t rank : grid_->ranks) {
-      for (const Box& piece : boxes(rank)) {
-        Box part = intersect(piece, box);
-        if (!part.empty()) found.push_back({rank, std::move(part)});
-      }
-    }
+  const Box part = intersect(Box::whole(sizes_), box);
+  if (part.empty()) return found;
+  const OwnerSearch search{part, pins};
+  if (!is_enumerable()) {
+    collect_owners(search, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
     return found;
   }
-  const Box part = intersect(Box::whole(sizes_), box);
-  if (!part.empty()) collect_owners(part, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
+  for (int64_t index = 0; index < grid_->size(); ++index) {
+    if (!search.admits(0, index)) continue;
+    for (const Box& piece : boxes(grid_->ranks[index])) {
+      Box common = intersect(piece, part);
+      if (!common.empty()) found.push_back({grid_->ranks[index], std::move(common)});
+    }
+  }
   return found;
 }
 
-/// Descends the grid dims, leaving out whatever a cut puts outside `wanted`. `held` is the box that the cuts of the
+/// Descends the grid dims, leaving out whatever a cut puts outside the wanted box. `held` is the box that the cuts of the
 /// grid dims before `mesh_dim` leave at the grid position `index`, `piece_number` its number among them per tensor dim.
-void Layout::collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held,
+void Layout::collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t index, const Box& held,
                             const Dims& piece_number, std::vector<OwnedBox>& found) const {
   if (mesh_dim == placements_.size()) {
-    found.push_back({grid_->ranks[index], intersect(held, wanted)});
+    found.push_back({grid_->ranks[index], intersect(held, search.wanted)});
     return;
   }
   const Placement& placement = placements_[mesh_dim];
   const int64_t n_parts = grid_->shape[mesh_dim];
   if (!placement.is_shard()) {
-    for (int64_t coord = 0; coord < n_parts; ++coord) {
-      collect_owners(wanted, mesh_dim + 1, index * n_parts + coord, held, piece_number, found);
-    }
+    for (int64_t coord = 0; coord < n_parts; ++coord)
+      if (search.admits(mesh_dim, coord))
+        collect_owners(search, mesh_dim + 1, index * n_parts + coord, held, piece_number, found);
     return;
   }
   const int64_t dim = placement.dim();
   const auto pieces = detail::cut({held.interval(dim), piece_number[dim]}, placement, n_parts);
-  const Interval range = wanted.interval(dim);
+  const Interval range = search.wanted.interval(dim);
   for (int64_t coord = 0; coord < n_parts; ++coord) {
     if (std::max(pieces[coord].begin, range.begin) >= std::min(pieces[coord].end, range.end)) continue;
+    if (!search.admits(mesh_dim, coord)) continue;
     Box piece = held;
     piece.set_interval(dim, pieces[coord]);
     Dims number = piece_number;
     number[dim] = number[dim] * n_parts + coord;
-    collect_owners(wanted, mesh_dim + 1, index * n_parts + coord, piece, number, found);
+    collect_owners(search, mesh_dim + 1, index * n_parts + coord, piece, number, found);
   }
 }
 

@@ -66,7 +66,9 @@ class Layout {
   Box box_at(c10::IntArrayRef coord) const;
   /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica. Never
   /// an empty part. Cost: O(parts found + extents of the cut grid dims); O(pieces) when enumerable.
-  std::vector<OwnedBox> owners(const Box& box) const;
+  ///
+  /// `pins`: one coordinate per grid dim, or -1 where any will do; without pins all ranks count.
+  std::vector<OwnedBox> owners(const Box& box, c10::IntArrayRef pins = {}) const;
   /// The sizes of the only box of `rank`. Throws: c10::ValueError where it has none or several.
   Dims local_sizes(int64_t rank) const;
 
@@ -90,8 +92,9 @@ class Layout {
 
  private:
   std::vector<Interval> intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const;
-  void collect_owners(const Box& wanted, size_t mesh_dim, int64_t index, const Box& held, const Dims& piece_number,
-                      std::vector<OwnedBox>& found) const;
+  struct OwnerSearch;
+  void collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t index, const Box& held,
+                      const Dims& piece_number, std::vector<OwnedBox>& found) const;
 
   Dims sizes_;
   std::shared_ptr<const RankGrid> grid_;

@@ -64,10 +64,22 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
                         {run_check, dims_of(shape), dims_of(stride), std::move(grad_placements)});
 }
 
-at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
-                           bool /*async_op*/) {
+at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
+                           const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
-  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements));
+  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
+                      {plan_options("redistribute", objective, links, memory_cap), async_op});
+}
+
+std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tensors,
+                                             const std::variant<std::vector<Placements>, Placements>& placements,
+                                             const std::string& objective, const MaybeLinks& links, int64_t memory_cap,
+                                             int64_t bucket_bytes) {
+  const PlanOptions options = plan_options("redistribute_many", objective, links, memory_cap);
+  const auto* same = std::get_if<Placements>(&placements);
+  const std::vector<Placements> lists =
+      same ? std::vector<Placements>(tensors.size(), *same) : std::get<std::vector<Placements>>(placements);
+  return redistribute_many(tensors, lists, options, bucket_bytes);
 }
 
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
@@ -119,10 +131,28 @@ constexpr const char* kFromLocal =
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kRedistribute =
-    "The same values under other `placements`; differentiable. `device_mesh`: another mesh of the same ranks in the "
-    "same order.\n"
-    "`async_op` is taken for torch's sake: the call returns when the values are there.\n\n"
-    "Collective over the mesh: a rank receives each byte of its new part that it does not hold, once.\n"
+    "The same values under other `placements`; differentiable. `device_mesh`: another mesh of the same world, of any "
+    "ranks in any\n"
+    "shape and order; ranks outside of it then hold nothing. `async_op`: returns while the last messages are under "
+    "way; "
+    "the result\n"
+    "waits for them at its first use.\n\n"
+    "`objective`: \"bytes\", so that a rank receives each byte of its new part that it does not hold, once; or "
+    "\"time\", "
+    "the least over\n"
+    "`links`, (latency in us, GB/s) per mesh dim. `memory_cap`: bytes of message buffers that a rank may hold at once, "
+    "then in more\n"
+    "rounds; 0 is no limit. plan_redistribution shows what would be sent.\n\n"
+    "Collective over the ranks of both meshes. Raises ValueError or IndexError, before any message, for placements "
+    "that "
+    "do not fit.";
+
+constexpr const char* kRedistributeMany =
+    "Several tensors redistributed together, each on its own mesh: exchanges of the same group share messages, up to "
+    "`bucket_bytes`\n"
+    "of tensors (global, bytes) at a time. `placements`: one list for all, or one per tensor. Other options as in "
+    "redistribute.\n\n"
+    "Differentiable: the gradients go back together. Collective over the meshes, in the same order on all ranks.\n"
     "Raises ValueError or IndexError, before any message, for placements that do not fit.";
 
 constexpr const char* kFullTensor =
@@ -146,7 +176,8 @@ void bind_methods(py::module_& module) {
   module.def("to_local", wrap_pybind_function(&to_any_local), kToLocal, py::is_method(module), py::kw_only(),
              py::arg("grad_placements") = none);
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
-             py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false);
+             py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
+             py::arg("objective") = "bytes", py::arg("links") = none, py::arg("memory_cap") = 0);
   module.def("full_tensor", wrap_pybind_function_no_gil(&full_tensor), kFullTensor, py::is_method(module),
              py::kw_only(), py::arg("grad_placements") = none);
 }
@@ -158,6 +189,9 @@ void bind_dtensor(py::module_& module) {
   using torch::wrap_pybind_function_no_gil;
   const auto none = py::none();
   bind_methods(module);
+  module.def("redistribute_many", wrap_pybind_function_no_gil(&py_redistribute_many), kRedistributeMany,
+             py::arg("tensors"), py::arg("placements"), py::kw_only(), py::arg("objective") = "bytes",
+             py::arg("links") = none, py::arg("memory_cap") = 0, py::arg("bucket_bytes") = int64_t{25} << 20);
   module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), kDistributeTensor,
              py::arg("tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
              py::arg("src_data_rank") = 0);

@@ -7,6 +7,7 @@ namespace shardwise {
 
 void bind_placement(py::module_& module);
 void bind_picture(py::module_& module);
+void bind_plan(py::module_& module);
 void bind_world(py::module_& module);
 void bind_thread_world(py::module_& module);
 void bind_device_mesh(py::module_& module);

@@ -25,6 +25,11 @@ MeshPtr to_mesh(py::handle object);
 
 /// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
+/// (latency in us, GB/s) per mesh dim.
+using MaybeLinks = std::optional<std::vector<std::pair<double, double>>>;
+/// Throws: c10::ValueError for an unknown objective, in the name of `op`.
+PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap);
+
 /// `placements`, or Replicate() on each dim of `mesh`.
 Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh);
 

@@ -30,6 +30,7 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_thread_world(module);
   shardwise::bind_device_mesh(module);
   shardwise::bind_dtensor(module);
+  shardwise::bind_plan(module);
   shardwise::bind_local_shards_wrapper(module);
   shardwise::bind_factories(module);
   shardwise::bind_dispatch(module);

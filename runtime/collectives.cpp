@@ -1,11 +1,12 @@
 #include "runtime/collectives.h"
 
 #include "runtime/comm_trace.h"
+#include "runtime/group_backend.h"
+#include "runtime/order_check.h"
 #include "runtime/waiting.h"
 #include "runtime/wire.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -17,25 +18,6 @@
 namespace shardwise {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
-  TORCH_CHECK_VALUE(
-      group.process_group->hasBackendForDeviceType(device),
-      fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one (gloo sends "
-                  "cpu tensors, nccl cuda tensors).",
-                  op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
-  return group.process_group->getBackend(device);
-}
-
-void check_contiguous(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.is_contiguous(),
-                    fmt::format("[{}] got a tensor of shape {} and strides {}, which is not contiguous. "
-                                "Call contiguous() first.",
-                                op, tensor.sizes(), tensor.strides()));
-}
-
-/// The tensor's memory as a flat tensor of bytes: every backend moves those, whatever the dtype.
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(-1).view(at::kByte); }
-
 void check_splits(const Group& group, const char* which, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
   const bool is_right = static_cast<int64_t>(splits.size()) == group.size() && tensor.dim() == 1 &&
                         std::all_of(splits.begin(), splits.end(), [](int64_t n) { return n >= 0; }) &&
@@ -46,16 +28,12 @@ void check_splits(const Group& group, const char* which, const at::Tensor& tenso
                                 which, splits, tensor.sizes(), group.size()));
 }
 
-/// Gathers `numbers`, of one length on all ranks, by group order.
-at::Tensor all_gather_even(const Group& group, at::Tensor numbers) {
-  const auto backend = backend_of(group, "all_gather", numbers.device().type());
-  at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
-  at::Tensor flat = gathered.view(-1);
-  const Waiting waiting;
-  backend->_allgather_base(flat, numbers)->wait();
+/// gather_rows, counted.
+at::Tensor all_gather_even(const Group& group, const at::Tensor& numbers) {
+  const at::Tensor gathered = gather_rows(group, numbers);
   const int64_t n_bytes = numbers.nbytes() * (group.size() - 1);
   CommTrace::record("all_gather", group.size(), n_bytes, n_bytes);
-  return gathered.cpu();
+  return gathered;
 }
 
 }  // namespace
@@ -74,6 +52,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
     output.copy_(input);
     return;
   }
+  check_order(group, "all_to_all", input.scalar_type());
   const int64_t element_bytes = input.element_size();
   const auto in_bytes = [=](std::vector<int64_t> splits) {
     for (int64_t& split : splits) split *= element_bytes;
@@ -94,6 +73,7 @@ void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
   check_reducible(tensor, reduce);
   if (group.size() == 1 || tensor.numel() == 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check_order(group, "all_reduce", tensor.scalar_type());
   const Wire wire = to_wire(tensor, reduce);
   std::vector<at::Tensor> wires{wire.tensor};
   c10d::AllreduceOptions options;
@@ -114,6 +94,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
                   root_index, group.size(), group.size()));
   if (group.size() == 1 || tensor.numel() == 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check_order(group, "broadcast", tensor.scalar_type());
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
@@ -127,8 +108,8 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
   if (group.size() == 1) return {numbers};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const bool on_cpu = group.process_group->hasBackendForDeviceType(c10::kCPU);
-  const auto options = at::TensorOptions(at::kLong).device(on_cpu ? c10::kCPU : c10::kCUDA);
+  check_order(group, "all_gather");
+  const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
   const auto length = static_cast<int64_t>(numbers.size());
   const at::Tensor lengths = all_gather_even(group, at::full({1}, length, options)).view(-1);
   const int64_t longest = lengths.max().item<int64_t>();

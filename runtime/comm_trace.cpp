@@ -4,7 +4,7 @@ namespace shardwise {
 namespace {
 
 thread_local CommTrace* innermost_trace = nullptr;
-thread_local const char* current_op = "";
+thread_local const CommScope* innermost_scope = nullptr;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ bool CommTrace::any_active() { return innermost_trace != nullptr; }
 
 void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
   for (CommTrace* trace = innermost_trace; trace != nullptr; trace = trace->outer_)
-    trace->events_.push_back({collective, current_op, n_ranks, bytes_sent, bytes_received});
+    trace->events_.push_back({collective, CommScope::current_op(), n_ranks, bytes_sent, bytes_received});
 }
 
 int64_t CommTrace::bytes_received() const {
@@ -42,7 +42,17 @@ std::map<std::string, int64_t> CommTrace::counts() const {
   return counts;
 }
 
-CommScope::CommScope(const char* op) : outer_(current_op) { current_op = op; }
-CommScope::~CommScope() { current_op = outer_; }
+CommScope::CommScope(const char* op, const void* layouts, Describe describe)
+    : op_(op), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
+  innermost_scope = this;
+}
+
+CommScope::~CommScope() { innermost_scope = outer_; }
+
+const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
+
+std::string CommScope::current_layouts() {
+  return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";
+}
 
 }  // namespace shardwise

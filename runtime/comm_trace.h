@@ -42,13 +42,38 @@ class CommTrace {
 };
 
 /// Names the operator on whose behalf collectives run, for the time of its life (this thread; they nest).
+///
+///   const auto layouts = [&] { return fmt::format("{} -> {}", to_string(*from), to_string(*to)); };
+///   const CommScope scope("redistribute", layouts);
+///
+/// Cost: a few pointers; `layouts` runs only under the order check (order_check.h), before each communication.
 class CommScope {
  public:
-  explicit CommScope(const char* op);
+  explicit CommScope(const char* op) : CommScope(op, nullptr, nullptr) {}
+  /// `layouts()` gives a text that is the same on every rank. It lives as long as the scope.
+  template <class Layouts>
+  CommScope(const char* op, const Layouts& layouts)
+      : CommScope(op, &layouts,
+                  [](const void* self) -> std::string { return (*static_cast<const Layouts*>(self))(); }) {}
+  template <class Layouts>
+  CommScope(const char* op, const Layouts&& layouts) = delete;  // would be gone when it is asked
   ~CommScope();
+  CommScope(const CommScope&) = delete;
+  CommScope& operator=(const CommScope&) = delete;
+
+  /// The innermost operator of this thread, or "".
+  static const char* current_op();
+  /// What the innermost scope's `layouts()` gives, or "" where it has none.
+  static std::string current_layouts();
 
  private:
-  const char* outer_;
+  using Describe = std::string (*)(const void* layouts);
+  CommScope(const char* op, const void* layouts, Describe describe);
+
+  const char* op_;
+  const void* layouts_;
+  Describe describe_;
+  const CommScope* outer_;
 };
 
 }  // namespace shardwise

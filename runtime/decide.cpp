@@ -15,9 +15,13 @@ bool is_partial_or_empty(const SpecPtr& output) {
   return !output || output->layout().is_partial() || std::ranges::all_of(output->boxes(), &Box::empty);
 }
 
-/// True where no local input has an element: many kernels refuse such, and the result is known.
+/// True where no local input has an element, though others have: many kernels refuse such, and the result is known. Tensors that
+/// are empty on all ranks go to the kernel, which may refuse them alike everywhere.
 bool may_skip(const OpCall& call, const Propagation& propagation) {
   bool any = false;
+  if (std::ranges::all_of(call.operands,
+                          [](const Operand& operand) { return !operand.spec || operand.spec->numel() == 0; }))
+    return false;
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const Spec* spec = input_spec(call, propagation, i);
     if (!spec) continue;
@@ -73,6 +77,7 @@ Decision decide(OpCall& call) {
   for (size_t i = 0; i < call.operands.size(); ++i)
     decision.moved_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
+  if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
   if (rule->localize()) decision.local_args = localize(*rule, call, propagation);
   return decision;
 }

@@ -121,7 +121,12 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
 
 MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
   std::vector<int64_t> kept;
-  for (const std::string& name : names) kept.push_back(dim_of(name));
+  for (const std::string& name : names) {
+    kept.push_back(dim_of(name));
+    TORCH_CHECK_VALUE(std::ranges::count(kept, kept.back()) == 1,
+                      fmt::format("[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.",
+                                  name, to_string(*this)));
+  }
 
   RankGrid mine;
   for (RankGrid& slice : slices(*grid_, kept)) {

@@ -43,11 +43,18 @@ struct FromPieces : torch::autograd::Function<FromPieces> {
                             const SpecPtr& grad_spec) {
     keep(ctx, grad_spec);
     ctx->saved_data["n_pieces"] = static_cast<int64_t>(pieces.size());
+    ctx->saved_data["is_linear"] = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
+      return !placement.is_partial() || placement.reduce() == Reduce::kSum || placement.reduce() == Reduce::kAvg;
+    });
     Shards shards;
     for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());
     return wrap(spec, std::move(shards));
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        ctx->saved_data.at("is_linear").toBool(),
+        "[from_local] a Partial of max, min or product has no gradient here: which rank's value counted is not known. "
+        "Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
     variable_list result;
     if (grads[0].defined()) result = to_pieces(laid_out_as(grads[0], *kept(ctx)));
     result.resize(ctx->saved_data["n_pieces"].toInt() + 2);  // nothing for the two specs
@@ -72,15 +79,75 @@ struct ToPieces : torch::autograd::Function<ToPieces> {
   }
 };
 
+at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
+  const auto* impl = maybe_dtensor(tensor);
+  CommScope scope("redistribute");
+  if (!options.async_op || impl->spec() == to) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
+  auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
+  at::Tensor result = wrap(to, {});
+  maybe_dtensor(result)->set_pending(std::move(pending));
+  return result;
+}
+
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to) {
-    const auto* impl = maybe_dtensor(tensor);
-    keep(ctx, impl->spec()->with_placements(without_partial(impl->spec()->placements())));
-    CommScope scope("redistribute");
-    return wrap(to, move(impl->spec(), impl->shards(), to));
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
+                            const RedistributeOptions& options) {
+    const auto& spec = maybe_dtensor(tensor)->spec();
+    keep(ctx, spec->with_placements(without_partial(spec->placements())));
+    return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {laid_out_as(grads[0], *kept(ctx)), {}};
+    return {laid_out_as(grads[0], *kept(ctx)), {}, {}};
+  }
+};
+
+std::vector<at::Tensor> moved_together(at::TensorList tensors, const std::vector<SpecPtr>& to,
+                                       const PlanOptions& options, int64_t bucket_bytes) {
+  CommScope scope("redistribute_many");
+  std::vector<SpecPtr> from;
+  std::vector<Shards> shards;
+  for (const at::Tensor& tensor : tensors) {
+    from.push_back(spec_of(tensor));
+    shards.push_back(maybe_dtensor(tensor)->shards());
+  }
+  auto results = move_many(from, shards, to, options, bucket_bytes);
+  std::vector<at::Tensor> wrapped;
+  for (size_t i = 0; i < to.size(); ++i) wrapped.push_back(wrap(to[i], std::move(results[i])));
+  return wrapped;
+}
+
+/// The gradients go back together too.
+struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const std::vector<SpecPtr>& to,
+                               const PlanOptions& options, int64_t bucket_bytes) {
+    ctx->set_materialize_grads(false);  // torch's zeros would be plain
+    c10::List<c10::IValue> specs(c10::AnyType::get());
+    for (const at::Tensor& tensor : tensors) {
+      const SpecPtr& spec = spec_of(tensor);
+      specs.push_back(c10::IValue::make_capsule(spec->with_placements(without_partial(spec->placements()))));
+    }
+    ctx->saved_data["specs"] = specs;
+    ctx->saved_data["bucket_bytes"] = bucket_bytes;
+    return moved_together(tensors, to, options, bucket_bytes);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto specs = ctx->saved_data.at("specs").toListRef();
+    variable_list result(grads.size() + 3), defined;
+    std::vector<SpecPtr> to;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      defined.push_back(grads[i]);
+      auto held = specs[i].toCapsule();
+      to.push_back(SpecPtr::reclaim_copy(static_cast<Spec*>(held.get())));
+    }
+    const int64_t bucket_bytes = ctx->saved_data.at("bucket_bytes").toInt();
+    auto moved = torch::autograd::GradMode::is_enabled()
+                     ? RedistributeMany::apply(at::TensorList(defined), to, PlanOptions(), bucket_bytes)
+                     : moved_together(defined, to, {}, bucket_bytes);
+    auto next = moved.begin();
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i].defined()) result[i] = *next++;
+    return result;
   }
 };
 
@@ -137,32 +204,57 @@ void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   }
 }
 
+/// What one rank believes: dtype, the whole tensor's sizes, its own piece's.
+struct Belief {
+  std::vector<int64_t> numbers;
+
+  static Belief of(const at::Tensor& local, const Spec& spec) {
+    Belief belief{
+        {-1, static_cast<int64_t>(spec.dtype()), spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
+    const auto add = [&](c10::IntArrayRef sizes) {
+      belief.numbers.insert(belief.numbers.end(), sizes.begin(), sizes.end());
+    };
+    add(spec.sizes());
+    add(local.sizes());
+    return belief;
+  }
+  bool is_of_tensor() const { return numbers[0] == -1; }
+  c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(numbers[1]); }
+  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(3, numbers[2]); }
+  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(3 + numbers[2]); }
+};
+
+constexpr const char* kHowToCut =
+    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.";
+
 /// Compares what the ranks believe, and tells all of them of the first who differs.
 void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   if (!spec.is_member()) return;
-  std::vector<int64_t> mine{static_cast<int64_t>(spec.dtype()), spec.dim()};
-  mine.insert(mine.end(), spec.sizes().begin(), spec.sizes().end());
-  const size_t n_agreed = mine.size();
-  mine.insert(mine.end(), local.sizes().begin(), local.sizes().end());
   const Group& group = *spec.mesh()->group();
-  const auto all = all_gather_numbers(group, mine);
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const bool agrees =
-        std::equal(all[0].begin(), all[0].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[0].size())),
-                   all[i].begin(), all[i].begin() + static_cast<std::ptrdiff_t>(std::min(n_agreed, all[i].size())));
+  std::vector<Belief> beliefs;
+  for (auto& numbers : all_gather_numbers(group, Belief::of(local, spec).numbers))
+    beliefs.push_back({std::move(numbers)});
+  for (size_t i = 0; i < beliefs.size(); ++i)
     TORCH_CHECK_VALUE(
-        agrees,
-        fmt::format("[from_local] rank {} takes the whole tensor for (dtype, dims, sizes...) [{}], rank {} for [{}]. "
-                    "Pass the same shape=, dtype and placements on every rank.",
-                    group.ranks[0], fmt::join(all[0], ", "), group.ranks[i], fmt::join(all[i], ", ")));
+        beliefs[i].is_of_tensor(),
+        fmt::format("[from_local] rank {} gives a LocalShardsWrapper where others give a tensor. Give one kind on "
+                    "every rank.",
+                    group.ranks[i]));
+  for (size_t i = 1; i < beliefs.size(); ++i) {
+    const Belief &first = beliefs[0], &other = beliefs[i];
+    TORCH_CHECK_VALUE(first.dtype() == other.dtype() && first.sizes() == other.sizes(),
+                      fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
+                                  "tensors, as {} [{}] and {} [{}]. {}",
+                                  fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
+                                  group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
+                                  c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kHowToCut));
   }
-  for (int64_t i = 0; i < group.size() && !spec.layout().is_enumerable(); ++i) {
+  for (size_t i = 0; i < beliefs.size() && !spec.layout().is_enumerable(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
-    const c10::IntArrayRef given = c10::IntArrayRef(all[i]).slice(n_agreed);
-    TORCH_CHECK_VALUE(given == expected,
-                      fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. Give shape= and "
-                                  "stride=, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.",
-                                  group.ranks[i], fmt::join(given, ", "), to_string(spec), fmt::join(expected, ", ")));
+    TORCH_CHECK_VALUE(
+        beliefs[i].piece() == expected,
+        fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
+                    fmt::join(beliefs[i].piece(), ", "), to_string(spec), fmt::join(expected, ", "), kHowToCut));
   }
 }
 
@@ -249,75 +341,34 @@ at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
   return redistribute(tensor, spec_of(tensor)->mesh(), std::move(placements));
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements) {
+at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                        const RedistributeOptions& options) {
   const SpecPtr& from = spec_of(tensor);
   auto to = Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
-  if (records(tensor)) return Redistribute::apply(tensor, to);
-  CommScope scope("redistribute");
-  return wrap(to, move(from, maybe_dtensor(tensor)->shards(), to));
+  return records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
+}
+
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
+                                          const std::vector<Placements>& placements, const PlanOptions& options,
+                                          int64_t bucket_bytes) {
+  TORCH_CHECK_VALUE(
+      tensors.size() == placements.size(),
+      fmt::format("[redistribute_many] {} tensors came with {} lists of placements. Give one list per tensor.",
+                  tensors.size(), placements.size()));
+  std::vector<SpecPtr> to;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const SpecPtr& from = spec_of(tensors[i]);
+    to.push_back(from->with_placements(placements[i]));
+  }
+  if (tensors.empty()) return {};
+  return std::ranges::any_of(tensors, records)
+             ? RedistributeMany::apply(at::TensorList(tensors), to, options, bucket_bytes)
+             : moved_together(tensors, to, options, bucket_bytes);
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const auto n_dims = spec_of(tensor)->mesh()->ndim();
   return to_local(redistribute(tensor, Placements(n_dims)), std::move(grad_placements));
-}
-
-namespace {
-
-/// Sends each member its box of the root's `tensor`; returns this rank's.
-at::Tensor scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
-  const Group& group = *spec.mesh()->group();
-  const bool is_root = group.ranks[group.index] == root;
-  std::vector<int64_t> sends(group.size()), receives(group.size());
-  std::vector<at::Tensor> parts;
-  for (int64_t i = 0; i < group.size() && is_root; ++i)
-    for (const Box& box : spec.layout().boxes(group.ranks[i])) {
-      at::Tensor part = tensor;
-      for (int64_t dim = 0; dim < spec.dim(); ++dim) part = part.narrow(dim, box.offsets[dim], box.sizes[dim]);
-      sends[i] += part.numel();
-      parts.push_back(part.reshape(-1));
-    }
-  for (const Box& box : spec.boxes()) receives[group.index_of(root)] += box.numel();
-  at::Tensor outgoing = parts.empty() ? at::empty({0}, tensor.options()) : at::cat(parts);
-  at::Tensor incoming = at::empty({receives[group.index_of(root)]}, tensor.options());
-  all_to_all(group, incoming, outgoing, receives, sends);
-  return incoming;
-}
-
-}  // namespace
-
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
-                             std::optional<int64_t> src_data_rank) {
-  if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
-  const bool requires_grad = tensor.requires_grad();
-  BelowGuard guard;
-  at::NoGradGuard no_grad;
-  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), row_major_strides(tensor.sizes()),
-                           tensor.scalar_type());
-  auto scattered = spec->with_placements(without_partial(spec->placements()));
-  const at::Tensor source =
-      tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
-
-  Shards shards;
-  if (mesh->is_member() && src_data_rank && mesh->size() > 1) {
-    CommScope scope("distribute_tensor");
-    TORCH_CHECK_VALUE(
-        *src_data_rank >= 0 && *src_data_rank < mesh->size(),
-        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
-                    *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
-    const at::Tensor flat = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
-    int64_t next = 0;
-    for (const Box& box : scattered->boxes()) {
-      shards.push_back(flat.narrow(0, next, box.numel()).view(box.sizes));
-      next += box.numel();
-    }
-  } else if (mesh->is_member()) {
-    auto replicated = spec->replicated();
-    shards = move(replicated, {source}, scattered);
-    if (scattered == replicated) shards[0] = shards[0].clone(at::MemoryFormat::Contiguous);
-  }
-  at::Tensor result = wrap(spec, move(scattered, shards, spec));
-  return requires_grad ? result.set_requires_grad(true) : result;
 }
 
 namespace {

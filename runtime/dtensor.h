@@ -7,6 +7,7 @@
 #pragma once
 
 #include "runtime/dtensor_impl.h"
+#include "runtime/plan.h"
 
 #include <optional>
 #include <vector>
@@ -43,8 +44,19 @@ std::vector<at::Tensor> to_pieces(const at::Tensor& tensor);
 /// The same values laid out as `placements`. The gradient goes back to the source's layout (replicated where it was Partial).
 /// Collective over the mesh. Throws: as Layout, before any message.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements);
-/// ... on another arrangement of the same ranks.
-at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements);
+struct RedistributeOptions {
+  PlanOptions plan;
+  /// Returns while the last messages are under way: the result waits for them at its first use.
+  bool async_op = false;
+};
+/// ... on another mesh of the same world: any ranks in any arrangement. Collective over the ranks of both.
+at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                        const RedistributeOptions& options = {});
+/// Several tensors at once, whose exchanges share messages; tensor i as `placements[i]` on its own mesh. Differentiable likewise.
+/// Throws: c10::ValueError for lists of differing length.
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
+                                          const std::vector<Placements>& placements, const PlanOptions& options = {},
+                                          int64_t bucket_bytes = int64_t{25} << 20);
 
 /// All values on every member, as a plain tensor. Differentiable: each member's gradient is the whole one.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});

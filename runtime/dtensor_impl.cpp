@@ -35,11 +35,16 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
   refresh_contiguous();
 }
 
-const c10::Storage& DTensorImpl::storage() const { return shards_.empty() ? no_storage() : shards_[0].storage(); }
+void DTensorImpl::settle() const {
+  const std::unique_ptr<PendingMove> pending = std::move(pending_);
+  shards_ = pending->finish();
+}
+
+const c10::Storage& DTensorImpl::storage() const { return shards().empty() ? no_storage() : shards_[0].storage(); }
 
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
-  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_);
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->is_moved_view_ = is_moved_view_;
   result->local_kind_ = local_kind_;
@@ -61,13 +66,15 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;
-  shards_ = other->shards_;
+  shards_ = other->shards();
+  pending_.reset();
   is_moved_view_ = other->is_moved_view_;
   local_kind_ = other->local_kind_;
 }
 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
+  pending_.reset();
   shards_.clear();
 }
 

@@ -1,20 +1,17 @@
 // runtime/dtensor_impl.h: the TensorImpl of a distributed tensor: global shape outside, this rank's pieces inside.
 #pragma once
 
+#include "runtime/shards.h"
 #include "runtime/spec.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/util/SmallVector.h>
 
 namespace shardwise {
 
 /// The dispatch key of distributed tensors, and the one that autograd gives them.
 inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
 inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
-
-/// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
-using Shards = c10::SmallVector<at::Tensor, 1>;
 
 /// What this rank's part was given as, and so what taking it out gives: a tensor, or pieces with their offsets (here: some
 /// or none; a rank without pieces may still hold an empty shard).
@@ -26,7 +23,15 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device);
 
   const SpecPtr& spec() const { return spec_; }
-  const Shards& shards() const { return shards_; }
+  /// Waits where they are still on their way.
+  const Shards& shards() const {
+    if (pending_) [[unlikely]]
+      settle();
+    return shards_;
+  }
+  /// The pieces are what `pending` gives at first use.
+  void set_pending(std::unique_ptr<PendingMove> pending) { pending_ = std::move(pending); }
+  bool is_pending() const { return pending_ != nullptr; }
 
   /// True for a view whose values had to be moved: writing to it would not reach its base.
   bool is_moved_view() const { return is_moved_view_; }
@@ -48,8 +53,11 @@ class DTensorImpl final : public c10::TensorImpl {
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
+  void settle() const;
+
   SpecPtr spec_;
-  Shards shards_;
+  mutable Shards shards_;
+  mutable std::unique_ptr<PendingMove> pending_;
   bool is_moved_view_ = false;
   LocalKind local_kind_ = LocalKind::kTensor;
 };

@@ -1,186 +1,178 @@
 #include "runtime/execute.h"
 
 #include "runtime/below.h"
+#include "runtime/buffers.h"
 #include "runtime/collectives.h"
-#include "runtime/plan.h"
+#include "runtime/exchange_run.h"
+#include "runtime/plan_cache.h"
 
 #include <ATen/Dispatch_v2.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include <limits>
-#include <unordered_map>
 
 namespace shardwise {
 namespace {
 
-/// The part of `piece` (which is the box `held`) inside `box`.
-at::Tensor cut(at::Tensor piece, const Box& held, const Box& box) {
-  for (size_t dim = 0; dim < held.sizes.size(); ++dim)
-    if (box.sizes[dim] != held.sizes[dim])
-      piece = piece.narrow(static_cast<int64_t>(dim), box.offsets[dim] - held.offsets[dim], box.sizes[dim]);
-  return piece;
+using Kind = Step::Kind;
+
+bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || own.step.kind == Kind::kReduce; }
+
+bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
+
+/// Those who exchange: the mesh, or where there are two meshes the world.
+GroupPtr group_of(const OwnStep& own) {
+  const DeviceMesh& mesh = *own.from->mesh();
+  if (own.from->mesh()->grid() == own.to->mesh()->grid()) return mesh.group();
+  std::vector<int64_t> everyone(mesh.world()->size());
+  for (size_t rank = 0; rank < everyone.size(); ++rank) everyone[rank] = static_cast<int64_t>(rank);
+  return mesh.world()->group(everyone);
 }
 
-void combine(const at::Tensor& into, const at::Tensor& values, Reduce reduce) {
-  switch (reduce) {
-    case Reduce::kSum:
-    case Reduce::kAvg:
-      into.add_(values);
-      return;
-    case Reduce::kProduct:
-      into.mul_(values);
-      return;
-    case Reduce::kMax:
-      into.copy_(at::maximum(into, values));
-      return;
-    case Reduce::kMin:
-      into.copy_(at::minimum(into, values));
-      return;
-  }
+void check(const SpecPtr& source, const SpecPtr& destination) {
+  TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
+                    fmt::format("[redistribute] {} cannot become {}: sizes and dtype must stay.", to_string(*source),
+                                to_string(*destination)));
+  TORCH_CHECK_VALUE(
+      source->mesh()->world() == destination->mesh()->world() &&
+          source->mesh()->device_type() == destination->mesh()->device_type(),
+      fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
+                  "of the current one.",
+                  to_string(*source->mesh()), to_string(*destination->mesh())));
 }
 
-/// Runs one exchange: packs a flat buffer per peer, sends all of them in one all-to-all-v and unpacks.
-class Exchanging {
+/// One tensor on its way, step by step.
+class Moving {
  public:
-  Exchanging(const Exchange& exchange, const Spec& source, const Shards& shards, const Spec& middle)
-      : exchange_(exchange), source_(source), shards_(shards), middle_(middle), rank_(source.mesh()->rank()) {}
+  Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
+      : plan_(PlanCache::of_thread().find_or_make(source, destination, options)),
+        pieces_(std::move(pieces)),
+        device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()) {}
 
-  Shards run() {
-    const c10::Device device = shards_.empty() ? source_.mesh()->device() : shards_[0].device();
-    for (const Box& box : middle_.boxes()) result_.push_back(empty_piece(middle_, box.sizes, device));
-    if (!exchange_.is_local) communicate(device);
-    for (const Transfer& receive : exchange_.receives) unpack(receive);
-    if (exchange_.n_averaged > 1)
-      for (const at::Tensor& piece : result_) piece.div_(exchange_.n_averaged);
-    return std::move(result_);
+  bool is_done() const { return next_ == plan_->steps.size(); }
+  const OwnStep& next() const { return plan_->steps[next_]; }
+  c10::Device device() const { return device_; }
+  const Shards& pieces() const { return pieces_; }
+
+  ExchangeItem item() const { return {&next().step, &next().part, next().from, next().to, pieces_}; }
+
+  /// What an exchange gave.
+  void arrive(Shards pieces) {
+    pieces_ = std::move(pieces);
+    owns_ = true;
+    ++next_;
+  }
+
+  /// Runs the next step, unless it is one with boxes.
+  void run_in_place() {
+    own();
+    const OwnStep& step = next();
+    if (step.step.kind == Kind::kAllReduce)
+      for (at::Tensor& piece : pieces_) {
+        if (!piece.is_contiguous()) piece = piece.contiguous();
+        all_reduce(*step.from->mesh()->group(step.step.mesh_dim), piece, step.step.reduce);
+      }
+    else
+      make_partial(step);
+    ++next_;
+  }
+
+  void skip() { ++next_; }
+
+  /// Runs to the end, or to the last step that sends something, if that is one with boxes.
+  void run(bool stops_at_last_sending = false) {
+    while (!is_done()) {
+      const bool is_last = static_cast<int>(next_) == plan_->last_sending;
+      if (!takes_part(next())) {
+        skip();
+      } else if (!has_boxes(next())) {
+        run_in_place();
+      } else if (stops_at_last_sending && is_last) {
+        return;
+      } else {
+        ExchangeRun exchange = begin();
+        exchange.start();
+        arrive(std::move(exchange.finish()[0]));
+      }
+    }
+  }
+
+  ExchangeRun begin() const { return ExchangeRun(next().is_local ? nullptr : group_of(next()), {item()}, device_); }
+
+ private:
+  /// In-place steps write to memory of this move.
+  void own() {
+    if (!owns_)
+      for (at::Tensor& piece : pieces_) piece = piece.clone();
+    owns_ = true;
+  }
+
+  /// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.
+  void make_partial(const OwnStep& own) {
+    const Reduce reduce = own.step.reduce;
+    const bool keeps = reduce != Reduce::kSum && reduce != Reduce::kProduct;
+    if (keeps || (*own.from->mesh()->coord())[own.step.mesh_dim] == 0) return;
+    for (at::Tensor& piece : pieces_) piece.fill_(identity_of(reduce, own.from->dtype()));
+  }
+
+  std::shared_ptr<const OwnPlan> plan_;
+  Shards pieces_;
+  c10::Device device_;
+  size_t next_ = 0;
+  bool owns_ = false;
+};
+
+class StartedMove final : public PendingMove {
+ public:
+  explicit StartedMove(Moving moving) : moving_(std::move(moving)) {
+    moving_.run(/*stops_at_last_sending=*/true);
+    if (moving_.is_done()) return;
+    last_.emplace(moving_.begin());
+    last_->start();
+  }
+
+  Shards finish() override {
+    BelowGuard guard;
+    if (last_) moving_.arrive(std::move(last_->finish()[0]));
+    last_.reset();
+    moving_.run();
+    return moving_.pieces();
   }
 
  private:
-  void communicate(c10::Device device) {
-    const Group& group =
-        *(exchange_.mesh_dim < 0 ? source_.mesh()->group() : source_.mesh()->group(exchange_.mesh_dim));
-    std::vector<int64_t> send_splits(group.size()), receive_splits(group.size());
-    for (const Transfer& send : exchange_.sends)
-      if (send.rank != rank_) send_splits[group.index_of(send.rank)] += send.box.numel();
-    for (const Transfer& receive : exchange_.receives)
-      if (receive.rank != rank_) receive_splits[group.index_of(receive.rank)] += receive.box.numel();
-
-    at::Tensor outgoing = buffer(send_splits, device);
-    incoming_ = buffer(receive_splits, device);
-    auto next = starts(send_splits);
-    for (const Transfer& send : exchange_.sends) {
-      if (send.rank == rank_) continue;
-      int64_t& at = next[group.index_of(send.rank)];
-      outgoing.narrow(0, at, send.box.numel()).view(send.box.sizes).copy_(source_part(send.piece, send.box));
-      at += send.box.numel();
-    }
-    all_to_all(group, incoming_, outgoing, receive_splits, send_splits);
-    auto arrived = starts(receive_splits);
-    for (int64_t i = 0; i < group.size(); ++i) arrived_[group.ranks[i]] = arrived[i];
-  }
-
-  at::Tensor buffer(const std::vector<int64_t>& splits, c10::Device device) const {
-    int64_t total = 0;
-    for (int64_t split : splits) total += split;
-    return at::empty({total}, at::TensorOptions().dtype(source_.dtype()).device(device));
-  }
-
-  static std::vector<int64_t> starts(const std::vector<int64_t>& splits) {
-    std::vector<int64_t> result;
-    int64_t next = 0;
-    for (int64_t split : splits) {
-      result.push_back(next);
-      next += split;
-    }
-    return result;
-  }
-
-  at::Tensor source_part(int64_t piece, const Box& box) const {
-    return cut(shards_[piece], source_.boxes()[piece], box);
-  }
-
-  /// Receives come ordered by contributor, and within one sender as it packed them.
-  void unpack(const Transfer& receive) {
-    const at::Tensor into = cut(result_[receive.piece], middle_.boxes()[receive.piece], receive.box);
-    at::Tensor values;
-    if (receive.rank == rank_) {
-      values = own_part(receive.box);
-    } else {
-      int64_t& at = arrived_.at(receive.rank);
-      values = incoming_.narrow(0, at, receive.box.numel()).view(receive.box.sizes);
-      at += receive.box.numel();
-    }
-    if (receive.combines)
-      combine(into, values, exchange_.reduce);
-    else
-      into.copy_(values);
-  }
-
-  at::Tensor own_part(const Box& box) const {
-    for (size_t piece = 0; piece < shards_.size(); ++piece)
-      if (source_.boxes()[piece].contains(box)) return source_part(static_cast<int64_t>(piece), box);
-    TORCH_INTERNAL_ASSERT(false, "[redistribute] this rank does not hold ", to_string(box));
-  }
-
-  const Exchange& exchange_;
-  const Spec& source_;
-  const Shards& shards_;
-  const Spec& middle_;
-  int64_t rank_;
-  Shards result_;
-  at::Tensor incoming_;
-  std::unordered_map<int64_t, int64_t> arrived_;  // by sender: where its next box begins
+  Moving moving_;
+  std::optional<ExchangeRun> last_;
 };
 
-void reduce_all(const std::vector<AllReduce>& reduces, const DeviceMesh& mesh, Shards& shards) {
-  for (const AllReduce& step : reduces)
-    for (at::Tensor& piece : shards) {
-      if (!piece.is_contiguous()) piece = piece.contiguous();
-      all_reduce(*mesh.group(step.mesh_dim), piece, step.reduce);
+int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
+
+/// Runs the next exchanges of `movings` together, those of one group and number of rounds, in the order in which they came.
+void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes) {
+  std::vector<Moving*> rest = movings;
+  while (!rest.empty()) {
+    const OwnStep& first = rest[0]->next();
+    const GroupPtr group = first.is_local ? nullptr : group_of(first);
+    std::vector<Moving*> together, others;
+    int64_t n_bytes = 0;
+    for (Moving* moving : rest) {
+      const OwnStep& own = moving->next();
+      const bool fits = own.is_local == first.is_local && (own.is_local || group_of(own) == group) &&
+                        own.step.n_rounds == first.step.n_rounds && moving->device() == rest[0]->device() &&
+                        (together.empty() || n_bytes + global_bytes(own) <= bucket_bytes);
+      (fits ? together : others).push_back(moving);
+      if (fits) n_bytes += global_bytes(own);
     }
-}
-
-/// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.
-void make_partial(const Plan& plan, const DeviceMesh& mesh, Shards& shards, c10::ScalarType dtype) {
-  for (const auto& [mesh_dim, reduce] : plan.to_partial) {
-    const bool keeps = reduce != Reduce::kSum && reduce != Reduce::kProduct;
-    if (keeps || (*mesh.coord())[mesh_dim] == 0) continue;
-    for (at::Tensor& piece : shards) piece.fill_(identity_of(reduce, dtype));
+    std::vector<ExchangeItem> items;
+    for (const Moving* moving : together) items.push_back(moving->item());
+    ExchangeRun exchange(group, std::move(items), rest[0]->device());
+    exchange.start();
+    auto results = exchange.finish();
+    for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));
+    rest = std::move(others);
   }
-}
-
-/// Plans of this thread by source and destination, which the entries keep alive. Bounded: emptied when full.
-std::shared_ptr<const Plan> planned(const SpecPtr& source, const SpecPtr& destination) {
-  struct Entry {
-    SpecPtr source, destination;
-    std::shared_ptr<const Plan> plan;
-  };
-  using Key = std::pair<Spec*, Spec*>;
-  struct Hash {
-    size_t operator()(const Key& key) const { return c10::get_hash(key.first, key.second); }
-  };
-  constexpr size_t kMaxPlans = 1024;
-  thread_local std::unordered_map<Key, Entry, Hash> plans;
-  if (plans.size() >= kMaxPlans) plans.clear();
-  auto [found, is_new] = plans.try_emplace({source.get(), destination.get()});
-  if (is_new) {
-    auto made = std::make_shared<const Plan>(plan(source->layout(), destination->layout(), source->mesh()->rank()));
-    found->second = {source, destination, std::move(made)};
-  }
-  return found->second.plan;
 }
 
 }  // namespace
-
-at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device) {
-  return at::empty_strided(sizes, dense_strides(sizes, spec.strides()),
-                           at::TensorOptions().dtype(spec.dtype()).device(device));
-}
 
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
   if (reduce == Reduce::kProduct) return 1;
@@ -196,38 +188,47 @@ c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
       AT_EXPAND(AT_INTEGRAL_TYPES));
 }
 
-Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination) {
+Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options) {
   if (source == destination) return shards;
-  TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
-                    fmt::format("[redistribute] {} cannot become {}: sizes and dtype must stay.", to_string(*source),
-                                to_string(*destination)));
-  TORCH_CHECK_VALUE(
-      source->mesh()->grid() == destination->mesh()->grid(),
-      fmt::format(
-          "[redistribute] cannot move from mesh {} to mesh {}: they arrange ranks differently. Use the same mesh.",
-          to_string(*source->mesh()), to_string(*destination->mesh())));
-  if (!source->is_member()) return shards;
-
+  check(source, destination);
   BelowGuard guard;
-  const auto held = planned(source, destination);
-  const Plan& plan = *held;
-  Shards pieces = shards;
-  const bool writes = !plan.reduces_after.empty() || !plan.to_partial.empty();
-  if (!plan.reduces_before.empty() || (writes && !plan.exchanges))
-    for (at::Tensor& piece : pieces) piece = piece.clone();
-  reduce_all(plan.reduces_before, *source->mesh(), pieces);
-  if (plan.exchanges) {
-    auto start = plan.reduces_before.empty() ? source : source->with_placements([&] {
-      auto placements = source->placements().vec();
-      for (const AllReduce& step : plan.reduces_before) placements[step.mesh_dim] = Placement::replicate();
-      return placements;
-    }());
-    auto middle = source->with_placements(plan.middle.placements().vec());
-    pieces = Exchanging(plan.exchange, *start, pieces, *middle).run();
+  Moving moving(source, shards, destination, options);
+  moving.run();
+  return moving.pieces();
+}
+
+std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
+                                        const PlanOptions& options) {
+  check(source, destination);
+  BelowGuard guard;
+  return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
+}
+
+std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                              c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
+  for (size_t i = 0; i < sources.size(); ++i) check(sources[i], destinations[i]);
+  BelowGuard guard;
+  std::vector<Moving> movings;
+  for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
+  while (true) {
+    std::vector<Moving*> exchanging;
+    for (Moving& moving : movings) {
+      while (!moving.is_done() && (!takes_part(moving.next()) || !has_boxes(moving.next())))
+        takes_part(moving.next()) ? moving.run_in_place() : moving.skip();
+      if (!moving.is_done()) exchanging.push_back(&moving);
+    }
+    if (exchanging.empty()) break;
+    exchange_together(exchanging, bucket_bytes);
   }
-  reduce_all(plan.reduces_after, *source->mesh(), pieces);
-  make_partial(plan, *source->mesh(), pieces, source->dtype());
-  return pieces;
+  std::vector<Shards> results;
+  for (const Moving& moving : movings) results.push_back(moving.pieces());
+  return results;
+}
+
+MoveCounters move_counters() {
+  const PlanCache& plans = PlanCache::of_thread();
+  const BufferCounters& buffers = BufferPool::of_thread().counters();
+  return {plans.hits(), plans.misses(), plans.size(), buffers.hits, buffers.misses, buffers.kept_bytes};
 }
 
 }  // namespace shardwise

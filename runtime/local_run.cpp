@@ -28,6 +28,8 @@ class LocalRun {
     outputs_.resize(propagation_.outputs.size());
     if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
     gives_moved_view_ = decision.moved_view;
+    gives_normal_view_ =
+        call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
         gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
@@ -173,10 +175,17 @@ class LocalRun {
   at::Tensor wrap_output(size_t i) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return {};
-    at::Tensor result = wrap(spec, std::move(outputs_[i]));
+    at::Tensor result =
+        gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
     if (gives_moved_view_) maybe_dtensor(result)->set_moved_view();
     if (like_ && spec->layout() == like_->layout()) keep_local_kind(result, kind_);
     return result;
+  }
+
+  /// In inference mode a view of a tensor from outside is a normal tensor, as torch's views are.
+  static at::Tensor wrap_normal(const SpecPtr& spec, Shards shards) {
+    const c10::InferenceMode outside(false);
+    return wrap(spec, std::move(shards));
   }
 
   void finish() {
@@ -205,6 +214,7 @@ class LocalRun {
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   bool gives_moved_view_;
+  bool gives_normal_view_;
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
   LocalKind kind_ = LocalKind::kTensor;
 };

@@ -7,6 +7,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <exception>
+
 namespace shardwise {
 
 /// A tensor argument, or one element of a tensor list. Undefined and absent ones are no operands.
@@ -30,6 +32,7 @@ struct OpCall {
   c10::ArrayRef<c10::IValue> args;
   c10::SmallVector<Operand, 8> operands;
   c10::SmallVector<DenseOutput, 2> outputs;  // flattened over tensor lists
+  std::exception_ptr refusal;                // what the kernel threw for a small sample of the operands, where it did
 
   const c10::IValue& arg(std::string_view name) const { return args[op.arg_index(name)]; }
   /// The operand at argument `arg`, element 0 of a list; -1 where it is absent.

@@ -36,7 +36,7 @@ void check_sizes(const OpCall& call, const Signature& signature) {
 }
 
 /// Runs the operator with each distributed operand replaced by ones of its sample's sizes; nothing where that fails.
-std::optional<std::vector<at::Tensor>> run(const OpCall& call, const std::vector<Dims>& sizes) {
+std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>& sizes) {
   torch::jit::Stack stack(call.args.begin(), call.args.end());
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
@@ -55,6 +55,7 @@ std::optional<std::vector<at::Tensor>> run(const OpCall& call, const std::vector
     BelowGuard guard;
     call.op.handle.callBoxed(&stack);
   } catch (const c10::Error&) {
+    call.refusal = std::current_exception();
     return std::nullopt;
   }
   std::vector<at::Tensor> results;
@@ -66,14 +67,15 @@ std::optional<std::vector<at::Tensor>> run(const OpCall& call, const std::vector
   return results;
 }
 
-Dims strides_of(const OpCall& call, const Dims& sizes) {
+/// Elementwise results are ordered in memory as the first operand of their sizes is; all others row by row.
+Dims strides_of(const OpCall& call, const Dims& sizes, bool is_elementwise) {
   for (const Operand& operand : call.operands)
-    if (operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
+    if (is_elementwise && operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
   return row_major_strides(sizes);
 }
 
-void describe(OpCall& call, size_t i, const at::Tensor& sample, Dims sizes) {
-  if (sample.defined()) call.outputs[i] = {sizes, strides_of(call, sizes), sample.scalar_type()};
+void describe(OpCall& call, size_t i, const at::Tensor& sample, Dims sizes, bool is_elementwise) {
+  if (sample.defined()) call.outputs[i] = {sizes, strides_of(call, sizes, is_elementwise), sample.scalar_type()};
 }
 
 /// Element by element of the lists: output `i` broadcasts what has index `i`.
@@ -87,7 +89,7 @@ bool infer_elements(OpCall& call) {
     Dims together;
     for (const Operand& operand : call.operands)
       if (operand.index == i) together = at::infer_size_dimvector(together, operand.sizes);
-    describe(call, i, (*results)[i], together);
+    describe(call, i, (*results)[i], together, /*is_elementwise=*/true);
   }
   return true;
 }
@@ -113,7 +115,7 @@ bool infer_from_sample(OpCall& call) {
     for (size_t dim = 0; dim < output.size(); ++dim)
       if (const Axis& axis = signature.outputs[i][dim]; may_be_cut(axis, signature))
         output[dim] = signature.factors[axis.factor].size * axis.scale;
-    describe(call, i, (*results)[i], output);
+    describe(call, i, (*results)[i], output, signature.is_pointwise);
   }
   return true;
 }

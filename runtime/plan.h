@@ -1,58 +1,80 @@
-// runtime/plan.h: what one rank must send, receive and reduce to move a tensor from one layout to another. Pure.
+// runtime/plan.h: how a tensor gets from one layout to another, as a value. Pure: no process group, no tensors.
 //
-//   Shard(0) -> Shard(1), 4x4 over 2:   exchange: rank 0 sends [0:2, 2:4] to 1, receives [2:4, 0:2], copies [0:2, 0:2]
-//   Partial  -> Shard(0):               exchange, adding what arrives
-//   Partial  -> Replicate:              all-reduce
+//   Shard(0) -> Shard(1):              all-to-all
+//   Shard(0) -> Replicate():           all-gather
+//   Partial(sum) -> Shard(0):          reduce-scatter
+//   [Partial, Shard(0)] -> [R, R]:     all-reduce + all-gather
+//   Replicate() -> Shard(0):           slice (no message)
 #pragma once
 
 #include "placements/layout.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace shardwise {
 
-/// A box that moves between this rank and `rank` (itself for a local copy), from piece to piece.
-struct Transfer {
-  int64_t rank = 0;
-  int64_t piece = 0;  // of the source for a send, of the destination for a receive
-  Box box;
-  bool combines = false;  // what arrives is reduced into the piece rather than stored
+/// What messages between two ranks cost.
+struct Link {
+  double latency_us = 20;  // per message
+  double gb_per_s = 10;    // 1e9 bytes per second, each way
+  bool operator==(const Link&) const = default;
 };
 
-/// One all-to-all-v. Under a reduction the first contributor's boxes are stored, the others' combined in order.
-struct Exchange {
-  int mesh_dim = -1;      // the group that communicates: one mesh dim's, or -1 for the whole mesh's
-  bool is_local = false;  // no rank of the group moves anything: no message
+/// Everything a plan depends on besides the two layouts, and so part of any cache's key.
+struct PlanOptions {
+  enum class Objective : uint8_t {
+    kBytes,  // the fewest bytes received: one exchange, and one reduction per Partial mesh dim that ends
+    kTime,   // the least time over `links`: a sequence of mesh dims, found by shortest path
+  };
+  Objective objective = Objective::kBytes;
+  /// Per mesh dim of the source: between ranks whose coordinates differ there first. The default link where it is empty.
+  std::vector<Link> links;
+  /// Bytes of message buffers that a rank may hold at once; then each exchange goes in that many smaller rounds. 0: no limit.
+  int64_t memory_cap = 0;
+  bool operator==(const PlanOptions&) const = default;
+};
+
+/// From one layout to the next.
+struct Step {
+  enum class Kind : uint8_t {
+    kExchange,     // boxes go from who has them to who needs them
+    kReduce,       // an exchange whose arrivals from all along `mesh_dim` are combined: Partial -> Shard
+    kAllReduce,    // Partial -> Replicate along `mesh_dim`
+    kMakePartial,  // Replicate -> Partial along `mesh_dim`: no message
+  };
+  Kind kind = Kind::kExchange;
+  Layout from;
+  Layout to;
+  int mesh_dim = -1;  // that is reduced or made Partial; -1 of an exchange
   Reduce reduce = Reduce::kSum;
-  int64_t n_averaged = 1;          // kAvg: divide by this
-  std::vector<Transfer> sends;     // ordered by rank in the mesh, own part included
-  std::vector<Transfer> receives;  // likewise; `piece` is this rank's destination piece
+  int64_t n_rounds = 1;  // rounds that each box is cut in, for the memory cap
 };
 
-struct AllReduce {
-  int mesh_dim = 0;
-  Reduce reduce = Reduce::kSum;
-};
+/// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".
+std::string name_of(const Step& step);
 
-/// One rank's part, in the order of the members.
+/// Layouts, options and the steps between. The same on every rank that makes it of the same arguments.
 struct Plan {
-  explicit Plan(Layout layout) : middle(std::move(layout)) {}
+  Layout source;
+  Layout destination;
+  int64_t element_bytes = 0;
+  PlanOptions options;
+  std::vector<Step> steps;
 
-  bool is_noop = false;  // the pieces stay as they are
-  std::vector<AllReduce> reduces_before;
-  bool exchanges = false;
-  Exchange exchange;  // from the source's pieces to the middle's
-  Layout middle;
-  std::vector<AllReduce> reduces_after;
-  std::vector<std::pair<int, Reduce>> to_partial;  // mesh dims whose replicas become Partial, without messages
+  /// The names of the steps that send something, joined by " + "; "slice" or "none" where none does.
+  std::string route() const;
 };
 
-/// Plans the move of `rank`'s part. Every byte of a destination box that the rank does not hold already is received once, from
-/// the nearest holder: the byte minimum wherever nothing is Partial. A pure function; ranks of one mesh plan matching parts.
+/// Plans the move. A layout's mesh may be any arrangement of any ranks of the world; ranks of neither hold nothing.
 ///
-/// Pre:    both layouts have the same sizes and the same grid.
-/// Cost:   O(ranks * boxes met), no communication.
-Plan plan(const Layout& source, const Layout& destination, int64_t rank);
+/// Under kBytes every byte of a destination box that its rank does not hold is received once (the bound, where nothing is
+/// Partial), and reductions are at the reduce-scatter and all-reduce bounds. Ties are broken in written order: fewer
+/// steps first, then lower mesh dims, then Replicate before Shard, then lower tensor dims.
+///
+/// Throws: c10::ValueError where the sizes differ, or options do not fit. Cost: O(mesh dims) layouts under kBytes, and of each
+/// rank's traffic() with a memory cap; under kTime a search over the placements of each mesh dim.
+Plan plan(const Layout& source, const Layout& destination, int64_t element_bytes, const PlanOptions& options = {});
 
 }  // namespace shardwise

@@ -16,6 +16,27 @@ struct FinishedWork : c10d::Work {
   FinishedWork() { finish(); }
 };
 
+class ReceiveWork : public c10d::Work {
+ public:
+  ReceiveWork(std::shared_ptr<Mail> mail, Mail::Box box, at::Tensor to)
+      : mail_(std::move(mail)), box_(box), to_(std::move(to)), letter_(mail_->expect(box)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!letter_) return true;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    mail_->receive(box_, std::exchange(letter_, nullptr), to_, timeout);
+    finish();
+    return true;
+  }
+  int sourceRank() const override { return static_cast<int>(box_.from); }
+
+ private:
+  std::shared_ptr<Mail> mail_;
+  Mail::Box box_;
+  at::Tensor to_;
+  Mail::LetterPtr letter_;  // null once waited for
+};
+
 const at::Tensor& only(const char* op, const std::vector<at::Tensor>& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, fmt::format("[{}] got {} tensors. Pass one.", op, tensors.size()));
   return tensors[0];
@@ -116,6 +137,12 @@ void check_outputs(const char* op, size_t n_outputs, int64_t size) {
                     fmt::format("[{}] got {} tensors for {} ranks. Pass one per rank.", op, n_outputs, size));
 }
 
+void check_other(const char* op, int other, int own, int size) {
+  TORCH_CHECK_VALUE(
+      other >= 0 && other < size && other != own,
+      fmt::format("[{}] member {} names member {} of {}. Name another one in [0, {}).", op, own, other, size, size));
+}
+
 void check_parts(const char* op, const at::Tensor& all, const at::Tensor& part, int64_t size) {
   TORCH_CHECK_VALUE(all.numel() == part.numel() * size,
                     fmt::format("[{}] {} elements are not {} ranks' parts of {}. Pass tensors that fit.", op,
@@ -124,8 +151,8 @@ void check_parts(const char* op, const at::Tensor& all, const at::Tensor& part, 
 
 }  // namespace
 
-ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting)
-    : Backend(static_cast<int>(index), static_cast<int>(size)), meeting_(std::move(meeting)) {}
+ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting, std::shared_ptr<Mail> mail)
+    : Backend(static_cast<int>(index), static_cast<int>(size)), meeting_(std::move(meeting)), mail_(std::move(mail)) {}
 
 ThreadBackend::WorkPtr ThreadBackend::meet(Offer offer, const std::function<void(const Offers&)>& read,
                                            const std::function<void()>& write) {
@@ -237,6 +264,18 @@ ThreadBackend::WorkPtr ThreadBackend::alltoall_base(at::Tensor& output, at::Tens
       begin += count;
     }
   });
+}
+
+ThreadBackend::WorkPtr ThreadBackend::send(Tensors& tensors, int to, int tag) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check_other("send", to, rank_, size_);
+  mail_->send({rank_, to, tag}, only("send", tensors));
+  return c10::make_intrusive<FinishedWork>();
+}
+
+ThreadBackend::WorkPtr ThreadBackend::recv(Tensors& tensors, int from, int tag) {
+  check_other("recv", from, rank_, size_);
+  return c10::make_intrusive<ReceiveWork>(mail_, Mail::Box{from, rank_, tag}, only("recv", tensors));
 }
 
 ThreadBackend::WorkPtr ThreadBackend::barrier(const c10d::BarrierOptions&) {

@@ -1,22 +1,24 @@
 // runtime/thread_backend.h: a c10d backend whose ranks are threads of one process.
 #pragma once
 
+#include "runtime/thread_mail.h"
 #include "runtime/thread_meeting.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace shardwise {
 
-/// Collectives over shared memory, synchronous: each call returns a finished Work. Sums run in rank order, so all ranks
-/// get the same bits. Cost: every rank reads every other rank's tensor.
+/// Collectives over shared memory, synchronous: each call but recv returns a finished Work. Sums run in rank order, so all
+/// ranks get the same bits. Cost: every rank reads every other rank's tensor; send copies its own.
 ///
-/// Throws: c10::ValueError on all ranks where their calls or sizes differ; c10::DistBackendError where a rank is gone.
+/// Throws: c10::ValueError on all ranks where their calls or sizes differ (of send and recv: on the receiver);
+/// c10::DistBackendError where a rank is gone.
 class ThreadBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting);
+  ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting, std::shared_ptr<Mail> mail);
 
   const std::string getBackendName() const override { return "threads"; }
   void setSequenceNumberForGroup() override {}
@@ -32,6 +34,9 @@ class ThreadBackend : public c10d::Backend {
                                const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive_splits,
                         std::vector<int64_t>& send_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  /// The Work's wait() waits for the message; without it nothing is written.
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
@@ -39,6 +44,7 @@ class ThreadBackend : public c10d::Backend {
   WorkPtr meet(Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
 
   std::shared_ptr<Meeting> meeting_;
+  std::shared_ptr<Mail> mail_;
 };
 
 }  // namespace shardwise

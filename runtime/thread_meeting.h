@@ -30,6 +30,7 @@ class Roster {
   int64_t size() const { return static_cast<int64_t>(is_finished_.size()); }
 
  private:
+  friend class Mail;
   friend class Meeting;
 
   std::mutex mutex_;

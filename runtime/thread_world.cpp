@@ -13,26 +13,36 @@
 
 namespace shardwise {
 
+namespace {
+
+/// Where the members of one group find each other.
+struct Places {
+  std::shared_ptr<Meeting> meeting;
+  std::shared_ptr<Mail> mail;
+};
+
+}  // namespace
+
 struct ThreadHub::Meetings {
   std::mutex mutex;
-  std::map<std::vector<int64_t>, std::shared_ptr<Meeting>> by_ranks;
+  std::map<std::vector<int64_t>, Places> by_ranks;
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
 
-  std::shared_ptr<Meeting> of(const std::shared_ptr<Roster>& roster, const std::vector<int64_t>& ranks) {
+  Places of(const std::shared_ptr<Roster>& roster, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
-    auto& meeting = by_ranks[ranks];
-    if (!meeting) meeting = std::make_shared<Meeting>(roster, ranks);
-    return meeting;
+    Places& places = by_ranks[ranks];
+    if (!places.meeting) places = {std::make_shared<Meeting>(roster, ranks), std::make_shared<Mail>(roster, ranks)};
+    return places;
   }
 };
 
 namespace {
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting,
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size, const Places& places,
                                                           c10::intrusive_ptr<c10d::Store> store) {
   using c10d::ProcessGroup;
   auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
-  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, std::move(meeting));
+  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.meeting, places.mail);
   for (const auto device : {c10::kCPU, c10::kCUDA})
     group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
   group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);

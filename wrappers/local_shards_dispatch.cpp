@@ -54,6 +54,7 @@ Manner manner_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   const Rule* rule = RuleTable::global().find(op.name);
   if (!rule || rule->place() || rule->is_gathered()) return Manner::kRefused;
   if (rule->is_per_element()) return Manner::kLists;
+  if (std::ranges::any_of(args, [](const c10::IValue& value) { return value.isTensorList(); })) return Manner::kRefused;
   return rule->is_shape_only() || may_run_by_box(op, *rule, args) ? Manner::kPieces : Manner::kRefused;
 }
 
@@ -95,17 +96,18 @@ class PieceKernel final : public c10::OperatorKernel {
   }
 
  private:
+  /// ValueErrors, not TypeErrors: those of arithmetic torch takes for "try the other operand", and loses their words.
   void check_operands(c10::ArrayRef<c10::IValue> args, Manner manner) const {
     for_each_tensor(args, [&](const at::Tensor& tensor, bool in_list) {
-      TORCH_CHECK_TYPE(!is_dtensor(tensor),
-                       fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
-                                   "DTensor.from_local(wrapper, mesh, placements).",
-                                   info_.name));
-      TORCH_CHECK_TYPE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
-                       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper "
-                                   "with the same offsets, a "
-                                   "number, or a 0-dim tensor.",
-                                   info_.name, fmt::join(tensor.sizes(), ", ")));
+      TORCH_CHECK_VALUE(!is_dtensor(tensor),
+                        fmt::format("[{}] got a DTensor next to a LocalShardsWrapper. Convert the wrapper with "
+                                    "DTensor.from_local(wrapper, mesh, placements).",
+                                    info_.name));
+      TORCH_CHECK_VALUE(is_local_shards(tensor) || tensor.dim() == 0 || (in_list && manner == Manner::kLists),
+                        fmt::format("[{}] got a torch.Tensor of shape [{}] next to a LocalShardsWrapper. Use a wrapper "
+                                    "with the same offsets, a "
+                                    "number, or a 0-dim tensor.",
+                                    info_.name, fmt::join(tensor.sizes(), ", ")));
     });
   }
 

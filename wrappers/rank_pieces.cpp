@@ -53,6 +53,9 @@ class Reader {
 };
 
 RankPieces from_numbers(const Numbers& numbers) {
+  TORCH_CHECK_VALUE(
+      numbers.at(0) >= 0,
+      "[from_local] some ranks give a LocalShardsWrapper and others a tensor. Give one kind on every rank.");
   Reader reader(numbers);
   RankPieces pieces;
   pieces.rank = reader.number();

@@ -15,13 +15,18 @@ import torch
 from shardwise import _C, debug, testing
 from shardwise._C import (
     EnumerableShard,
+    Layout,
     Partial,
     Placement,
+    Plan,
     Replicate,
     Shard,
     ShardMetadata,
     cache_counters,
     implicit_replication,
+    plan_redistribution,
+    redistribute_many,
+    redistribution_counters,
 )
 from shardwise.debug import CommDebugMode, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
@@ -35,9 +40,11 @@ __all__ = [
     "DTensor",
     "DeviceMesh",
     "EnumerableShard",
+    "Layout",
     "LocalShardsWrapper",
     "Partial",
     "Placement",
+    "Plan",
     "Replicate",
     "Shard",
     "ShardMetadata",
@@ -50,8 +57,11 @@ __all__ = [
     "implicit_replication",
     "init_device_mesh",
     "ones",
+    "plan_redistribution",
     "rand",
     "randn",
+    "redistribute_many",
+    "redistribution_counters",
     "testing",
     "visualize_sharding",
     "zeros",

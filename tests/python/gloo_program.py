@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Partial, Replicate, Shard
 
 
 def layouts(folder):
@@ -86,6 +86,44 @@ def left_open(folder):
     kept = sw.ones(8, requires_grad=True, device_mesh=mesh, placements=[Shard(0), Shard(0)])
     (kept * kept).sum().backward()
     dist.barrier()
+
+
+def moves(folder):
+    """Asynchronous moves, many tensors at once, and other meshes, over real messages."""
+    x = torch.arange(77.0).view(11, 7)
+    mesh, grid = sw.init_device_mesh("cpu", (4,)), sw.init_device_mesh("cpu", (2, 2))
+    pairs = [
+        ([Shard(0)], [Shard(1)]),
+        ([Shard(1)], [Replicate()]),
+        ([Partial()], [Shard(0)]),
+        ([Partial()], [Replicate()]),
+    ]
+    started = [
+        sw.distribute_tensor(x + i, mesh, source).redistribute(placements=target, async_op=True)
+        for i, (source, target) in enumerate(pairs)
+    ]
+    for i, tensor in reversed(list(enumerate(started))):  # the first use is not in the order of the starts
+        assert torch.equal(tensor.full_tensor(), x + i), pairs[i]
+    tensors = [sw.distribute_tensor(x + i, mesh, source).requires_grad_() for i, (source, _) in enumerate(pairs)]
+    moved = sw.redistribute_many(tensors, [target for _, target in pairs])
+    sum((tensor.sum() * (i + 1)).full_tensor() for i, tensor in enumerate(moved)).backward()
+    for i, (tensor, result) in enumerate(zip(tensors, moved, strict=True)):
+        assert torch.equal(result.full_tensor(), x + i), pairs[i]
+        assert torch.equal(tensor.grad.full_tensor(), torch.full_like(x, i + 1)), pairs[i]
+    capped = tensors[0].detach().redistribute(placements=[Shard(1)], memory_cap=64)
+    assert torch.equal(capped.to_local(), moved[0].to_local())
+    lower, upper = sw.DeviceMesh("cpu", [0, 1]), sw.DeviceMesh("cpu", [3, 2])
+    for source, placements, other, target in [
+        (mesh, [Shard(0)], grid, [Shard(1), Shard(0)]),
+        (mesh, [Partial()], sw.DeviceMesh("cpu", [3, 1, 0, 2]), [Shard(0)]),
+        (mesh, [Shard(0)], lower, [Shard(1)]),
+        (lower, [Shard(0)], upper, [Shard(0)]),
+        (upper, [Replicate()], mesh, [Shard(0, [1, 0, 9, 1])]),
+    ]:
+        tensor = sw.distribute_tensor(x, source, placements, src_data_rank=None)
+        back = tensor.redistribute(other, target).redistribute(mesh, [Replicate()])
+        assert torch.equal(back.to_local(), x), (placements, target)
+    dist.destroy_process_group()
 
 
 def random_numbers(folder):

@@ -89,17 +89,32 @@ ERRORS = {
     "shapes that differ between ranks": (
         lambda mesh: DTensor.from_local(torch.ones(mesh.get_rank() + 1), mesh, [Shard(0)], run_check=True),
         ValueError,
-        r"\[from_local\] rank 0 takes the whole tensor",
+        r"\[from_local\] the pieces \[1\] of rank 0 and \[2\] of rank 1 belong to different tensors",
     ),
     "no placements to move to": (
         lambda mesh: cut(mesh).redistribute(),
         ValueError,
         r"\[redistribute\] got no placements",
     ),
-    "another mesh to move to": (
-        lambda mesh: cut(mesh).redistribute(sw.DeviceMesh("cpu", [1, 0]), [Shard(0)]),
+    "an unknown objective": (
+        lambda mesh: cut(mesh).redistribute(placements=[Shard(0)], objective="speed"),
         ValueError,
-        r"cannot move from mesh \(2\) to mesh \(2: ranks \[1, 0\]\)",
+        r'\[redistribute\] objective "speed" is not known',
+    ),
+    "links of another mesh": (
+        lambda mesh: cut(mesh).redistribute(placements=[Replicate()], links=[(1, 1), (1, 1)]),
+        ValueError,
+        "2 links are given for a mesh of 1 dims",
+    ),
+    "fewer lists of placements than tensors": (
+        lambda mesh: sw.redistribute_many([cut(mesh), cut(mesh)], [[Shard(0)]]),
+        ValueError,
+        r"\[redistribute_many\] 2 tensors came with 1 lists",
+    ),
+    "a plain tensor among many": (
+        lambda mesh: sw.redistribute_many([cut(mesh), ONES], [Shard(0)]),
+        TypeError,
+        "where a DTensor is needed",
     ),
     "a source that is no member": (
         lambda mesh: sw.distribute_tensor(ONES, mesh, [Shard(0)], src_data_rank=2),

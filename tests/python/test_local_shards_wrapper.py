@@ -103,7 +103,7 @@ def test_t2_operators_run_on_each_piece_and_keep_the_class():
     assert wrapper.zero_() is wrapper and a.abs().sum() == 0
     with pytest.raises(NotImplementedError, match=r"\[aten::sum\] needs more than one piece at a time"):
         wrapper.sum()
-    with pytest.raises(TypeError, match="next to a LocalShardsWrapper"):
+    with pytest.raises(ValueError, match="next to a LocalShardsWrapper"):
         torch.add(wrapper, torch.ones(3, 16))
 
 

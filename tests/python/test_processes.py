@@ -20,7 +20,17 @@ def torchrun(n_ranks, *arguments):
 
 @pytest.mark.parametrize(
     "part",
-    ["layouts", "groups", "torch_meshes", "new_world", "left_open", "random_numbers", "checkpoint", "training"],
+    [
+        "layouts",
+        "groups",
+        "torch_meshes",
+        "new_world",
+        "left_open",
+        "moves",
+        "random_numbers",
+        "checkpoint",
+        "training",
+    ],
 )
 def test_four_processes_over_gloo(part, tmp_path):
     result = torchrun(4, part, str(tmp_path))

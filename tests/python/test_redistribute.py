@@ -10,6 +10,9 @@ from shardwise import CommDebugMode, EnumerableShard, Partial, Replicate, Shard
 from shardwise import ShardMetadata as Piece
 from shardwise.testing import run_ranks
 
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+DENSE = torch.arange(35.0, dtype=torch.float64).view(7, 5)
+WEIGHTS = DENSE.flip(0) - 3
 PIECES = [Piece((0, 0), (7, 1), 2), Piece((0, 1), (4, 4), 0), Piece((4, 1), (3, 4), 2)]
 
 # n_ranks, mesh shape, layouts of a 7x5 tensor on it
@@ -45,19 +48,16 @@ PAIRS = [(n, shape, a, b) for n, shape, layouts in MESHES for a, b in itertools.
 
 @pytest.mark.parametrize(("n_ranks", "shape", "source", "target"), PAIRS, ids=str)
 def test_values_and_gradients_survive_any_move_there_and_back(n_ranks, shape, source, target):
-    dense = torch.arange(35.0, dtype=torch.float64).view(7, 5)
-    weights = torch.arange(35.0, dtype=torch.float64).view(7, 5).flip(0) - 3
-
     def body(rank):
         mesh = sw.init_device_mesh("cpu", shape)
-        tensor = sw.distribute_tensor(dense, mesh, source).requires_grad_()
+        tensor = sw.distribute_tensor(DENSE, mesh, source).requires_grad_()
         moved = tensor.redistribute(placements=target)
         assert type(moved) is sw.DTensor and list(moved.placements) == target
-        assert torch.equal(moved.full_tensor(), dense)
+        assert torch.equal(moved.full_tensor(), DENSE)
         back = moved.redistribute(mesh, source)
-        assert torch.equal(back.full_tensor(), dense)
-        (back.full_tensor() * weights).sum().backward()
-        assert torch.equal(tensor.grad.full_tensor(), weights)
+        assert torch.equal(back.full_tensor(), DENSE)
+        (back.full_tensor() * WEIGHTS).sum().backward()
+        assert torch.equal(tensor.grad.full_tensor(), WEIGHTS)
 
     run_ranks(n_ranks, body)
 
@@ -94,9 +94,168 @@ def test_a_move_to_the_same_placements_shares_memory():
     run_ranks(2, body)
 
 
-def test_async_op_is_taken():
+@pytest.mark.parametrize("target", [[S0], [S1], [R], [Shard(0, [0, 7, 0, 0])]], ids=str)
+@pytest.mark.parametrize("source", [[S0], [S1], [R], [Partial()], [Partial("max")]], ids=str)
+def test_an_async_move_is_waited_for_at_its_first_use(source, target):
     def body(rank):
-        tensor = sw.ones(8, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
-        assert torch.equal(tensor.redistribute(placements=[Replicate()], async_op=True).to_local(), torch.ones(8))
+        mesh = sw.init_device_mesh("cpu", (4,))
+        first, second = (
+            sw.distribute_tensor(DENSE + i, mesh, source)
+            .requires_grad_()
+            .redistribute(placements=target, async_op=True)
+            for i in range(2)
+        )
+        del first  # unused: its messages still do not mix with the others
+        assert torch.equal(second.to_local(), sw.distribute_tensor(DENSE + 1, mesh, target).to_local())
+        third = sw.distribute_tensor(DENSE, mesh, source).requires_grad_()
+        moved = third.redistribute(placements=target, async_op=True)
+        (moved * 2 * sw.distribute_tensor(WEIGHTS, mesh, [R])).sum().backward()
+        assert torch.equal(third.grad.full_tensor(), 2 * WEIGHTS)
+
+    run_ranks(4, body)
+
+
+# ranks of the program, source mesh and placements, target mesh and placements
+BETWEEN = [
+    (4, [0, 1, 2, 3], [S0], [3, 1, 0, 2], [S0]),  # another order
+    (4, [0, 1, 2, 3], [S0], [[0, 1], [2, 3]], [S1, S0]),  # another shape
+    (4, [[0, 1], [2, 3]], [S0, Partial()], [0, 1, 2, 3], [S1]),
+    (4, [0, 1, 2, 3], [Partial()], [[3, 2], [1, 0]], [R, S0]),
+    (4, [0, 1, 2, 3], [S0], [1, 3], [S1]),  # a subset
+    (4, [2], [R], [0, 1, 2, 3], [Shard(0, [1, 0, 5, 1])]),  # a superset
+    (4, [0, 1], [S0], [2, 3], [S0]),  # disjoint
+    (4, [0, 1], [Partial("max")], [3, 2], [R]),
+    (4, [0, 1, 2], [S0], [3], [EnumerableShard([Piece((0, 0), (7, 2), 3), Piece((0, 2), (7, 3), 3)])]),
+    (4, [0, 1], [R], [2, 3], [Partial()]),
+    (3, [0, 1, 2], [EnumerableShard(PIECES)], [2, 0], [S0]),
+]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize(("n_ranks", "ranks", "source", "others", "target"), BETWEEN, ids=str)
+def test_values_and_gradients_move_between_meshes(n_ranks, ranks, source, others, target, async_op):
+    def body(rank):
+        here, there = sw.DeviceMesh("cpu", ranks), sw.DeviceMesh("cpu", others)
+        tensor = sw.distribute_tensor(DENSE, here, source, src_data_rank=None).requires_grad_()
+        moved = tensor.redistribute(there, target, async_op=async_op)
+        assert (moved.device_mesh, list(moved.placements)) == (there, target)
+        back = moved.redistribute(here, [R] * here.ndim)
+        if here.get_coordinate() is not None:
+            assert torch.equal(back.to_local(), DENSE)
+        (back * sw.distribute_tensor(WEIGHTS, here, [R] * here.ndim, src_data_rank=None)).sum().backward()
+        gradient = tensor.grad.redistribute(here, [R] * here.ndim).to_local()
+        assert here.get_coordinate() is None or torch.equal(gradient, WEIGHTS)
+
+    run_ranks(n_ranks, body)
+
+
+def test_a_move_between_meshes_sends_what_is_missing():
+    def body(rank):
+        here, there = sw.DeviceMesh("cpu", [0, 1]), sw.DeviceMesh("cpu", [1, 2, 3])
+        tensor = sw.distribute_tensor(torch.arange(12.0), here, [S0], src_data_rank=None)
+        with CommDebugMode() as comm:
+            tensor.redistribute(there, [S0])
+        return comm.bytes_received()
+
+    assert run_ranks(4, body) == [0, 16, 16, 16]
+
+
+# the other keywords of redistribute
+OPTIONS = [{"objective": "time"}, {"objective": "time", "links": [(50, 1), (2, 100)]}, {"memory_cap": 24}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("target", [[S1, S0], [R, R], [S1, S1], [S0, R]], ids=str)
+def test_options_change_the_way_and_not_the_values(target, options):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        tensor = sw.distribute_tensor(DENSE, mesh, [S0, S1])
+        moved = tensor.redistribute(placements=target, **options)
+        assert list(moved.placements) == target and torch.equal(moved.full_tensor(), DENSE)
+        (many,) = sw.redistribute_many([tensor], target, **options)
+        assert torch.equal(many.full_tensor(), DENSE)
+
+    run_ranks(4, body)
+
+
+@pytest.mark.parametrize("bucket_bytes", [25 << 20, 300, 0])
+def test_many_tensors_move_together(bucket_bytes):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        sources = [[S0], [S1], [R], [Partial()], [Shard(0, [5, 0, 2])]]
+        targets = [[S1], [S0], [S1], [S0], [R]]
+        dtypes = [torch.float64, torch.float64, torch.float32, torch.float64, torch.float32]
+        tensors = [
+            sw.distribute_tensor((DENSE + i).to(dtype), mesh, source).requires_grad_()
+            for i, (dtype, source) in enumerate(zip(dtypes, sources, strict=True))
+        ]
+        moved = sw.redistribute_many(tensors, targets, bucket_bytes=bucket_bytes)
+        for i, (tensor, target, dtype) in enumerate(zip(moved, targets, dtypes, strict=True)):
+            assert type(tensor) is sw.DTensor and list(tensor.placements) == target
+            assert torch.equal(tensor.full_tensor(), (DENSE + i).to(dtype))
+        sum(tensor.sum().full_tensor() * (i + 1) for i, tensor in enumerate(moved) if i != 1).backward()
+        assert tensors[1].grad is None or not tensors[1].grad.full_tensor().any()
+        for i, tensor in enumerate(tensors):
+            if i != 1:
+                assert torch.equal(tensor.grad.full_tensor(), torch.full((7, 5), i + 1.0, dtype=tensor.dtype)), i
+
+    run_ranks(3, body)
+
+
+def test_many_tensors_share_messages_and_one_list_of_placements():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        tensors = [sw.ones(8, 4, device_mesh=mesh, placements=[S0]) for _ in range(5)]
+        with CommDebugMode() as one_by_one:
+            for tensor in tensors:
+                tensor.redistribute(placements=[S1])
+        with CommDebugMode() as together:
+            moved = sw.redistribute_many(tensors, [S1])
+        assert [tuple(tensor.to_local().shape) for tensor in moved] == [(8, 1)] * 5
+        assert together.get_total_counts() == 1 and one_by_one.get_total_counts() == 5
+        assert together.bytes_received() == one_by_one.bytes_received() == 5 * 24
+        assert sw.redistribute_many([], [S1]) == []
+
+    run_ranks(4, body)
+
+
+def test_plans_and_buffers_are_kept_and_counted():
+    def body(rank):
+        tensor = sw.ones(64, 64, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[S0])
+        before = sw.redistribution_counters()
+        for _ in range(5):
+            tensor.redistribute(placements=[S1])
+        after = sw.redistribution_counters()
+        assert (after.plan_misses - before.plan_misses, after.plan_hits - before.plan_hits) == (1, 4)
+        assert after.n_plans == before.n_plans + 1
+        assert after.buffer_hits > before.buffer_hits and after.buffer_bytes > 0
+        assert repr(after).startswith("RedistributionCounters(plan_hits=")
 
     run_ranks(2, body)
+
+
+# source, target: what the plan says on paper is what ranks receive
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ([S0, S1], [S1, S0]),
+        ([S0, S0], [S1, S1]),
+        ([Partial(), S0], [S0, R]),
+        ([R, S0], [S0, R]),
+        ([Partial(), S1], [R, S1]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2)], ids=str)
+def test_ranks_receive_what_the_plan_says(shape, source, target):
+    def body(rank):
+        tensor = sw.distribute_tensor(torch.arange(35.0).view(7, 5), sw.init_device_mesh("cpu", shape), source)
+        plan = sw.plan_redistribution(tensor, target)
+        with CommDebugMode() as comm:
+            tensor.redistribute(placements=target)
+        return comm.bytes_received(), plan.traffic(rank).received, plan.bytes_received, plan.ratio
+
+    results = run_ranks(shape[0] * shape[1], body)
+    assert [counted for counted, *_ in results] == [planned for _, planned, *_ in results]
+    assert sum(counted for counted, *_ in results) == results[0][2]
+    assert results[0][3] == 1 or Partial() in source  # a Partial of nested cuts takes a detour

@@ -2,7 +2,7 @@
 #include "runtime/collectives.h"
 
 #include "runtime/comm_trace.h"
-#include "tests/support/ranks.h"
+#include "tests/support/either_world.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,24 +13,6 @@ namespace shardwise {
 namespace {
 
 using Splits = std::vector<int64_t>;
-
-void on_ranks(const std::function<void(World&)>& body) {
-  if (const auto processes = World::maybe_current())
-    body(*processes);
-  else
-    run_ranks(3, body);
-}
-
-/// The text of the E that `call` throws on this rank, else "".
-template <class E>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what_without_backtrace();
-  }
-  return {};
-}
 
 const std::vector<at::ScalarType> kReducible{at::kByte,     at::kChar,   at::kShort,  at::kInt,
                                              at::kLong,     at::kUInt16, at::kUInt32, at::kHalf,

@@ -63,6 +63,22 @@ TEST(CommTraceTest, InnermostScopeNamesTheOperator) {
   EXPECT_EQ(trace.events()[2].op, "");
 }
 
+TEST(CommScopeTest, LayoutsAreTheInnermostScopes) {
+  EXPECT_STREQ(CommScope::current_op(), "");
+  EXPECT_EQ(CommScope::current_layouts(), "");
+  int n_described = 0;
+  const auto layouts = [&] { return "asked " + std::to_string(++n_described); };
+  const CommScope outer("aten::mm", layouts);
+  CommTrace::record("broadcast", 2, 0, 0);
+  EXPECT_EQ(CommScope::current_layouts(), "asked 1");
+  {
+    const CommScope inner("redistribute");
+    EXPECT_STREQ(CommScope::current_op(), "redistribute");
+    EXPECT_EQ(CommScope::current_layouts(), "");
+  }
+  EXPECT_EQ(CommScope::current_layouts(), "asked 2");
+}
+
 TEST(CommTraceTest, OtherThreadsAreNotSeen) {
   const CommTrace trace;
   std::thread([] { CommTrace::record("broadcast", 2, 1, 1); }).join();

@@ -1,12 +1,15 @@
 #include "runtime/dtensor.h"
 
 #include "runtime/comm_trace.h"
-#include "runtime/plan.h"
+#include "runtime/execute.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -73,6 +76,136 @@ TEST(RedistributeTest, AnyLayoutBecomesAnyOtherBitForBitAndWithoutPartialAtTheBy
       }
     });
   }
+}
+
+/// `ranks` in random order, the first product(shape) of them.
+MeshPtr random_mesh(int64_t n_ranks, std::mt19937& random) {
+  static const std::vector<Dims> shapes{{1}, {2}, {3}, {4}, {2, 2}, {2, 1, 2}};
+  const Dims& shape = shapes[random() % shapes.size()];
+  std::vector<int64_t> ranks(n_ranks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::shuffle(ranks.begin(), ranks.end(), random);
+  int64_t size = 1;
+  for (const int64_t extent : shape) size *= extent;
+  ranks.resize(size);
+  return make_mesh(shape, std::move(ranks));
+}
+
+TEST(RedistributeTest, AnyMeshBecomesAnyOther) {
+  constexpr unsigned kSeed = 3;
+  run_ranks(5, [&](World& world) {
+    std::mt19937 random(kSeed);
+    for (int i = 0; i < 300; ++i) {
+      const auto first = random_mesh(5, random), second = random_mesh(5, random);
+      const Dims sizes{static_cast<int64_t>(random() % 8), static_cast<int64_t>(random() % 8)};
+      const auto from = random_placements(sizes, first->grid(), random);
+      const auto to = random_placements(sizes, second->grid(), random);
+      SCOPED_TRACE(fmt::format("seed {}, case {}: [{}] {} on {} -> {} on {}", kSeed, i, fmt::join(sizes, ", "),
+                               to_string(from), to_string(*first), to_string(to), to_string(*second)));
+      const at::Tensor dense = at::arange(1, sizes[0] * sizes[1] + 1, at::kLong).reshape(sizes);
+      const at::Tensor source = lay_out(dense, first, from);
+      const CommTrace trace;
+      const at::Tensor moved = redistribute(source, second, to);
+      if (!has_partial(from)) {
+        const Layout destination(sizes, second->grid_ptr(), without_partial(to));
+        EXPECT_EQ(trace.bytes_received(), bound(spec_of(source)->layout(), destination, world.rank(), 8));
+      }
+      const at::Tensor whole = full_tensor(moved);
+      EXPECT_TRUE(second->is_member() ? at::equal(whole, dense) : whole.numel() == 0);
+      EXPECT_EQ(spec_of(moved)->mesh(), second);
+      const at::Tensor back = full_tensor(redistribute(moved, first, from));
+      EXPECT_TRUE(first->is_member() ? at::equal(back, dense) : back.numel() == 0);
+    }
+  });
+}
+
+TEST(RedistributeTest, OptionsChangeTheWayAndNotTheValues) {
+  run_ranks(4, [](World&) {
+    std::mt19937 random(5);
+    auto mesh = make_mesh({2, 2});
+    for (int i = 0; i < 200; ++i) {
+      const Dims sizes{1 + static_cast<int64_t>(random() % 9), 1 + static_cast<int64_t>(random() % 9)};
+      const auto from = random_placements(sizes, mesh->grid(), random);
+      const auto to = random_placements(sizes, mesh->grid(), random);
+      SCOPED_TRACE(fmt::format("case {}: [{}] {} -> {}", i, fmt::join(sizes, ", "), to_string(from), to_string(to)));
+      const at::Tensor dense = at::arange(1, sizes[0] * sizes[1] + 1, at::kDouble).reshape(sizes);
+      RedistributeOptions options;
+      if (i % 2) options.plan.objective = PlanOptions::Objective::kTime;
+      if (i % 4 < 2) options.plan.links = {{1000, 0.1}, {1, 100}};
+      if (i % 3 == 0) options.plan.memory_cap = 64;
+      options.async_op = i % 5 < 2;
+      const at::Tensor moved = redistribute(lay_out(dense, mesh, from), mesh, to, options);
+      EXPECT_TRUE(at::equal(full_tensor(moved), dense));
+    }
+  });
+}
+
+TEST(RedistributeTest, AsyncWaitsAtFirstUse) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor dense = at::arange(12, at::kDouble).reshape({6, 2});
+    const at::Tensor x = lay_out(dense, mesh, {Placement::shard(0)});
+    RedistributeOptions options;
+    options.async_op = true;
+    const at::Tensor moved = redistribute(x, mesh, {Placement::replicate()}, options);
+    EXPECT_TRUE(maybe_dtensor(moved)->is_pending());
+    EXPECT_EQ(moved.sizes(), dense.sizes());  // shapes need no values
+    EXPECT_TRUE(maybe_dtensor(moved)->is_pending());
+    EXPECT_TRUE(at::equal(to_local(moved + moved), dense * 2));
+    EXPECT_FALSE(maybe_dtensor(moved)->is_pending());
+    redistribute(x, mesh, {Placement::replicate()}, options);  // dropped unused: the messages still come to their end
+    const at::Tensor tracked = x.detach().requires_grad_();
+    full_tensor(redistribute(tracked, mesh, {Placement::shard(1)}, options)).sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(tracked.grad()), at::ones_like(dense)));
+  });
+}
+
+TEST(RedistributeTest, ManyTensorsShareOneExchangeAndTheirGradientsToo) {
+  run_ranks(3, [](World&) {
+    auto mesh = make_mesh({3});
+    const std::vector<at::Tensor> dense{at::arange(21, at::kDouble).reshape({7, 3}),
+                                        at::arange(8, at::kFloat).reshape({4, 2}),
+                                        at::arange(5, at::kByte).reshape({5, 1})};
+    std::vector<at::Tensor> sources;
+    for (const at::Tensor& one : dense) sources.push_back(lay_out(one, mesh, {Placement::shard(0)}));
+    sources[0].requires_grad_();
+    sources[1].requires_grad_();
+    const std::vector<Placements> to{{Placement::shard(1)}, {Placement::replicate()}, {Placement::replicate()}};
+    std::vector<at::Tensor> moved;
+    {
+      const CommTrace trace;
+      moved = redistribute_many(sources, to);
+      EXPECT_EQ(trace.total_count(), 1);
+    }
+    for (size_t i = 0; i < dense.size(); ++i) {
+      EXPECT_TRUE(at::equal(full_tensor(moved[i]), dense[i]));
+      EXPECT_EQ(spec_of(moved[i])->placements(), c10::ArrayRef(to[i]));
+    }
+    torch::autograd::backward({(full_tensor(moved[0]) * 2).sum() + full_tensor(moved[1]).sum().to(at::kDouble)}, {});
+    EXPECT_TRUE(at::equal(full_tensor(sources[0].grad()), at::full_like(dense[0], 2)));
+    EXPECT_TRUE(at::equal(full_tensor(sources[1].grad()), at::ones_like(dense[1])));
+    EXPECT_EQ(spec_of(sources[0].grad()), spec_of(sources[0]));
+    EXPECT_TRUE(redistribute_many({}, {}).empty());
+    EXPECT_THROW(redistribute_many(sources, {to[0]}), c10::ValueError);
+  });
+}
+
+TEST(RedistributeTest, PlansAndBuffersAreKeptWithinBounds) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = lay_out(at::ones({6, 6}), mesh, {Placement::shard(1)});
+    redistribute(x, {Placement::shard(0)});
+    const MoveCounters before = move_counters();
+    for (int i = 0; i < 10; ++i) redistribute(x, {Placement::shard(0)});
+    const MoveCounters after = move_counters();
+    EXPECT_EQ(after.plan_hits - before.plan_hits, 10);
+    EXPECT_EQ(after.plan_misses, before.plan_misses);
+    EXPECT_EQ(after.buffer_misses, before.buffer_misses);
+    EXPECT_GT(after.buffer_hits, before.buffer_hits);
+    for (int64_t n = 0; n < 1100; ++n)
+      redistribute(lay_out(at::ones({n}), mesh, {Placement::replicate()}), {Placement::shard(0)});
+    EXPECT_LE(move_counters().n_plans, 1024);
+  });
 }
 
 TEST(RedistributeTest, SummedContributionsOfPartialAreReduced) {

@@ -81,6 +81,29 @@ TEST(ThreadBackendTest, BarrierHoldsEveryoneBack) {
   });
 }
 
+TEST(ThreadBackendTest, ReceivesByTagAndInOrder) {
+  run_ranks(2, [](World& world) {
+    const auto send = [&](int64_t value, int tag) {
+      std::vector<at::Tensor> tensors{at::full({2}, value, at::kLong)};
+      backend(world)->send(tensors, 1, tag)->wait();
+    };
+    const auto receive = [&](int tag) {
+      std::vector<at::Tensor> tensors{at::zeros({2}, at::kLong)};
+      backend(world)->recv(tensors, 0, tag)->wait();
+      return tensors[0][1].item<int64_t>();
+    };
+    if (world.rank() == 0) {
+      send(10, 1);
+      send(20, 2);
+      send(11, 1);
+    } else {
+      EXPECT_EQ(receive(2), 20);
+      EXPECT_EQ(receive(1), 10);
+      EXPECT_EQ(receive(1), 11);
+    }
+  });
+}
+
 TEST(ThreadBackendTest, ReducesWithEveryOperator) {
   // operator, values of ranks 0 and 1, result
   const std::vector<std::tuple<c10d::ReduceOp::RedOpType, int64_t, int64_t, int64_t>> cases{
@@ -112,6 +135,10 @@ TEST(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
                  at::Tensor output = at::ones({3});
                  at::Tensor input = at::ones({2});
                  backend(world)->_allgather_base(output, input);
+               }));
+  expect_error("[send] member 0 names member 0 of 1. Name another one in [0, 1).", error_of_ranks(1, [](World& world) {
+                 std::vector<at::Tensor> one{at::ones({1})};
+                 backend(world)->send(one, 0, 0);
                }));
 }
 

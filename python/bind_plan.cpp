@@ -1,0 +1,301 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "runtime/execute.h"
+#include "runtime/traffic.h"
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/DefaultDtype.h>
+#include <fmt/format.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <chrono>
+#include <mutex>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+/// A tensor of plain values comes as at::Tensor, and is refused by spec_of.
+using Place = std::variant<at::Tensor, Layout>;
+using Destination = std::variant<at::Tensor, Layout, Placements>;
+
+/// A plan, and what was found out about it so far. Shared by Python threads.
+class PyPlan {
+ public:
+  PyPlan(Plan plan, double planning_us) : plan_(std::move(plan)), planning_us_(planning_us) {}
+
+  const Plan& plan() const { return plan_; }
+  double planning_us() const { return planning_us_; }
+  /// Over all ranks; worked out at first use.
+  const Summary& summary() const {
+    const std::scoped_lock lock(mutex_);
+    if (!summary_) summary_ = summarize(plan_);
+    return *summary_;
+  }
+
+ private:
+  Plan plan_;
+  double planning_us_;
+  mutable std::mutex mutex_;
+  mutable std::optional<Summary> summary_;
+};
+
+py::tuple tuple_of(c10::IntArrayRef numbers) {
+  py::tuple result(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) result[i] = numbers[i];
+  return result;
+}
+
+bool is_extents(const py::object& mesh) {
+  if (!py::isinstance<py::tuple>(mesh)) return false;
+  for (const py::handle item : mesh)
+    if (!PyLong_Check(item.ptr())) return false;
+  return true;
+}
+
+/// A mesh's own grid; else a new one, of extents or of nested ranks.
+std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
+  if (py::isinstance<DeviceMesh>(mesh) || py::hasattr(mesh, "mesh_dim_names")) return to_mesh(mesh)->grid_ptr();
+  auto grid = std::make_shared<RankGrid>();
+  if (is_extents(mesh)) {
+    grid->shape = Dims(mesh.cast<Numbers>());
+    int64_t n_ranks = 1;
+    for (const int64_t extent : grid->shape) {
+      TORCH_CHECK_VALUE(extent > 0,
+                        fmt::format("[layout] a mesh of extents ({}) has no ranks. Give positive extents, or the ranks "
+                                    "as lists: [[0, 1], [2, 3]].",
+                                    fmt::join(grid->shape, ", ")));
+      n_ranks *= extent;
+    }
+    grid->ranks.resize(n_ranks);
+    std::iota(grid->ranks.begin(), grid->ranks.end(), 0);
+  } else {
+    const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
+    TORCH_CHECK_TYPE(at::isIntegralType(ranks.scalar_type(), false),
+                     fmt::format("[layout] the mesh {} holds no ranks. Give a DeviceMesh, a tuple of extents or nested "
+                                 "lists of ranks.",
+                                 py::repr(mesh).cast<std::string>()));
+    const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
+    grid->shape = Dims(ranks.sizes());
+    grid->ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
+  }
+  check(*grid);
+  return grid;
+}
+
+std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int64_t rank) {
+  std::vector<std::pair<Numbers, Numbers>> result;
+  for (const Box& box : layout.boxes(rank))
+    result.emplace_back(Numbers(box.offsets.begin(), box.offsets.end()), Numbers(box.sizes.begin(), box.sizes.end()));
+  return result;
+}
+
+const Layout& layout_of(const Place& place) {
+  if (const auto* layout = std::get_if<Layout>(&place)) return *layout;
+  return spec_of(std::get<at::Tensor>(place))->layout();
+}
+
+/// On the source's own grid where the ranks are the same: equal grids are then known by their address.
+Layout layout_of(const Destination& place, const Layout& source) {
+  if (const auto* placements = std::get_if<Placements>(&place))
+    return Layout(source.sizes(), source.grid_ptr(), *placements);
+  const auto* given = std::get_if<Layout>(&place);
+  const Layout& layout = given ? *given : spec_of(std::get<at::Tensor>(place))->layout();
+  if (!(layout.grid() == source.grid())) return layout;
+  return Layout(layout.sizes(), source.grid_ptr(), layout.placements().vec());
+}
+
+at::ScalarType dtype_of(const Place& place) {
+  const auto* tensor = std::get_if<at::Tensor>(&place);
+  return tensor ? tensor->scalar_type() : c10::get_default_dtype_as_scalartype();
+}
+
+std::shared_ptr<PyPlan> plan_redistribution(const Place& src, const Destination& dst,
+                                            std::optional<at::ScalarType> dtype, const std::string& objective,
+                                            const MaybeLinks& links, int64_t memory_cap) {
+  const PlanOptions options = plan_options("plan_redistribution", objective, links, memory_cap);
+  const Layout& source = layout_of(src);
+  const Layout destination = layout_of(dst, source);
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype.value_or(dtype_of(src))));
+  const auto start = std::chrono::steady_clock::now();
+  Plan made = plan(source, destination, element_bytes, options);
+  const std::chrono::duration<double, std::micro> planning = std::chrono::steady_clock::now() - start;
+  return std::make_shared<PyPlan>(std::move(made), planning.count());
+}
+
+std::string text_of(const PyPlan& self) {
+  return fmt::format("{} | planned in {:.1f} us", to_string(self.summary()), self.planning_us());
+}
+
+std::string text_of(const RankTraffic& self) {
+  return fmt::format("RankTraffic(sent={}, received={}, bound={}, buffer_bytes={}, n_messages={}, seconds={:.3g})",
+                     self.sent, self.received, self.bound, self.buffer_bytes, self.n_messages, self.seconds);
+}
+
+constexpr const char* kLayout =
+    "Which rank owns which boxes of a tensor of `shape`: on paper, without processes.\n\n"
+    "`mesh`: a DeviceMesh, a tuple of extents, (2, 4), whose ranks are 0, 1, 2, ..., or nested lists of ranks, "
+    "[[0, 1], [2, 3]].\n"
+    "`placements`: one per mesh dim. Raises ValueError or IndexError for placements that do not fit.";
+
+constexpr const char* kPlan =
+    "How a tensor gets from one layout to another, and what that costs each rank. Nothing has been sent.\n\n"
+    "str(plan): `route | rounds | received, bound, ratio | most loaded rank | buffers | planning time`, in bytes.\n"
+    "Figures over all ranks are worked out at first use; summary(n_samples) asks fewer ranks.";
+
+constexpr const char* kPlanRedistribution =
+    "The plan by which `src` would become `dst`. Nothing is sent; Layouts need no process group.\n\n"
+    "`src`: a DTensor or a Layout; `dst`: one of these, or placements on the mesh of `src`. `dtype`: that of `src`, "
+    "else torch's default.\n"
+    "`objective`: \"bytes\", the fewest received, or \"time\", the least over `links`: per mesh dim of `src` "
+    "(latency in us,\n"
+    "GB/s each way), 20 us and 10 GB/s where none are given. `memory_cap`: bytes of message buffers that a rank may "
+    "hold at once,\n"
+    "then in more rounds; 0 is no limit.\n\n"
+    "Raises ValueError where the shapes differ or options do not fit.";
+
+void bind_layout(py::module_& module) {
+  py::class_<Layout>(module, "Layout", kLayout)
+      .def(py::init([](const Numbers& shape, const py::object& mesh, Placements placements) {
+             return Layout(shape, grid_of(mesh), std::move(placements));
+           }),
+           py::arg("shape"), py::arg("mesh"), py::arg("placements"))
+      .def_property_readonly("shape", [](const Layout& self) { return tuple_of(self.sizes()); })
+      .def_property_readonly("mesh_shape", [](const Layout& self) { return tuple_of(self.grid().shape); })
+      .def_property_readonly(
+          "ranks", [](const Layout& self) { return self.grid().ranks; }, "Of the mesh, in row-major order.")
+      .def_property_readonly("placements", [](const Layout& self) { return self.placements().vec(); })
+      .def("boxes", torch::wrap_pybind_function(&boxes_of_rank), py::arg("rank"),
+           "(offsets, sizes) of the pieces of global `rank`; none outside the mesh.")
+      .def(
+          "__eq__", [](const Layout& self, const Layout& other) { return self == other; }, py::is_operator())
+      .def("__hash__", &Layout::hash)
+      .def("__str__", [](const Layout& self) { return to_string(self); })
+      .def("__repr__", [](const Layout& self) { return fmt::format("Layout({})", to_string(self)); });
+}
+
+void bind_traffic(py::module_& module) {
+  py::class_<RankTraffic>(module, "RankTraffic",
+                          "One rank's share of a plan: bytes exclude what stays on the rank; an all-reduce counts as a "
+                          "ring's 2 (n-1)/n of the piece.")
+      .def_readonly("sent", &RankTraffic::sent)
+      .def_readonly("received", &RankTraffic::received)
+      .def_readonly("bound", &RankTraffic::bound,
+                    "What must be received: what it needs and does not hold, or the reductions' bounds.")
+      .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "Most held in message buffers at once.")
+      .def_readonly("n_messages", &RankTraffic::n_messages, "Received.")
+      .def_readonly("seconds", &RankTraffic::seconds, "By the links of the plan.")
+      .def("__repr__", py::overload_cast<const RankTraffic&>(&text_of));
+  py::class_<Summary>(module, "PlanSummary", "A plan's cost over all ranks, or over the sampled ones, scaled up.")
+      .def_readonly("route", &Summary::route)
+      .def_readonly("n_rounds", &Summary::n_rounds, "Steps that send something, times the rounds of each.")
+      .def_readonly("received", &Summary::received, "Bytes, all ranks together.")
+      .def_readonly("bound", &Summary::bound)
+      .def_property_readonly("ratio", &Summary::ratio)
+      .def_readonly("most_loaded_rank", &Summary::most_loaded_rank, "The first that receives most.")
+      .def_readonly("most_received", &Summary::most_received)
+      .def_readonly("buffer_bytes", &Summary::buffer_bytes, "The most of any rank.")
+      .def_readonly("seconds", &Summary::seconds, "The slowest rank's.")
+      .def("__repr__", [](const Summary& self) { return to_string(self); });
+}
+
+/// A property that needs the summary, worked out without the GIL.
+template <class Member>
+auto of_summary(Member member) {
+  return py::cpp_function([member](const PyPlan& self) {
+    const Summary* summary = nullptr;
+    {
+      const py::gil_scoped_release no_gil;
+      summary = &self.summary();
+    }
+    return std::invoke(member, *summary);
+  });
+}
+
+void bind_plan_class(py::module_& module) {
+  using torch::wrap_pybind_function_no_gil;
+  py::class_<PyPlan, std::shared_ptr<PyPlan>>(module, "Plan", kPlan)
+      .def_property_readonly("source", [](const PyPlan& self) { return self.plan().source; })
+      .def_property_readonly("destination", [](const PyPlan& self) { return self.plan().destination; })
+      .def_property_readonly("route", of_summary(&Summary::route), "The names of the steps that send something.")
+      .def_property_readonly(
+          "steps",
+          [](const PyPlan& self) {
+            const py::gil_scoped_release no_gil;
+            std::vector<std::string> names;
+            for (const Step& step : self.plan().steps) names.push_back(name_of(step));
+            return names;
+          },
+          "The names of all steps, in order.")
+      .def_property_readonly("n_rounds", of_summary(&Summary::n_rounds))
+      .def_property_readonly("bytes_received", of_summary(&Summary::received), "All ranks together.")
+      .def_property_readonly("bound", of_summary(&Summary::bound), "Bytes that must be received, all ranks together.")
+      .def_property_readonly("ratio", of_summary(&Summary::ratio), "bytes_received over bound.")
+      .def_property_readonly("most_loaded_rank", of_summary(&Summary::most_loaded_rank))
+      .def_property_readonly("most_received", of_summary(&Summary::most_received), "That rank's bytes.")
+      .def_property_readonly("buffer_bytes", of_summary(&Summary::buffer_bytes),
+                             "Most that any rank holds in message buffers at once, beyond source and destination.")
+      .def_property_readonly("seconds", of_summary(&Summary::seconds), "The slowest rank's, by the links.")
+      .def_property_readonly("planning_us", &PyPlan::planning_us, "Microseconds that planning took.")
+      .def("traffic",
+           wrap_pybind_function_no_gil([](const PyPlan& self, int64_t rank) { return traffic(self.plan(), rank); }),
+           py::arg("rank"), "The share of global `rank`; all zero outside both meshes.")
+      .def("simulate", wrap_pybind_function_no_gil([](const PyPlan& self) { return simulate(self.plan()); }),
+           "(rank, RankTraffic) of every rank, in the order of the source's mesh, then the destination's others.")
+      .def("summary", wrap_pybind_function_no_gil([](const PyPlan& self, int64_t n_samples) {
+             return n_samples > 0 ? summarize(self.plan(), n_samples) : self.summary();
+           }),
+           py::arg("n_samples") = 0, "Figures over all ranks, or of `n_samples` evenly spaced ones, scaled up.")
+      .def("__str__", wrap_pybind_function_no_gil(py::overload_cast<const PyPlan&>(&text_of)))
+      .def("__repr__", [](const PyPlan& self) {
+        return fmt::format("Plan({} -> {})", to_string(self.plan().source), to_string(self.plan().destination));
+      });
+}
+
+}  // namespace
+
+PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
+  TORCH_CHECK_VALUE(
+      objective == "bytes" || objective == "time",
+      fmt::format("[{}] objective \"{}\" is not known: a plan has the fewest bytes or the least time. Use "
+                  "\"bytes\" or \"time\".",
+                  op, objective));
+  PlanOptions options;
+  options.objective = objective == "time" ? PlanOptions::Objective::kTime : PlanOptions::Objective::kBytes;
+  if (links)
+    for (const auto& [latency_us, gb_per_s] : *links) options.links.push_back({latency_us, gb_per_s});
+  options.memory_cap = memory_cap;
+  return options;
+}
+
+void bind_plan(py::module_& module) {
+  bind_layout(module);
+  bind_traffic(module);
+  bind_plan_class(module);
+  module.def("plan_redistribution", torch::wrap_pybind_function_no_gil(&plan_redistribution), kPlanRedistribution,
+             py::arg("src"), py::arg("dst"), py::kw_only(), py::arg("dtype") = py::none(),
+             py::arg("objective") = "bytes", py::arg("links") = py::none(), py::arg("memory_cap") = 0);
+
+  py::class_<MoveCounters>(module, "RedistributionCounters",
+                           "What this thread kept from one redistribution to the next: plans and message buffers.")
+      .def_readonly("plan_hits", &MoveCounters::plan_hits)
+      .def_readonly("plan_misses", &MoveCounters::plan_misses)
+      .def_readonly("n_plans", &MoveCounters::n_plans, "Kept now.")
+      .def_readonly("buffer_hits", &MoveCounters::buffer_hits)
+      .def_readonly("buffer_misses", &MoveCounters::buffer_misses)
+      .def_readonly("buffer_bytes", &MoveCounters::buffer_bytes, "Kept now.")
+      .def("__repr__", [](const MoveCounters& self) {
+        return fmt::format(
+            "RedistributionCounters(plan_hits={}, plan_misses={}, n_plans={}, buffer_hits={}, buffer_misses={}, "
+            "buffer_bytes={})",
+            self.plan_hits, self.plan_misses, self.n_plans, self.buffer_hits, self.buffer_misses, self.buffer_bytes);
+      });
+  module.def("redistribution_counters", torch::wrap_pybind_function(&move_counters),
+             "The counters of this thread's plans and buffers.");
+  for (const char* name : {"Layout", "Plan", "PlanSummary", "RankTraffic", "RedistributionCounters"})
+    module.attr(name).attr("__module__") = "shardwise";
+}
+
+}  // namespace shardwise

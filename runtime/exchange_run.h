@@ -1,0 +1,65 @@
+// runtime/exchange_run.h: one exchange or reduction of one or several tensors: pack, send, receive, unpack.
+#pragma once
+
+#include "runtime/messages.h"
+#include "runtime/shards.h"
+#include "runtime/spec.h"
+#include "runtime/transfers.h"
+
+namespace shardwise {
+
+/// One tensor's part. `from` and `to` are the specs at both ends of `step`; a rank outside of one has no pieces there.
+struct ExchangeItem {
+  const Step* step;
+  const Transfers* part;
+  SpecPtr from;
+  SpecPtr to;
+  Shards pieces;
+};
+
+/// Each pair of ranks exchanges one message a round: a piece's box as it lies in memory where that is one run of elements, else
+/// packed into a buffer; what arrives goes straight into its place where that is one run. Pairs without common boxes exchange nothing.
+class ExchangeRun {
+ public:
+  /// `group`: null where no rank sends anything. Pre: the items' steps have the same number of rounds, and are all of that
+  /// group. Every rank of the group makes one.
+  ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::Device device);
+
+  /// Sends and posts the first round.
+  void start();
+  /// Waits, runs further rounds, and gives each item's pieces at its far end.
+  std::vector<Shards> finish();
+
+ private:
+  struct Arrival {
+    size_t item;
+    const Transfer* transfer;
+    at::Tensor values;  // where it arrives; undefined where that is its place
+  };
+
+  void start_round(int64_t round);
+  void finish_round(int64_t round);
+  void post_sends(int64_t round);
+  void post_receives(int64_t round);
+  at::Tensor packed(const std::vector<std::pair<size_t, const Transfer*>>& transfers, int64_t round);
+  void store(size_t item, const Transfer& transfer, const at::Tensor& values, int64_t round);
+  at::Tensor source_part(size_t item, int64_t piece, const Box& box) const;
+  at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
+  Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }
+
+  GroupPtr group_;
+  std::vector<ExchangeItem> items_;
+  c10::Device device_;
+  int64_t n_rounds_;
+  int64_t rank_;
+  std::vector<Shards> results_;
+  std::vector<Message> sends_, receives_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<Arrival> arrivals_;
+  std::shared_ptr<Messages> messages_;
+};
+
+/// Uninitialised memory for a piece of `sizes`, its dims ordered as the tensor's strides order them.
+at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device);
+
+}  // namespace shardwise

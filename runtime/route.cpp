@@ -1,0 +1,264 @@
+#include "runtime/route.h"
+
+#include "runtime/traffic.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+namespace shardwise {
+namespace {
+
+using Placements = std::vector<Placement>;
+
+bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
+
+bool is_cut(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
+
+Layout with(const Layout& layout, Placements placements) {
+  return Layout(layout.sizes(), layout.grid_ptr(), std::move(placements));
+}
+
+std::optional<Layout> maybe_with(const Layout& layout, const Placements& placements) {
+  try {
+    return with(layout, placements);
+  } catch (const c10::ValueError&) {
+    return std::nullopt;
+  }
+}
+
+/// `layout` with mesh dim `m` placed as `placement`; where explicit sizes then do not fit, with torch.chunk's cut there, or in
+/// all of that tensor dim.
+Layout changed(const Layout& layout, size_t m, const Placement& placement) {
+  Placements placements = layout.placements().vec();
+  placements[m] = placement;
+  if (!placement.is_shard()) return with(layout, std::move(placements));
+  if (auto result = maybe_with(layout, placements)) return *result;
+  const Placement plain = Placement::shard(placement.dim());
+  placements[m] = plain;
+  if (auto result = maybe_with(layout, placements)) return *result;
+  for (Placement& other : placements)
+    if (other.is_shard(placement.dim())) other = plain;
+  return with(layout, std::move(placements));
+}
+
+/// The change of one mesh dim.
+Step step_of(const Layout& from, Layout to, size_t m) {
+  const Placement &before = from.placements()[m], &after = to.placements()[m];
+  Step step{Step::Kind::kExchange, from, std::move(to), -1};
+  if (before.is_partial()) {
+    step.kind = is_cut(after) ? Step::Kind::kReduce : Step::Kind::kAllReduce;
+    step.reduce = before.reduce();
+    step.mesh_dim = static_cast<int>(m);
+  } else if (after.is_partial()) {
+    step.kind = Step::Kind::kMakePartial;
+    step.reduce = after.reduce();
+    step.mesh_dim = static_cast<int>(m);
+  }
+  return step;
+}
+
+/// Builds the direct route within one mesh.
+class DirectRoute {
+ public:
+  DirectRoute(const Layout& source, const Layout& destination) : now_(source), end_(destination) {
+    for (size_t m = 0; m < now_.placements().size(); ++m)
+      if (now_.placements()[m].is_partial() && !(now_.placements()[m] == end_.placements()[m])) leaving_.push_back(m);
+  }
+
+  std::vector<Step> run() {
+    std::vector<size_t> waiting;  // all-reduces that may come before or after the exchange
+    const bool may_wait = commutes();
+    for (auto m = leaving_.rbegin(); m != leaving_.rend(); ++m) {
+      if (is_cut(end_.placements()[*m]))
+        go(*m, end_.placements()[*m]);
+      else if (may_wait)
+        waiting.push_back(*m);
+      else
+        go(*m, Placement::replicate());
+    }
+    if (!shrinks(waiting)) all_reduce(waiting);
+    exchange();
+    all_reduce(waiting);
+    for (size_t m = 0; m < end_.placements().size(); ++m)
+      if (!(now_.placements()[m] == end_.placements()[m])) go(m, end_.placements()[m]);
+    return std::move(steps_);
+  }
+
+ private:
+  bool commutes() const {
+    return std::ranges::all_of(leaving_, [&](size_t m) {
+      const Reduce first = now_.placements()[leaving_[0]].reduce(), own = now_.placements()[m].reduce();
+      return own == first || (is_linear(own) && is_linear(first));
+    });
+  }
+
+  void go(size_t m, const Placement& placement) {
+    steps_.push_back(step_of(now_, changed(now_, m, placement), m));
+    now_ = steps_.back().to;
+  }
+
+  void all_reduce(std::vector<size_t>& mesh_dims) {
+    for (const size_t m : mesh_dims) go(m, Placement::replicate());
+    mesh_dims.clear();
+  }
+
+  /// What one exchange can reach: mesh dims that are Partial now stay so, those that become Partial are replicas first.
+  Placements exchanged() const {
+    Placements result = end_.placements().vec();
+    for (size_t m = 0; m < result.size(); ++m) {
+      if (now_.placements()[m].is_partial())
+        result[m] = now_.placements()[m];
+      else if (result[m].is_partial())
+        result[m] = Placement::replicate();
+    }
+    return result;
+  }
+
+  bool shrinks(const std::vector<size_t>& waiting) const {
+    if (waiting.empty() || now_.is_enumerable() || end_.is_enumerable()) return false;
+    const Dims first(now_.placements().size(), 0);
+    return with(now_, exchanged()).box_at(first).numel() < now_.box_at(first).numel();
+  }
+
+  void exchange() {
+    Layout to = with(now_, exchanged());
+    if (to == now_) return;
+    steps_.push_back({Step::Kind::kExchange, now_, to, -1});
+    now_ = std::move(to);
+  }
+
+  Layout now_;
+  const Layout& end_;
+  std::vector<size_t> leaving_;
+  std::vector<Step> steps_;
+};
+
+/// To another mesh: sums are made in the old one, Partial in the new one.
+std::vector<Step> steps_between_meshes(const Layout& source, const Layout& destination) {
+  const auto whole = [](const Layout& layout) {
+    Placements placements = layout.placements().vec();
+    for (Placement& placement : placements)
+      if (placement.is_partial()) placement = Placement::replicate();
+    return with(layout, std::move(placements));
+  };
+  std::vector<Step> steps = DirectRoute(source, whole(source)).run();
+  steps.push_back({Step::Kind::kExchange, whole(source), whole(destination), -1});
+  for (Step& step : DirectRoute(whole(destination), destination).run()) steps.push_back(std::move(step));
+  return steps;
+}
+
+/// Dijkstra's search: a state is a choice among `candidates_` for each mesh dim.
+class FastestRoute {
+ public:
+  FastestRoute(const Layout& source, const Layout& destination, int64_t element_bytes, const std::vector<Link>& links)
+      : source_(source), destination_(destination), element_bytes_(element_bytes), links_(links) {
+    for (size_t m = 0; m < source.placements().size(); ++m) {
+      auto& list = candidates_.emplace_back();
+      const auto add = [&](const Placement& placement) {
+        if (std::ranges::find(list, placement) == list.end()) list.push_back(placement);
+      };
+      add(source.placements()[m]);
+      add(destination.placements()[m]);
+      add(Placement::replicate());
+      for (int64_t dim = 0; dim < source.dim(); ++dim) add(Placement::shard(dim));
+    }
+  }
+
+  std::vector<Step> run() {
+    const State start(candidates_.size(), 0);
+    best_[start] = {0, start, std::nullopt};
+    open_.insert({0, start});
+    while (!open_.empty()) {
+      const State state = open_.begin()->second;
+      open_.erase(open_.begin());
+      const Layout here = layout_of(state);
+      if (here == destination_) return path_to(state);
+      for (size_t m = 0; m < state.size(); ++m)
+        for (size_t choice = 0; choice < candidates_[m].size(); ++choice)
+          if (static_cast<int>(choice) != state[m]) consider(state, here, m, choice);
+    }
+    return direct_steps(source_, destination_);
+  }
+
+ private:
+  using State = std::vector<int>;
+  struct Arrival {
+    double seconds = 0;
+    State before;
+    std::optional<Step> step;
+  };
+
+  Layout layout_of(const State& state) const {
+    Placements placements;
+    for (size_t m = 0; m < state.size(); ++m) placements.push_back(candidates_[m][state[m]]);
+    return with(source_, std::move(placements));
+  }
+
+  void consider(const State& state, const Layout& here, size_t m, size_t choice) {
+    State next = state;
+    next[m] = static_cast<int>(choice);
+    const Placement& placement = candidates_[m][choice];
+    const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_replicate();
+    if (placement.is_partial() && !is_right_partial) return;
+    std::optional<Layout> there;
+    try {
+      there = layout_of(next);
+    } catch (const c10::ValueError&) {
+      return;  // explicit sizes that do not fit this cut
+    }
+    Step step = step_of(here, *there, m);
+    const double seconds = best_[state].seconds + slowest(step);
+    const auto known = best_.find(next);
+    if (known != best_.end() && known->second.seconds <= seconds) return;
+    if (known != best_.end()) open_.erase({known->second.seconds, next});
+    best_[next] = {seconds, state, std::move(step)};
+    open_.insert({seconds, next});
+  }
+
+  /// Over at most 64 ranks, evenly spaced. A step is a little worse than none, so that fewer steps win.
+  double slowest(const Step& step) const {
+    const auto& ranks = step.from.grid().ranks;
+    const size_t n = std::min<size_t>(ranks.size(), 64);
+    double seconds = 1e-9;
+    for (size_t i = 0; i < n; ++i)
+      seconds = std::max(seconds, traffic(step, element_bytes_, links_, ranks[i * ranks.size() / n]).seconds);
+    return seconds;
+  }
+
+  std::vector<Step> path_to(State state) {
+    std::vector<Step> steps;
+    double one_by_one = 0, direct = 0;
+    while (best_[state].step) {
+      one_by_one += slowest(*best_[state].step);
+      steps.insert(steps.begin(), *best_[state].step);
+      state = best_[state].before;
+    }
+    auto at_once = direct_steps(source_, destination_);
+    for (const Step& step : at_once) direct += slowest(step);
+    return direct <= one_by_one ? at_once : steps;
+  }
+
+  const Layout& source_;
+  const Layout& destination_;
+  int64_t element_bytes_;
+  const std::vector<Link>& links_;
+  std::vector<Placements> candidates_;
+  std::map<State, Arrival> best_;
+  std::set<std::pair<double, State>> open_;
+};
+
+}  // namespace
+
+std::vector<Step> direct_steps(const Layout& source, const Layout& destination) {
+  return source.grid() == destination.grid() ? DirectRoute(source, destination).run()
+                                             : steps_between_meshes(source, destination);
+}
+
+std::vector<Step> fastest_steps(const Layout& source, const Layout& destination, int64_t element_bytes,
+                                const std::vector<Link>& links) {
+  return FastestRoute(source, destination, element_bytes, links).run();
+}
+
+}  // namespace shardwise
