@@ -71,9 +71,10 @@ def all_gather(local, shape, move):
     padded = local.new_zeros(most, shape[1])
     padded[: local.shape[0]] = local
     result = local.new_empty(most * N_RANKS, shape[1])
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, where torch has it
 
     def call():
-        dist.all_gather_into_tensor(result, padded)
+        gather(result, padded)
         return result[: shape[0]]
 
     return call

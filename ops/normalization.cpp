@@ -45,10 +45,9 @@ void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
 }  // namespace
 
 void register_normalization(RuleTable& table) {
-  table.add({"aten::_softmax", "aten::_log_softmax"}, pointwise().whole("dim"));
-  table.add("aten::_safe_softmax", pointwise().whole("dim").sampled());
+  table.add({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"}, pointwise().whole("dim").sampled());
   table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
-            pointwise().linear_in_first().whole("dim"));
+            pointwise().linear_in_first().whole("dim").sampled());
   table.add("aten::native_layer_norm", Rule("layer_norm", describe_layer_norm).sampled());
   table.add("aten::native_layer_norm_backward",
             Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());

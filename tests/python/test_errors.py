@@ -147,6 +147,41 @@ ERRORS = {
         r"different meshes: \(2\) and \(2: ranks \[1, 0\]\)",
     ),
     "what dense tensors refuse": (lambda mesh: cut(mesh) @ cut(mesh), RuntimeError, "does not match the other tensors"),
+    "whole tensors of different shapes": (
+        lambda mesh: sw.distribute_tensor(torch.ones(4 + mesh.get_rank(), 2), mesh, [Shard(0)]),
+        ValueError,
+        r"rank 0 gives a tensor Float \[4, 2\], rank 1 one Float \[5, 2\]",
+    ),
+    "a wrapper to be cut": (
+        lambda mesh: sw.distribute_tensor(sw.LocalShardsWrapper([ONES], [(0, 0)]), mesh, [Shard(0)]),
+        ValueError,
+        r"\[distribute_tensor\].*LocalShardsWrapper goes to DTensor.from_local",
+    ),
+    "a mesh dim named twice": (
+        lambda mesh: sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))["a", "a"],
+        ValueError,
+        'dim "a" is named twice',
+    ),
+    "a dtype that the kernel refuses, where a rank has no rows": (
+        lambda mesh: cut(mesh, Shard(0, [6, 0])).long().softmax(1),
+        (RuntimeError, NotImplementedError),
+        "not implemented for 'Long'",
+    ),
+    "the maximum of nothing": (
+        lambda mesh: sw.zeros(0, 3, device_mesh=mesh, placements=[Shard(0)]).amax(0),
+        IndexError,
+        "non-zero size",
+    ),
+    "the gradient of a maximum whose owner is unknown": (
+        lambda mesh: (
+            DTensor.from_local(ONES.clone().requires_grad_(), mesh, [Partial("max")])
+            .redistribute(placements=[Replicate()])
+            .sum()
+            .backward()
+        ),
+        NotImplementedError,
+        r"\[from_local\] a Partial of max, min or product has no gradient",
+    ),
     "to_local of a plain tensor": (lambda mesh: DTensor.to_local(ONES), TypeError, "stands where a DTensor is needed"),
     "arguments of other types": (
         lambda mesh: DTensor.from_local(3, mesh, [Replicate()]),

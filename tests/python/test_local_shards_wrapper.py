@@ -253,3 +253,10 @@ def test_copies_of_a_dtensor_remember_that_it_was_a_wrapper(copied):
 def test_repr_shows_each_piece_at_its_place():
     text = repr(LocalShardsWrapper([torch.ones(1, 2)], [(3, 0)]))
     assert text == "LocalShardsWrapper({[3, 0]: tensor([[1., 1.]])}, dtype=torch.float32)"
+
+
+@pytest.mark.parametrize("joined", [torch.cat, torch.stack, torch.hstack])
+def test_pieces_of_several_wrappers_are_not_joined(joined):
+    wrapper = pieces_of(TABLE, rows(3)[0])
+    with pytest.raises(NotImplementedError, match="needs more than one piece at a time"):
+        joined([wrapper, wrapper])

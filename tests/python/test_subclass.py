@@ -271,3 +271,37 @@ def test_cache_counters_count_hits():
         assert (after.hits - before.hits, after.misses - before.misses) == (1, 0) and after.size == before.size > 0
 
     on_two_ranks(body)
+
+
+def test_inference_mode_views_tensors_from_outside():
+    def body(x):
+        with torch.inference_mode():
+            for view in (lambda y: y.t(), lambda y: y[1:4], lambda y: y.detach(), lambda y: y.view(3, 4)):
+                assert_equals(view(x), view(DENSE))
+            assert_equals(F.linear(x, x[:3], x[:3, 0]), F.linear(DENSE, DENSE[:3], DENSE[:3, 0]))
+        assert not x.t().is_inference()
+
+    on_two_ranks(body)
+
+
+def test_results_are_ordered_in_memory_as_dense_ones_are():
+    """So that a view which dense code takes works here too: torch's MultiheadAttention with batches first."""
+    x = torch.arange(24.0).view(2, 3, 4)
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    expected = attention(x, x.clone(), x.clone())[0].detach()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for placement in (Replicate(), Shard(0), Shard(2)):
+            tensor = sw.distribute_tensor(x, mesh, [placement])
+            for turned in (tensor.transpose(0, 1), sw.distribute_tensor(x.transpose(0, 1), mesh, [Replicate()])):
+                dense = x.transpose(0, 1)
+                assert turned.stride() == dense.stride()
+                assert F.layer_norm(turned, (4,)).stride() == F.layer_norm(dense, (4,)).stride()
+                assert (turned + 1).stride() == (dense + 1).stride()
+                assert F.linear(turned, tensor[0, :, :].new_ones(4, 4)).is_contiguous()
+            model = sw.distribute_module(copy.deepcopy(attention), mesh)
+            out = model(*(sw.distribute_tensor(x, mesh, [placement]) for _ in range(3)))[0]
+            torch.testing.assert_close(out.full_tensor(), expected)
+
+    run_ranks(2, body)
