@@ -98,7 +98,9 @@ std::vector<Shards> ExchangeRun::finish() {
 void ExchangeRun::start_round(int64_t round) {
   post_receives(round);
   post_sends(round);
-  if (group_) messages_ = exchange(*group_, std::move(sends_), std::move(receives_));
+  if (group_)
+    messages_ = exchange(*group_, std::move(sends_), std::move(receives_),
+                         items_[0].from->mesh()->grid() == items_[0].to->mesh()->grid());
   sends_.clear();
   receives_.clear();
 }

@@ -3,6 +3,7 @@
 #include "runtime/below.h"
 #include "runtime/buffers.h"
 #include "runtime/collectives.h"
+#include "runtime/comm_trace.h"
 #include "runtime/exchange_run.h"
 #include "runtime/plan_cache.h"
 
@@ -28,6 +29,9 @@ GroupPtr group_of(const OwnStep& own) {
   for (size_t rank = 0; rank < everyone.size(); ++rank) everyone[rank] = static_cast<int64_t>(rank);
   return mesh.world()->group(everyone);
 }
+
+/// For the order check.
+std::string words(const Spec& from, const Spec& to) { return fmt::format("{} -> {}", to_string(from), to_string(to)); }
 
 void check(const SpecPtr& source, const SpecPtr& destination) {
   TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
@@ -164,6 +168,10 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
     }
     std::vector<ExchangeItem> items;
     for (const Moving* moving : together) items.push_back(moving->item());
+    const auto layouts = [&] {
+      return fmt::format("{} tensors, first {}", together.size(), words(*first.from, *first.to));
+    };
+    const CommScope scope(CommScope::current_op(), layouts);
     ExchangeRun exchange(group, std::move(items), rest[0]->device());
     exchange.start();
     auto results = exchange.finish();
@@ -192,6 +200,8 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   if (source == destination) return shards;
   check(source, destination);
   BelowGuard guard;
+  const auto layouts = [&] { return words(*source, *destination); };
+  const CommScope scope(CommScope::current_op(), layouts);
   Moving moving(source, shards, destination, options);
   moving.run();
   return moving.pieces();
@@ -201,6 +211,8 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
                                         const PlanOptions& options) {
   check(source, destination);
   BelowGuard guard;
+  const auto layouts = [&] { return words(*source, *destination); };
+  const CommScope scope(CommScope::current_op(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
 }
 

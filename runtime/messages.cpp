@@ -116,13 +116,14 @@ void Messages::wait() {
     if (work) work->wait();
 }
 
-std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives) {
+std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives,
+                                   bool by_all) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const bool is_idle = sends.empty() && receives.empty();
   const auto device = is_idle ? c10::kCPU : (sends.empty() ? receives : sends)[0].tensor.device().type();
   const Parcels outgoing = parcels_of(group, sends, "to", device);
   const Parcels incoming = parcels_of(group, receives, "from", device);
-  check_order(group, "exchange");
+  if (by_all) check_order(group, "exchange");
   if (is_idle) return std::make_shared<Messages>();
 
   const auto backend = backend_of(group, "exchange", device);

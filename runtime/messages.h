@@ -50,6 +50,10 @@ class Messages {
 /// Counted as one "all_to_all" by a rank that sends or receives anything.
 /// Throws: c10::ValueError, before the first message, for a tensor that is empty or not contiguous, a message to oneself or to
 /// no member, tensors on several kinds of device. Cost: no copies, but for threads one of what is sent.
-std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives);
+///
+/// `by_all`: false where members without a message may stay away, as ranks outside both of two meshes do; then the order of calls is
+/// not checked.
+std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives,
+                                   bool by_all = true);
 
 }  // namespace shardwise

@@ -2,6 +2,7 @@
 
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
+#include "runtime/order_check.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
@@ -263,6 +264,19 @@ TEST(RedistributeTest, LocalSlicesSendNothing) {
     redistribute(x, {Placement::partial(), Placement::shard(1)});
     EXPECT_EQ(trace.total_count(), 0);
   });
+}
+
+TEST(RedistributeTest, RanksThatMoveDifferentlyAreNamedUnderTheOrderCheck) {
+  const bool was_on = set_order_check(true);
+  const std::string error = error_of_ranks(2, [](World& world) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = lay_out(at::ones({4, 2}), mesh, {Placement::shard(0)});
+    redistribute(x, {world.rank() == 0 ? Placement::replicate() : Placement::shard(1)});
+  });
+  set_order_check(was_on);
+  expect_error("[check] rank 0 is about to exchange for redistribute (", error);
+  expect_error("[4, 2] as [Shard(0)] on (2) -> ", error);
+  expect_error("[4, 2] as [Shard(1)] on (2)", error);
 }
 
 TEST(RedistributeTest, WrongPlacementsFailOnEveryRankBeforeAnyMessage) {
