@@ -20,7 +20,7 @@ if(placements_tests)
 endif()
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
-  tests/support/*.cpp tests/runtime/*_test.cpp tests/ops/*_test.cpp tests/wrappers/*_test.cpp)
+  tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*_test.cpp tests/ops/*_test.cpp tests/wrappers/*_test.cpp)
 if(runtime_tests)
   shardwise_objects(runtime_test_objects ${runtime_tests})
   target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)

@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/execute.h"
-#include "runtime/traffic.h"
+#include "plans/traffic.h"
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>

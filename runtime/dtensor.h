@@ -7,7 +7,7 @@
 #pragma once
 
 #include "runtime/dtensor_impl.h"
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
 #include <optional>
 #include <vector>

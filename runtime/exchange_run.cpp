@@ -106,8 +106,14 @@ void ExchangeRun::start_round(int64_t round) {
 }
 
 void ExchangeRun::finish_round(int64_t round) {
+  const auto needs_no_message = [&](const Arrival& arrival) {
+    return arrival.transfer->rank == rank_ && items_[arrival.item].step->kind == Step::Kind::kExchange;
+  };
+  for (const Arrival& arrival : arrivals_)  // while the messages are under way
+    if (needs_no_message(arrival)) store(arrival.item, *arrival.transfer, {}, round);
   if (messages_) messages_->wait();
-  for (const Arrival& arrival : arrivals_) store(arrival.item, *arrival.transfer, arrival.values, round);
+  for (const Arrival& arrival : arrivals_)
+    if (!needs_no_message(arrival)) store(arrival.item, *arrival.transfer, arrival.values, round);
   for (const at::Tensor& buffer : buffers_) BufferPool::of_thread().give_back(buffer);
   arrivals_.clear();
   buffers_.clear();
@@ -122,31 +128,36 @@ at::Tensor ExchangeRun::place_of(size_t item, const Transfer& transfer, const Bo
   return cut(results_[item][transfer.piece], items_[item].to->boxes()[transfer.piece], box);
 }
 
-at::Tensor ExchangeRun::packed(const Bundle& bundle, int64_t round) {
+Message ExchangeRun::packed(int64_t peer, const Bundle& bundle, int64_t round) {
   const auto& [first_item, first] = bundle[0];
   if (bundle.size() == 1) {
     at::Tensor values = source_part(first_item, first->piece, part(first->box, round));
-    if (values.is_contiguous()) return values;
+    if (values.is_contiguous()) return {peer, std::move(values)};
   }
   std::vector<std::pair<int64_t, int64_t>> extents;
   for (const auto& [item, transfer] : bundle)
     extents.emplace_back(part(transfer->box, round).numel(), items_[item].from->element_bytes());
-  const auto [offsets, n_bytes] = offsets_of(extents);
-  at::Tensor buffer = buffers_.emplace_back(BufferPool::of_thread().take(n_bytes, device_));
-  for (size_t i = 0; i < bundle.size(); ++i) {
-    const auto& [item, transfer] = bundle[i];
-    const Box box = part(transfer->box, round);
-    slot(buffer, offsets[i], box, items_[item].from->dtype()).copy_(source_part(item, transfer->piece, box));
-  }
-  return buffer;
+  auto [offsets, n_bytes] = offsets_of(extents);
+  const at::Tensor buffer = buffers_.emplace_back(BufferPool::of_thread().take(n_bytes, device_));
+  auto fill = [this, bundle, round, buffer, offsets = std::move(offsets)] {
+    for (size_t i = 0; i < bundle.size(); ++i) {
+      const auto& [item, transfer] = bundle[i];
+      const Box box = part(transfer->box, round);
+      slot(buffer, offsets[i], box, items_[item].from->dtype()).copy_(source_part(item, transfer->piece, box));
+    }
+  };
+  return {peer, buffer, std::move(fill)};
 }
 
+/// The next rank first, so that not all send to rank 0 at once.
 void ExchangeRun::post_sends(int64_t round) {
   std::map<int64_t, Bundle> by_peer;
   for (size_t i = 0; i < items_.size(); ++i)
     for (const Transfer& send : items_[i].part->sends)
       if (!part(send.box, round).empty()) by_peer[send.rank].emplace_back(i, &send);
-  for (const auto& [peer, bundle] : by_peer) sends_.push_back({peer, packed(bundle, round)});
+  const auto next = by_peer.upper_bound(rank_);
+  for (auto it = next; it != by_peer.end(); ++it) sends_.push_back(packed(it->first, it->second, round));
+  for (auto it = by_peer.begin(); it != next; ++it) sends_.push_back(packed(it->first, it->second, round));
 }
 
 void ExchangeRun::post_receives(int64_t round) {

@@ -1,10 +1,10 @@
 // runtime/exchange_run.h: one exchange or reduction of one or several tensors: pack, send, receive, unpack.
 #pragma once
 
+#include "plans/transfers.h"
 #include "runtime/messages.h"
 #include "runtime/shards.h"
 #include "runtime/spec.h"
-#include "runtime/transfers.h"
 
 namespace shardwise {
 
@@ -41,7 +41,7 @@ class ExchangeRun {
   void finish_round(int64_t round);
   void post_sends(int64_t round);
   void post_receives(int64_t round);
-  at::Tensor packed(const std::vector<std::pair<size_t, const Transfer*>>& transfers, int64_t round);
+  Message packed(int64_t peer, const std::vector<std::pair<size_t, const Transfer*>>& transfers, int64_t round);
   void store(size_t item, const Transfer& transfer, const at::Tensor& values, int64_t round);
   at::Tensor source_part(size_t item, int64_t piece, const Box& box) const;
   at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;

@@ -1,7 +1,7 @@
 // runtime/execute.h: carries out plans: the only place that moves a tensor's values between ranks.
 #pragma once
 
-#include "runtime/plan.h"
+#include "plans/plan.h"
 #include "runtime/shards.h"
 #include "runtime/spec.h"
 

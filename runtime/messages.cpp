@@ -21,13 +21,14 @@ constexpr int kTag = 7153;  // apart from the program's own messages in the same
 struct Parcel {
   int64_t index;  // of the other end, in the group
   at::Tensor bytes;
+  std::function<void()> fill;
 };
 using Parcels = std::vector<Parcel>;
 
 Parcels parcels_of(const Group& group, const std::vector<Message>& messages, const char* direction,
                    c10::DeviceType device) {
   Parcels parcels;
-  for (const auto& [rank, tensor] : messages) {
+  for (const auto& [rank, tensor, fill] : messages) {
     check_contiguous("exchange", tensor);
     TORCH_CHECK_VALUE(tensor.numel() > 0,
                       fmt::format("[exchange] the message {} rank {} is empty, of shape {}. Leave it "
@@ -41,7 +42,7 @@ Parcels parcels_of(const Group& group, const std::vector<Message>& messages, con
                       fmt::format("[exchange] rank {} has a message {} itself, of shape {}. Copy it "
                                   "instead.",
                                   rank, direction, tensor.sizes()));
-    parcels.push_back({index, bytes_of(tensor)});
+    parcels.push_back({index, bytes_of(tensor), fill});
   }
   return parcels;
 }
@@ -73,6 +74,7 @@ Works start_each(c10d::Backend& backend, const Parcels& sends, const Parcels& re
   Works works;
   for (const bool is_send : {false, true})
     for (const Parcel& parcel : is_send ? sends : receives) {
+      if (parcel.fill) parcel.fill();
       std::vector<at::Tensor> one{parcel.bytes};
       const int other = static_cast<int>(parcel.index);
       works.push_back(is_send ? backend.send(one, other, kTag) : backend.recv(one, other, kTag));
@@ -82,14 +84,18 @@ Works start_each(c10d::Backend& backend, const Parcels& sends, const Parcels& re
 
 /// Where sends must not wait for receives (NCCL): all in one launch.
 Works start_together(c10d::Backend& backend, const Group& group, const Parcels& sends, const Parcels& receives) {
+  for (const Parcel& parcel : sends)
+    if (parcel.fill) parcel.fill();
   if (are_to_different_ranks(sends) && are_to_different_ranks(receives)) {
     const auto options = (sends.empty() ? receives : sends)[0].bytes.options();
     auto outputs = by_member(group, receives, options);
     auto inputs = by_member(group, sends, options);
     return {backend.alltoall(outputs, inputs)};
   }
+  Parcels filled = sends;
+  for (Parcel& parcel : filled) parcel.fill = nullptr;
   backend.startCoalescing();
-  start_each(backend, sends, receives);
+  start_each(backend, filled, receives);
   return {backend.endCoalescing()};
 }
 

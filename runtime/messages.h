@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace shardwise {
 struct Message {
   int64_t rank;       // global, of the other end
   at::Tensor tensor;  // contiguous, of at least one element; sent unread or written until Messages::wait
+  /// Of a send: writes the tensor, just before it goes, while those before it are under way already.
+  std::function<void()> fill = {};
 };
 
 /// Messages under way. Keeps their tensors alive.

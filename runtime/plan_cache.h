@@ -2,7 +2,7 @@
 #pragma once
 
 #include "runtime/spec.h"
-#include "runtime/transfers.h"
+#include "plans/transfers.h"
 
 #include <memory>
 #include <unordered_map>

@@ -1,4 +1,4 @@
-"""Checks who includes whom: placements <- runtime <- ops, wrappers <- python, and no torch headers in placements/."""
+"""Checks who includes whom: placements <- plans <- runtime <- ops, wrappers <- python; no tensors in the first two."""
 
 import re
 import sys
@@ -8,13 +8,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS_SEEN_BY = {
     "placements": {"placements"},
-    "runtime": {"placements", "runtime"},
-    "ops": {"placements", "runtime", "ops"},
-    "wrappers": {"placements", "runtime", "wrappers"},
-    "python": {"placements", "runtime", "ops", "wrappers", "python", "shardwise"},
+    "plans": {"placements", "plans"},
+    "runtime": {"placements", "plans", "runtime"},
+    "ops": {"placements", "plans", "runtime", "ops"},
+    "wrappers": {"placements", "plans", "runtime", "wrappers"},
+    "python": {"placements", "plans", "runtime", "ops", "wrappers", "python", "shardwise"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-FORBIDDEN_IN_PLACEMENTS = re.compile(r"^(torch|ATen|caffe2|c10/core)/")
+FORBIDDEN_IN_PURE = re.compile(r"^(torch|ATen|caffe2|c10/core)/")
 
 
 def complaints(path: Path, room: str) -> list[str]:
@@ -31,8 +32,8 @@ def complaints(path: Path, room: str) -> list[str]:
                 found.append(f'{place}: {room}/ may not include "{target}"')
             elif not (ROOT / target).is_file():
                 found.append(f'{place}: "{target}" does not exist')
-        if room == "placements" and FORBIDDEN_IN_PLACEMENTS.match(target):
-            found.append(f"{place}: placements/ is free of tensors and may not include <{target}>")
+        if room in ("placements", "plans") and FORBIDDEN_IN_PURE.match(target):
+            found.append(f"{place}: {room}/ is free of tensors and may not include <{target}>")
         if room != "python" and re.match(r"^(Python\.h|pybind11/|torch/csrc/utils/pybind)", target):
             found.append(f"{place}: only python/ may include <{target}>")
     return found

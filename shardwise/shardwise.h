@@ -3,6 +3,7 @@
 
 #include "placements/layout.h"
 #include "placements/picture.h"
+#include "plans/traffic.h"
 #include "runtime/comm_trace.h"
 #include "runtime/device_mesh.h"
 #include "runtime/dtensor.h"

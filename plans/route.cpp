@@ -1,6 +1,6 @@
-#include "runtime/route.h"
+#include "plans/route.h"
 
-#include "runtime/traffic.h"
+#include "plans/traffic.h"
 
 #include <algorithm>
 #include <limits>
@@ -72,7 +72,7 @@ class DirectRoute {
     const bool may_wait = commutes();
     for (auto m = leaving_.rbegin(); m != leaving_.rend(); ++m) {
       if (is_cut(end_.placements()[*m]))
-        go(*m, end_.placements()[*m]);
+        go(*m, best_cut(*m));
       else if (may_wait)
         waiting.push_back(*m);
       else
@@ -92,6 +92,41 @@ class DirectRoute {
       const Reduce first = now_.placements()[leaving_[0]].reduce(), own = now_.placements()[m].reduce();
       return own == first || (is_linear(own) && is_linear(first));
     });
+  }
+
+  /// How mesh dim `m` is best reduced: as it shall end, or, where another mesh dim cuts that tensor dim and its ranks' boxes would
+  /// not nest in what they hold, along another tensor dim first.
+  Placement best_cut(size_t m) const {
+    const Placement& wanted = end_.placements()[m];
+    if (wanted.is_enumerable() || !is_cut_elsewhere(m, wanted.dim())) return wanted;
+    Placement best = wanted;
+    int64_t least = received_by(m, wanted);
+    for (int64_t dim = 0; dim < now_.dim(); ++dim) {
+      if (is_cut_elsewhere(m, dim)) continue;
+      const int64_t received = received_by(m, Placement::shard(dim));
+      if (received >= least) continue;
+      least = received;
+      best = Placement::shard(dim);
+    }
+    return best;
+  }
+
+  bool is_cut_elsewhere(size_t m, int64_t dim) const {
+    for (size_t other = 0; other < now_.placements().size(); ++other)
+      if (other != m && now_.placements()[other].is_shard(dim)) return true;
+    return false;
+  }
+
+  /// Elements that at most 64 ranks, evenly spaced, receive on the way that begins with reducing `m` into `placement`.
+  int64_t received_by(size_t m, const Placement& placement) const {
+    std::vector<Step> steps{step_of(now_, changed(now_, m, placement), m)};
+    for (Step& step : DirectRoute(steps[0].to, end_).run()) steps.push_back(std::move(step));
+    const auto& ranks = now_.grid().ranks;
+    const size_t n = std::min<size_t>(ranks.size(), 64);
+    int64_t received = 0;
+    for (const Step& step : steps)
+      for (size_t i = 0; i < n; ++i) received += traffic(step, 1, {}, ranks[i * ranks.size() / n]).received;
+    return received;
   }
 
   void go(size_t m, const Placement& placement) {

@@ -1,7 +1,7 @@
-// runtime/transfers.h: the boxes that one rank sends and receives in a step of a plan. Pure.
+// plans/transfers.h: the boxes that one rank sends and receives in a step of a plan. Pure.
 #pragma once
 
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
 namespace shardwise {
 

@@ -1,7 +1,7 @@
-// runtime/route.h: the sequences of steps that lead from one layout to another. Pure.
+// plans/route.h: the sequences of steps that lead from one layout to another. Pure.
 #pragma once
 
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
 namespace shardwise {
 

@@ -1,4 +1,4 @@
-#include "runtime/transfers.h"
+#include "plans/transfers.h"
 
 #include <algorithm>
 

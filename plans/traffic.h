@@ -1,9 +1,9 @@
-// runtime/traffic.h: what a plan costs each rank, counted without listing messages; plans of 65,536 ranks included.
+// plans/traffic.h: what a plan costs each rank, counted without listing messages; plans of 65,536 ranks included.
 //
 //   [4096, 1024] float32, Shard(0) -> Shard(1) on 4 ranks: each receives 3,145,728 bytes, the bound, in 3 messages
 #pragma once
 
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
 namespace shardwise {
 

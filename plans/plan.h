@@ -1,4 +1,4 @@
-// runtime/plan.h: how a tensor gets from one layout to another, as a value. Pure: no process group, no tensors.
+// plans/plan.h: how a tensor gets from one layout to another, as a value. Pure: no process group, no tensors.
 //
 //   Shard(0) -> Shard(1):              all-to-all
 //   Shard(0) -> Replicate():           all-gather

@@ -1,8 +1,8 @@
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
-#include "runtime/route.h"
-#include "runtime/traffic.h"
-#include "runtime/transfers.h"
+#include "plans/route.h"
+#include "plans/traffic.h"
+#include "plans/transfers.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,8 +1,8 @@
-#include "runtime/traffic.h"
+#include "plans/traffic.h"
 
 #include "placements/cut.h"
 #include "placements/rank_table.h"
-#include "runtime/transfers.h"
+#include "plans/transfers.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
-#include "runtime/plan.h"
+#include "plans/plan.h"
 
-#include "runtime/traffic.h"
-#include "runtime/transfers.h"
+#include "plans/traffic.h"
+#include "plans/transfers.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
