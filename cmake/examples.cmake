@@ -12,3 +12,7 @@ if(SHARDWISE_HAS_GLOO)
       RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
   endforeach()
 endif()
+
+# Made on demand: `cmake --build build --target benchmark_planning`.
+add_executable(benchmark_planning EXCLUDE_FROM_ALL benchmarks/planning.cpp)
+target_link_libraries(benchmark_planning PRIVATE shardwise shardwise_base)

@@ -68,22 +68,52 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
                     to.numel() - receive_splits[group.index] * element_bytes);
 }
 
-void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+namespace {
+
+class StartedReduction final : public Reduction {
+ public:
+  StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
+      : tensor_(tensor), reduce_(reduce), n_ranks_(group.size()), wire_(to_wire(tensor, reduce)) {
+    std::vector<at::Tensor> wires{wire_.tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = wire_.op;
+    const Waiting waiting;  // a backend may connect to other ranks first
+    work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options);
+    const int64_t n_bytes = 2 * static_cast<int64_t>(wire_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_;
+    CommTrace::record("all_reduce", n_ranks_, n_bytes, n_bytes);
+  }
+
+  void finish() override {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    {
+      const Waiting waiting;
+      work_->wait();
+    }
+    if (reduce_ == Reduce::kAvg) wire_.tensor.div_(n_ranks_);
+    from_wire(wire_, tensor_, reduce_);
+  }
+
+ private:
+  at::Tensor tensor_;
+  Reduce reduce_;
+  int64_t n_ranks_;
+  Wire wire_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
   check_contiguous("all_reduce", tensor);
   check_reducible(tensor, reduce);
-  if (group.size() == 1 || tensor.numel() == 0) return;
+  if (group.size() == 1 || tensor.numel() == 0) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_order(group, "all_reduce", tensor.scalar_type());
-  const Wire wire = to_wire(tensor, reduce);
-  std::vector<at::Tensor> wires{wire.tensor};
-  c10d::AllreduceOptions options;
-  options.reduceOp = wire.op;
-  const Waiting waiting;
-  backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options)->wait();
-  if (reduce == Reduce::kAvg) wire.tensor.div_(group.size());
-  from_wire(wire, tensor, reduce);
-  const int64_t n_bytes = 2 * static_cast<int64_t>(wire.tensor.nbytes()) * (group.size() - 1) / group.size();
-  CommTrace::record("all_reduce", group.size(), n_bytes, n_bytes);
+  return std::make_unique<StartedReduction>(group, tensor, reduce);
+}
+
+void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
+  if (const auto reduction = start_all_reduce(group, tensor, reduce)) reduction->finish();
 }
 
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index) {

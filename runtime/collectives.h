@@ -1,7 +1,7 @@
 // runtime/collectives.h: the few messages Shardwise sends, each counted by the active CommTraces.
 //
 // They call the c10d backend of the tensors' device directly, below autograd and dispatch. A group of one sends nothing and
-// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function waits for the result. Misfits that a
+// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function but start_all_reduce waits for the result. Misfits that a
 // rank can see alone are c10::ValueErrors before the first message.
 #pragma once
 
@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
 namespace shardwise {
@@ -18,6 +19,17 @@ namespace shardwise {
 /// Both contiguous, 1-D, of one dtype (any, bool included). Received bytes exclude the rank's own.
 void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input,
                 const std::vector<int64_t>& receive_splits, const std::vector<int64_t>& send_splits);
+
+/// An all-reduce under way.
+class Reduction {
+ public:
+  virtual ~Reduction() = default;
+  /// Waits, and writes the result into the tensor. Once only.
+  virtual void finish() = 0;
+};
+
+/// all_reduce() without the wait; null where there is nothing to send. The tensor is untouched by others until finish().
+std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 
 /// Reduces contiguous `tensor` over the group in place, in any dtype (wire.h says how each travels; a NaN gives NaN).
 /// kAvg divides the sum by the group's size.

@@ -6,8 +6,8 @@
 //   at::Tensor dense = full_tensor(columns);
 #pragma once
 
-#include "runtime/dtensor_impl.h"
 #include "plans/plan.h"
+#include "runtime/dtensor_impl.h"
 
 #include <optional>
 #include <vector>

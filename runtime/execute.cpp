@@ -69,30 +69,37 @@ class Moving {
 
   /// Runs the next step, unless it is one with boxes.
   void run_in_place() {
+    for (const auto& reduction : start_in_place()) reduction->finish();
+  }
+
+  /// The same, but for the end of an all-reduce.
+  std::vector<std::unique_ptr<Reduction>> start_in_place() {
     own();
     const OwnStep& step = next();
-    if (step.step.kind == Kind::kAllReduce)
-      for (at::Tensor& piece : pieces_) {
-        if (!piece.is_contiguous()) piece = piece.contiguous();
-        all_reduce(*step.from->mesh()->group(step.step.mesh_dim), piece, step.step.reduce);
-      }
-    else
-      make_partial(step);
+    std::vector<std::unique_ptr<Reduction>> reductions;
+    if (step.step.kind == Kind::kMakePartial) make_partial(step);
+    for (at::Tensor& piece : pieces_) {
+      if (step.step.kind != Kind::kAllReduce) break;
+      if (!piece.is_contiguous()) piece = piece.contiguous();
+      auto reduction = start_all_reduce(*step.from->mesh()->group(step.step.mesh_dim), piece, step.step.reduce);
+      if (reduction) reductions.push_back(std::move(reduction));
+    }
     ++next_;
+    return reductions;
   }
 
   void skip() { ++next_; }
 
-  /// Runs to the end, or to the last step that sends something, if that is one with boxes.
+  /// Runs to the end, or to the last step that sends something.
   void run(bool stops_at_last_sending = false) {
     while (!is_done()) {
       const bool is_last = static_cast<int>(next_) == plan_->last_sending;
       if (!takes_part(next())) {
         skip();
-      } else if (!has_boxes(next())) {
-        run_in_place();
       } else if (stops_at_last_sending && is_last) {
         return;
+      } else if (!has_boxes(next())) {
+        run_in_place();
       } else {
         ExchangeRun exchange = begin();
         exchange.start();
@@ -131,12 +138,24 @@ class StartedMove final : public PendingMove {
   explicit StartedMove(Moving moving) : moving_(std::move(moving)) {
     moving_.run(/*stops_at_last_sending=*/true);
     if (moving_.is_done()) return;
+    if (!has_boxes(moving_.next())) {
+      reductions_ = moving_.start_in_place();
+      return;
+    }
     last_.emplace(moving_.begin());
     last_->start();
+  }
+  ~StartedMove() override {
+    try {
+      finish_reductions();
+    } catch (...) {
+      reductions_.clear();  // a destructor has nobody to tell
+    }
   }
 
   Shards finish() override {
     BelowGuard guard;
+    finish_reductions();
     if (last_) moving_.arrive(std::move(last_->finish()[0]));
     last_.reset();
     moving_.run();
@@ -144,8 +163,13 @@ class StartedMove final : public PendingMove {
   }
 
  private:
+  void finish_reductions() {
+    for (const auto& reduction : std::exchange(reductions_, {})) reduction->finish();
+  }
+
   Moving moving_;
   std::optional<ExchangeRun> last_;
+  std::vector<std::unique_ptr<Reduction>> reductions_;
 };
 
 int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }

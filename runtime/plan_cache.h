@@ -1,8 +1,8 @@
 // runtime/plan_cache.h: one rank's part of a plan, with its specs and boxes, kept from move to move.
 #pragma once
 
-#include "runtime/spec.h"
 #include "plans/transfers.h"
+#include "runtime/spec.h"
 
 #include <memory>
 #include <unordered_map>

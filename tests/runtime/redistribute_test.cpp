@@ -154,6 +154,12 @@ TEST(RedistributeTest, AsyncWaitsAtFirstUse) {
     EXPECT_TRUE(maybe_dtensor(moved)->is_pending());
     EXPECT_TRUE(at::equal(to_local(moved + moved), dense * 2));
     EXPECT_FALSE(maybe_dtensor(moved)->is_pending());
+    const at::Tensor sum =
+        redistribute(from_local(dense, mesh, {Placement::partial()}), mesh, {Placement::replicate()}, options);
+    EXPECT_TRUE(maybe_dtensor(sum)->is_pending());
+    EXPECT_TRUE(at::equal(to_local(sum), dense * 2));
+    EXPECT_TRUE(at::equal(dense, at::arange(12, at::kDouble).reshape({6, 2})));  // the given tensor is not written to
+    redistribute(from_local(dense, mesh, {Placement::partial()}), mesh, {Placement::replicate()}, options);
     redistribute(x, mesh, {Placement::replicate()}, options);  // dropped unused: the messages still come to their end
     const at::Tensor tracked = x.detach().requires_grad_();
     full_tensor(redistribute(tracked, mesh, {Placement::shard(1)}, options)).sum().backward();
