@@ -1,6 +1,10 @@
 // ops/copies.cpp: copies, casts and aliases.
 #include "ops/families.h"
+#include "ops/kernels.h"
 #include "ops/overloads.h"
+
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/neg.h>
 
 namespace shardwise {
 namespace {
@@ -26,6 +30,9 @@ Rule cast() {
 }  // namespace
 
 void register_copies(RuleTable& table) {
+  // Lazily torch marks the tensor it has; the pieces would be marked and the whole not.
+  add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
+  add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy());

@@ -26,5 +26,6 @@ void register_permutations(RuleTable& table);
 void register_slices(RuleTable& table);
 void register_attention();
 void register_values(RuleTable& table);
+void register_selection_grad();
 
 }  // namespace shardwise

@@ -24,6 +24,7 @@ void register_operators() {
   register_slices(table);
   register_attention();
   register_values(table);
+  register_selection_grad();
   register_dispatch();
   register_view_replay();
 }

@@ -58,7 +58,9 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
   int64_t most = 0;
   for (const RankGrid* grid : {&step.from.grid(), &step.to.grid()})
     for (const int64_t rank : grid->ranks) most = std::max(most, traffic(step, element_bytes, {}, rank).buffer_bytes);
-  step.n_rounds = std::max<int64_t>(1, (most + cap - 1) / cap);
+  const auto sizes = step.from.sizes();
+  const int64_t n_slabs = *std::max_element(sizes.begin(), sizes.end());  // no box has more
+  step.n_rounds = std::clamp<int64_t>((most + cap - 1) / cap, 1, std::max<int64_t>(n_slabs, 1));
 }
 
 }  // namespace

@@ -14,6 +14,18 @@ using Placements = std::vector<Placement>;
 
 bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
 
+/// True where two reductions along different mesh dims may be done in either order.
+bool commute(Reduce a, Reduce b) { return a == b || (is_linear(a) && is_linear(b)); }
+
+/// True where a reduction along `m` would come before one along a later mesh dim that must be done first.
+bool is_out_of_turn(const Layout& layout, size_t m) {
+  for (size_t later = m + 1; later < layout.placements().size(); ++later) {
+    const Placement& inner = layout.placements()[later];
+    if (inner.is_partial() && !commute(layout.placements()[m].reduce(), inner.reduce())) return true;
+  }
+  return false;
+}
+
 bool is_cut(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
 
 Layout with(const Layout& layout, Placements placements) {
@@ -63,8 +75,18 @@ Step step_of(const Layout& from, Layout to, size_t m) {
 class DirectRoute {
  public:
   DirectRoute(const Layout& source, const Layout& destination) : now_(source), end_(destination) {
-    for (size_t m = 0; m < now_.placements().size(); ++m)
-      if (now_.placements()[m].is_partial() && !(now_.placements()[m] == end_.placements()[m])) leaving_.push_back(m);
+    std::vector<bool> leaves(now_.placements().size());
+    for (size_t m = leaves.size(); m-- > 0;) {
+      if (!now_.placements()[m].is_partial() || now_.placements()[m] == end_.placements()[m]) continue;
+      leaves[m] = true;
+      for (size_t later = m + 1; later < leaves.size();
+           ++later) {  // what stays Partial is reduced first, and made anew
+        const Placement& inner = now_.placements()[later];
+        if (inner.is_partial() && !commute(now_.placements()[m].reduce(), inner.reduce())) leaves[later] = true;
+      }
+    }
+    for (size_t m = 0; m < leaves.size(); ++m)
+      if (leaves[m]) leaving_.push_back(m);
   }
 
   std::vector<Step> run() {
@@ -89,8 +111,7 @@ class DirectRoute {
  private:
   bool commutes() const {
     return std::ranges::all_of(leaving_, [&](size_t m) {
-      const Reduce first = now_.placements()[leaving_[0]].reduce(), own = now_.placements()[m].reduce();
-      return own == first || (is_linear(own) && is_linear(first));
+      return commute(now_.placements()[leaving_[0]].reduce(), now_.placements()[m].reduce());
     });
   }
 
@@ -237,6 +258,7 @@ class FastestRoute {
     const Placement& placement = candidates_[m][choice];
     const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_replicate();
     if (placement.is_partial() && !is_right_partial) return;
+    if (here.placements()[m].is_partial() && is_out_of_turn(here, m)) return;
     std::optional<Layout> there;
     try {
       there = layout_of(next);

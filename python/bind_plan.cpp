@@ -56,6 +56,8 @@ bool is_extents(const py::object& mesh) {
 }
 
 /// A mesh's own grid; else a new one, of extents or of nested ranks.
+constexpr int64_t kMaxRanks = int64_t{1} << 24;
+
 std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
   if (py::isinstance<DeviceMesh>(mesh) || py::hasattr(mesh, "mesh_dim_names")) return to_mesh(mesh)->grid_ptr();
   auto grid = std::make_shared<RankGrid>();
@@ -67,6 +69,9 @@ std::shared_ptr<const RankGrid> grid_of(const py::object& mesh) {
                         fmt::format("[layout] a mesh of extents ({}) has no ranks. Give positive extents, or the ranks "
                                     "as lists: [[0, 1], [2, 3]].",
                                     fmt::join(grid->shape, ", ")));
+      TORCH_CHECK_VALUE(extent <= kMaxRanks / n_ranks,
+                        fmt::format("[layout] a mesh of extents ({}) has more than {} ranks. Give a smaller one.",
+                                    fmt::join(grid->shape, ", "), kMaxRanks));
       n_ranks *= extent;
     }
     grid->ranks.resize(n_ranks);

@@ -127,8 +127,14 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
       specs.push_back(c10::IValue::make_capsule(spec->with_placements(without_partial(spec->placements()))));
     }
     ctx->saved_data["specs"] = specs;
+    std::vector<bool> is_frozen;
+    for (const at::Tensor& tensor : tensors) is_frozen.push_back(!tensor.requires_grad());
     ctx->saved_data["bucket_bytes"] = bucket_bytes;
-    return moved_together(tensors, to, options, bucket_bytes);
+    variable_list moved = moved_together(tensors, to, options, bucket_bytes), frozen;
+    for (size_t i = 0; i < moved.size(); ++i)
+      if (is_frozen[i]) frozen.push_back(moved[i]);
+    ctx->mark_non_differentiable(frozen);
+    return moved;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto specs = ctx->saved_data.at("specs").toListRef();

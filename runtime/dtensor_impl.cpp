@@ -1,11 +1,35 @@
 #include "runtime/dtensor_impl.h"
 
 #include <atomic>
+#include <exception>
+#include <map>
+#include <mutex>
 
 namespace shardwise {
 namespace {
 
 std::atomic<WrapHook> wrap_hook{nullptr};
+
+/// What is left of a move that failed: every use says why.
+class FailedMove final : public PendingMove {
+ public:
+  explicit FailedMove(std::exception_ptr reason) : reason_(std::move(reason)) {}
+  Shards finish() override { std::rethrow_exception(reason_); }
+
+ private:
+  std::exception_ptr reason_;
+};
+
+/// A lock per tensor that some thread waits for; threads that use one pending tensor together take turns.
+std::shared_ptr<std::mutex> lock_of(const DTensorImpl* tensor) {
+  static std::mutex mutex;
+  static auto* locks = new std::map<const DTensorImpl*, std::weak_ptr<std::mutex>>;
+  const std::lock_guard guard(mutex);
+  std::erase_if(*locks, [](const auto& entry) { return entry.second.expired(); });
+  auto lock = (*locks)[tensor].lock();
+  if (!lock) (*locks)[tensor] = lock = std::make_shared<std::mutex>();
+  return lock;
+}
 
 void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
@@ -36,8 +60,17 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
 }
 
 void DTensorImpl::settle() const {
-  const std::unique_ptr<PendingMove> pending = std::move(pending_);
-  shards_ = pending->finish();
+  const auto lock = lock_of(this);
+  const std::lock_guard guard(*lock);
+  if (!pending_) return;  // another thread was here
+  try {
+    shards_ = pending_->finish();
+  } catch (...) {
+    pending_ = std::make_unique<FailedMove>(std::current_exception());
+    throw;
+  }
+  std::atomic_thread_fence(std::memory_order_release);
+  pending_.reset();
 }
 
 const c10::Storage& DTensorImpl::storage() const { return shards().empty() ? no_storage() : shards_[0].storage(); }

@@ -22,22 +22,35 @@ at::Tensor cut(at::Tensor piece, const Box& held, const Box& box) {
   return piece;
 }
 
-void combine(const at::Tensor& into, const at::Tensor& values, Reduce reduce) {
+/// In which `dtype` is reduced: torch has no arithmetic for some.
+at::ScalarType computed_as(at::ScalarType dtype) {
+  if (c10::isFloat8Type(dtype)) return at::kFloat;
+  return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64 ? at::kLong : dtype;
+}
+
+at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce reduce) {
   switch (reduce) {
     case Reduce::kSum:
     case Reduce::kAvg:
-      into.add_(values);
-      return;
+      return a.add(b);
     case Reduce::kProduct:
-      into.mul_(values);
-      return;
+      return a.mul(b);
     case Reduce::kMax:
-      into.copy_(at::maximum(into, values));
-      return;
+      return at::maximum(a, b);
     case Reduce::kMin:
-      into.copy_(at::minimum(into, values));
-      return;
+      return at::minimum(a, b);
   }
+  return a;
+}
+
+void combine(const at::Tensor& into, const at::Tensor& values, Reduce reduce) {
+  const auto dtype = computed_as(into.scalar_type());
+  if (dtype != into.scalar_type())
+    into.copy_(combined(into.to(dtype), values.to(dtype), reduce));
+  else if (reduce == Reduce::kSum || reduce == Reduce::kAvg)
+    into.add_(values);
+  else
+    into.copy_(combined(into, values, reduce));
 }
 
 int64_t aligned(int64_t offset, int64_t element_bytes) {
@@ -79,14 +92,32 @@ ExchangeRun::ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::D
   }
 }
 
-void ExchangeRun::start() { start_round(0); }
-
-std::vector<Shards> ExchangeRun::finish() {
-  finish_round(0);
-  for (int64_t round = 1; round < n_rounds_; ++round) {
+void ExchangeRun::start(bool may_change) {
+  may_change_ = may_change;
+  for (int64_t round = 0; round + 1 < n_rounds_; ++round) {
     start_round(round);
     finish_round(round);
   }
+  start_round(n_rounds_ - 1);
+  if (may_change) secure_kept(n_rounds_ - 1);
+}
+
+/// Stores or copies what this rank keeps.
+void ExchangeRun::secure_kept(int64_t round) {
+  for (Arrival& arrival : arrivals_) {
+    if (arrival.transfer->rank != rank_) continue;
+    if (items_[arrival.item].step->kind == Step::Kind::kExchange) {
+      store(arrival.item, *arrival.transfer, {}, round);
+      arrival.is_stored = true;
+    } else {
+      arrival.values =
+          source_part(arrival.item, arrival.transfer->from_piece, part(arrival.transfer->box, round)).clone();
+    }
+  }
+}
+
+std::vector<Shards> ExchangeRun::finish() {
+  finish_round(n_rounds_ - 1);
   for (size_t i = 0; i < items_.size(); ++i) {
     const Step& step = *items_[i].step;
     if (step.kind == Step::Kind::kReduce && step.reduce == Reduce::kAvg)
@@ -110,7 +141,7 @@ void ExchangeRun::finish_round(int64_t round) {
     return arrival.transfer->rank == rank_ && items_[arrival.item].step->kind == Step::Kind::kExchange;
   };
   for (const Arrival& arrival : arrivals_)  // while the messages are under way
-    if (needs_no_message(arrival)) store(arrival.item, *arrival.transfer, {}, round);
+    if (needs_no_message(arrival) && !arrival.is_stored) store(arrival.item, *arrival.transfer, {}, round);
   if (messages_) messages_->wait();
   for (const Arrival& arrival : arrivals_)
     if (!needs_no_message(arrival)) store(arrival.item, *arrival.transfer, arrival.values, round);
@@ -121,7 +152,7 @@ void ExchangeRun::finish_round(int64_t round) {
 }
 
 at::Tensor ExchangeRun::source_part(size_t item, int64_t piece, const Box& box) const {
-  return cut(items_[item].pieces[piece], items_[item].from->boxes()[piece], box);
+  return cut(items_[item].pieces[piece], items_[item].from->boxes()[piece], box).resolve_conj().resolve_neg();
 }
 
 at::Tensor ExchangeRun::place_of(size_t item, const Transfer& transfer, const Box& box) const {
@@ -132,7 +163,7 @@ Message ExchangeRun::packed(int64_t peer, const Bundle& bundle, int64_t round) {
   const auto& [first_item, first] = bundle[0];
   if (bundle.size() == 1) {
     at::Tensor values = source_part(first_item, first->piece, part(first->box, round));
-    if (values.is_contiguous()) return {peer, std::move(values)};
+    if (values.is_contiguous() && !may_change_) return {peer, std::move(values)};
   }
   std::vector<std::pair<int64_t, int64_t>> extents;
   for (const auto& [item, transfer] : bundle)
@@ -195,7 +226,7 @@ void ExchangeRun::store(size_t item, const Transfer& transfer, const at::Tensor&
   const Box box = part(transfer.box, round);
   const bool is_kept = transfer.rank == rank_;
   if (!is_kept && !arrived.defined()) return;  // it came straight into its place
-  const at::Tensor values = is_kept ? source_part(item, transfer.from_piece, box) : arrived;
+  const at::Tensor values = arrived.defined() ? arrived : source_part(item, transfer.from_piece, box);
   const at::Tensor place = place_of(item, transfer, box);
   if (transfer.term == 0)
     place.copy_(values);

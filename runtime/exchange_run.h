@@ -25,9 +25,10 @@ class ExchangeRun {
   /// group. Every rank of the group makes one.
   ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::Device device);
 
-  /// Sends and posts the first round.
-  void start();
-  /// Waits, runs further rounds, and gives each item's pieces at its far end.
+  /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
+  /// finish(): what is sent and kept is copied.
+  void start(bool may_change = false);
+  /// Waits for the last round, sends nothing, and gives each item's pieces at its far end.
   std::vector<Shards> finish();
 
  private:
@@ -35,8 +36,10 @@ class ExchangeRun {
     size_t item;
     const Transfer* transfer;
     at::Tensor values;  // where it arrives; undefined where that is its place
+    bool is_stored = false;
   };
 
+  void secure_kept(int64_t round);
   void start_round(int64_t round);
   void finish_round(int64_t round);
   void post_sends(int64_t round);
@@ -52,6 +55,7 @@ class ExchangeRun {
   c10::Device device_;
   int64_t n_rounds_;
   int64_t rank_;
+  bool may_change_ = false;
   std::vector<Shards> results_;
   std::vector<Message> sends_, receives_;
   std::vector<at::Tensor> buffers_;

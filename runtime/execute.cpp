@@ -6,8 +6,11 @@
 #include "runtime/comm_trace.h"
 #include "runtime/exchange_run.h"
 #include "runtime/plan_cache.h"
+#include "runtime/wire.h"
 
 #include <ATen/Dispatch_v2.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include <limits>
@@ -31,7 +34,15 @@ GroupPtr group_of(const OwnStep& own) {
 }
 
 /// For the order check.
-std::string words(const Spec& from, const Spec& to) { return fmt::format("{} -> {}", to_string(from), to_string(to)); }
+std::string words(const Spec& from, const Spec& to, const PlanOptions& options) {
+  std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
+  if (from.layout().is_enumerable() || to.layout().is_enumerable())  // of which the words show a beginning
+    result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
+  if (options.objective == PlanOptions::Objective::kTime) result += ", by time";
+  for (const Link& link : options.links) result += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);
+  if (options.memory_cap > 0) result += fmt::format(", memory cap {}", options.memory_cap);
+  return result;
+}
 
 void check(const SpecPtr& source, const SpecPtr& destination) {
   TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
@@ -51,7 +62,14 @@ class Moving {
   Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
       : plan_(PlanCache::of_thread().find_or_make(source, destination, options)),
         pieces_(std::move(pieces)),
-        device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()) {}
+        device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
+        options_(options) {
+    for (const OwnStep& own : plan_->steps)
+      if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
+        check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);
+  }
+
+  const PlanOptions& options() const { return options_; }
 
   bool is_done() const { return next_ == plan_->steps.size(); }
   const OwnStep& next() const { return plan_->steps[next_]; }
@@ -80,8 +98,10 @@ class Moving {
     if (step.step.kind == Kind::kMakePartial) make_partial(step);
     for (at::Tensor& piece : pieces_) {
       if (step.step.kind != Kind::kAllReduce) break;
-      if (!piece.is_contiguous()) piece = piece.contiguous();
-      auto reduction = start_all_reduce(*step.from->mesh()->group(step.step.mesh_dim), piece, step.step.reduce);
+      if (piece.strides() != dense_strides(piece.sizes(), step.from->strides()))  // on all ranks alike
+        piece = empty_piece(*step.from, piece.sizes(), device_).copy_(piece);
+      const at::Tensor flat = piece.as_strided({piece.numel()}, {1});
+      auto reduction = start_all_reduce(*step.from->mesh()->group(step.step.mesh_dim), flat, step.step.reduce);
       if (reduction) reductions.push_back(std::move(reduction));
     }
     ++next_;
@@ -114,7 +134,7 @@ class Moving {
   /// In-place steps write to memory of this move.
   void own() {
     if (!owns_)
-      for (at::Tensor& piece : pieces_) piece = piece.clone();
+      for (at::Tensor& piece : pieces_) piece = piece.resolve_conj().resolve_neg().clone();
     owns_ = true;
   }
 
@@ -129,6 +149,7 @@ class Moving {
   std::shared_ptr<const OwnPlan> plan_;
   Shards pieces_;
   c10::Device device_;
+  PlanOptions options_;
   size_t next_ = 0;
   bool owns_ = false;
 };
@@ -143,7 +164,7 @@ class StartedMove final : public PendingMove {
       return;
     }
     last_.emplace(moving_.begin());
-    last_->start();
+    last_->start(/*may_change=*/true);
   }
   ~StartedMove() override {
     try {
@@ -193,7 +214,10 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
     std::vector<ExchangeItem> items;
     for (const Moving* moving : together) items.push_back(moving->item());
     const auto layouts = [&] {
-      return fmt::format("{} tensors, first {}", together.size(), words(*first.from, *first.to));
+      std::string result;
+      for (const Moving* moving : together)
+        result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
+      return result;
     };
     const CommScope scope(CommScope::current_op(), layouts);
     ExchangeRun exchange(group, std::move(items), rest[0]->device());
@@ -224,7 +248,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   if (source == destination) return shards;
   check(source, destination);
   BelowGuard guard;
-  const auto layouts = [&] { return words(*source, *destination); };
+  const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), layouts);
   Moving moving(source, shards, destination, options);
   moving.run();
@@ -235,7 +259,7 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
                                         const PlanOptions& options) {
   check(source, destination);
   BelowGuard guard;
-  const auto layouts = [&] { return words(*source, *destination); };
+  const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
 }

@@ -25,13 +25,17 @@ from shardwise._C import (
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MAX_RANKS = 65_536
+MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
 
 
 def extents(text: str) -> tuple[int, ...]:
     """4097x1023."""
     if not re.fullmatch(r"\d+(x\d+)*", text):
         raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
-    return tuple(map(int, text.split("x")))
+    sizes = tuple(map(int, text.split("x")))
+    if prod(sizes) > MAX_ELEMENTS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_ELEMENTS:,} elements. Give smaller extents.")
+    return sizes
 
 
 def mesh_extents(text: str) -> tuple[int, ...]:
@@ -70,6 +74,8 @@ def ranks(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) >= MAX_RANKS:
+            raise argparse.ArgumentTypeError(f"rank {last or first} is out of range. Give ranks below {MAX_RANKS:,}.")
         found.extend(range(int(first), int(last or first) + 1))
     return found
 
@@ -88,7 +94,10 @@ def n_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f'"{text}" is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.')
-    return int(float(match[1]) * UNITS[match[2]])
+    number = int(float(match[1]) * UNITS[match[2]])
+    if not 0 < number < 2**62:
+        raise argparse.ArgumentTypeError(f"{text} is {number} bytes. Give 1 to {2**62 - 1}.")
+    return number
 
 
 def dtype(text: str) -> torch.dtype:

@@ -305,3 +305,36 @@ def test_results_are_ordered_in_memory_as_dense_ones_are():
             torch.testing.assert_close(out.full_tensor(), expected)
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x: x.max(0).values,
+        lambda x: x.min(1, keepdim=True).values,
+        lambda x: x.sort(0, descending=True).values[:2],
+        lambda x: x.topk(2, dim=0).values,
+        lambda x: x.median(0).values,
+    ],
+    ids=["max", "min", "sort", "topk", "median"],
+)
+def test_gradients_of_picked_values_reach_what_was_picked(pick):
+    def grad(x):
+        x = x.detach().requires_grad_()
+        (pick(x) * 3).sum().backward()
+        return x.grad
+
+    expected = grad(DENSE)
+    on_two_ranks(lambda x: assert_equals(grad(x), expected))
+
+
+def test_conjugates_are_values():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        dense = torch.complex(DENSE, DENSE + 1)
+        x = sw.distribute_tensor(dense, mesh, [Shard(0)])
+        assert_equals(x.conj(), dense.conj().resolve_conj())
+        assert not x.conj().to_local().is_conj()
+        assert_equals(torch.view_as_real(x.conj()), torch.view_as_real(dense.conj().resolve_conj()))
+
+    run_ranks(2, body)

@@ -167,6 +167,91 @@ TEST(RedistributeTest, AsyncWaitsAtFirstUse) {
   });
 }
 
+TEST(RedistributeTest, AsyncMovesSendNothingLaterAndDoNotSeeLaterWrites) {
+  run_ranks(4, [](World& world) {
+    auto mesh = make_mesh({4});
+    const at::Tensor dense = at::arange(64, at::kDouble).reshape({8, 8});
+    RedistributeOptions options;
+    options.async_op = true;
+    options.plan.memory_cap = 64;
+    for (const Placement& to : {Placement::shard(1), Placement::replicate()}) {
+      const at::Tensor x = lay_out(dense, mesh, {Placement::shard(0)});
+      const at::Tensor first = redistribute(x, mesh, {to}, options);
+      if (world.rank() == 0) to_local(first);  // one rank looks earlier than the others
+      x.zero_();
+      const at::Tensor second = redistribute(lay_out(dense + 100, mesh, {Placement::shard(0)}), mesh, {to});
+      EXPECT_TRUE(at::equal(full_tensor(first), dense));
+      EXPECT_TRUE(at::equal(full_tensor(second), dense + 100));
+    }
+    const at::Tensor partial = from_local(dense.clone(), mesh, {Placement::partial()});
+    const at::Tensor sum = redistribute(partial, mesh, {Placement::shard(0)}, options);
+    to_local(partial).zero_();
+    EXPECT_TRUE(at::equal(full_tensor(sum), dense * 4));
+  });
+}
+
+TEST(RedistributeTest, ReductionsThatDoNotCommuteKeepTheirOrder) {
+  run_ranks(4, [](World& world) {
+    auto mesh = make_mesh({2, 2});
+    const at::Tensor all = at::tensor({1.0, 50.0, 7.0, 2.0, 30.0, 9.0, 4.0, 40.0}).reshape({4, 2});
+    const at::Tensor x = from_local(all[world.rank()], mesh, {Placement::partial(), Placement::partial(Reduce::kMax)});
+    const at::Tensor expected = at::tensor({37.0, 90.0});  // the sum of the maxima
+    const Placement highest = Placement::partial(Reduce::kMax);
+    for (const Placements& to : {Placements{Placement::replicate(), highest}, Placements{Placement::shard(0), highest},
+                                 Placements{Placement::shard(0), Placement::replicate()},
+                                 Placements{Placement::partial(), Placement::replicate()}})
+      for (const auto objective : {PlanOptions::Objective::kBytes, PlanOptions::Objective::kTime}) {
+        RedistributeOptions options;
+        options.plan.objective = objective;
+        options.plan.links = {{20, 10}, {20, 0.000001}};
+        EXPECT_TRUE(at::equal(full_tensor(redistribute(x, mesh, to, options)), expected)) << to_string(to);
+      }
+  });
+}
+
+TEST(RedistributeTest, WhatCannotBeReducedIsRefusedBeforeAnyMessage) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor whole = at::ones({4, 2}, at::kLong);
+    const at::Tensor mean = from_local(whole, mesh, {Placement::partial(Reduce::kAvg)});
+    RedistributeOptions options;
+    for (const bool is_async : {false, true}) {
+      options.async_op = is_async;
+      const CommTrace trace;
+      EXPECT_THROW(redistribute(mean, mesh, {Placement::shard(0)}, options), c10::TypeError);
+      EXPECT_EQ(trace.total_count(), 0);
+    }
+    const at::Tensor sum = from_local(whole.to(at::kUInt32), mesh, {Placement::partial()});
+    EXPECT_TRUE(at::equal(full_tensor(redistribute(sum, {Placement::shard(0)})).to(at::kLong), whole * 2));
+  });
+}
+
+TEST(RedistributeTest, AnAllReducedTensorKeepsItsOrderInMemory) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = from_local(at::arange(12, at::kDouble).reshape({3, 4}), mesh, {Placement::partial()}).t();
+    const at::Tensor whole = redistribute(x, {Placement::replicate()});
+    EXPECT_EQ(to_local(whole).strides(), whole.strides());
+    EXPECT_TRUE(at::equal(full_tensor(whole), at::arange(12, at::kDouble).reshape({3, 4}).t() * 2));
+  });
+}
+
+TEST(RedistributeTest, AFailedAsyncMoveSaysWhyAtEveryUse) {
+  error_of_ranks(
+      2,
+      [](World& world) {
+        auto mesh = make_mesh({2});
+        const at::Tensor x = lay_out(at::ones({4, 2}), mesh, {Placement::shard(0)});
+        if (world.rank() == 1) return;  // never sends its part
+        RedistributeOptions options;
+        options.async_op = true;
+        const at::Tensor moved = redistribute(x, mesh, {Placement::replicate()}, options);
+        EXPECT_THROW(to_local(moved), c10::DistBackendError);
+        EXPECT_THROW(to_local(moved), c10::DistBackendError);
+      },
+      std::chrono::milliseconds(2000));
+}
+
 TEST(RedistributeTest, ManyTensorsShareOneExchangeAndTheirGradientsToo) {
   run_ranks(3, [](World&) {
     auto mesh = make_mesh({3});
@@ -192,6 +277,7 @@ TEST(RedistributeTest, ManyTensorsShareOneExchangeAndTheirGradientsToo) {
     EXPECT_TRUE(at::equal(full_tensor(sources[0].grad()), at::full_like(dense[0], 2)));
     EXPECT_TRUE(at::equal(full_tensor(sources[1].grad()), at::ones_like(dense[1])));
     EXPECT_EQ(spec_of(sources[0].grad()), spec_of(sources[0]));
+    EXPECT_FALSE(moved[2].requires_grad());  // its source is frozen
     EXPECT_TRUE(redistribute_many({}, {}).empty());
     EXPECT_THROW(redistribute_many(sources, {to[0]}), c10::ValueError);
   });
