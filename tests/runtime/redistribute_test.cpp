@@ -48,7 +48,7 @@ TEST(RedistributeTest, AnyLayoutBecomesAnyOtherBitForBitAndWithoutPartialAtTheBy
       std::mt19937 random(kSeed);
       std::vector<int64_t> ranks(n_ranks);
       std::iota(ranks.begin(), ranks.end(), 0);
-      for (int i = 0; i < 120; ++i) {
+      for (int i = 0; i < 300; ++i) {
         std::shuffle(ranks.begin(), ranks.end(), random);
         auto mesh = make_mesh(shape, ranks);
         Dims sizes;
@@ -96,20 +96,23 @@ TEST(RedistributeTest, AnyMeshBecomesAnyOther) {
   constexpr unsigned kSeed = 3;
   run_ranks(5, [&](World& world) {
     std::mt19937 random(kSeed);
-    for (int i = 0; i < 300; ++i) {
+    constexpr at::ScalarType kDtypes[] = {at::kLong, at::kFloat, at::kHalf, at::kInt, at::kShort, at::kBFloat16};
+    for (int i = 0; i < 600; ++i) {
       const auto first = random_mesh(5, random), second = random_mesh(5, random);
       const Dims sizes{static_cast<int64_t>(random() % 8), static_cast<int64_t>(random() % 8)};
       const auto from = random_placements(sizes, first->grid(), random);
       const auto to = random_placements(sizes, second->grid(), random);
       SCOPED_TRACE(fmt::format("seed {}, case {}: [{}] {} on {} -> {} on {}", kSeed, i, fmt::join(sizes, ", "),
                                to_string(from), to_string(*first), to_string(to), to_string(*second)));
-      const at::Tensor dense = at::arange(1, sizes[0] * sizes[1] + 1, at::kLong).reshape(sizes);
+      const auto dtype = kDtypes[i % std::size(kDtypes)];
+      const at::Tensor dense = at::arange(1, sizes[0] * sizes[1] + 1, at::kLong).reshape(sizes).to(dtype);
       const at::Tensor source = lay_out(dense, first, from);
       const CommTrace trace;
       const at::Tensor moved = redistribute(source, second, to);
       if (!has_partial(from)) {
         const Layout destination(sizes, second->grid_ptr(), without_partial(to));
-        EXPECT_EQ(trace.bytes_received(), bound(spec_of(source)->layout(), destination, world.rank(), 8));
+        EXPECT_EQ(trace.bytes_received(),
+                  bound(spec_of(source)->layout(), destination, world.rank(), dense.element_size()));
       }
       const at::Tensor whole = full_tensor(moved);
       EXPECT_TRUE(second->is_member() ? at::equal(whole, dense) : whole.numel() == 0);
