@@ -178,8 +178,16 @@ class LocalRun {
     at::Tensor result =
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
     if (gives_moved_view_) maybe_dtensor(result)->set_moved_view();
-    if (like_ && spec->layout() == like_->layout()) keep_local_kind(result, kind_);
+    if (like_ && spec->layout() == like_->layout()) keep_kind(result);
     return result;
+  }
+
+  /// A view may not have hooks before torch makes a view of it; gradients come to its base, which has them.
+  void keep_kind(const at::Tensor& result) const {
+    if (call_.op.is_view)
+      maybe_dtensor(result)->set_local_kind(kind_);
+    else
+      keep_local_kind(result, kind_);
   }
 
   /// In inference mode a view of a tensor from outside is a normal tensor, as torch's views are.

@@ -260,3 +260,26 @@ def test_pieces_of_several_wrappers_are_not_joined(joined):
     wrapper = pieces_of(TABLE, rows(3)[0])
     with pytest.raises(NotImplementedError, match="needs more than one piece at a time"):
         joined([wrapper, wrapper])
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_views_of_a_dtensor_made_from_a_wrapper_are_such_too(requires_grad):
+    def body(rank):
+        wrapper = pieces_of(TABLE, rows(3, 8)[rank])
+        tensor = DTensor.from_local(wrapper, sw.init_device_mesh("cpu", (2,)), [Shard(0)]).detach()
+        tensor.requires_grad_(requires_grad)
+        views = [
+            tensor.view(8, 16),
+            tensor[:],
+            tensor.view_as(tensor),
+            tensor.redistribute(placements=tensor.placements),
+        ]
+        for view in views:
+            assert isinstance(view.to_local(), LocalShardsWrapper) and torch.equal(view.full_tensor(), TABLE)
+        assert torch.equal(tensor[2:5].full_tensor(), TABLE[2:5])
+        if requires_grad:
+            sum((view * 2).sum() for view in views).backward()
+            assert isinstance(tensor.grad.to_local(), LocalShardsWrapper)
+            assert torch.equal(tensor.grad.full_tensor(), torch.full((8, 16), 8.0))
+
+    run_ranks(2, body)

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <numeric>
+#include <thread>
 
 namespace shardwise {
 namespace {
@@ -190,6 +191,36 @@ TEST(RedistributeTest, AsyncMovesSendNothingLaterAndDoNotSeeLaterWrites) {
     const at::Tensor sum = redistribute(partial, mesh, {Placement::shard(0)}, options);
     to_local(partial).zero_();
     EXPECT_TRUE(at::equal(full_tensor(sum), dense * 4));
+  });
+}
+
+TEST(RedistributeTest, SeveralThreadsMayUseOnePendingTensor) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    RedistributeOptions options;
+    options.async_op = true;
+    for (int i = 0; i < 50; ++i) {
+      const at::Tensor x = lay_out(at::ones({4, 2}), mesh, {Placement::shard(0)});
+      const at::Tensor moved = redistribute(x, mesh, {Placement::replicate()}, options);
+      std::vector<int64_t> n_elements(3);
+      std::vector<std::thread> users;
+      for (int64_t& n : n_elements) users.emplace_back([&] { n = maybe_dtensor(moved)->shards().at(0).numel(); });
+      for (std::thread& user : users) user.join();
+      EXPECT_EQ(n_elements, (std::vector<int64_t>{8, 8, 8}));
+    }
+  });
+}
+
+TEST(RedistributeTest, AMoveToTheSameLayoutIsAView) {
+  run_ranks(2, [](World&) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = lay_out(at::ones({4, 2}), mesh, {Placement::shard(0)}).requires_grad_();
+    const at::Tensor y = x * 1;
+    const at::Tensor same = redistribute(y, {Placement::shard(0)});
+    const at::Tensor squares = (same * same).sum();
+    y.mul_(2);
+    EXPECT_THROW(squares.backward(), c10::Error);  // a value that it needs was changed
+    EXPECT_TRUE(at::equal(full_tensor(same.detach()), at::full({4, 2}, 2.0)));
   });
 }
 
