@@ -9,6 +9,7 @@
 #include "ops/embedding_rows.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
+#include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
@@ -40,9 +41,7 @@ struct Lookup {
   Placements ids, result;
 };
 
-bool is_sum(const Placement& placement) {
-  return placement.is_partial() && (placement.reduce() == Reduce::kSum || placement.reduce() == Reduce::kAvg);
-}
+bool is_sum(const Placement& placement) { return placement.is_partial() && is_linear(placement.reduce()); }
 
 Lookup lay_out(const Spec& table, const Spec& ids) {
   Lookup lookup;

@@ -1,9 +1,9 @@
 #include "plans/route.h"
 
+#include "placements/partial.h"
 #include "plans/traffic.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -11,8 +11,6 @@ namespace shardwise {
 namespace {
 
 using Placements = std::vector<Placement>;
-
-bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
 
 /// True where two reductions along different mesh dims may be done in either order.
 bool commute(Reduce a, Reduce b) { return a == b || (is_linear(a) && is_linear(b)); }
@@ -193,12 +191,7 @@ class DirectRoute {
 
 /// To another mesh: sums are made in the old one, Partial in the new one.
 std::vector<Step> steps_between_meshes(const Layout& source, const Layout& destination) {
-  const auto whole = [](const Layout& layout) {
-    Placements placements = layout.placements().vec();
-    for (Placement& placement : placements)
-      if (placement.is_partial()) placement = Placement::replicate();
-    return with(layout, std::move(placements));
-  };
+  const auto whole = [](const Layout& layout) { return with(layout, without_partial(layout.placements())); };
   std::vector<Step> steps = DirectRoute(source, whole(source)).run();
   steps.push_back({Step::Kind::kExchange, whole(source), whole(destination), -1});
   for (Step& step : DirectRoute(whole(destination), destination).run()) steps.push_back(std::move(step));

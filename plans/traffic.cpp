@@ -209,20 +209,28 @@ RankTraffic traffic(const Plan& plan, int64_t rank) {
   return result;
 }
 
+namespace {
+
+/// Of both meshes, the source's first.
+std::vector<int64_t> ranks_of(const Plan& plan) {
+  const RankGrid &from = plan.source.grid(), &to = plan.destination.grid();
+  std::vector<int64_t> ranks = from.ranks;
+  if (from == to) return ranks;
+  for (const int64_t rank : to.ranks)
+    if (!from.coord_of(rank)) ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace
+
 std::vector<std::pair<int64_t, RankTraffic>> simulate(const Plan& plan) {
   std::vector<std::pair<int64_t, RankTraffic>> result;
-  for (const int64_t rank : plan.source.grid().ranks) result.emplace_back(rank, traffic(plan, rank));
-  if (plan.source.grid() == plan.destination.grid()) return result;
-  for (const int64_t rank : plan.destination.grid().ranks)
-    if (!plan.source.grid().coord_of(rank)) result.emplace_back(rank, traffic(plan, rank));
+  for (const int64_t rank : ranks_of(plan)) result.emplace_back(rank, traffic(plan, rank));
   return result;
 }
 
 Summary summarize(const Plan& plan, int64_t n_samples) {
-  std::vector<int64_t> ranks = plan.source.grid().ranks;
-  if (!(plan.source.grid() == plan.destination.grid()))
-    for (const int64_t rank : plan.destination.grid().ranks)
-      if (!plan.source.grid().coord_of(rank)) ranks.push_back(rank);
+  const std::vector<int64_t> ranks = ranks_of(plan);
   const auto n_ranks = static_cast<int64_t>(ranks.size());
   const int64_t n = n_samples > 0 ? std::min(n_samples, n_ranks) : n_ranks;
   Summary result;

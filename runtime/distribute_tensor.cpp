@@ -1,6 +1,7 @@
 // runtime/distribute_tensor.cpp: from a whole tensor, on one rank or on all, to a distributed one.
 #include "runtime/dtensor.h"
 
+#include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
@@ -15,13 +16,6 @@
 
 namespace shardwise {
 namespace {
-
-Placements without_partial(c10::ArrayRef<Placement> placements) {
-  Placements result = placements.vec();
-  for (Placement& placement : result)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return result;
-}
 
 /// Sends each member its box of the root's `tensor`; returns this rank's.
 at::Tensor scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {

@@ -1,5 +1,6 @@
 #include "runtime/dtensor.h"
 
+#include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
@@ -19,13 +20,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-Placements without_partial(c10::ArrayRef<Placement> placements) {
-  Placements result = placements.vec();
-  for (Placement& placement : result)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return result;
-}
-
 void keep(AutogradContext* ctx, const SpecPtr& spec) { ctx->saved_data["spec"] = c10::IValue::make_capsule(spec); }
 
 SpecPtr kept(const AutogradContext* ctx) {
@@ -44,7 +38,7 @@ struct FromPieces : torch::autograd::Function<FromPieces> {
     keep(ctx, grad_spec);
     ctx->saved_data["n_pieces"] = static_cast<int64_t>(pieces.size());
     ctx->saved_data["is_linear"] = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
-      return !placement.is_partial() || placement.reduce() == Reduce::kSum || placement.reduce() == Reduce::kAvg;
+      return !placement.is_partial() || is_linear(placement.reduce());
     });
     Shards shards;
     for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());

@@ -1,5 +1,6 @@
 #include "runtime/exchange_run.h"
 
+#include "placements/partial.h"
 #include "runtime/buffers.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -47,7 +48,7 @@ void combine(const at::Tensor& into, const at::Tensor& values, Reduce reduce) {
   const auto dtype = computed_as(into.scalar_type());
   if (dtype != into.scalar_type())
     into.copy_(combined(into.to(dtype), values.to(dtype), reduce));
-  else if (reduce == Reduce::kSum || reduce == Reduce::kAvg)
+  else if (is_linear(reduce))
     into.add_(values);
   else
     into.copy_(combined(into, values, reduce));

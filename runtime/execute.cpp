@@ -1,5 +1,6 @@
 #include "runtime/execute.h"
 
+#include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/buffers.h"
 #include "runtime/collectives.h"
@@ -232,7 +233,7 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
 
 c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
   if (reduce == Reduce::kProduct) return 1;
-  if (reduce == Reduce::kSum || reduce == Reduce::kAvg) return 0;
+  if (is_linear(reduce)) return 0;
   const bool is_max = reduce == Reduce::kMax;
   if (c10::isFloatingType(dtype))
     return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();

@@ -1,5 +1,7 @@
 #include "runtime/propagate.h"
 
+#include "placements/partial.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -110,8 +112,7 @@ class Chooser {
       if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial()) continue;
       if (each && is_additive(static_cast<int>(i))) continue;  // the product beside it would be counted on every rank
       const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
-      const bool is_sum = reduce == Reduce::kSum || reduce == Reduce::kAvg;
-      if (is_sum || signature_.linearity == Linearity::kPass)
+      if (is_linear(reduce) || signature_.linearity == Linearity::kPass)
         result.push_back({Choice::Kind::kPartial, -1, reduce, each ? static_cast<int>(i) : -1});
     }
   }
@@ -307,13 +308,6 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
   return result;
 }
 
-std::vector<Placement> without_partial(const Spec& spec) {
-  std::vector<Placement> placements = spec.placements().vec();
-  for (Placement& placement : placements)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return placements;
-}
-
 }  // namespace
 
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature) {
@@ -332,7 +326,8 @@ Propagation propagate_per_element(const OpCall& call) {
     SpecPtr moved;
     if (operand.spec && leader && leader->spec) {
       const bool follows = operand.sizes == leader->sizes;
-      auto spec = follows ? operand.spec->with_placements(without_partial(*leader->spec)) : operand.spec->replicated();
+      auto spec = follows ? operand.spec->with_placements(without_partial(leader->spec->placements()))
+                          : operand.spec->replicated();
       const bool stays =
           operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
       TORCH_CHECK_VALUE(
@@ -347,7 +342,8 @@ Propagation propagate_per_element(const OpCall& call) {
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     const DenseOutput& dense = call.outputs[i];
     const Spec& like = *leaders[i]->spec;
-    result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, without_partial(like), dense.strides, dense.dtype));
+    result.outputs.push_back(
+        Spec::intern(like.mesh(), dense.sizes, without_partial(like.placements()), dense.strides, dense.dtype));
   }
   return result;
 }
@@ -358,7 +354,7 @@ Propagation propagate_shape(const OpCall& call) {
   const Spec& like = *call.operands[0].spec;
   for (const DenseOutput& dense : call.outputs) {
     const bool same = dense.sizes == like.sizes();
-    auto placements = same ? without_partial(like) : std::vector<Placement>(like.placements().size());
+    auto placements = same ? without_partial(like.placements()) : std::vector<Placement>(like.placements().size());
     result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
   }
   return result;

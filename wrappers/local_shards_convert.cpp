@@ -2,6 +2,7 @@
 #include "wrappers/found_cut.h"
 #include "wrappers/local_shards_wrapper.h"
 
+#include "placements/partial.h"
 #include "runtime/local_kind.h"
 
 #include <ATen/ops/empty.h>
@@ -20,10 +21,7 @@ bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::G
 
 /// The layout of gradients: `wanted`, if not the tensor's own, replicated where that is Partial.
 SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) {
-  Placements placements = wanted ? *wanted : spec->placements().vec();
-  for (Placement& placement : placements)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return spec->with_placements(std::move(placements));
+  return spec->with_placements(without_partial(wanted ? *wanted : spec->placements()));
 }
 
 at::Tensor wrap_pieces(const SpecPtr& spec, Shards shards, LocalKind kind) {
