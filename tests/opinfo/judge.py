@@ -1,0 +1,198 @@
+"""One sample of one operator, distributed and dense: the dense result is the judge."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from layouts import N_RANKS, Scheme, distribute, schemes
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+import shardwise as sw
+from shardwise.testing import run_ranks
+
+# Ranks wait no longer than this for each other: a lost step is a failure, not a hang.
+COLLECTIVE_SECONDS = 20.0
+
+# Their values are whatever was in memory.
+UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one sample under one scheme; an empty `failure` is a success."""
+
+    sample: int
+    scheme: str
+    stage: str  # "forward" or "gradient"
+    failure: str
+
+
+@dataclass
+class Dense:
+    outputs: list[Any]
+    gradients: list[torch.Tensor | None] | None  # None: the operator has none for these arguments
+
+
+def call(op: OpInfo, tree: Any) -> Any:
+    sample_input, args, kwargs = tree
+    return op.op(sample_input, *args, **kwargs)
+
+
+def differentiable(outputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [out for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad and out.numel() >= 0]
+
+
+def fresh(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def cotangent(out: torch.Tensor) -> torch.Tensor:
+    steps = torch.arange(out.numel(), dtype=torch.float64) % 7 / 4 - 0.5
+    return steps.reshape(out.shape).to(out.dtype)
+
+
+def run_dense(op: OpInfo, sample: SampleInput, tree: Any) -> Dense:
+    tree = tree_map(fresh, tree)
+    leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    outputs = tree_leaves(call(op, tree))
+    chosen = differentiable(tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs))
+    gradients = None
+    if leaves and chosen:
+        gradients = list(torch.autograd.grad(chosen, leaves, [cotangent(out) for out in chosen], allow_unused=True))
+    return Dense([out.detach().clone() if isinstance(out, torch.Tensor) else out for out in outputs], gradients)
+
+
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Empty where they are equal within float32's rounding."""
+    if isinstance(actual, sw.DTensor):
+        actual = actual.full_tensor()
+    if actual.shape != expected.shape:
+        return f"shape {list(actual.shape)}, dense {list(expected.shape)}"
+    if actual.dtype != expected.dtype:
+        return f"dtype {actual.dtype}, dense {expected.dtype}"
+    if actual.layout != expected.layout:
+        return f"layout {actual.layout}, dense {expected.layout}"
+    if expected.layout != torch.strided:
+        actual, expected = actual.to_dense(), expected.to_dense()
+    scale = 1.0
+    if expected.is_floating_point() or expected.is_complex():
+        finite = expected[expected.isfinite()].abs()
+        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    try:
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:200]
+    return ""
+
+
+def compare(actual: Sequence[Any], expected: Sequence[Any], distributed: bool) -> str:
+    if len(actual) != len(expected):
+        return f"{len(actual)} results, dense {len(expected)}"
+    for i, (ours, theirs) in enumerate(zip(actual, expected)):
+        if not isinstance(theirs, torch.Tensor):
+            same = ours == theirs or (ours != ours and theirs != theirs)
+            if not same and isinstance(theirs, float):
+                same = abs(ours - theirs) <= 1e-4 * max(1.0, abs(theirs))
+            if not same:
+                return f"result {i} is {ours}, dense {theirs}"
+            continue
+        if distributed and not isinstance(ours, sw.DTensor):
+            return f"result {i} is a plain tensor"
+        if found := difference(ours, theirs):
+            return f"result {i}: {found}"
+    return ""
+
+
+def run_scheme(
+    op: OpInfo, sample: SampleInput, tree: Any, scheme: Scheme, dense: Dense, skip: Sequence[int]
+) -> list[tuple[str, str]]:
+    """The stages that failed, with their reasons: the first rank's."""
+    leaves, spec = tree_flatten(tree)
+
+    def run(rank: int) -> list[tuple[str, str]]:
+        mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+        ours, index = [], 0
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                leaf = distribute(leaf, mesh, scheme.place(leaf, index), rank)
+                index += 1
+            ours.append(leaf)
+        wanted = [leaf for leaf in ours if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        try:
+            outputs = tree_leaves(call(op, tree_unflatten(ours, spec)))
+            kept = [(out, theirs) for i, (out, theirs) in enumerate(zip(outputs, dense.outputs)) if i not in skip]
+            pairs = list(zip(*kept)) if kept else [(), ()]
+            if len(outputs) != len(dense.outputs):
+                return [("forward", f"{len(outputs)} results, dense {len(dense.outputs)}")]
+            if found := compare(pairs[0], pairs[1], distributed=index > 0):
+                return [("forward", found)]
+        except Exception as error:
+            return [("forward", describe(error))]
+        if dense.gradients is None:
+            return []
+        try:
+            results = tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs)
+            chosen = differentiable(results)
+            seeds = [
+                sw.distribute_tensor(cotangent(out), mesh, [sw.Replicate()], src_data_rank=None)
+                if isinstance(out, sw.DTensor)
+                else cotangent(out)
+                for out in chosen
+            ]
+            gradients = torch.autograd.grad(chosen, wanted, seeds, allow_unused=True)
+            if found := compare(gradients, dense.gradients, distributed=True):
+                return [("gradient", found)]
+        except Exception as error:
+            return [("gradient", describe(error))]
+        return []
+
+    try:
+        by_rank = run_ranks(N_RANKS, run, timeout=COLLECTIVE_SECONDS)
+    except Exception as error:
+        return [("forward", f"lost step: {describe(error)}")]
+    return next((failures for failures in by_rank if failures), [])
+
+
+def describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+
+
+def same(a: Sequence[Any], b: Sequence[Any]) -> list[int]:
+    """The outputs that do not depend on chance: numbers of those that do."""
+    return [i for i, (x, y) in enumerate(zip(a, b)) if compare([x], [y], distributed=False)]
+
+
+def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda text: None) -> tuple[int, list[Verdict]]:
+    """All schemes over the first `max_samples` samples of `op`: how many cases there were, and the failures."""
+    if op.name in UNINITIALIZED:
+        return 0, []
+    torch.manual_seed(0)
+    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    if len(samples) > max_samples:
+        step = len(samples) / max_samples
+        samples = [samples[int(i * step)] for i in range(max_samples)]
+    n_cases, failures = 0, []
+    for number, sample in enumerate(samples):
+        tree = (sample.input, tuple(sample.args), dict(sample.kwargs))
+        if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in tree_leaves(tree)):
+            continue
+        try:
+            torch.manual_seed(1)
+            dense = run_dense(op, sample, tree)
+            torch.manual_seed(2)
+            skip = same(run_dense(op, sample, tree).outputs, dense.outputs)
+        except Exception:
+            continue  # not a call that plain tensors answer
+        if skip:
+            dense.gradients = None
+            if len(skip) == len(dense.outputs):
+                continue
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        for scheme in schemes(tensors):
+            n_cases += 1
+            report(f"sample {number}, {scheme.name}")
+            for stage, failure in run_scheme(op, sample, tree, scheme, dense, skip):
+                failures.append(Verdict(number, scheme.name, stage, failure))
+    return n_cases, failures

@@ -1,0 +1,165 @@
+"""Every operator of torch's own list, on four ranks, against plain tensors.
+
+    python tests/opinfo/sweep.py                   a few samples of each
+    python tests/opinfo/sweep.py --samples 1000    all of them
+    python tests/opinfo/sweep.py --ops add cumsum  these, with every failure
+
+Operators run in worker processes, so that a crash or a hang costs one operator and is counted.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+
+
+@dataclass
+class Result:
+    name: str
+    n_cases: int = 0
+    failures: list[dict] = field(default_factory=list)
+    broken: str = ""  # a crash or a hang
+
+    def passes(self, stage: str = "") -> bool:
+        return not self.broken and not any(stage in ("", found["stage"]) for found in self.failures)
+
+
+def float_ops() -> dict[str, object]:
+    import torch
+
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    ops = {}
+    for op in op_db:
+        if torch.float32 in op.dtypes:
+            ops[op.name + ("." + op.variant_test_name if op.variant_test_name else "")] = op
+    return ops
+
+
+def work(samples: int) -> None:
+    """A worker: names on stdin, a line of JSON for each on stdout."""
+    import torch
+    from judge import judge
+
+    torch.set_num_threads(1)
+    ops = float_ops()
+    warnings.simplefilter("ignore")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name = line.strip()
+        n_cases, failures = judge(ops[name], samples, lambda text: print(f"at {text}", flush=True))
+        print(json.dumps({"name": name, "n_cases": n_cases, "failures": [vars(f) for f in failures]}), flush=True)
+
+
+class Worker:
+    """A worker process and its thread, which takes names from `names` until there are none."""
+
+    def __init__(self, names: Queue, samples: int, seconds: float, results: dict[str, Result], tick) -> None:
+        self.names, self.samples, self.seconds, self.results, self.tick = names, samples, seconds, results, tick
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def start(self) -> None:
+        command = [sys.executable, __file__, "--worker", "--samples", str(self.samples)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.lines: Queue = Queue()
+        threading.Thread(target=self.read, args=(self.process, self.lines), daemon=True).start()
+        self.lines.get()
+
+    @staticmethod
+    def read(process: subprocess.Popen, lines: Queue) -> None:
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    def run(self) -> None:
+        self.start()
+        while True:
+            try:
+                name = self.names.get_nowait()
+            except Empty:
+                break
+            self.results[name] = self.judge(name)
+            self.tick(self.results[name])
+        self.process.stdin.close()
+        self.process.wait()
+
+    def judge(self, name: str) -> Result:
+        self.process.stdin.write(name + "\n")
+        self.process.stdin.flush()
+        at, how = "", ""
+        while not how:
+            try:
+                line = self.lines.get(timeout=self.seconds)
+            except Empty:
+                self.process.kill()
+                how = "hangs"
+                break
+            if line is None:
+                how = "crashes"
+            elif line.startswith("at "):
+                at = line[3:].strip()
+            elif line.startswith("{"):
+                return Result(**json.loads(line))
+        self.start()
+        return Result(name, broken=f"{how} at {at}")
+
+
+def sweep(names: Sequence[str], samples: int, jobs: int, seconds: float = 120.0, progress=lambda result: None) -> dict[str, Result]:
+    queue: Queue = Queue()
+    for name in names:
+        queue.put(name)
+    results: dict[str, Result] = {}
+    for worker in [Worker(queue, samples, seconds, results, progress) for _ in range(jobs)]:
+        worker.thread.join()
+    return {name: results[name] for name in names}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", nargs="+", help="these operators only")
+    parser.add_argument("--samples", type=int, default=3, help="at most so many samples of an operator")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.samples)
+        return 0
+    known = float_ops()
+    names = [name for name in known if not options.ops or name in options.ops or known[name].name in options.ops]
+    begin = time.monotonic()
+    results = sweep(names, options.samples, options.jobs)
+    if options.json:
+        options.json.write_text(json.dumps([vars(result) for result in results.values()], indent=1))
+    tried = [result for result in results.values() if result.n_cases or result.broken]
+    for result in tried:
+        if result.broken:
+            print(f"{result.name}: {result.broken}")
+        shown = result.failures if options.ops else result.failures[:1]
+        for found in shown:
+            where = f"sample {found['sample']}, {found['scheme']}, {found['stage']}"
+            print(f"{result.name} ({len(result.failures)} of {result.n_cases}): {where}: {found['failure']}")
+    forward = sum(result.passes("forward") for result in tried)
+    both = sum(result.passes() for result in tried)
+    n_cases = sum(result.n_cases for result in tried)
+    broken = sum(bool(result.broken) for result in tried)
+    print(
+        f"{len(tried)} operators, {n_cases:,} cases in {time.monotonic() - begin:.0f} s: {forward} forward, {both} forward and "
+        f"gradient equal dense; {broken} crash, hang or lose step"
+    )
+    return int(both < len(tried))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
