@@ -27,5 +27,6 @@ void register_slices(RuleTable& table);
 void register_attention();
 void register_values(RuleTable& table);
 void register_selection_grad();
+void register_plain_gradients();
 
 }  // namespace shardwise

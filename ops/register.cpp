@@ -1,6 +1,7 @@
 #include "ops/register.h"
 
 #include "ops/families.h"
+#include "runtime/composite.h"
 #include "runtime/dispatch.h"
 #include "runtime/view_replay.h"
 
@@ -25,7 +26,9 @@ void register_operators() {
   register_attention();
   register_values(table);
   register_selection_grad();
+  register_plain_gradients();
   register_dispatch();
+  register_composites();
   register_view_replay();
 }
 

@@ -4,6 +4,7 @@
 // element, which is then brought to all ranks of that mesh dim.
 #include "ops/families.h"
 #include "ops/kernels.h"
+#include "runtime/autograd_node.h"
 #include "runtime/dtensor.h"
 #include "runtime/propagate.h"
 #include "runtime/view_replay.h"
@@ -11,8 +12,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 
@@ -121,16 +120,6 @@ struct SliceBackward final : torch::autograd::Node {
   }
   std::string name() const override { return "SliceBackward"; }
 };
-
-/// Torch holds its nodes by intrusive_ptr, and until 2.12 by shared_ptr.
-template <class T>
-auto make_node() {
-  using Pointer = decltype(torch::autograd::Edge::function);
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
-    return std::shared_ptr<T>(new T, [](auto* node) { deleteNode(node); });
-  else
-    return c10::make_intrusive<T>();
-}
 
 at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
                                 std::optional<int64_t> end, int64_t step) {

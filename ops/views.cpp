@@ -4,6 +4,7 @@
 #include "ops/families.h"
 #include "ops/kernels.h"
 #include "runtime/dtensor.h"
+#include "runtime/moved_view.h"
 
 #include <c10/core/WrapDimMinimal.h>
 #include <fmt/format.h>
@@ -123,7 +124,9 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
     pieces.push_back(dense.as_strided(sizes, strides, offset));
   }
   at::Tensor result = wrap(strided, std::move(pieces));
-  maybe_dtensor(result)->set_moved_view();
+  static const OpInfo op(*c10::Dispatcher::singleton().findSchema({"aten::as_strided", ""}));
+  maybe_dtensor(result)->set_moved_view(
+      std::make_shared<MovedView>(op, torch::jit::Stack{self, sizes, strides, offset}));
   return result;
 }
 

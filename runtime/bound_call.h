@@ -23,6 +23,7 @@ struct BoundCall {
   c10::SmallVector<BoundOperand, 8> operands;
   DecisionKey key;
   const DTensorImpl* in_pieces = nullptr;  // an operand that was given as pieces with offsets
+  std::vector<at::Tensor> written_views;   // moved views that the call writes to
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }
@@ -33,7 +34,17 @@ struct BoundCall {
 
  private:
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
-  void replicate_plain();
+  /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
+  at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
+  const DTensorImpl& any_distributed() const;
 };
+
+/// A plain tensor next to distributed ones counts as replicated where it is an index or a mask, within torch's own composed
+/// operators and derivative formulas (which make such from the shapes at hand), and under ImplicitReplication.
+/// Throws: c10::ValueError for any other.
+void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg);
+
+/// Puts `tensor` in the place of an argument, or of element `index` of a list.
+void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor);
 
 }  // namespace shardwise

@@ -4,6 +4,8 @@
 #include "runtime/element_run.h"
 #include "runtime/local_kind.h"
 #include "runtime/local_run.h"
+#include "runtime/moved_view.h"
+#include "runtime/out_call.h"
 #include "runtime/replicated_run.h"
 #include "runtime/rule.h"
 
@@ -29,11 +31,19 @@ std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
 
 class BoxedKernel final : public c10::OperatorKernel {
  public:
-  explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op) { info_.rule = RuleTable::global().find(info_.name); }
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { dispatch(info_, stack); }
+  explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op), out_call_(OutCall::find(info_)) {
+    info_.rule = RuleTable::global().find(info_.name);
+  }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (out_call_)
+      out_call_->run(info_, stack);
+    else
+      dispatch(info_, stack);
+  }
 
  private:
   OpInfo info_;
+  std::unique_ptr<OutCall> out_call_;
 };
 
 /// Operators of other libraries come here by name; what is known of them is kept.
@@ -58,10 +68,8 @@ torch::Library& library(const char* ns, c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
 }
 
-}  // namespace
-
-void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
-  BoundCall call(op, *stack);
+void run(BoundCall& call) {
+  const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_replicated(call);
   const auto decision = decision_for(call);
   if (!decision->propagation)
@@ -70,6 +78,14 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
     run_elements(call, *decision);
   else
     run_decided(call, *decision);
+}
+
+}  // namespace
+
+void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
+  BoundCall call(op, *stack);
+  run(call);
+  for (const at::Tensor& view : call.written_views) after_write(view);
 }
 
 void register_dispatch() {

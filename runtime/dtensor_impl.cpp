@@ -1,5 +1,7 @@
 #include "runtime/dtensor_impl.h"
 
+#include "runtime/moved_view.h"
+
 #include <atomic>
 #include <exception>
 #include <map>
@@ -60,6 +62,8 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
 }
 
 void DTensorImpl::settle() const {
+  if (moved_view_ && moved_view_->is_stale()) moved_view_->refresh(spec_, shards_);
+  if (!pending_) return;
   const auto lock = lock_of(this);
   const std::lock_guard guard(*lock);
   if (!pending_) return;  // another thread was here
@@ -79,7 +83,7 @@ template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
-  result->is_moved_view_ = is_moved_view_;
+  result->moved_view_ = moved_view_;
   result->local_kind_ = local_kind_;
   announce(at::Tensor(result));
   return result;
@@ -101,13 +105,14 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   spec_ = other->spec_;
   shards_ = other->shards();
   pending_.reset();
-  is_moved_view_ = other->is_moved_view_;
+  moved_view_ = other->moved_view_;
   local_kind_ = other->local_kind_;
 }
 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
+  moved_view_.reset();
   shards_.clear();
 }
 

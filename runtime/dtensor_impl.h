@@ -17,15 +17,17 @@ inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPriva
 /// or none; a rank without pieces may still hold an empty shard).
 enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
+class MovedView;
+
 /// Sizes and strides are the global ones; storage is the first piece's. Made by wrap().
 class DTensorImpl final : public c10::TensorImpl {
  public:
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device);
 
   const SpecPtr& spec() const { return spec_; }
-  /// Waits where they are still on their way.
+  /// Waits where they are still on their way; fetches a moved view again whose source was written to.
   const Shards& shards() const {
-    if (pending_) [[unlikely]]
+    if (pending_ || moved_view_) [[unlikely]]
       settle();
     return shards_;
   }
@@ -33,9 +35,9 @@ class DTensorImpl final : public c10::TensorImpl {
   void set_pending(std::unique_ptr<PendingMove> pending) { pending_ = std::move(pending); }
   bool is_pending() const { return pending_ != nullptr; }
 
-  /// True for a view whose values had to be moved: writing to it would not reach its base.
-  bool is_moved_view() const { return is_moved_view_; }
-  void set_moved_view() { is_moved_view_ = true; }
+  /// Of a view whose values had to be moved, how they come and go; null for all others.
+  const std::shared_ptr<MovedView>& moved_view() const { return moved_view_; }
+  void set_moved_view(std::shared_ptr<MovedView> view) { moved_view_ = std::move(view); }
 
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
@@ -58,7 +60,7 @@ class DTensorImpl final : public c10::TensorImpl {
   SpecPtr spec_;
   mutable Shards shards_;
   mutable std::unique_ptr<PendingMove> pending_;
-  bool is_moved_view_ = false;
+  std::shared_ptr<MovedView> moved_view_;
   LocalKind local_kind_ = LocalKind::kTensor;
 };
 

@@ -4,6 +4,7 @@
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
 #include "runtime/local_kind.h"
+#include "runtime/moved_view.h"
 #include "runtime/rule.h"
 
 #include <ATen/ops/full.h>
@@ -32,7 +33,8 @@ class LocalRun {
         call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
-        gives_moved_view_ |= operand.impl && operand.impl->is_moved_view();
+        gives_moved_view_ |= operand.impl && operand.impl->moved_view();
+    if (call.op.is_view && (gives_moved_view_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
   void run() {
@@ -177,7 +179,8 @@ class LocalRun {
     if (!spec) return {};
     at::Tensor result =
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
-    if (gives_moved_view_) maybe_dtensor(result)->set_moved_view();
+    if (gives_moved_view_)
+      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
     return result;
   }
@@ -222,6 +225,7 @@ class LocalRun {
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   bool gives_moved_view_;
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where a moved view may come of them
   bool gives_normal_view_;
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
   LocalKind kind_ = LocalKind::kTensor;

@@ -2,12 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 namespace shardwise {
 namespace {
 
 bool is_number(const c10::TypePtr& type) {
   if (auto optional = type->cast<c10::OptionalType>()) return is_number(optional->getElementType());
   return type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType;
+}
+
+/// Not of an embedding: its ids are data, which differ between the ranks of a data-parallel program.
+bool is_index(const std::string& op, const std::string& arg) {
+  static const std::set<std::string> names = {"index", "indices", "mask", "condition", "repeats"};
+  return names.contains(arg) && op.find("embedding") == std::string::npos;
 }
 
 }  // namespace
@@ -17,7 +25,8 @@ OpInfo::OpInfo(c10::OperatorHandle op) : handle(std::move(op)) {
   name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
-    args.push_back({is_number(argument.real_type()), alias && alias->isWrite(), alias && !alias->isWrite()});
+    args.push_back({is_number(argument.real_type()), alias && alias->isWrite(), alias && !alias->isWrite(),
+                    is_index(name, argument.name())});
     writes |= args.back().is_written;
   }
   size_t next_written = 0;

@@ -18,6 +18,7 @@ struct OpInfo {
     bool is_number = false;  // Scalar or float: its value never decides a layout where a rule exists
     bool is_written = false;
     bool is_aliased = false;  // a view of it is returned
+    bool is_index = false;    // indices or a mask: plain ones count as replicated
   };
 
   c10::OperatorHandle handle;

@@ -3,6 +3,7 @@
 #include "runtime/below.h"
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
+#include "runtime/moved_view.h"
 #include "runtime/rule.h"
 
 #include <fmt/format.h>
@@ -61,32 +62,19 @@ class ReplicatedRun {
       auto replicated = spec->replicated();
       const at::Tensor replica = move(spec, operand.impl->shards(), replicated)[0];
       moved |= replicated != spec;
-      moved_view_ |= call_.op.args[operand.arg].is_aliased && (replicated != spec || operand.impl->is_moved_view());
+      moved_view_ |= call_.op.args[operand.arg].is_aliased && (replicated != spec || operand.impl->moved_view());
       c10::IValue& value = call_.arg(operand.arg);
       if (call_.op.args[operand.arg].is_written) written_.push_back({tensor_at(value, operand.index), replica});
       replacements_.push_back({operand.arg, operand.index, replica});
     }
-    for (const auto& [arg, index, replica] : replacements_) replace(call_.arg(arg), index, replica);
+    if (moved_view_) view_args_ = call_.args().vec();
+    for (const auto& [arg, index, replica] : replacements_) replace_tensor(call_.arg(arg), index, replica);
     const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
     if (moved && !is_meant) warn_once(call_.op.name);
   }
 
   static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
     return value.isTensor() ? value.toTensor() : value.toListRef()[index].toTensor();
-  }
-
-  static void replace(c10::IValue& value, size_t index, const at::Tensor& tensor) {
-    if (value.isTensor()) {
-      value = tensor;
-    } else if (value.isTensorList()) {
-      auto list = value.toTensorList().copy();
-      list.set(index, tensor);
-      value = std::move(list);
-    } else {
-      auto list = value.toOptionalTensorList().copy();
-      list.set(index, tensor);
-      value = std::move(list);
-    }
   }
 
   SpecPtr replicated_like(const at::Tensor& local) const {
@@ -106,10 +94,11 @@ class ReplicatedRun {
       if (!pieces[i].is_same(impl->shards()[i])) impl->shards()[i].copy_(pieces[i]);
   }
 
-  at::Tensor wrap_replica(const at::Tensor& local) const {
+  /// `output`: which of the results it is, or of the result's list.
+  at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
     at::Tensor result = wrap(replicated_like(local), {local});
-    if (moved_view_) maybe_dtensor(result)->set_moved_view();
+    if (moved_view_) maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(call_.op, view_args_, output));
     return result;
   }
 
@@ -120,10 +109,10 @@ class ReplicatedRun {
       if (call_.op.returned_arg[i] >= 0) {
         value = std::move(originals_[i]);
       } else if (value.isTensor()) {
-        value = wrap_replica(value.toTensor());
+        value = wrap_replica(value.toTensor(), i);
       } else if (value.isTensorList()) {
         c10::List<at::Tensor> list;
-        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(wrap_replica(tensor));
+        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(wrap_replica(tensor, list.size()));
         value = std::move(list);
       }
     }
@@ -157,6 +146,7 @@ class ReplicatedRun {
   BoundCall& call_;
   MeshPtr mesh_;
   bool moved_view_ = false;
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are moved views
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
   std::vector<Written> written_;

@@ -1,7 +1,8 @@
 """One sample of one operator, distributed and dense: the dense result is the judge."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,14 +26,35 @@ class Verdict:
 
     sample: int
     scheme: str
-    stage: str  # "forward" or "gradient"
+    stage: str  # "forward", "gradient" or "second order"
     failure: str
 
 
 @dataclass
 class Dense:
+    """What plain tensors give; no gradients: the operator has none for these arguments."""
+
     outputs: list[Any]
-    gradients: list[torch.Tensor | None] | None  # None: the operator has none for these arguments
+    gradients: list[torch.Tensor | None] | None = None
+    second: list[torch.Tensor | None] | None = None
+
+
+@dataclass
+class Outcome:
+    n_cases: int = 0
+    failures: list[Verdict] = field(default_factory=list)
+    needs_implicit: bool = False  # torch writes it in Python and makes plain tensors there
+
+
+@contextmanager
+def another_seed() -> Iterator[None]:
+    """Calls that seed the generator themselves are random all the same."""
+    seed = torch.manual_seed
+    torch.manual_seed = lambda number: seed(int(number) + 1)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.manual_seed = seed  # type: ignore[assignment]
 
 
 def call(op: OpInfo, tree: Any) -> Any:
@@ -58,14 +80,31 @@ def run_dense(op: OpInfo, sample: SampleInput, tree: Any) -> Dense:
     leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     outputs = tree_leaves(call(op, tree))
     chosen = differentiable(tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs))
-    gradients = None
+    dense = Dense([out.detach().clone() if isinstance(out, torch.Tensor) else out for out in outputs])
     if leaves and chosen:
-        gradients = list(torch.autograd.grad(chosen, leaves, [cotangent(out) for out in chosen], allow_unused=True))
-    return Dense([out.detach().clone() if isinstance(out, torch.Tensor) else out for out in outputs], gradients)
+        dense.gradients = gradients(chosen, leaves, op.supports_gradgrad)
+        again = differentiable(dense.gradients)
+        if op.supports_gradgrad and again:
+            dense.second = gradients(again, leaves, create_graph=False)
+    return dense
+
+
+def gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], create_graph: bool) -> list[Any]:
+    """Of `leaves`, for fixed gradients of `outputs`."""
+    seeds = [replica(cotangent(out), out) for out in outputs]
+    return list(torch.autograd.grad(outputs, leaves, seeds, allow_unused=True, create_graph=create_graph))
+
+
+def replica(tensor: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    if not isinstance(beside, sw.DTensor):
+        return tensor
+    placements = [sw.Replicate()] * beside.device_mesh.ndim
+    return sw.distribute_tensor(tensor, beside.device_mesh, placements, src_data_rank=None)
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Empty where they are equal within float32's rounding."""
+    actual, expected = actual.detach(), expected.detach()
     if isinstance(actual, sw.DTensor):
         actual = actual.full_tensor()
     if actual.shape != expected.shape:
@@ -106,12 +145,16 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], distributed: bool) -
 
 
 def run_scheme(
-    op: OpInfo, sample: SampleInput, tree: Any, scheme: Scheme, dense: Dense, skip: Sequence[int]
+    op: OpInfo, sample: SampleInput, tree: Any, scheme: Scheme, dense: Dense, skip: Sequence[int], implicit: bool
 ) -> list[tuple[str, str]]:
     """The stages that failed, with their reasons: the first rank's."""
     leaves, spec = tree_flatten(tree)
 
     def run(rank: int) -> list[tuple[str, str]]:
+        with sw.implicit_replication() if implicit else nullcontext():
+            return run_member(rank)
+
+    def run_member(rank: int) -> list[tuple[str, str]]:
         mesh = sw.init_device_mesh("cpu", (N_RANKS,))
         ours, index = [], 0
         for leaf in leaves:
@@ -132,20 +175,18 @@ def run_scheme(
             return [("forward", describe(error))]
         if dense.gradients is None:
             return []
+        stage = "gradient"
         try:
             results = tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs)
-            chosen = differentiable(results)
-            seeds = [
-                sw.distribute_tensor(cotangent(out), mesh, [sw.Replicate()], src_data_rank=None)
-                if isinstance(out, sw.DTensor)
-                else cotangent(out)
-                for out in chosen
-            ]
-            gradients = torch.autograd.grad(chosen, wanted, seeds, allow_unused=True)
-            if found := compare(gradients, dense.gradients, distributed=True):
-                return [("gradient", found)]
+            first = gradients(differentiable(results), wanted, dense.second is not None)
+            if found := compare(first, dense.gradients, distributed=True):
+                return [(stage, found)]
+            if dense.second is not None:
+                stage = "second order"
+                if found := compare(gradients(differentiable(first), wanted, False), dense.second, distributed=True):
+                    return [(stage, found)]
         except Exception as error:
-            return [("gradient", describe(error))]
+            return [(stage, describe(error))]
         return []
 
     try:
@@ -159,21 +200,21 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
-def same(a: Sequence[Any], b: Sequence[Any]) -> list[int]:
-    """The outputs that do not depend on chance: numbers of those that do."""
+def random_outputs(a: Sequence[Any], b: Sequence[Any]) -> list[int]:
+    """Numbers of the outputs that differ between two runs."""
     return [i for i, (x, y) in enumerate(zip(a, b)) if compare([x], [y], distributed=False)]
 
 
-def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda text: None) -> tuple[int, list[Verdict]]:
-    """All schemes over the first `max_samples` samples of `op`: how many cases there were, and the failures."""
+def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda text: None) -> Outcome:
+    """All schemes over at most `max_samples` samples of `op`, evenly chosen."""
+    outcome = Outcome()
     if op.name in UNINITIALIZED:
-        return 0, []
+        return outcome
     torch.manual_seed(0)
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
     if len(samples) > max_samples:
         step = len(samples) / max_samples
         samples = [samples[int(i * step)] for i in range(max_samples)]
-    n_cases, failures = 0, []
     for number, sample in enumerate(samples):
         tree = (sample.input, tuple(sample.args), dict(sample.kwargs))
         if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in tree_leaves(tree)):
@@ -181,8 +222,9 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
         try:
             torch.manual_seed(1)
             dense = run_dense(op, sample, tree)
-            torch.manual_seed(2)
-            skip = same(run_dense(op, sample, tree).outputs, dense.outputs)
+            with another_seed():
+                torch.manual_seed(2)
+                skip = random_outputs(run_dense(op, sample, tree).outputs, dense.outputs)
         except Exception:
             continue  # not a call that plain tensors answer
         if skip:
@@ -191,8 +233,11 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
                 continue
         tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         for scheme in schemes(tensors):
-            n_cases += 1
+            outcome.n_cases += 1
             report(f"sample {number}, {scheme.name}")
-            for stage, failure in run_scheme(op, sample, tree, scheme, dense, skip):
-                failures.append(Verdict(number, scheme.name, stage, failure))
-    return n_cases, failures
+            failures = run_scheme(op, sample, tree, scheme, dense, skip, outcome.needs_implicit)
+            if any("implicit_replication()" in reason for _, reason in failures) and not outcome.needs_implicit:
+                outcome.needs_implicit = True
+                failures = run_scheme(op, sample, tree, scheme, dense, skip, implicit=True)
+            outcome.failures += [Verdict(number, scheme.name, stage, reason) for stage, reason in failures]
+    return outcome

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -25,6 +25,7 @@ class Result:
     name: str
     n_cases: int = 0
     failures: list[dict] = field(default_factory=list)
+    needs_implicit: bool = False
     broken: str = ""  # a crash or a hang
 
     def passes(self, stage: str = "") -> bool:
@@ -55,8 +56,8 @@ def work(samples: int) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         name = line.strip()
-        n_cases, failures = judge(ops[name], samples, lambda text: print(f"at {text}", flush=True))
-        print(json.dumps({"name": name, "n_cases": n_cases, "failures": [vars(f) for f in failures]}), flush=True)
+        outcome = judge(ops[name], samples, lambda text: print(f"at {text}", flush=True))
+        print(json.dumps({"name": name, **asdict(outcome)}), flush=True)
 
 
 class Worker:
@@ -74,7 +75,8 @@ class Worker:
         )
         self.lines: Queue = Queue()
         threading.Thread(target=self.read, args=(self.process, self.lines), daemon=True).start()
-        self.lines.get()
+        if self.lines.get() is None:
+            raise RuntimeError(f"a worker did not start: {' '.join(command)}")
 
     @staticmethod
     def read(process: subprocess.Popen, lines: Queue) -> None:
@@ -150,13 +152,16 @@ def main() -> int:
         for found in shown:
             where = f"sample {found['sample']}, {found['scheme']}, {found['stage']}"
             print(f"{result.name} ({len(result.failures)} of {result.n_cases}): {where}: {found['failure']}")
+    if implicit := [result.name for result in tried if result.needs_implicit]:
+        print(f"under implicit_replication(), for torch writes them in Python with plain tensors: {', '.join(implicit)}")
     forward = sum(result.passes("forward") for result in tried)
+    first = sum(result.passes("forward") and result.passes("gradient") for result in tried)
     both = sum(result.passes() for result in tried)
     n_cases = sum(result.n_cases for result in tried)
     broken = sum(bool(result.broken) for result in tried)
     print(
-        f"{len(tried)} operators, {n_cases:,} cases in {time.monotonic() - begin:.0f} s: {forward} forward, {both} forward and "
-        f"gradient equal dense; {broken} crash, hang or lose step"
+        f"{len(tried)} operators, {n_cases:,} cases in {time.monotonic() - begin:.0f} s: equal dense: {forward} "
+        f"forward, {first} with gradients, {both} with those of second order; {broken} crash, hang or lose step"
     )
     return int(both < len(tried))
 

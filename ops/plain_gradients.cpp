@@ -1,0 +1,56 @@
+// ops/plain_gradients.cpp: operators whose derivative formulas in torch answer with plain zeros of the right shape: their
+// gradients become replicas.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/autograd_node.h"
+#include "runtime/dtensor.h"
+
+#include <memory>
+
+namespace shardwise {
+namespace {
+
+struct ReplicaBackward final : torch::autograd::Node {
+  MeshPtr mesh;
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (!grads[0].defined() || is_dtensor(grads[0])) return std::move(grads);
+    return {from_local(grads[0], mesh, Placements(mesh->ndim()))};
+  }
+  std::string name() const override { return "ReplicaBackward"; }
+};
+
+/// The same tensor, whose gradient is distributed whatever comes back.
+at::Tensor with_distributed_gradient(const at::Tensor& input) {
+  const auto* impl = maybe_dtensor(input);
+  const bool has_tangent = input._fw_grad(/*level=*/0).defined();
+  if (!impl || !input.requires_grad() || has_tangent) return input;
+  at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
+  auto node = make_node<ReplicaBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  node->mesh = impl->spec()->mesh();
+  torch::autograd::set_history(same, node);
+  return same;
+}
+
+/// Hands the call on to torch's derivative formula, which it finds under AutogradOther.
+class Guarded final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (c10::GradMode::is_enabled())
+      for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i)
+        if ((*stack)[i].isTensor()) (*stack)[i] = with_distributed_gradient((*stack)[i].toTensor());
+    const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+    op.redispatchBoxed(formula, stack);
+  }
+};
+
+}  // namespace
+
+void register_plain_gradients() {
+  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+                         "linalg_matrix_exp", "max_pool2d_with_indices_backward", "nextafter", "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
+    aten_autograd_kernels().impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
+}
+
+}  // namespace shardwise
