@@ -27,6 +27,7 @@ void register_slices(RuleTable& table);
 void register_attention();
 void register_values(RuleTable& table);
 void register_selection_grad();
+void register_hot();
 void register_plain_gradients();
 
 }  // namespace shardwise

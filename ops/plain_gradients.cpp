@@ -48,8 +48,11 @@ class Guarded final : public c10::OperatorKernel {
 }  // namespace
 
 void register_plain_gradients() {
-  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
-                         "linalg_matrix_exp", "max_pool2d_with_indices_backward", "nextafter", "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
+  for (const char* op :
+       {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "linalg_matrix_exp",
+        "max_pool2d_with_indices_backward", "nextafter", "normal.Tensor_float", "normal.float_Tensor",
+        "normal.Tensor_Tensor", "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+        "repeat", "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward", "sgn"})
     aten_autograd_kernels().impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
 }
 

@@ -27,6 +27,7 @@ void register_operators() {
   register_values(table);
   register_selection_grad();
   register_plain_gradients();
+  register_hot();  // these have their rules by now
   register_dispatch();
   register_composites();
   register_view_replay();

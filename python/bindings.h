@@ -16,6 +16,9 @@ void bind_local_shards_wrapper(py::module_& module);
 void bind_factories(py::module_& module);
 void bind_dispatch(py::module_& module);
 void bind_comm_trace(py::module_& module);
+void bind_comm_policy(py::module_& module);
+void bind_op_trace(py::module_& module);
+void bind_rule(py::module_& module);
 /// No names: ranks in one process let each other run while they wait.
 void bind_waiting(py::module_& module);
 

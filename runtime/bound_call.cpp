@@ -45,8 +45,7 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
   // Plain scalars in a written list are the step counts of a fused optimizer.
   if (tensor.dim() > 0 || (op.args[arg].is_written && stack[first + arg].isTensor()))
     return bind_tensor(replicate(tensor, arg, index), arg, index);
-  key.add(static_cast<uint64_t>(tensor.scalar_type()) << 8 |
-          (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
+  key.add_plain(tensor);
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }
 

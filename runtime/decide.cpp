@@ -53,6 +53,19 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
   return result;
 }
 
+bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1; }
+
+bool is_direct(const OpCall& call, const Decision& decision) {
+  const Rule& rule = *call.op.rule;
+  const Propagation& propagation = *decision.propagation;
+  if (decision.moves || decision.is_skipped || !decision.local_args.empty() || propagation.by_box || rule.kernel() ||
+      rule.is_per_element() || rule.is_shape_only() || propagation.outputs.size() != 1 || !propagation.outputs[0])
+    return false;
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    if (!is_one_piece(input_spec(call, propagation, i))) return false;
+  return is_one_piece(propagation.outputs[0].get());
+}
+
 }  // namespace
 
 Decision decide(OpCall& call) {
@@ -79,6 +92,7 @@ Decision decide(OpCall& call) {
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
   if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
   if (rule->localize()) decision.local_args = localize(*rule, call, propagation);
+  decision.is_direct = is_direct(call, decision);
   return decision;
 }
 

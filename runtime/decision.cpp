@@ -12,6 +12,26 @@ enum Tag : uint64_t { kNone = 0x11, kBool, kInt, kDouble, kComplex, kInts, kDoub
 
 }  // namespace
 
+void DecisionKey::add_scalar(int64_t value, bool by_kind) {
+  add(kInt);
+  if (!by_kind) add(static_cast<uint64_t>(value));
+}
+
+void DecisionKey::add_scalar(bool value, bool by_kind) {
+  add(kBool);
+  if (!by_kind) add(value);
+}
+
+void DecisionKey::add_scalar(const c10::Scalar& value, bool by_kind) {
+  if (value.isIntegral(/*includeBool=*/false)) return add_scalar(value.toLong(), by_kind);
+  add_scalar(c10::IValue(value), by_kind);
+}
+
+void DecisionKey::add_plain(const at::Tensor& tensor) {
+  add(static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+      (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
+}
+
 void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
   auto add_all = [&](Tag tag, const auto& list, auto word_of) {
     add(tag);
@@ -19,10 +39,9 @@ void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
     for (const auto& element : list) add(word_of(element));
   };
   if (value.isNone()) return add(kNone);
-  if (value.isInt() && by_kind) return add(kInt);
-  if (value.isInt()) return add(kInt), add(static_cast<uint64_t>(value.toInt()));
+  if (value.isInt()) return add_scalar(value.toInt(), by_kind);
   if (value.isDouble()) return add(kDouble), by_kind ? void() : add(std::bit_cast<uint64_t>(value.toDouble()));
-  if (value.isBool()) return add(kBool), by_kind ? void() : add(value.toBool());
+  if (value.isBool()) return add_scalar(value.toBool(), by_kind);
   if (value.isIntList()) return add_all(kInts, value.toIntVector(), [](int64_t i) { return static_cast<uint64_t>(i); });
   if (value.isDoubleList())
     return add_all(kDoubles, value.toDoubleVector(), [](double d) { return std::bit_cast<uint64_t>(d); });
@@ -63,6 +82,13 @@ std::shared_ptr<const Decision> DecisionCache::find(const DecisionKey& key) {
   }
   ++hits_;
   return found->second.decision;
+}
+
+const Decision* DecisionCache::find_direct(const DecisionKey& key) {
+  auto found = entries_.find(key);
+  if (found == entries_.end() || !found->second.decision->is_direct) return nullptr;
+  ++hits_;
+  return found->second.decision.get();
 }
 
 void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs) {

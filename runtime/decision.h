@@ -17,6 +17,8 @@ struct Decision {
   bool moves = false;       // some input is redistributed
   bool moved_view = false;  // ... although the result should be a view of it
   bool is_skipped = false;  // every local input is empty: outputs are filled, the kernel is not called
+  /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
+  bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts).
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
@@ -32,6 +34,12 @@ class DecisionKey {
   void add_pointer(const void* pointer) { add(reinterpret_cast<uint64_t>(pointer)); }
   /// A scalar argument; `by_kind`: only whether it is a bool, an integer, a float or complex.
   void add_scalar(const c10::IValue& value, bool by_kind);
+  /// The same words for a value that is not boxed yet.
+  void add_scalar(const c10::Scalar& value, bool by_kind);
+  void add_scalar(int64_t value, bool by_kind);
+  void add_scalar(bool value, bool by_kind);
+  /// A plain 0-dim tensor.
+  void add_plain(const at::Tensor& tensor);
 
   uint64_t hash() const { return hash_; }
   bool operator==(const DecisionKey& other) const { return hash_ == other.hash_ && words_ == other.words_; }
@@ -55,6 +63,8 @@ class DecisionCache {
   static DecisionCache& of_thread();
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
+  /// The same if it is_direct, else null. Valid until the next insert(). A miss is not counted: the caller goes on to find().
+  const Decision* find_direct(const DecisionKey& key);
   void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs);
   void clear() { entries_.clear(); }
   CacheCounters counters() const { return {hits_, misses_, static_cast<int64_t>(entries_.size())}; }

@@ -1,14 +1,17 @@
 #include "runtime/dispatch.h"
 
+#include "runtime/comm_trace.h"
 #include "runtime/decide.h"
 #include "runtime/element_run.h"
 #include "runtime/local_kind.h"
 #include "runtime/local_run.h"
 #include "runtime/moved_view.h"
+#include "runtime/op_trace.h"
 #include "runtime/out_call.h"
 #include "runtime/replicated_run.h"
 #include "runtime/rule.h"
 
+#include <fmt/format.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -29,10 +32,23 @@ std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
   return decision;
 }
 
+/// Serialises late additions to the table of rules with what reads it.
+std::mutex& rules_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+/// What kernels of aten operators without a rule look at: they may get one.
+std::unordered_map<std::string, OpInfo*>& infos_without_rule() {
+  static auto* infos = new std::unordered_map<std::string, OpInfo*>;
+  return *infos;
+}
+
 class BoxedKernel final : public c10::OperatorKernel {
  public:
   explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op), out_call_(OutCall::find(info_)) {
     info_.rule = RuleTable::global().find(info_.name);
+    if (!info_.rule && !out_call_) infos_without_rule().emplace(info_.name, &info_);
   }
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (out_call_)
@@ -48,16 +64,13 @@ class BoxedKernel final : public c10::OperatorKernel {
 
 /// Operators of other libraries come here by name; what is known of them is kept.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  static std::mutex mutex;
   static auto* known = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
   const OpInfo* info;
   {
-    std::lock_guard lock(mutex);
+    std::lock_guard lock(rules_mutex());
     auto& entry = (*known)[op.operator_name()];
-    if (!entry) {
-      entry = std::make_unique<OpInfo>(op);
-      entry->rule = RuleTable::global().find(entry->name);
-    }
+    if (!entry) entry = std::make_unique<OpInfo>(op);
+    if (!entry->rule) entry->rule = RuleTable::global().find(entry->name);
     info = entry.get();
   }
   dispatch(*info, stack);
@@ -80,12 +93,68 @@ void run(BoundCall& call) {
     run_decided(call, *decision);
 }
 
+std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }
+
+/// run(), with a line in the trace.
+void run_traced(BoundCall& call) {
+  const Rule* rule = call.op.rule;
+  OpRecord record{call.op.name, rule ? rule->text() : "none: replicated", {}, {}, {}, 0, 0};
+  const OpCall dense = call.to_op_call();
+  const bool is_decided = rule && !rule->is_gathered();
+  const auto decision = is_decided ? decision_for(call) : nullptr;
+  for (size_t i = 0; i < dense.operands.size(); ++i) {
+    const SpecPtr& given = dense.operands[i].spec;
+    record.given.push_back(layout_of(given));
+    const bool is_replicated = !decision || !decision->propagation;
+    const SpecPtr used = !given ? given : is_replicated ? given->replicated() : decision->propagation->inputs[i];
+    record.used.push_back(layout_of(used ? used : given));
+  }
+  if (decision && !decision->propagation) record.rule += ", does not fit: replicated";
+  const CommTrace sent;
+  run(call);
+  record.n_collectives = sent.total_count();
+  record.bytes_received = sent.bytes_received();
+  for (size_t i = call.first; i < call.stack.size(); ++i) {
+    const c10::IValue& value = call.stack[i];
+    if (value.isTensor() && is_dtensor(value.toTensor()))
+      record.results.push_back(layout_of(maybe_dtensor(value.toTensor())->spec()));
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector())
+        if (const auto* impl = maybe_dtensor(tensor)) record.results.push_back(layout_of(impl->spec()));
+  }
+  OpTrace::record(record);
+}
+
 }  // namespace
 
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   BoundCall call(op, *stack);
-  run(call);
+  if (OpTrace::is_active()) [[unlikely]]
+    run_traced(call);
+  else
+    run(call);
   for (const at::Tensor& view : call.written_views) after_write(view);
+}
+
+void add_user_rule(const std::string& op, const Rule& rule) {
+  const size_t dot = op.find('.', op.find("::"));
+  const auto handle = c10::Dispatcher::singleton().findSchema(
+      {op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
+  TORCH_CHECK_VALUE(handle, fmt::format("[register_rule] torch knows no operator {}. Register it with torch first; "
+                                        "overloads are named as in aten::add.Tensor.",
+                                        op));
+  const std::lock_guard lock(rules_mutex());
+  const bool is_ours = op.starts_with("aten::");
+  TORCH_CHECK_VALUE(!is_ours || infos_without_rule().contains(op),
+                    fmt::format("[register_rule] {} is answered by Shardwise already. State rules for operators that "
+                                "explain() shows as replicated.",
+                                op));
+  RuleTable::global().add(op, rule);
+  if (is_ours)
+    infos_without_rule()[op]->rule = RuleTable::global().find(op);
+  else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would come before the fallback
+    library(op.substr(0, op.find("::")).c_str(), kTensorKey)
+        .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 void register_dispatch() {

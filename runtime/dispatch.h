@@ -3,7 +3,7 @@
 //   op + specs + the scalars that matter -> DecisionCache -> { move these inputs, call with these pieces, wrap with these specs }
 #pragma once
 
-#include "runtime/op_info.h"
+#include "runtime/rule.h"
 
 #include <ATen/core/stack.h>
 
@@ -17,6 +17,10 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 /// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces and
 /// what autograd lacks. Called once, after the rules and the kernels of ops/ are registered.
 void register_dispatch();
+
+/// States `rule` for an operator that another library registered, or one of aten's that has none. To be called before the operator
+/// is first used. Throws: c10::ValueError for an operator that torch does not know or that has a rule.
+void add_user_rule(const std::string& op, const Rule& rule);
 
 /// While it lives, this thread's torch.Tensors next to distributed ones count as replicated.
 class ImplicitReplication {

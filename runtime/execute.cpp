@@ -4,6 +4,7 @@
 #include "runtime/below.h"
 #include "runtime/buffers.h"
 #include "runtime/collectives.h"
+#include "runtime/comm_policy.h"
 #include "runtime/comm_trace.h"
 #include "runtime/exchange_run.h"
 #include "runtime/plan_cache.h"
@@ -65,6 +66,7 @@ class Moving {
         pieces_(std::move(pieces)),
         device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
         options_(options) {
+    if (plan_->last_sending >= 0) check_comm_policy(*source, *destination);
     for (const OwnStep& own : plan_->steps)
       if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
         check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);

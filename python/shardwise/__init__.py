@@ -23,12 +23,14 @@ from shardwise._C import (
     Shard,
     ShardMetadata,
     cache_counters,
+    communication_policy,
     implicit_replication,
     plan_redistribution,
     redistribute_many,
     redistribution_counters,
+    register_rule,
 )
-from shardwise.debug import CommDebugMode, visualize_sharding
+from shardwise.debug import CommDebugMode, explain, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
@@ -49,10 +51,12 @@ __all__ = [
     "Shard",
     "ShardMetadata",
     "cache_counters",
+    "communication_policy",
     "debug",
     "distribute_module",
     "distribute_tensor",
     "empty",
+    "explain",
     "full",
     "implicit_replication",
     "init_device_mesh",
@@ -62,6 +66,7 @@ __all__ = [
     "randn",
     "redistribute_many",
     "redistribution_counters",
+    "register_rule",
     "testing",
     "visualize_sharding",
     "zeros",

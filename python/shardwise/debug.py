@@ -1,13 +1,14 @@
 """Seeing what a program does: who holds what, and what is sent."""
 
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 from shardwise import _C
-from shardwise._C import CommEvent
+from shardwise._C import CommEvent, OpRecord
 from shardwise.dtensor import DTensor
 
-__all__ = ["CommDebugMode", "CommEvent", "picture", "visualize_sharding"]
+__all__ = ["CommDebugMode", "CommEvent", "OpRecord", "explain", "picture", "visualize_sharding"]
 
 
 def picture(dtensor: DTensor, *, color: bool = False, max_width: int = 100) -> str:
@@ -23,6 +24,22 @@ def visualize_sharding(dtensor: DTensor, header: str = "", use_rich: bool = Fals
     if header:
         print(header)
     print(picture(dtensor, color=use_rich))
+
+
+def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[OpRecord]:
+    """Calls `fn(*args, **kwargs)` and prints a line per operator that reached a distributed tensor: its rule, the layouts it
+    was given and the ones it ran under, the results' layouts, the bytes this rank received. Returns the lines as records.
+
+    On each rank that calls it; like `fn`, to be called on all.
+    """
+    trace = _C.OpTrace()
+    trace.open()
+    try:
+        fn(*args, **kwargs)
+    finally:
+        trace.close()
+    print(trace, end="")
+    return trace.records()
 
 
 class CommDebugMode:

@@ -1,0 +1,45 @@
+// ops/hot.cpp: the operators that models call most, with kernels of their own signatures instead of boxed ones.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/unboxed.h"
+
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+
+namespace shardwise {
+namespace {
+
+template <class... Ops>
+void add_all(torch::Library& library) {
+  (add_unboxed<Ops>(library), ...);
+}
+
+}  // namespace
+
+void register_hot() {
+  namespace op = at::_ops;
+  add_all<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
+          op::div_Tensor, op::div__Tensor, op::mm, op::bmm, op::linear, op::t, op::transpose_int, op::unsqueeze,
+          op::relu, op::gelu, op::silu, op::sigmoid, op::tanh, op::exp, op::sqrt, op::rsqrt, op::neg,
+          op::threshold_backward>(aten_kernels());
+}
+
+}  // namespace shardwise

@@ -1,0 +1,86 @@
+#include "python/bindings.h"
+#include "runtime/dispatch.h"
+#include "runtime/propagate.h"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <optional>
+#include <string>
+#include <variant>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kRegisterRule =
+    "States how operator `op` (\"mylib::op\", or \"mylib::op.overload\") maps layouts to layouts. Call it once, alike on all ranks,\n"
+    "before the operator is used.\n\n"
+    "`rule`: factor notation, \"ij,jk->ik\": a letter is an index range that tensors share, and a mesh dim may cut any; a letter\n"
+    "that no output has is summed over ranks. Or a function of the operands' shapes that returns notation, or None to gather\n"
+    "them: `lambda shapes: \"ij,jk->ik\" if len(shapes[0]) == 2 else None`. It is asked once per set of layouts.\n"
+    "`linear`: which sums may pass unreduced: \"all\" operands together, \"each\" one while the others are whole, the \"first\".\n"
+    "`whole`: letters that are never cut.\n\n"
+    "Raises ValueError for an operator that torch does not know or that has a rule. The operator runs on each rank's pieces as\n"
+    "it is: an argument that speaks of a global size along a letter makes that letter one for `whole`. The function form needs\n"
+    "a meta (fake) kernel of the operator; without one its operands are gathered.";
+
+Linearity linearity_named(const std::string& name) {
+  if (name == "all") return Linearity::kAll;
+  if (name == "each") return Linearity::kEach;
+  if (name == "first") return Linearity::kFirst;
+  TORCH_CHECK_VALUE(false, fmt::format("[register_rule] linear=\"{}\" is none of \"all\", \"each\", \"first\".", name));
+}
+
+/// The notation that a Python function gives for a call's shapes; nothing: gather.
+std::optional<std::string> ask(PyObject* function, const OpCall& call) {
+  py::gil_scoped_acquire gil;
+  py::list shapes;
+  for (const Operand& operand : call.operands) shapes.append(py::tuple(py::cast(operand.sizes.vec())));
+  return py::handle(function)(shapes).cast<std::optional<std::string>>();
+}
+
+/// The factors of `letters`, which are numbered as they first stand in the notation, are never cut.
+void keep_whole(Signature& signature, const std::string& notation, const std::string& letters) {
+  std::string seen;
+  for (char letter : notation)
+    if (std::islower(static_cast<unsigned char>(letter)) && seen.find(letter) == std::string::npos) seen += letter;
+  for (char letter : letters) {
+    const size_t factor = seen.find(letter);
+    TORCH_CHECK_VALUE(factor != std::string::npos,
+                      fmt::format("[register_rule] whole='{}' is no letter of \"{}\".", letter, notation));
+    signature.factors.at(factor).is_whole = true;
+  }
+}
+
+Rule rule_of_notation(const std::string& notation, Linearity linearity, const std::string& whole) {
+  const Rule plain(notation.c_str());
+  const auto describe = [=](const OpCall& call, Signature& signature) {
+    signature = plain.signature(call);
+    keep_whole(signature, notation, whole);
+  };
+  const std::string text = whole.empty() ? plain.text() : fmt::format("{} whole({})", plain.text(), whole);
+  return Rule(text, describe).linear(linearity).sampled();
+}
+
+void py_register_rule(const std::string& op, const std::variant<std::string, py::function>& rule,
+                      const std::optional<std::string>& linear, const std::string& whole) {
+  const Linearity linearity = linear ? linearity_named(*linear) : Linearity::kNone;
+  if (const auto* notation = std::get_if<std::string>(&rule))
+    return add_user_rule(op, rule_of_notation(*notation, linearity, whole));
+  // As long as the process: rules are never taken back.
+  PyObject* function = py::object(std::get<py::function>(rule)).release().ptr();
+  add_user_rule(op, Rule::placed("given by a function", [=](const OpCall& call) -> std::optional<Propagation> {
+                  const auto notation = ask(function, call);
+                  if (!notation) return std::nullopt;
+                  return propagate(call, rule_of_notation(*notation, linearity, whole).signature(call));
+                }));
+}
+
+}  // namespace
+
+void bind_rule(py::module_& module) {
+  module.def("register_rule", &py_register_rule, py::arg("op"), py::arg("rule"), py::kw_only(),
+             py::arg("linear") = py::none(), py::arg("whole") = "", kRegisterRule);
+}
+
+}  // namespace shardwise
