@@ -2,7 +2,6 @@
 // laid out as the operand.
 #include "ops/families.h"
 #include "ops/kernels.h"
-#include "runtime/below.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/copysign.h>
@@ -36,10 +35,47 @@ struct Sgn : torch::autograd::Function<Sgn> {
   }
 };
 
+/// The sign of one operand on the size of the other, whose sign may turn the gradient.
+struct Copysign : torch::autograd::Function<Copysign> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& other) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor result = at::copysign(self, other);
+    ctx->save_for_backward({self, other, result});
+    return result;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &self = saved[0], &other = saved[1], &result = saved[2];
+    const at::Tensor turned = (result / self).masked_fill(self.eq(0), 0) * grads[0];
+    return {turned.to(self.scalar_type()).sum_to_size(self.sizes()), at::zeros_like(other)};
+  }
+};
+
+/// The next number towards the other operand, whose value decides only the direction.
+struct Nextafter : torch::autograd::Function<Nextafter> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& other) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({self, other});
+    return at::nextafter(self, other);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    return {grads[0].sum_to_size(saved[0].sizes()), at::zeros_like(saved[1])};
+  }
+};
+
+at::Tensor nextafter(const at::Tensor& self, const at::Tensor& other) { return Nextafter::apply(self, other); }
+
+at::Tensor copysign(const at::Tensor& self, const at::Tensor& other) { return Copysign::apply(self, other); }
+
 at::Tensor sgn(const at::Tensor& self) { return Sgn::apply(self); }
 
 }  // namespace
 
-void register_flat_derivatives() { aten_autograd_kernels().impl("sgn", &sgn); }
+void register_flat_derivatives() {
+  aten_autograd_kernels().impl("sgn", &sgn);
+  aten_autograd_kernels().impl("copysign.Tensor", &copysign);
+  aten_autograd_kernels().impl("nextafter", &nextafter);
+}
 
 }  // namespace shardwise

@@ -171,8 +171,10 @@ Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTenso
   const auto [losses, weights] = picked(self, target, weight, ignored);
   check_range(target, self.dim() > 0 ? self.size(class_dim(self.dim())) : 0, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
-  const at::Tensor total_weight = at::sum(weights), total = at::sum(losses);
-  return {reduction == at::Reduction::Mean ? total / total_weight : total, total_weight};
+  const at::ScalarType dtype = self.scalar_type();
+  const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // a count of halves stops at 2,048
+  const at::Tensor total_weight = at::sum(weights, wide), total = at::sum(losses, wide);
+  return {(reduction == at::Reduction::Mean ? total / total_weight : total).to(dtype), total_weight.to(dtype)};
 }
 
 at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,

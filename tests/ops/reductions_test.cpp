@@ -117,6 +117,9 @@ TEST(ReductionsTest, TraceIsDense) {
 
 TEST(ReductionsTest, StepsHaveGradientsOfZeroLaidOutAsTheyAre) {
   expect_same_as_dense("sgn", [](const Tensors& t) { return at::sgn(t[0]); }, {{5, 4}}, {.low = -2, .high = 2});
+  expect_same_as_dense("copysign", [](const Tensors& t) { return at::copysign(t[0], t[1]); }, {{5, 4}, {4}},
+                       {.low = -2, .high = 2});
+  expect_same_as_dense("nextafter", [](const Tensors& t) { return at::nextafter(t[0], t[1]); }, {{5, 4}, {4}});
   const auto second = [](const Tensors& t) {
     const at::Tensor size = at::abs(t[0]) * t[1];
     return torch::autograd::grad({size}, {t[0]}, {at::ones_like(size)}, true, true)[0];
