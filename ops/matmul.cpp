@@ -5,6 +5,7 @@
 #include "ops/weight_grad.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/addmv.h>
 #include <ATen/ops/matmul.h>
 
 #include <fmt/format.h>
@@ -114,7 +115,51 @@ at::Tensor compute_shape(const at::Tensor& left, const at::Tensor& right) {
   return is_dot ? left.unsqueeze(0).mv(right).squeeze(0) : at::matmul(left, right);
 }
 
+/// Torch's own gives a bias of one element that size where the matrix has no elements, whatever its rows.
+at::Tensor matrix_by_vector(const at::Tensor& bias, const at::Tensor& matrix, const at::Tensor& vector,
+                            const at::Scalar& beta, const at::Scalar& alpha) {
+  return at::addmv(bias.expand({matrix.size(0)}), matrix, vector, beta, alpha);
+}
+
+/// The three operands by their dims among all; what is summed is missing in the result.
+void describe_trilinear(const OpCall& call, Signature& signature) {
+  Dims sizes(call.operands[0].sizes.size() + call.arg("expand1").toListRef().size(), 1);
+  const auto dims_in = [&](const char* arg) {
+    std::vector<bool> has(sizes.size());
+    for (int64_t dim : call.arg(arg).toIntVector())
+      has.at(dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim) = true;
+    return has;
+  };
+  const auto summed = dims_in("sumdim");
+  std::vector<std::vector<size_t>> places;
+  for (const char* arg : {"expand1", "expand2", "expand3"}) {
+    const auto lacks = dims_in(arg);
+    auto& of_operand = places.emplace_back();
+    for (size_t dim = 0; dim < sizes.size(); ++dim)
+      if (!lacks[dim]) of_operand.push_back(dim);
+  }
+  for (size_t i = 0; i < 3; ++i)
+    for (size_t dim = 0; dim < places[i].size(); ++dim)
+      if (const int64_t size = call.operands[i].sizes[dim]; size != 1) sizes[places[i][dim]] = size;
+  for (int64_t size : sizes) signature.add_factor(size);
+  for (size_t i = 0; i < 3; ++i) {
+    Axes& axes = signature.inputs.emplace_back();
+    for (size_t dim = 0; dim < places[i].size(); ++dim)
+      axes.push_back(call.operands[i].sizes[dim] == sizes[places[i][dim]] ? Axis{static_cast<int>(places[i][dim])}
+                                                                          : Axis{});
+  }
+  Axes& output = signature.outputs.emplace_back();
+  for (size_t dim = 0; dim < sizes.size(); ++dim)
+    if (!summed[dim]) output.push_back({static_cast<int>(dim)});
+}
+
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("addmv", &matrix_by_vector); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("addmv", &matrix_by_vector); }
 
 TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("matmul(Tensor left, Tensor right) -> Tensor"); }
 TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("matmul", &compute); }
@@ -127,7 +172,12 @@ void register_matmul(RuleTable& table) {
   table.add("aten::mv", Rule("mk,k->m").multilinear());
   table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
   table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
-  table.add({"aten::addmv", "aten::addmv_"}, plus_bias("mk,k->m"));
+  table.add({"aten::addbmm", "aten::addbmm_"}, plus_bias("bmk,bkn->mn"));
+  table.add({"aten::addr", "aten::addr_"}, plus_bias("m,n->mn"));
+  table.add("aten::addmv", plus_bias("mk,k->m").computed_by("shardwise::addmv"));
+  table.add("aten::addmv_", plus_bias("mk,k->m"));
+  table.add("aten::_trilinear", Rule("trilinear", describe_trilinear).multilinear().sampled());
+  table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
   aten_kernels().impl("matmul", &product);
   aten_kernels().impl("dot", &product);

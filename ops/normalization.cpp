@@ -1,4 +1,4 @@
-// ops/normalization.cpp: softmax and layer norm: what is normalised is whole, the other dims may be cut.
+// ops/normalization.cpp: layer norm: what is normalised is whole, the other dims may be cut.
 #include "ops/families.h"
 
 #include <string_view>
@@ -45,9 +45,6 @@ void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
 }  // namespace
 
 void register_normalization(RuleTable& table) {
-  table.add({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"}, pointwise().whole("dim").sampled());
-  table.add({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
-            pointwise().linear_in_first().whole("dim").sampled());
   table.add("aten::native_layer_norm", Rule("layer_norm", describe_layer_norm).sampled());
   table.add("aten::native_layer_norm_backward",
             Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());

@@ -13,6 +13,13 @@ void register_operators() {
   register_activations(table);
   register_reductions(table);
   register_normalization(table);
+  register_softmax(table);
+  register_losses(table);
+  register_nll(table);
+  register_linalg(table);
+  register_transforms(table);
+  register_pieces(table);
+  register_flat_derivatives();
   register_cat(table);
   register_factories(table);
   register_copies(table);

@@ -4,6 +4,7 @@
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace shardwise {
 namespace {
@@ -57,6 +58,31 @@ TEST(AttentionTest, BatchHeadsAndQueriesStayCut) {
   const auto queries = std::vector<Placement>{Placement::shard(2)},
              all = std::vector<Placement>{Placement::replicate()};
   EXPECT_EQ(bytes_received(attend, sizes, {3}, {queries, all, all}), 0);
+}
+
+TEST(AttentionTest, MasksAndSharedHeadsMoveNothingWhereBatchAndHeadsAreCut) {
+  const std::vector<Placement> both{Placement::shard(0), Placement::shard(1)};
+  const std::vector<Placement> all{Placement::replicate(), Placement::replicate()};
+  const auto masked = [](const Tensors& t) {
+    const at::Tensor query = t[0].detach().requires_grad_();
+    const at::Tensor result = at::scaled_dot_product_attention(query, t[1], t[2], t[3]);
+    return torch::autograd::grad({result}, {query}, {at::ones_like(result)});
+  };
+  EXPECT_EQ(bytes_received(masked, {{4, 4, 6, 2}, {4, 4, 5, 2}, {4, 4, 5, 2}, {6, 5}}, {2, 2}, {both, both, both, all}),
+            0);
+  const auto grouped = [](const Tensors& t) {
+    return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true, {}, /*enable_gqa=*/true)};
+  };
+  EXPECT_EQ(bytes_received(grouped, {{4, 8, 6, 2}, {4, 4, 6, 2}, {4, 4, 6, 2}}, {2, 2}, {both, both, both}), 0);
+}
+
+// Queries stay where they are; of keys and values each rank gets what it does not have.
+TEST(AttentionTest, CutSequencesGatherKeysAndValuesOnly) {
+  const auto attend = [](const Tensors& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2])}; };
+  const std::vector<Placement> sequence{Placement::shard(1)};
+  const int64_t of_keys = 2 * 6 * 3 * 8;
+  EXPECT_LE(bytes_received(attend, {{2, 60, 3}, {2, 6, 3}, {2, 6, 3}}, {3}, {sequence, sequence, sequence}),
+            2 * of_keys);
 }
 
 TEST(AttentionTest, WrongArgumentsSayTheRightOnes) {

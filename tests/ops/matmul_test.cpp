@@ -35,6 +35,31 @@ TEST(MatmulTest, WhatIsAddedIsAddedOnce) {
   expect_same_as_dense("addmv", [](const Tensors& t) { return at::addmv(t[0], t[1], t[2]); }, {{5}, {5, 4}, {4}});
 }
 
+TEST(MatmulTest, SumsOfProductsAreDense) {
+  const DenseOptions some{.meshes = {{3}, {2, 2}}, .max_combinations = 20};
+  // A bias of one element, on ranks without rows too.
+  for (const Dims& bias : {Dims{5}, Dims{1}, Dims{}})
+    expect_same_as_dense(
+        "addmv", [](const Tensors& t) { return at::addmv(t[0], t[1], t[2], 0.5, 2); }, {bias, {5, 2}, {2}}, some);
+  const auto addbmm = [](const Tensors& t) { return at::addbmm(t[0], t[1], t[2], 0.5, 2); };
+  expect_same_as_dense("addbmm", addbmm, {{4, 2}, {3, 4, 5}, {3, 5, 2}}, some);
+  expect_same_as_dense(
+      "addr", [](const Tensors& t) { return at::addr(t[0], t[1], t[2], 0.5, 2); }, {{5, 4}, {5}, {4}}, some);
+  const auto bilinear = [](const Tensors& t) { return at::bilinear(t[0], t[1], t[2], t[3]); };
+  expect_same_as_dense("bilinear", bilinear, {{5, 3}, {5, 4}, {2, 3, 4}, {2}}, some);
+  expect_same_as_dense(
+      "cross", [](const Tensors& t) { return at::linalg_cross(t[0], t[1], 1); }, {{5, 3}, {5, 3}}, some);
+}
+
+TEST(MatmulTest, SumsOfProductsStayCut) {
+  const auto bilinear = [](const Tensors& t) { return Tensors{at::bilinear(t[0], t[1], t[2])}; };
+  const std::vector<Placement> batch{Placement::shard(0)}, all{Placement::replicate()};
+  EXPECT_EQ(bytes_received(bilinear, {{5, 3}, {5, 4}, {2, 3, 4}}, {3}, {batch, batch, all}), 0);
+  EXPECT_EQ(bytes_received(bilinear, {{5, 3}, {5, 4}, {2, 3, 4}}, {3}, {all, all, batch}), 0);
+  const auto addbmm = [](const Tensors& t) { return Tensors{at::addbmm(t[0], t[1], t[2])}; };
+  EXPECT_EQ(bytes_received(addbmm, {{4, 2}, {3, 4, 5}, {3, 5, 2}}, {3}, {{Placement::partial()}, batch, batch}), 0);
+}
+
 TEST(MatmulTest, MatmulBroadcastsBatchDims) {
   const std::vector<std::vector<Dims>> shapes = {
       {{4}, {4}},

@@ -3,7 +3,9 @@
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
@@ -80,6 +82,49 @@ TEST(ReductionsTest, VectorNorms) {
                          {{5, 4}}, {.low = 1, .is_exact = false, .max_combinations = 20});
   expect_same_as_dense("norm of all", [](const Tensors& t) { return at::linalg_vector_norm(t[0]); }, {{5, 4}},
                        {.is_exact = false});
+}
+
+TEST(ReductionsTest, NormsOfEveryOrderAndTheirGradientsAreDense) {
+  constexpr double kInfinity = INFINITY;
+  for (const double p : {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -1.0, kInfinity, -kInfinity}) {
+    const auto of_rows = [p](const Tensors& t) { return at::linalg_vector_norm(t[0], p, at::IntArrayRef{0}, true); };
+    expect_same_as_dense(fmt::format("norm {}", p), of_rows, {{5, 3}},
+                         {.meshes = {{3}, {2, 2}}, .low = 1, .is_exact = false, .max_combinations = 10});
+    if (p == 0) continue;  // torch's own has no gradient there
+    expect_same_as_dense("dist", [p](const Tensors& t) { return at::dist(t[0], t[1], p); }, {{5, 3}, {5, 3}},
+                         {.meshes = {{3}}, .is_exact = false, .max_combinations = 10});
+  }
+}
+
+// Largest values that several ranks have share the gradient; at zeros it is torch's subgradient, not 0 by 0.
+TEST(ReductionsTest, GradientsOfNormsAtTiesAndZerosAreDense) {
+  constexpr double kInfinity = INFINITY;
+  for (const double p : {0.0, 1.0, 2.0, 3.0, kInfinity, -kInfinity})
+    for (const auto& [low, high] : {std::pair(0, 1), std::pair(2, 3), std::pair(-1, 2)}) {
+      const auto norms = [p](const Tensors& t) {
+        return Tensors{at::norm(t[0], p), at::linalg_vector_norm(t[0], p, at::IntArrayRef{0})};
+      };
+      expect_same_as_dense(fmt::format("norm {} of {} to {}", p, low, high), norms, {{4, 2}},
+                           {.meshes = {{3}}, .low = low, .high = high, .is_exact = false, .with_partial = false});
+    }
+}
+
+TEST(ReductionsTest, TraceIsDense) {
+  expect_same_as_dense("trace", [](const Tensors& t) { return at::trace(t[0]); }, {{5, 4}});
+  const auto trace = [](const Tensors& t) { return Tensors{at::trace(t[0])}; };
+  EXPECT_EQ(bytes_received(trace, {{5, 4}}, {2, 2}, {{Placement::shard(0), Placement::shard(1)}}), 0);
+}
+
+TEST(ReductionsTest, StepsHaveGradientsOfZeroLaidOutAsTheyAre) {
+  expect_same_as_dense("sgn", [](const Tensors& t) { return at::sgn(t[0]); }, {{5, 4}}, {.low = -2, .high = 2});
+  expect_same_as_dense("copysign", [](const Tensors& t) { return at::copysign(t[0], t[1]); }, {{5, 4}, {4}},
+                       {.low = -2, .high = 2});
+  expect_same_as_dense("nextafter", [](const Tensors& t) { return at::nextafter(t[0], t[1]); }, {{5, 4}, {4}});
+  const auto second = [](const Tensors& t) {
+    const at::Tensor size = at::abs(t[0]) * t[1];
+    return torch::autograd::grad({size}, {t[0]}, {at::ones_like(size)}, true, true)[0];
+  };
+  expect_same_as_dense("abs of second order", second, {{5, 4}, {5, 4}}, {.low = -2, .high = 2});
 }
 
 TEST(ReductionsTest, ReducedCutsBecomePartialAndOthersStay) {
