@@ -19,7 +19,6 @@ void register_nll(RuleTable& table);
 void register_linalg(RuleTable& table);
 void register_transforms(RuleTable& table);
 void register_pieces(RuleTable& table);
-void register_flat_derivatives();
 void register_cat(RuleTable& table);
 void register_factories(RuleTable& table);
 void register_copies(RuleTable& table);

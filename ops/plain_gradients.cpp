@@ -1,7 +1,8 @@
 // ops/plain_gradients.cpp: operators whose derivative formulas in torch answer with plain zeros of the right shape: their
-// gradients become replicas.
+// gradients are laid out as the operands.
 #include "ops/families.h"
 #include "ops/kernels.h"
+#include "placements/partial.h"
 #include "runtime/autograd_node.h"
 #include "runtime/dtensor.h"
 
@@ -10,14 +11,15 @@
 namespace shardwise {
 namespace {
 
-struct ReplicaBackward final : torch::autograd::Node {
-  MeshPtr mesh;
+/// Every rank has the plain gradient; each takes its part.
+struct LaidOutBackward final : torch::autograd::Node {
+  SpecPtr input;
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     if (!grads[0].defined() || is_dtensor(grads[0])) return std::move(grads);
-    return {from_local(grads[0], mesh, Placements(mesh->ndim()))};
+    return {distribute_tensor(grads[0], input->mesh(), without_partial(input->placements()), std::nullopt)};
   }
-  std::string name() const override { return "ReplicaBackward"; }
+  std::string name() const override { return "LaidOutBackward"; }
 };
 
 /// The same tensor, whose gradient is distributed whatever comes back.
@@ -26,9 +28,9 @@ at::Tensor with_distributed_gradient(const at::Tensor& input) {
   const bool has_tangent = input._fw_grad(/*level=*/0).defined();
   if (!impl || !input.requires_grad() || has_tangent) return input;
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
-  auto node = make_node<ReplicaBackward>();
+  auto node = make_node<LaidOutBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
-  node->mesh = impl->spec()->mesh();
+  node->input = impl->spec();
   torch::autograd::set_history(same, node);
   return same;
 }

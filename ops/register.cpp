@@ -19,7 +19,6 @@ void register_operators() {
   register_linalg(table);
   register_transforms(table);
   register_pieces(table);
-  register_flat_derivatives();
   register_cat(table);
   register_factories(table);
   register_copies(table);
