@@ -27,5 +27,8 @@ void register_slices(RuleTable& table);
 void register_attention();
 void register_values(RuleTable& table);
 void register_selection_grad();
+void register_random();
+void register_random_values(RuleTable& table);
+void register_dropout(RuleTable& table);
 
 }  // namespace shardwise

@@ -25,6 +25,9 @@ void register_operators() {
   register_attention();
   register_values(table);
   register_selection_grad();
+  register_random();
+  register_random_values(table);
+  register_dropout(table);
   register_dispatch();
   register_view_replay();
 }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.testing._internal.common_methods_invocations as invocations
 from layouts import N_RANKS, Scheme, distribute, schemes
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -17,6 +18,10 @@ COLLECTIVE_SECONDS = 20.0
 
 # Their values are whatever was in memory.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+# Torch's samples of random operators draw after seeding. What chance decides is not compared, so let it.
+invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -180,9 +185,12 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
             continue
         try:
             torch.manual_seed(1)
+            before = torch.get_rng_state()
             dense = run_dense(op, sample, tree)
+            draws = 1 if torch.equal(before, torch.get_rng_state()) else 12  # few values are often equal by chance
             torch.manual_seed(2)
-            skip = same(run_dense(op, sample, tree).outputs, dense.outputs)
+            again = [run_dense(op, sample, tree).outputs for _ in range(draws)]
+            skip = sorted({i for outputs in again for i in same(outputs, dense.outputs)})
         except Exception:
             continue  # not a call that plain tensors answer
         if skip:
