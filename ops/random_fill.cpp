@@ -1,5 +1,6 @@
 #include "ops/random_fill.h"
 
+#include "ops/dim_pieces.h"
 #include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/dtensor.h"
@@ -45,7 +46,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
 
 bool any_anywhere(const at::Tensor& flags) {
   const at::Tensor any = at::any(flags);
-  const at::Tensor everywhere = redistribute(any, Placements(spec_of(any)->placements().size()));
+  const at::Tensor everywhere = moved_to(any, Placements(spec_of(any)->placements().size()));
   const Shards& pieces = maybe_dtensor(everywhere)->shards();
   return !pieces.empty() && pieces[0].item<bool>();
 }

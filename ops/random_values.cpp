@@ -1,4 +1,5 @@
 // ops/random_values.cpp: distributions whose parameters are tensors: bernoulli, normal, poisson, multinomial and their like.
+#include "ops/dim_pieces.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
 #include "ops/random_fill.h"
@@ -112,7 +113,7 @@ at::Tensor sampled(const at::TensorList parameters, at::ScalarType dtype, const 
   const Spec& spec = *spec_of(result);
   std::vector<at::Tensor> moved;
   for (const at::Tensor& parameter : parameters)
-    moved.push_back(redistribute(parameter.expand_as(result), spec.placements().vec()));
+    moved.push_back(moved_to(parameter.expand_as(result), spec.placements().vec()));
 
   const uint64_t seed = next_seed(generator);
   const Shards& pieces = maybe_dtensor(result)->shards();
@@ -190,7 +191,7 @@ at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const May
   Placements rows = without_partial(spec_of(self)->placements());
   for (Placement& placement : rows)
     if (placement.is_enumerable() || placement.is_shard(self.dim() - 1)) placement = Placement::replicate();
-  const at::Tensor whole = redistribute(self.to(at::kDouble), rows);
+  const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
   Dims sizes(self.sizes());
   sizes.back() = n_samples;
   at::Tensor places = empty(sizes, spec_of(self)->mesh(), rows, at::kDouble);

@@ -28,6 +28,11 @@ void register_operators() {
   register_random();
   register_random_values(table);
   register_dropout(table);
+  register_scans();
+  register_sorting(table);
+  register_rearranged(table);
+  register_diagonals(table);
+  register_view_copies(table);
   register_dispatch();
   register_view_replay();
 }

@@ -97,7 +97,8 @@ def test_numbers_are_the_same_in_every_layout(name):
     assert not torch.equal(expected[0], expected[1]), "the second draw repeats the first"
     for shape, placements in LAYOUTS[1:]:
         for ours, theirs in zip(drawn(shape, placements, draw), expected):
-            torch.testing.assert_close(ours, theirs, msg=lambda text: f"{placements} on {shape}: {text}")
+            where = f"{placements} on {shape}"
+            torch.testing.assert_close(ours, theirs, msg=lambda text, where=where: f"{where}: {text}")
 
 
 @pytest.mark.parametrize(("std", "a", "b"), [(0.5, -2.0, 2.0), (1.0, 0.1, 0.2)])
