@@ -5,7 +5,9 @@
 #include "ops/kernels.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/conj.h>
 #include <ATen/ops/cummax.h>
 #include <ATen/ops/cummin.h>
 #include <ATen/ops/cumprod.h>
@@ -14,6 +16,7 @@
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/logcumsumexp.h>
 #include <ATen/ops/logsumexp.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -135,8 +138,41 @@ struct RunningSum : torch::autograd::Function<RunningSum> {
   }
 };
 
-at::Tensor differentiable_cumsum(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
-  return RunningSum::apply(as_summed(self, dtype), dim, /*is_backward=*/false);
+/// Forward derivatives are left to torch's formula.
+at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
+                                 std::optional<at::ScalarType> dtype) {
+  if (!self._fw_grad(/*level=*/0).defined())
+    return RunningSum::apply(as_summed(self, dtype), dim, /*is_backward=*/false);
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("aten::cumsum", "")
+                       .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();
+  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  return op.redispatch(formula, self, dim, dtype);
+}
+
+/// Each product without its own factor, times the gradients from there on: n products of n, where these are differentiated in
+/// turn.
+at::Tensor product_grad_by_factor(const at::Tensor& grad, const at::Tensor& input, int64_t dim) {
+  const at::Tensor factors = input.movedim(dim, -1).unsqueeze(-2);
+  Dims square(factors.sizes());
+  square[square.size() - 2] = square.back();
+  const at::Tensor all = factors.expand(square);
+  const at::Tensor others = all.tril(-1) + all.triu(1) + at::ones_like(all).tril().triu();
+  return others.cumprod(-1).mul(grad.movedim(dim, -1).unsqueeze(-2)).triu().sum(-1).movedim(-1, dim);
+}
+
+/// torch's own makes plain tensors where there are zeros. Behind the first zero of a line products are 0 whatever the other
+/// factors; at it they are the products without it.
+at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int64_t dim, const at::Tensor& output) {
+  if (input.dim() == 0 || input.numel() == 0) return grad;
+  const at::Tensor factors = at::conj(input);
+  if (c10::GradMode::is_enabled()) return product_grad_by_factor(grad, factors, dim);
+  const at::Tensor is_zero = factors.eq(0);
+  const at::Tensor is_first = is_zero.logical_and(is_zero.cumsum(dim).eq(1));
+  const at::Tensor without_first = at::where(is_first, 1, factors).cumprod(dim).to(factors.scalar_type());
+  const auto sums = [&](const at::Tensor& products) { return RunningSum::apply(grad.mul(products), dim, true); };
+  const at::Tensor elsewhere = sums(at::conj(output)).div(at::where(is_zero, 1, factors));
+  return at::where(is_zero, at::where(is_first, sums(without_first), 0), elsewhere).to(grad.scalar_type());
 }
 
 /// Extremes so far, and where: the latest of equal ones, and of NaNs, which nothing follows.
@@ -199,7 +235,8 @@ void register_scans() {
   kernels.impl("logcumsumexp", &running_log_sum);
   kernels.impl("cummax", &running_extremes<true>);
   kernels.impl("cummin", &running_extremes<false>);
-  aten_autograd_kernels().impl("cumsum", &differentiable_cumsum);
+  aten_autograd_kernels().impl("cumsum", TORCH_FN(differentiable_cumsum));
+  add_composition("cumprod_backward", &cumprod_backward);
   add_composition("cummaxmin_backward", &cummaxmin_backward);
 }
 

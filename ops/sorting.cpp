@@ -63,9 +63,6 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
 void register_sorting(RuleTable& table) {
   table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim"));
   aten_kernels().impl("topk", &topk);
-  table.add({"aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-             "aten::unique_dim_consecutive"},
-            Rule::gathered());
 }
 
 }  // namespace shardwise

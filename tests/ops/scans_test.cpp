@@ -41,6 +41,14 @@ TEST(ScanTest, ProductsAndLogarithmsAreDense) {
     expect_same_as_dense("logcumsumexp", [=](const Tensors& t) { return t[0].logcumsumexp(dim); }, {{8, 3}},
                          {.is_exact = false});
   }
+  // Zeros once, twice and never along a line; each gradient differentiated again.
+  const auto products = [](const Tensors& t) {
+    const at::Tensor leaf = t[0].requires_grad() ? t[0] : t[0].detach().requires_grad_();
+    const at::Tensor squares = leaf.mul(16).cumprod(0).square();
+    return Tensors{leaf.mul(16).cumprod(0), torch::autograd::grad({squares}, {leaf}, {at::ones_like(squares)},
+                                                                  std::nullopt, /*create_graph=*/true)[0]};
+  };
+  expect_same_as_dense("gradients of cumprod", products, {{5, 6}}, {.low = -1, .high = 3, .is_exact = false});
   expect_same_as_dense("cumprod over zeros", [](const Tensors& t) { return t[0].cumprod(0); }, {{9, 2}},
                        {.low = -2, .high = 3, .dtype = at::kLong});
 }
