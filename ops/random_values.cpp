@@ -16,10 +16,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/lt.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/topk.h>
-#include <ATen/ops/where.h>
 #include <fmt/format.h>
 
 #include <limits>
@@ -57,12 +55,6 @@ at::Tensor bernoulli_tensor(const at::Tensor& self, const at::Tensor& p, MaybeGe
   return at::empty_like(self).bernoulli_(p, std::move(generator));
 }
 
-/// `value` again, as what depends on `parameter` without changing with it: its gradient is zeros.
-at::Tensor with_zero_grad(const at::Tensor& value, const at::Tensor& parameter) {
-  if (!parameter.requires_grad() || !c10::GradMode::is_enabled()) return value;
-  return at::where(at::scalar_tensor(false, at::kBool), parameter, value);
-}
-
 void check_deviation(const at::Tensor& std) {
   TORCH_CHECK(!std.is_complex(), "normal expects standard deviation to be non-complex");
   TORCH_CHECK(!is_dtensor(std) || !any_anywhere(std.lt(0)), "normal expects all elements of std >= 0.0");
@@ -74,33 +66,18 @@ at::Tensor standard_normal(const at::Tensor& like, const at::Tensor& dtype_of, M
 }
 
 at::Tensor normal_tensors(const at::Tensor& mean, const at::Tensor& std, MaybeGenerator generator) {
-  at::Tensor value;
-  {
-    const at::NoGradGuard no_grad;
-    check_deviation(std);
-    value = standard_normal(at::add(mean, std), mean, std::move(generator)).mul(std).add(mean).to(mean.scalar_type());
-  }
-  return with_zero_grad(with_zero_grad(value, mean), std);
+  check_deviation(std);
+  return standard_normal(at::add(mean, std), mean, std::move(generator)).mul(std).add(mean).to(mean.scalar_type());
 }
 
 at::Tensor normal_mean(const at::Tensor& mean, double std, MaybeGenerator generator) {
   TORCH_CHECK(std >= 0.0, "normal expects std >= 0.0, but found std ", std);
-  at::Tensor value;
-  {
-    const at::NoGradGuard no_grad;
-    value = standard_normal(mean, mean, std::move(generator)).mul_(std).add(mean);
-  }
-  return with_zero_grad(value, mean);
+  return standard_normal(mean, mean, std::move(generator)).mul_(std).add(mean);
 }
 
 at::Tensor normal_deviation(double mean, const at::Tensor& std, MaybeGenerator generator) {
-  at::Tensor value;
-  {
-    const at::NoGradGuard no_grad;
-    check_deviation(std);
-    value = standard_normal(std, std, std::move(generator)).mul(std).add(mean);
-  }
-  return with_zero_grad(value, std);
+  check_deviation(std);
+  return standard_normal(std, std, std::move(generator)).mul(std).add(mean);
 }
 
 /// `sample(parameters of the element, its numbers)` for each element, laid out as the parameters together.
@@ -224,9 +201,9 @@ void register_random_values(RuleTable& table) {
   kernels.impl("bernoulli", &bernoulli);
   kernels.impl("bernoulli_.Tensor", &bernoulli_tensor_);
   kernels.impl("bernoulli.Tensor", &bernoulli_tensor);
-  add_composition("normal.Tensor_Tensor", &normal_tensors);
-  add_composition("normal.Tensor_float", &normal_mean);
-  add_composition("normal.float_Tensor", &normal_deviation);
+  kernels.impl("normal.Tensor_Tensor", &normal_tensors);
+  kernels.impl("normal.Tensor_float", &normal_mean);
+  kernels.impl("normal.float_Tensor", &normal_deviation);
   kernels.impl("poisson", &poisson);
   kernels.impl("binomial", &binomial);
   kernels.impl("_standard_gamma", &standard_gamma);

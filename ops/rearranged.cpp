@@ -6,7 +6,6 @@
 #include "ops/families.h"
 #include "ops/kernels.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/flip.h>
@@ -177,34 +176,12 @@ void describe_repeat(const OpCall& call, Signature& signature) {
   signature.outputs = {output};
 }
 
-/// Of nothing torch's formula makes plain zeros.
-at::Tensor differentiable_repeat(c10::DispatchKeySet keys, const at::Tensor& self, c10::SymIntArrayRef repeats) {
-  const c10::IntArrayRef times = C10_AS_INTARRAYREF_SLOW(repeats);
-  if (std::ranges::count(times, 0) == 0 || static_cast<int64_t>(times.size()) < self.dim()) {
-    static auto op = c10::Dispatcher::singleton()
-                         .findSchemaOrThrow("aten::repeat", "")
-                         .typed<at::Tensor(const at::Tensor&, c10::SymIntArrayRef)>();
-    const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
-    return op.redispatch(formula, self, repeats);
-  }
-  Dims apart, expanded, target;
-  for (size_t dim = 0; dim < times.size(); ++dim) {
-    const size_t n_new = times.size() - self.dim();
-    const int64_t size = dim < n_new ? 1 : self.size(static_cast<int64_t>(dim - n_new));
-    apart.append({1, size});
-    expanded.append({times[dim], size});
-    target.push_back(times[dim] * size);
-  }
-  return self.reshape(apart).expand(expanded).reshape(target);
-}
-
 }  // namespace
 
 void register_rearranged(RuleTable& table) {
   aten_kernels().impl("flip", &flip);
   aten_kernels().impl("roll", &roll);
   aten_kernels().impl("rot90", &rot90);
-  aten_autograd_kernels().impl("repeat", TORCH_FN(differentiable_repeat));
   table.add("aten::repeat", Rule("repeat", describe_repeat).linear(Linearity::kPass));
 }
 

@@ -1,7 +1,6 @@
-// ops/view_copies.cpp: views whose results are copied, views of complex numbers, and parts by an index tensor.
+// ops/view_copies.cpp: views whose results are copied, and views of complex numbers.
 #include "ops/families.h"
 #include "ops/kernels.h"
-#include "runtime/dtensor.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -57,19 +56,6 @@ void describe_as_complex(const OpCall& call, Signature& signature) {
   signature.outputs = {axes};
 }
 
-/// torch reads the places where the tensor keeps its values.
-std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& places, int64_t dim) {
-  const at::Tensor values = is_dtensor(places) ? full_tensor(places.detach()) : places;
-  TORCH_CHECK(
-      values.dim() <= 1 && values.scalar_type() == at::kLong,
-      "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional long tensor, "
-      "but got one of ",
-      values.dim(), " dims and dtype ", values.scalar_type());
-  if (values.dim() == 0) return self.tensor_split(values.item<int64_t>(), dim);
-  const at::Tensor on_cpu = values.to(at::kCPU).contiguous();
-  return self.tensor_split(c10::IntArrayRef(on_cpu.const_data_ptr<int64_t>(), on_cpu.numel()), dim);
-}
-
 }  // namespace
 
 void register_view_copies(RuleTable& table) {
@@ -87,7 +73,6 @@ void register_view_copies(RuleTable& table) {
   const auto view = [](const char* text, Rule::Describe describe) { return Rule(text, std::move(describe)).linear(); };
   table.add("aten::view_as_real", view("view_as_real", describe_as_real));
   table.add("aten::view_as_complex", view("view_as_complex", describe_as_complex));
-  add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
 }
 
 }  // namespace shardwise
