@@ -35,5 +35,13 @@ void register_values(RuleTable& table);
 void register_selection_grad();
 void register_hot();
 void register_plain_gradients();
+void register_random();
+void register_random_values(RuleTable& table);
+void register_dropout(RuleTable& table);
+void register_scans();
+void register_sorting(RuleTable& table);
+void register_rearranged(RuleTable& table);
+void register_diagonals(RuleTable& table);
+void register_view_copies(RuleTable& table);
 
 }  // namespace shardwise

@@ -33,6 +33,14 @@ void register_operators() {
   register_values(table);
   register_selection_grad();
   register_plain_gradients();
+  register_random();
+  register_random_values(table);
+  register_dropout(table);
+  register_scans();
+  register_sorting(table);
+  register_rearranged(table);
+  register_diagonals(table);
+  register_view_copies(table);
   register_hot();  // these have their rules by now
   register_dispatch();
   register_composites();

@@ -6,6 +6,8 @@
 
 #include "runtime/dtensor.h"
 
+#include <ATen/core/Generator.h>
+
 #include <cstdint>
 
 namespace shardwise {
@@ -14,6 +16,8 @@ namespace shardwise {
 /// alike on every rank. Ranks that are threads share that generator, so each goes on with its own copy of it, taken anew when
 /// the generator's seed is another.
 uint64_t next_seed();
+/// The same from `generator`, of any device, where there is one: it is advanced instead, alike on every rank.
+uint64_t next_seed(const std::optional<at::Generator>& generator);
 
 /// Uniform in [0, 1), to the last bit of the dtype's mantissa.
 /// Throws: c10::ValueError for Partial, c10::TypeError for a dtype that is not floating point. Cost: no communication.

@@ -64,6 +64,34 @@ class DTensor(torch.Tensor):
         """All values as an array. Collective over the mesh."""
         return self.full_tensor().numpy(force=force)
 
+    # torch looks for the device of the tensor's dispatch key in these two, and a distributed tensor's key has none.
+
+    def new_tensor(
+        self,
+        data: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        """`data`, alike on every rank, as replicas on this tensor's mesh; on another kind of `device` a plain tensor."""
+        if isinstance(data, DTensor):
+            return data.detach().clone().to(device, dtype or self.dtype).requires_grad_(requires_grad)
+        values = torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, pin_memory=pin_memory)
+        if values.device.type == self.device.type:
+            everywhere = [_C.Replicate()] * self.device_mesh.ndim
+            values = distribute_tensor(values, self.device_mesh, everywhere, src_data_rank=None)
+        return values.requires_grad_(requires_grad)
+
+    def new(self, *args: Any, device: Any = None) -> torch.Tensor:  # type: ignore[override]
+        """An empty tensor of these sizes, or the values of a sequence: the old spelling of new_empty and new_tensor."""
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].detach()
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            return self.new_tensor(args[0], device=device)
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return self.new_empty(size, device=device)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "DTensor":
         if id(self) in memo:
             return memo[id(self)]

@@ -133,9 +133,12 @@ def random_numbers(folder):
     for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
         torch.manual_seed(5)
         torch.rand(3)
-        draws.append([sw.rand(9, 6, device_mesh=mesh, placements=placements).full_tensor() for _ in range(2)])
+        drawn = [sw.rand(9, 6, device_mesh=mesh, placements=placements) for _ in range(2)]
+        drawn.append(torch.nn.functional.dropout(drawn[0], 0.5))
+        drawn.append(torch.nn.init.trunc_normal_(torch.empty_like(drawn[0])))
+        draws.append([tensor.full_tensor() for tensor in drawn])
     assert all(torch.equal(a, b) for draw in draws for a, b in zip(draw, draws[0], strict=True))
-    assert not torch.equal(*draws[0])
+    assert not torch.equal(*draws[0][:2])
     dist.destroy_process_group()
 
 

@@ -87,6 +87,32 @@ def test_values_leave_as_python_and_numpy():
     on_two_ranks(body)
 
 
+def test_values_of_a_sum_over_ranks_are_gathered_where_python_asks_for_them():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        part = DTensor.from_local(torch.tensor([1.0 + rank, 2.0]), mesh, [sw.Partial()])
+        assert part.tolist() == [3.0, 4.0] and np.array_equal(part.numpy(), np.float32([3, 4]))
+        assert part.sum().item() == 7.0 and float(part[0]) == 3.0 and bool(part[1] == 4)
+        uneven = sw.distribute_tensor(DENSE, mesh, [Shard(0, sizes=[0, 6])])
+        assert uneven.tolist() == DENSE.tolist() and uneven[5, 1].item() == DENSE[5, 1].item()
+
+    run_ranks(2, body)
+
+
+def test_new_tensors_of_given_values_are_replicas():
+    def body(x):
+        for made in (x.new_tensor([1, 2]), x.new([1, 2])):
+            assert_equals(made, torch.tensor([1.0, 2.0]))
+            assert made.placements == (sw.Replicate(),)
+        assert x.new_tensor(1.5, dtype=torch.float64, device="cpu", requires_grad=True).item() == 1.5
+        assert x.new_tensor(1.5, device="meta").is_meta and type(x.new_tensor(1.5, device="meta")) is torch.Tensor
+        assert_equals(x.new_tensor(x, dtype=torch.float64), DENSE.double())
+        assert x.new().shape == (0,) and x.new(2, 3).shape == x.new(torch.Size([2, 3])).shape == (2, 3)
+        assert type(x.new(2, 3)) is DTensor
+
+    on_two_ranks(body)
+
+
 def test_repr_shows_this_ranks_part_and_sends_nothing():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
