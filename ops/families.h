@@ -13,6 +13,7 @@ void register_pointwise(RuleTable& table);
 void register_activations(RuleTable& table);
 void register_reductions(RuleTable& table);
 void register_normalization(RuleTable& table);
+void register_convolution(RuleTable& table);
 void register_cat(RuleTable& table);
 void register_factories(RuleTable& table);
 void register_copies(RuleTable& table);

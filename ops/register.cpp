@@ -12,6 +12,7 @@ void register_operators() {
   register_activations(table);
   register_reductions(table);
   register_normalization(table);
+  register_convolution(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
