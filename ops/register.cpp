@@ -13,6 +13,7 @@ void register_operators() {
   register_reductions(table);
   register_normalization(table);
   register_convolution(table);
+  register_pooling(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
