@@ -14,6 +14,7 @@ void register_operators() {
   register_normalization(table);
   register_convolution(table);
   register_pooling(table);
+  register_interpolation(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
