@@ -15,6 +15,7 @@ void register_operators() {
   register_convolution(table);
   register_pooling(table);
   register_interpolation(table);
+  register_padding(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
