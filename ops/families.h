@@ -17,6 +17,7 @@ void register_convolution(RuleTable& table);
 void register_pooling(RuleTable& table);
 void register_interpolation(RuleTable& table);
 void register_padding(RuleTable& table);
+void register_patches(RuleTable& table);
 void register_cat(RuleTable& table);
 void register_factories(RuleTable& table);
 void register_copies(RuleTable& table);

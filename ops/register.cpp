@@ -16,6 +16,7 @@ void register_operators() {
   register_pooling(table);
   register_interpolation(table);
   register_padding(table);
+  register_patches(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
