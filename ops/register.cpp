@@ -12,6 +12,7 @@ void register_operators() {
   register_activations(table);
   register_reductions(table);
   register_normalization(table);
+  register_batch_norm();
   register_convolution(table);
   register_pooling(table);
   register_interpolation(table);
