@@ -14,6 +14,7 @@ void register_activations(RuleTable& table);
 void register_reductions(RuleTable& table);
 void register_normalization(RuleTable& table);
 void register_batch_norm();
+void register_group_norm(RuleTable& table);
 void register_convolution(RuleTable& table);
 void register_pooling(RuleTable& table);
 void register_interpolation(RuleTable& table);

@@ -13,6 +13,7 @@ void register_operators() {
   register_reductions(table);
   register_normalization(table);
   register_batch_norm();
+  register_group_norm(table);
   register_convolution(table);
   register_pooling(table);
   register_interpolation(table);
