@@ -20,6 +20,7 @@ void register_pooling(RuleTable& table);
 void register_interpolation(RuleTable& table);
 void register_padding(RuleTable& table);
 void register_patches(RuleTable& table);
+void register_distances(RuleTable& table);
 void register_cat(RuleTable& table);
 void register_factories(RuleTable& table);
 void register_copies(RuleTable& table);

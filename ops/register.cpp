@@ -19,6 +19,7 @@ void register_operators() {
   register_interpolation(table);
   register_padding(table);
   register_patches(table);
+  register_distances(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);
