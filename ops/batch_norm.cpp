@@ -1,9 +1,7 @@
 // ops/batch_norm.cpp: batch and instance norm. Statistics are of the whole batch, from the sums of what each rank has.
+#include "ops/by_rule.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
-#include "runtime/dtensor.h"
-
-#include "placements/partial.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/batch_norm.h>
@@ -21,11 +19,6 @@ using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
-
-/// Sums taken: what is used several times is reduced once.
-at::Tensor settled(const at::Tensor& tensor) {
-  return redistribute(tensor, without_partial(spec_of(tensor)->placements()));
-}
 
 /// Half precision is computed in float32.
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }

@@ -14,6 +14,8 @@
 #include <ATen/ops/where.h>
 #include <c10/core/WrapDimMinimal.h>
 
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
@@ -55,12 +57,17 @@ void describe_cdist(const OpCall& call, Signature& signature) {
   signature.outputs = {pairs.result};
 }
 
-/// Operands: gradient, both sides, distances. The gradient of the left side, with all batch dims.
+/// Operands: gradient, both sides, distances. The gradient of the left side, with all batch dims; where there are no pairs, with its own.
 void describe_cdist_backward(const OpCall& call, Signature& signature) {
   const Pairs pairs(call.operands[1].sizes, call.operands[2].sizes, signature);
+  signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
+  if (std::ranges::any_of(signature.factors, [](const Factor& factor) { return factor.size == 0; })) {
+    for (Factor& factor : signature.factors) factor.is_whole = true;
+    signature.outputs = {Axes(pairs.left.size())};
+    return;
+  }
   Axes of_left(pairs.result.begin(), pairs.result.end() - 1);
   of_left.push_back(pairs.left.back());
-  signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
   signature.outputs = {of_left};
 }
 

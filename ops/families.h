@@ -13,6 +13,7 @@ void register_pointwise(RuleTable& table);
 void register_activations(RuleTable& table);
 void register_reductions(RuleTable& table);
 void register_normalization(RuleTable& table);
+void register_layer_norm();
 void register_batch_norm();
 void register_group_norm(RuleTable& table);
 void register_convolution(RuleTable& table);

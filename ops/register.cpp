@@ -12,6 +12,7 @@ void register_operators() {
   register_activations(table);
   register_reductions(table);
   register_normalization(table);
+  register_layer_norm();
   register_batch_norm();
   register_group_norm(table);
   register_convolution(table);
