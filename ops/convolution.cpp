@@ -1,10 +1,12 @@
-// ops/convolution.cpp: convolutions, plain and transposed, of any number of groups: batch and channels may be cut, the spatial dims
-// are whole.
+// ops/convolution.cpp: convolutions, plain and transposed, of any number of groups: batch and channels may be cut. Where spatial dims
+// are, convolution_halo.cpp answers what it can, and the rest is gathered.
 //
 // They go by operators of our own, which say their shapes without torch's Python, take pieces without elements, and leave the
 // gradient of the bias, a sum, to sum().
+#include "ops/convolution.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
+#include "runtime/dtensor.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution.h>
@@ -14,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <array>
 
 namespace shardwise {
@@ -71,45 +74,19 @@ void localize_groups(const LocalCall& local, std::vector<c10::IValue>& args) {
   if (groups > 1) args[call.op.arg_index("groups")] = local.inputs[weight].sizes[0] * groups / n_rows;
 }
 
-/// The scalars of a convolution, in the order of the schemas.
-struct Scheme {
-  c10::IntArrayRef stride, padding, dilation;
-  bool is_transposed;
-  c10::IntArrayRef output_padding;
-  int64_t groups;
-
-  Dims sizes_of_result(c10::IntArrayRef input, c10::IntArrayRef weight) const {
-    Dims sizes{input[0], is_transposed ? weight[1] * groups : weight[0]};
-    for (size_t dim = 2; dim < input.size(); ++dim) {
-      const auto of = [at = dim - 2](c10::IntArrayRef list) { return list.size() == 1 ? list[0] : list[at]; };
-      const int64_t reach = of(dilation) * (weight[dim] - 1);
-      sizes.push_back(is_transposed ? (input[dim] - 1) * of(stride) - 2 * of(padding) + reach + of(output_padding) + 1
-                                    : (input[dim] + 2 * of(padding) - reach - 1) / of(stride) + 1);
-    }
-    return sizes;
-  }
-};
-
 at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
                    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                    c10::IntArrayRef output_padding, int64_t groups) {
-  if (input.numel() > 0 && weight.numel() > 0)
-    return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-  const Scheme scheme{stride, padding, dilation, transposed, output_padding, groups};
-  const at::Tensor zeros = at::zeros(scheme.sizes_of_result(input.sizes(), weight.sizes()), input.options());
-  if (!bias || !bias->defined()) return zeros;
-  Dims per_channel(input.dim() - 1, 1);
-  per_channel[0] = bias->numel();
-  return zeros + bias->view(per_channel);
+  return convolve_piece(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups});
 }
 
-/// The dense operator on an empty batch: its checks and the result's sizes without the work. Where it refuses that, what it says of
-/// the whole batch.
-at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                         c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
-                         c10::IntArrayRef output_padding, int64_t groups) {
+/// Those of the dense operator, which runs on an empty batch: its checks without the work. Where it refuses that, what it says of the
+/// whole batch.
+Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
+                    c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+                    c10::IntArrayRef output_padding, int64_t groups) {
   const auto stand_in = [](const at::Tensor& tensor, c10::IntArrayRef sizes) {
-    return at::zeros({1}, tensor.options().device(c10::kCPU)).expand(sizes);
+    return at::zeros({1}, at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kCPU)).expand(sizes);
   };
   Dims sizes(input.sizes());
   if (!sizes.empty() && input.numel() > 0) sizes[0] = input.scalar_type() == weight.scalar_type() ? 0 : 1;
@@ -127,7 +104,20 @@ at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, cons
   }
   Dims of_result(result.sizes());
   of_result[0] = input.size(0);
-  return at::empty(of_result, input.options());
+  return of_result;
+}
+
+at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                         c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+                         c10::IntArrayRef output_padding, int64_t groups) {
+  return at::empty(sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
+                   input.options());
+}
+
+bool is_spatially_cut(const at::Tensor& input) {
+  if (!is_dtensor(input)) return false;
+  return std::ranges::any_of(spec_of(input)->placements(),
+                             [](const Placement& placement) { return placement.is_shard() && placement.dim() >= 2; });
 }
 
 using Grads = std::tuple<at::Tensor, at::Tensor>;
@@ -135,12 +125,8 @@ using Grads = std::tuple<at::Tensor, at::Tensor>;
 Grads compute_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight,
                        c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                        c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 2> mask) {
-  if (grad.numel() == 0 || input.numel() == 0 || weight.numel() == 0)
-    return {mask[0] ? at::zeros_like(input) : at::Tensor(), mask[1] ? at::zeros_like(weight) : at::Tensor()};
-  auto [of_input, of_weight, of_bias] =
-      at::convolution_backward(grad, input, weight, std::nullopt, stride, padding, dilation, transposed, output_padding,
-                               groups, {mask[0], mask[1], false});
-  return {std::move(of_input), std::move(of_weight)};
+  return convolve_piece_backward(grad, input, weight, {stride, padding, dilation, transposed, output_padding, groups},
+                                 mask);
 }
 
 Grads compute_backward_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor& weight, c10::IntArrayRef,
@@ -154,6 +140,12 @@ at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const May
                     c10::IntArrayRef output_padding, int64_t groups) {
   static auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::convolution", "").typed<decltype(compute)>();
+  if (is_spatially_cut(input)) {
+    sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+    if (auto result =
+            convolve_cut_image(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups}))
+      return *result;
+  }
   return op.call(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
 }
 
@@ -172,7 +164,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
                        .findSchemaOrThrow("shardwise::convolution_backward", "")
                        .typed<decltype(compute_backward)>();
   at::Tensor of_input, of_weight, of_bias;
-  if (mask[0] || mask[1])
+  const bool is_wanted = mask[0] || mask[1];
+  std::optional<Grads> of_cut_image;
+  if (is_wanted && is_spatially_cut(input))
+    of_cut_image = convolve_cut_image_backward(
+        grad, input, weight, {stride, padding, dilation, transposed, output_padding, groups}, {mask[0], mask[1]});
+  if (of_cut_image)
+    std::tie(of_input, of_weight) = *of_cut_image;
+  else if (is_wanted)
     std::tie(of_input, of_weight) =
         op.call(grad, input, weight, stride, padding, dilation, transposed, output_padding, groups, {mask[0], mask[1]});
   if (mask[2]) {
@@ -185,6 +184,40 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 }
 
 }  // namespace
+
+Dims ConvolutionScheme::sizes_of_result(c10::IntArrayRef input, c10::IntArrayRef weight) const {
+  Dims sizes{input[0], is_transposed ? weight[1] * groups : weight[0]};
+  for (int64_t dim = 2; dim < static_cast<int64_t>(input.size()); ++dim) {
+    const int64_t reach = entry(dilation, dim - 2) * (weight[dim] - 1), around = 2 * entry(padding, dim - 2);
+    const int64_t step = entry(stride, dim - 2);
+    sizes.push_back(is_transposed ? (input[dim] - 1) * step - around + reach + entry(output_padding, dim - 2) + 1
+                                  : (input[dim] + around - reach - 1) / step + 1);
+  }
+  return sizes;
+}
+
+at::Tensor convolve_piece(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
+                          const ConvolutionScheme& scheme) {
+  if (input.numel() > 0 && weight.numel() > 0)
+    return at::convolution(input, weight, bias, scheme.stride, scheme.padding, scheme.dilation, scheme.is_transposed,
+                           scheme.output_padding, scheme.groups);
+  const at::Tensor zeros = at::zeros(scheme.sizes_of_result(input.sizes(), weight.sizes()), input.options());
+  if (!bias || !bias->defined()) return zeros;
+  Dims per_channel(input.dim() - 1, 1);
+  per_channel[0] = bias->numel();
+  return zeros + bias->view(per_channel);
+}
+
+std::tuple<at::Tensor, at::Tensor> convolve_piece_backward(const at::Tensor& grad, const at::Tensor& input,
+                                                           const at::Tensor& weight, const ConvolutionScheme& scheme,
+                                                           std::array<bool, 2> mask) {
+  if (grad.numel() == 0 || input.numel() == 0 || weight.numel() == 0)
+    return {mask[0] ? at::zeros_like(input) : at::Tensor(), mask[1] ? at::zeros_like(weight) : at::Tensor()};
+  auto [of_input, of_weight, of_bias] =
+      at::convolution_backward(grad, input, weight, std::nullopt, scheme.stride, scheme.padding, scheme.dilation,
+                               scheme.is_transposed, scheme.output_padding, scheme.groups, {mask[0], mask[1], false});
+  return {std::move(of_input), std::move(of_weight)};
+}
 
 TORCH_LIBRARY_FRAGMENT(shardwise, m) {
   m.def(

@@ -32,6 +32,7 @@ void describe_shuffle(int64_t r, bool is_reverse, const OpCall& call, Signature&
   }
   signature.inputs = {input};
   signature.outputs = {output};
+  keep_whole_if_empty(call, signature);
 }
 
 void describe_pixel_shuffle(const OpCall& call, Signature& signature) {
@@ -52,6 +53,7 @@ void describe_channel_shuffle(const OpCall& call, Signature& signature) {
   }
   signature.inputs = {axes};
   signature.outputs = {axes};
+  keep_whole_if_empty(call, signature);
 }
 
 int64_t window_size(const OpCall& call) { return c10::multiply_integers(call.arg("kernel_size").toIntVector()); }
@@ -69,6 +71,7 @@ void describe_im2col(const OpCall& call, Signature& signature) {
   output.push_back({});
   signature.inputs = {input};
   signature.outputs = {output};
+  keep_whole_if_empty(call, signature);
 }
 
 /// "…(ck)l->…chw".
@@ -83,6 +86,7 @@ void describe_col2im(const OpCall& call, Signature& signature) {
   output.resize(output.size() + 2);
   signature.inputs = {input};
   signature.outputs = {output};
+  keep_whole_if_empty(call, signature);
 }
 
 /// The unfolded dim is whole; a new last one has the windows.

@@ -11,6 +11,12 @@ void add_whole_axes(c10::IntArrayRef sizes, size_t n, Signature& signature, Axes
   }
 }
 
+void keep_whole_if_empty(const OpCall& call, Signature& signature) {
+  const bool is_empty = std::ranges::any_of(
+      call.operands, [](const Operand& operand) { return c10::multiply_integers(operand.sizes) == 0; });
+  for (Factor& factor : signature.factors) factor.is_whole |= is_empty;
+}
+
 Rule planes(const char* name, size_t n) {
   return {name, [n](const OpCall& call, Signature& signature) {
             Axes shared;
@@ -25,6 +31,7 @@ Rule planes(const char* name, size_t n) {
             Axes result = shared;
             result.resize(sizes.size());
             signature.outputs.assign(call.outputs.size(), result);
+            keep_whole_if_empty(call, signature);
           }};
 }
 

@@ -21,6 +21,7 @@ void describe_fractional(size_t n, const OpCall& call, Signature& signature) {
   shared.resize(sizes.size());
   signature.inputs = {input, random};
   signature.outputs = {shared, shared};
+  keep_whole_if_empty(call, signature);
 }
 
 Rule fractional(const char* name, size_t n) {

@@ -82,6 +82,47 @@ TEST(ConvolutionTest, CutBatchesAndChannelsSendNothing) {
   EXPECT_EQ(bytes_received(by_channel, {{2, 3, 4, 4}, {6, 1, 2, 2}, {6}}, {3}, {second, first, first}), 0);
 }
 
+TEST(ConvolutionTest, CutImagesAreDense) {
+  const auto conv = [](int64_t stride, int64_t padding, int64_t dilation) {
+    return [=](const Tensors& t) {
+      return at::conv2d(t[0], t[1], t[2], stride, at::IntArrayRef({padding, padding}), dilation);
+    };
+  };
+  const DenseOptions many{.is_exact = false, .max_combinations = 80};
+  expect_same_as_dense("a border on each side", conv(1, 1, 1), {{2, 2, 7, 5}, {3, 2, 3, 3}, {3}}, many);
+  expect_same_as_dense("no border", conv(1, 0, 1), {{2, 2, 4, 6}, {3, 2, 2, 3}, {3}}, kClose);
+  expect_same_as_dense("every second row", conv(2, 1, 1), {{2, 1, 7, 6}, {2, 1, 3, 2}, {2}}, kClose);
+  expect_same_as_dense("rows far apart", conv(1, 2, 2), {{1, 2, 6, 5}, {2, 2, 3, 2}, {2}}, kClose);
+  expect_same_as_dense("more border than image", conv(1, 3, 1), {{1, 2, 2, 3}, {2, 2, 2, 2}, {2}}, kClose);
+  expect_same_as_dense("strides over windows", conv(3, 0, 1), {{1, 2, 8, 7}, {2, 2, 2, 2}, {2}}, kClose);
+  const auto grouped = [](const Tensors& t) { return at::conv1d(t[0], t[1], {}, 1, at::IntArrayRef({1}), 1, 2); };
+  expect_same_as_dense("a line in groups", grouped, {{2, 4, 9}, {4, 2, 3}}, kClose);
+}
+
+TEST(ConvolutionTest, CutImagesSendTheirBorders) {
+  const auto forward = [](const Tensors& t) { return Tensors{at::conv2d(t[0], t[1], {}, 1, at::IntArrayRef({1, 1}))}; };
+  const std::vector<Dims> sizes{{2, 3, 8, 4}, {5, 3, 3, 3}};
+  const std::vector<Placement> all{Placement::replicate()};
+  const int64_t row = 2 * 3 * 4 * 8;
+  EXPECT_EQ(bytes_received(forward, sizes, {2}, {{Placement::shard(2)}, all}), row);
+  EXPECT_EQ(bytes_received(forward, sizes, {3}, {{Placement::shard(2, {3, 2, 3})}, all}), 2 * row);
+  EXPECT_EQ(bytes_received(forward, sizes, {2, 2}, {{all[0], Placement::shard(2)}, {Placement::shard(0), all[0]}}),
+            row);
+  // A row of 2 columns, then a column of 5 rows.
+  EXPECT_EQ(bytes_received(forward, sizes, {2, 2}, {{Placement::shard(2), Placement::shard(3)}, {all[0], all[0]}}),
+            2 * 3 * (2 + 5) * 8);
+  run_ranks(2, [&](World&) {
+    const auto mesh = make_mesh({2});
+    const auto image = lay_out(at::rand({2, 3, 8, 4}), mesh, {Placement::shard(2, {3, 5})}).requires_grad_();
+    const auto weight = lay_out(at::rand({5, 3, 3, 3}), mesh, all).requires_grad_();
+    const auto result = at::conv2d(image, weight, {}, 1, at::IntArrayRef({1, 1}));
+    EXPECT_EQ(spec_of(result)->placements()[0], Placement::shard(2, {3, 5}));
+    const auto grads = torch::autograd::grad({result}, {image, weight}, {at::ones_like(result)});
+    EXPECT_EQ(spec_of(grads[0]), spec_of(image));
+    EXPECT_TRUE(spec_of(grads[1])->placements()[0].is_partial());
+  });
+}
+
 TEST(ConvolutionTest, ErrorsAreTheDenseOnes) {
   const auto error = error_of_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
