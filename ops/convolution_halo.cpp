@@ -41,20 +41,18 @@ class CutImage {
 
   /// The window that this rank's part of the result is made of, zeros around it.
   at::Tensor window(at::Tensor piece) const {
-    for (const CutDim& cut : cuts_) {
-      piece = cut.halo.fetch(piece);
-      const auto [before, after] = cut.pads[coord(cut)];
-      if (before > 0 || after > 0) piece = at::constant_pad_nd(piece, pads(piece, cut.halo.dim, before, after));
-    }
-    return piece;
+    for (const CutDim& cut : cuts_) piece = cut.halo.fetch(piece);
+    std::vector<int64_t> pads(2 * (piece.dim() - 2), 0);  // the last dim's first
+    for (const CutDim& cut : cuts_) std::ranges::copy(cut.pads[coord(cut)], pads.end() - 2 * (cut.halo.dim - 1));
+    const bool is_inside = std::ranges::all_of(pads, [](int64_t n) { return n == 0; });
+    return is_inside ? piece : at::constant_pad_nd(piece, pads);
   }
 
   /// The reverse of window().
   at::Tensor give_back(at::Tensor window) const {
-    for (const CutDim& cut : std::views::reverse(cuts_)) {
-      const int64_t before = cut.pads[coord(cut)][0];
-      window = cut.halo.give_back(window.narrow(cut.halo.dim, before, cut.halo.own_window().length()));
-    }
+    for (const CutDim& cut : cuts_)
+      window = window.narrow(cut.halo.dim, cut.pads[coord(cut)][0], cut.halo.own_window().length());
+    for (const CutDim& cut : std::views::reverse(cuts_)) window = cut.halo.give_back(window);
     return window;
   }
 
@@ -134,13 +132,6 @@ class CutImage {
   }
 
   static int64_t coord(const CutDim& cut) { return (*cut.halo.mesh->coord())[cut.halo.mesh_dim]; }
-
-  static std::vector<int64_t> pads(const at::Tensor& piece, int64_t dim, int64_t before, int64_t after) {
-    std::vector<int64_t> result(2 * (piece.dim() - dim), 0);
-    result[result.size() - 2] = before;
-    result[result.size() - 1] = after;
-    return result;
-  }
 
   SpecPtr input_, result_;
   ConvolutionScheme scheme_;

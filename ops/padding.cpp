@@ -108,10 +108,11 @@ void register_padding(RuleTable& table) {
   table.add("aten::constant_pad_nd", Rule::placed("border of a constant", place).localized(localize));
   for (const char* kind : {"reflection", "replication"})
     for (size_t n : {1, 2, 3}) {
-      const std::string op = "aten::" + std::string(kind) + "_pad" + std::to_string(n) + "d";
+      const std::string op = std::string(kind) + "_pad" + std::to_string(n) + "d";
       const Rule rule = planes("planes", n).sampled();
-      table.add(op, rule.linear());
-      table.add(op + "_backward", rule.linear_in_first());
+      table.add("aten::" + op, rule.linear());
+      table.add("aten::" + op + "_backward", rule.linear_in_first());
+      leave_self_out(op + "_backward");
     }
 }
 

@@ -5,6 +5,8 @@
 
 #include <ATen/ops/max_pool1d_with_indices.h>
 
+#include <string>
+
 namespace shardwise {
 namespace {
 
@@ -53,6 +55,10 @@ void register_pooling(RuleTable& table) {
       deep.linear_in_first());
   table.add("aten::fractional_max_pool2d", fractional("fractional planes of 2 dims", 2));
   table.add("aten::fractional_max_pool3d", fractional("fractional planes of 3 dims", 3));
+  for (const char* pool :
+       {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
+        "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"})
+    leave_self_out(std::string(pool) + "_backward");
   add_composition("max_pool1d", &max_pool1d);
 }
 

@@ -12,6 +12,12 @@ namespace {
 
 const DenseOptions kClose{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 20};
 
+/// The gradient of the sum of the squared gradient.
+Tensors second_derivative(const std::function<at::Tensor(const at::Tensor&)>& compute, const at::Tensor& input) {
+  const at::Tensor result = compute(input);
+  return torch::autograd::grad({result.mul(result).sum()}, {input}, {}, true, /*create_graph=*/true);
+}
+
 TEST(InterpolationTest, RulesSayTheirFactors) {
   EXPECT_EQ(to_string(rule("aten::upsample_bicubic2d")), "planes linear");
   EXPECT_EQ(to_string(rule("aten::upsample_bicubic2d_backward")), "planes linear sizes(input_size)");
@@ -46,6 +52,15 @@ TEST(InterpolationTest, SamplingIsDense) {
   expect_same_as_dense(
       "affine_grid", [](const Tensors& t) { return at::affine_grid_generator(t[0], {4, 2, 3, 2}, false); }, {{4, 2, 3}},
       kClose);
+}
+
+TEST(InterpolationTest, SecondDerivativesAreDense) {
+  const auto grown = [](const at::Tensor& t) { return at::upsample_bilinear2d(t, {5, 6}, false); };
+  expect_same_as_dense(
+      "bilinear", [&](const Tensors& t) { return second_derivative(grown, t[0]); }, {{3, 2, 3, 4}}, kClose);
+  const auto grid = [](const at::Tensor& t) { return at::affine_grid_generator(t, {4, 2, 3, 2}, false); };
+  expect_same_as_dense(
+      "affine_grid", [&](const Tensors& t) { return second_derivative(grid, t[0]); }, {{4, 2, 3}}, kClose);
 }
 
 TEST(InterpolationTest, CutsSendNothing) {

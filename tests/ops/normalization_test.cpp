@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace shardwise {
 namespace {
@@ -44,6 +45,17 @@ TEST(NormalizationTest, CutRowsShareTheirStatistics) {
   const Placement columns = Placement::shard(1), first = Placement::shard(0);
   // Mean and variance of 4 rows of float64, summed and told to the other rank.
   EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}, {64}}, {2}, {{columns}, {first}, {first}}), 2 * 4 * 8);
+}
+
+TEST(NormalizationTest, SecondDerivativesAreDense) {
+  const auto second = [](const Tensors& t) {
+    const at::Tensor result = at::layer_norm(t[0], {6}, t[1], t[2]);
+    const Tensors first = torch::autograd::grad({result.mul(result).mul(result).sum()}, {t[0], t[1], t[2]}, {}, true,
+                                                /*create_graph=*/true);
+    return at::cat({first[0].reshape({-1}), first[1], first[2]});
+  };
+  const DenseOptions small{.meshes = {{3}, {2, 2}}, .low = -16, .high = 16, .is_exact = false, .max_combinations = 16};
+  expect_same_as_dense("layer_norm", second, {{3, 6}, {6}, {6}}, small);
 }
 
 TEST(NormalizationTest, RmsNorm) {

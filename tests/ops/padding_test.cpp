@@ -10,6 +10,12 @@
 namespace shardwise {
 namespace {
 
+/// The gradient of the sum of the squared gradient.
+Tensors second_derivative(const std::function<at::Tensor(const at::Tensor&)>& compute, const at::Tensor& input) {
+  const at::Tensor result = compute(input);
+  return torch::autograd::grad({result.mul(result).sum()}, {input}, {}, true, /*create_graph=*/true);
+}
+
 TEST(PaddingTest, ConstantsAreDense) {
   const auto padded = [](std::vector<int64_t> pads, double value) {
     return [pads, value](const Tensors& t) { return at::constant_pad_nd(t[0], pads, value); };
@@ -34,6 +40,15 @@ TEST(PaddingTest, MirrorsAndEdgesAreDense) {
   expect_same_as_dense(
       "edges", [](const Tensors& t) { return at::replication_pad3d(t[0], {1, 0, 0, 2, 1, 1}); }, {{2, 3, 2, 3, 2}},
       few);
+}
+
+TEST(PaddingTest, SecondDerivativesAreDense) {
+  const DenseOptions few{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 20};
+  const auto bordered = [](const at::Tensor& t) { return at::constant_pad_nd(t, {1, -1, 2, 0}, 3); };
+  expect_same_as_dense("a border", [&](const Tensors& t) { return second_derivative(bordered, t[0]); }, {{5, 4}}, few);
+  const auto mirrored = [](const at::Tensor& t) { return at::reflection_pad1d(t, {1, 2}); };
+  expect_same_as_dense(
+      "reflection", [&](const Tensors& t) { return second_derivative(mirrored, t[0]); }, {{3, 2, 4}}, few);
 }
 
 TEST(PaddingTest, CutsSendNothing) {

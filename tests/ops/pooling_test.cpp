@@ -13,6 +13,12 @@ namespace {
 const DenseOptions kClose{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 20};
 const Dims kImage{4, 3, 6, 5}, kVolume{2, 3, 4, 5, 4};
 
+/// The gradient of the sum of the squared gradient.
+Tensors second_derivative(const std::function<at::Tensor(const at::Tensor&)>& compute, const at::Tensor& input) {
+  const at::Tensor result = compute(input);
+  return torch::autograd::grad({result.mul(result).sum()}, {input}, {}, true, /*create_graph=*/true);
+}
+
 TEST(PoolingTest, RulesSayWhatIsWhole) {
   EXPECT_EQ(to_string(rule("aten::max_pool2d_with_indices")), "planes of 2 dims");
   EXPECT_EQ(to_string(rule("aten::avg_pool3d_backward")), "planes of 3 dims linear in the first");
@@ -65,6 +71,18 @@ TEST(PoolingTest, FractionsAndReversesAreDense) {
     return at::max_unpool2d(t[1], indices, {6, 5});
   };
   expect_same_as_dense("max_unpool2d", there_and_back, {kImage, {4, 3, 3, 2}}, kClose);
+}
+
+TEST(PoolingTest, SecondDerivativesAreDense) {
+  const auto means = [](const at::Tensor& t) { return at::avg_pool2d(t, {2, 2}, {1, 1}); };
+  expect_same_as_dense(
+      "avg_pool2d", [&](const Tensors& t) { return second_derivative(means, t[0]); }, {kImage}, kClose);
+  const auto maxima = [](const at::Tensor& t) { return at::max_pool2d(t, {2, 2}, {1, 1}); };
+  expect_same_as_dense(
+      "max_pool2d", [&](const Tensors& t) { return second_derivative(maxima, t[0]); }, {kImage}, kClose);
+  const auto adaptive = [](const at::Tensor& t) { return at::adaptive_avg_pool2d(t, {2, 3}); };
+  expect_same_as_dense(
+      "adaptive_avg_pool2d", [&](const Tensors& t) { return second_derivative(adaptive, t[0]); }, {kImage}, kClose);
 }
 
 TEST(PoolingTest, CutBatchesAndChannelsSendNothing) {
