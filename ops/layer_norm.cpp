@@ -1,5 +1,5 @@
-// ops/layer_norm.cpp: layer norm over dims that are cut: the ranks share mean and variance, and no values. Where those dims are whole
-// normalization.cpp's rule holds.
+// ops/layer_norm.cpp: layer norm and RMS norm over dims that are cut: the ranks share mean and variance, and no values. Where those dims
+// are whole normalization.cpp's rule of layer norm holds.
 #include "ops/by_rule.h"
 #include "ops/families.h"
 #include "ops/kernels.h"
@@ -8,6 +8,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <array>
+#include <limits>
 #include <numeric>
 
 namespace shardwise {
@@ -95,11 +96,25 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
   return {of_input, of_weight, of_bias};
 }
 
+/// By the mean square, which the ranks share where what is normalised is cut. Torch's adds `eps` in place, to a sum that is still to be
+/// taken.
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
+                                            const MaybeTensor& weight, std::optional<double> eps) {
+  const at::Tensor values = widened(settled(input));
+  const double smallest = values.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                              : std::numeric_limits<float>::epsilon();
+  const at::Tensor scale = (Rows(input, normalized).mean(values.square()) + eps.value_or(smallest)).rsqrt();
+  at::Tensor result = values * scale;
+  if (is_given(weight)) result = result * *weight;
+  return {result.to(input.scalar_type()), scale};
+}
+
 }  // namespace
 
 void register_layer_norm() {
   aten_kernels().impl("native_layer_norm", &layer_norm);
   aten_kernels().impl("native_layer_norm_backward", &layer_norm_backward);
+  add_composition("_fused_rms_norm", &rms_norm);
 }
 
 }  // namespace shardwise

@@ -61,6 +61,10 @@ TEST(NormalizationTest, SecondDerivativesAreDense) {
 TEST(NormalizationTest, RmsNorm) {
   expect_same_as_dense(
       "rms_norm", [](const Tensors& t) { return at::rms_norm(t[0], {4}, t[1], 1e-6); }, {{5, 4}, {4}}, kClose);
+  expect_same_as_dense(
+      "rms_norm of two dims alone", [](const Tensors& t) { return at::rms_norm(t[0], {3, 2}); }, {{4, 3, 2}}, kClose);
+  const auto forward = [](const Tensors& t) { return Tensors{at::rms_norm(t[0], {64}, t[1])}; };
+  EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}}, {2}, {{Placement::shard(1)}, {Placement::shard(0)}}), 4 * 8);
 }
 
 TEST(NormalizationTest, CutBatchesSendNothing) {
