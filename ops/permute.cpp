@@ -1,5 +1,6 @@
 // ops/permute.cpp: dims in another order, and new ones of extent 1. Cuts, sums and pieces come along; nothing moves.
 #include "ops/families.h"
+#include "ops/kernels.h"
 #include "runtime/propagate.h"
 
 #include <numeric>
@@ -80,6 +81,22 @@ Rule reordering(const char* name, OrderOf order_of) {
   });
 }
 
+// In place the tensor itself becomes the view.
+
+at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
+  maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());
+  return self;
+}
+
+at::Tensor& unsqueeze_in_place(at::Tensor& self, int64_t dim) { return become(self, self.unsqueeze(dim)); }
+at::Tensor& squeeze_in_place(at::Tensor& self) { return become(self, self.squeeze()); }
+at::Tensor& squeeze_dim_in_place(at::Tensor& self, int64_t dim) { return become(self, self.squeeze(dim)); }
+at::Tensor& squeeze_dims_in_place(at::Tensor& self, c10::IntArrayRef dims) { return become(self, self.squeeze(dims)); }
+at::Tensor& t_in_place(at::Tensor& self) { return become(self, self.t()); }
+at::Tensor& transpose_in_place(at::Tensor& self, int64_t dim0, int64_t dim1) {
+  return become(self, self.transpose(dim0, dim1));
+}
+
 }  // namespace
 
 void register_permutations(RuleTable& table) {
@@ -87,6 +104,12 @@ void register_permutations(RuleTable& table) {
   table.add("aten::transpose.int", reordering("transpose", transposed));
   table.add("aten::t", reordering("t", turned));
   table.add("aten::unsqueeze", reordering("unsqueeze", unsqueezed));
+  aten_kernels().impl("unsqueeze_", &unsqueeze_in_place);
+  aten_kernels().impl("squeeze_", &squeeze_in_place);
+  aten_kernels().impl("squeeze_.dim", &squeeze_dim_in_place);
+  aten_kernels().impl("squeeze_.dims", &squeeze_dims_in_place);
+  aten_kernels().impl("t_", &t_in_place);
+  aten_kernels().impl("transpose_", &transpose_in_place);
 }
 
 }  // namespace shardwise

@@ -19,6 +19,15 @@ void register_operators() {
   register_linalg(table);
   register_transforms(table);
   register_pieces(table);
+  register_layer_norm();
+  register_batch_norm();
+  register_group_norm(table);
+  register_convolution(table);
+  register_pooling(table);
+  register_interpolation(table);
+  register_padding(table);
+  register_patches(table);
+  register_distances(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);

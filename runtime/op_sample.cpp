@@ -17,7 +17,7 @@ bool may_be_cut(const Axis& axis, const Signature& signature) {
 Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
   Dims sizes(operand.sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (may_be_cut(axes[dim], signature)) sizes[dim] = 1;
+    if (may_be_cut(axes[dim], signature)) sizes[dim] = axes[dim].scale;
   return sizes;
 }
 
@@ -42,8 +42,9 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
     const Operand& operand = call.operands[i];
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    const at::Tensor sample =
+    at::Tensor sample =
         at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
+    if (call.op.handle.schema().arguments()[operand.arg].name() == "indices") sample.zero_();  // which always exist
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace shardwise {
 namespace {
@@ -34,9 +35,36 @@ TEST(NormalizationTest, LayerNorm) {
       "layer_norm without weight", [](const Tensors& t) { return at::layer_norm(t[0], {4}); }, {{2, 3, 4}}, kClose);
 }
 
+TEST(NormalizationTest, CutRowsShareTheirStatistics) {
+  const auto norm = [](const Tensors& t) { return at::layer_norm(t[0], {3, 4}, t[1], t[2]); };
+  expect_same_as_dense("layer_norm of long rows", norm, {{5, 3, 4}, {3, 4}, {3, 4}}, kClose);
+  expect_same_as_dense("layer_norm of one row", norm, {{3, 4}, {3, 4}, {3, 4}}, kClose);
+  expect_same_as_dense(
+      "layer_norm of long rows alone", [](const Tensors& t) { return at::layer_norm(t[0], {7}); }, {{2, 3, 7}}, kClose);
+  const auto forward = [](const Tensors& t) { return Tensors{at::layer_norm(t[0], {64}, t[1], t[2])}; };
+  const Placement columns = Placement::shard(1), first = Placement::shard(0);
+  // Mean and variance of 4 rows of float64, summed and told to the other rank.
+  EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}, {64}}, {2}, {{columns}, {first}, {first}}), 2 * 4 * 8);
+}
+
+TEST(NormalizationTest, SecondDerivativesAreDense) {
+  const auto second = [](const Tensors& t) {
+    const at::Tensor result = at::layer_norm(t[0], {6}, t[1], t[2]);
+    const Tensors first = torch::autograd::grad({result.mul(result).mul(result).sum()}, {t[0], t[1], t[2]}, {}, true,
+                                                /*create_graph=*/true);
+    return at::cat({first[0].reshape({-1}), first[1], first[2]});
+  };
+  const DenseOptions small{.meshes = {{3}, {2, 2}}, .low = -16, .high = 16, .is_exact = false, .max_combinations = 16};
+  expect_same_as_dense("layer_norm", second, {{3, 6}, {6}, {6}}, small);
+}
+
 TEST(NormalizationTest, RmsNorm) {
   expect_same_as_dense(
       "rms_norm", [](const Tensors& t) { return at::rms_norm(t[0], {4}, t[1], 1e-6); }, {{5, 4}, {4}}, kClose);
+  expect_same_as_dense(
+      "rms_norm of two dims alone", [](const Tensors& t) { return at::rms_norm(t[0], {3, 2}); }, {{4, 3, 2}}, kClose);
+  const auto forward = [](const Tensors& t) { return Tensors{at::rms_norm(t[0], {64}, t[1])}; };
+  EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}}, {2}, {{Placement::shard(1)}, {Placement::shard(0)}}), 4 * 8);
 }
 
 TEST(NormalizationTest, CutBatchesSendNothing) {
