@@ -27,5 +27,12 @@ void register_slices(RuleTable& table);
 void register_attention();
 void register_values(RuleTable& table);
 void register_selection_grad();
+void register_gather(RuleTable& table);
+void register_index(RuleTable& table);
+void register_index_along();
+void register_masks();
+void register_search(RuleTable& table);
+void register_slice_writes();
+void register_embedding_bag();
 
 }  // namespace shardwise

@@ -25,6 +25,13 @@ void register_operators() {
   register_attention();
   register_values(table);
   register_selection_grad();
+  register_gather(table);
+  register_index(table);
+  register_index_along();
+  register_masks();
+  register_slice_writes();
+  register_embedding_bag();
+  register_search(table);
   register_dispatch();
   register_view_replay();
 }
