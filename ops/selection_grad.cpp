@@ -4,6 +4,7 @@
 #include "ops/kernels.h"
 #include "runtime/dtensor.h"
 
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
@@ -27,9 +28,16 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t di
       .scatter_add_(dim, is_reduced ? indices.unsqueeze(dim) : indices, values);
 }
 
+/// A value may have been the largest so far at several places.
+at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*/, const at::Tensor& indices,
+                              int64_t dim) {
+  return at::zeros_like(grad).scatter_add(dim, indices, grad);
+}
+
 }  // namespace
 
 void register_selection_grad() {
+  add_composition("cummaxmin_backward", &cummaxmin_backward);
   add_composition("value_selecting_reduction_backward", &value_selecting_reduction_backward);
 }
 
