@@ -11,6 +11,7 @@
 #include "ops/index_grad.h"
 #include "ops/index_operand.h"
 #include "ops/kernels.h"
+#include "ops/masked_rows.h"
 #include "ops/window.h"
 #include "runtime/dtensor.h"
 
@@ -166,9 +167,27 @@ const at::Tensor& checked_self(const char* op, const at::Tensor& self) {
   return self;
 }
 
+/// The number of the only index, where it is a mask that fits.
+std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
+  std::optional<size_t> found;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (!index || !index->defined()) continue;
+    if (found || index->scalar_type() != at::kBool) return std::nullopt;
+    const auto n_dims = static_cast<int64_t>(i) + index->dim();
+    if (n_dims > self.dim() || self.sizes().slice(i, index->dim()) != index->sizes()) return std::nullopt;
+    found = i;
+  }
+  return found;
+}
+
 at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   constexpr const char* kOp = "aten::index.Tensor";
-  const Indexed at = indexed(kOp, checked_self(kOp, self), indices);
+  if (const auto mask = only_mask(checked_self(kOp, self), indices))
+    if (auto selected = select_here(self, index_operand(kOp, *indices.get(*mask), spec_of(self)->mesh()),
+                                    static_cast<int64_t>(*mask)))
+      return *selected;
+  const Indexed at = indexed(kOp, self, indices);
   return at.dims.empty() ? self.clone() : look_up(self, at);
 }
 

@@ -6,9 +6,9 @@
 #include "ops/index.h"
 #include "ops/index_operand.h"
 #include "ops/kernels.h"
+#include "ops/masked_rows.h"
 #include "placements/partial.h"
 #include "runtime/below.h"
-#include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
 #include "runtime/dtensor.h"
 
@@ -29,41 +29,20 @@ void check_member(const char* op, const DeviceMesh& mesh) {
                   op, mesh.rank(), to_string(mesh)));
 }
 
-/// The mesh dim that alone cuts a tensor, along dim 0; nothing where others do or another dim is cut.
-std::optional<int64_t> only_cut_of_rows(const Spec& spec) {
-  std::optional<int64_t> found;
-  for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (spec.placements()[m].is_replicate()) continue;
-    if (found || !spec.placements()[m].is_shard(0)) return std::nullopt;
-    found = static_cast<int64_t>(m);
-  }
-  return found;
-}
-
-/// What each coordinate of the mesh dim `m` counted.
-Dims counts_by_coord(const DeviceMesh& mesh, int64_t m, int64_t count) {
-  const Group& group = *mesh.group(m);
-  const auto by_group = all_gather_numbers(group, {count});
-  Dims counts, coord = *mesh.coord();
-  for (coord[m] = 0; coord[m] < mesh.size(m); ++coord[m])
-    counts.push_back(by_group[group.index_of(mesh.grid().rank_at(coord))][0]);
-  return counts;
-}
-
 at::Tensor nonzero(const at::Tensor& self) {
   const SpecPtr& spec = spec_of(self);
   const MeshPtr& mesh = spec->mesh();
   check_member("aten::nonzero", *mesh);
   const BelowGuard guard;
   const CommScope scope("aten::nonzero");
-  const auto cut = only_cut_of_rows(*spec);
+  const auto cut = only_cut_of_rows(self);
   const at::Tensor source = cut ? self : redistribute(self, Placements(mesh->ndim()));
   at::Tensor places = at::nonzero(maybe_dtensor(source)->shards()[0]);
   Placements placements(mesh->ndim());
   int64_t total = places.size(0);
   if (cut) {
     places.select(1, 0).add_(spec->boxes()[0].offsets[0]);
-    const Dims counts = counts_by_coord(*mesh, *cut, total);
+    const Dims counts = counts_by_coord(self, *cut, total);
     total = c10::sum_integers(counts);
     placements[*cut] = Placement::shard(0, counts);
   }
