@@ -52,5 +52,12 @@ void register_sorting(RuleTable& table);
 void register_rearranged(RuleTable& table);
 void register_diagonals(RuleTable& table);
 void register_view_copies(RuleTable& table);
+void register_gather(RuleTable& table);
+void register_index(RuleTable& table);
+void register_index_along();
+void register_masks();
+void register_search(RuleTable& table);
+void register_slice_writes();
+void register_embedding_bag();
 
 }  // namespace shardwise

@@ -50,6 +50,13 @@ void register_operators() {
   register_rearranged(table);
   register_diagonals(table);
   register_view_copies(table);
+  register_gather(table);
+  register_index(table);
+  register_index_along();
+  register_masks();
+  register_slice_writes();
+  register_embedding_bag();
+  register_search(table);
   register_hot();  // these have their rules by now
   register_dispatch();
   register_composites();
