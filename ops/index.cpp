@@ -203,7 +203,7 @@ at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::T
       fmt::format("[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to indexing "
                   "result of shape [{}]",
                   fmt::join(values.sizes(), ", "), fmt::join(sizes, ", ")));
-  return value_operand(values, spec_of(self)->mesh());
+  return values;
 }
 
 at::Tensor& put_in_place(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,

@@ -152,7 +152,7 @@ at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const 
               fmt::format("[aten::put] Expected source and index to have the same number of elements, got {} and {}.",
                           source.numel(), index.numel()));
   if (index.numel() == 0) return self.clone();
-  const at::Tensor values = value_operand(source, spec_of(self)->mesh());
+  const at::Tensor values = source;
   return put(self.reshape(-1), at, values.dim() == 0 ? values : values.reshape(index.sizes()), accumulate)
       .view(self.sizes());
 }

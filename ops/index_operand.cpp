@@ -43,12 +43,6 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
   return redistribute(index, without_partial(spec.placements()));
 }
 
-at::Tensor value_operand(const at::Tensor& values, const MeshPtr& mesh) {
-  const bool is_of_formula = torch::autograd::get_current_graph_task_id() >= 0;
-  if (is_dtensor(values) || values.dim() == 0 || !is_of_formula) return values;
-  return from_local(values, mesh, Placements(mesh->ndim()), {.shape = Dims(values.sizes())});
-}
-
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
   const auto* impl = maybe_dtensor(index);
   const Spec& spec = *impl->spec();

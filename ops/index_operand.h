@@ -14,9 +14,6 @@ namespace shardwise {
 /// Throws: c10::ValueError for an index on another mesh.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
-/// `values` to write beside a tensor of `mesh`: the plain zeros that torch's derivative formulas make count as a replica.
-at::Tensor value_operand(const at::Tensor& values, const MeshPtr& mesh);
-
 /// The lowest and the highest index on all ranks; nothing where there are none, on ranks outside the mesh, and on devices, whose
 /// kernels check as torch's do. Replicated indices are read here; those that are cut cost an exchange of two numbers.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);

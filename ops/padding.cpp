@@ -1,5 +1,6 @@
 // ops/padding.cpp: borders around a tensor, of a constant, of its mirror image or of its edge.
 #include "ops/families.h"
+#include "ops/plain_gradients.h"
 #include "ops/planes.h"
 #include "runtime/propagate.h"
 
@@ -112,7 +113,7 @@ void register_padding(RuleTable& table) {
       const Rule rule = planes("planes", n).sampled();
       table.add("aten::" + op, rule.linear());
       table.add("aten::" + op + "_backward", rule.linear_in_first());
-      leave_self_out(op + "_backward");
+      lay_out_gradients(op + "_backward");
     }
 }
 

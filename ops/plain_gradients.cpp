@@ -1,5 +1,5 @@
-// ops/plain_gradients.cpp: operators whose derivative formulas in torch answer with plain zeros of the right shape: their
-// gradients are laid out as the operands.
+#include "ops/plain_gradients.h"
+
 #include "ops/families.h"
 #include "ops/kernels.h"
 #include "placements/partial.h"
@@ -49,13 +49,15 @@ class Guarded final : public c10::OperatorKernel {
 
 }  // namespace
 
+void lay_out_gradients(const std::string& op) {
+  aten_autograd_kernels().impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
+}
+
 void register_plain_gradients() {
-  for (const char* op :
-       {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "linalg_matrix_exp",
-        "max_pool2d_with_indices_backward", "nextafter", "normal.Tensor_float", "normal.float_Tensor",
-        "normal.Tensor_Tensor", "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
-        "repeat", "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward", "sgn"})
-    aten_autograd_kernels().impl(op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
+  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+                         "linalg_matrix_exp", "nextafter", "normal.Tensor_float", "normal.float_Tensor",
+                         "normal.Tensor_Tensor", "repeat", "sgn"})
+    lay_out_gradients(op);
 }
 
 }  // namespace shardwise

@@ -3,8 +3,6 @@
 
 #include "runtime/rule.h"
 
-#include <string>
-
 namespace shardwise {
 
 /// The last `n` dims of all operands and outputs are whole; those before them, which all share, may be cut.
@@ -16,9 +14,5 @@ void add_whole_axes(c10::IntArrayRef sizes, size_t n, Signature& signature, Axes
 /// Nothing is cut where an operand has no elements: what the operator makes of a batch of none, and what it refuses, goes by the whole
 /// tensor's sizes.
 void keep_whole_if_empty(const OpCall& call, Signature& signature);
-
-/// For a backward operator that reads no values of argument "self": it gets no gradient, where torch's formula gives plain zeros, which
-/// are no part of any mesh. `op`: "avg_pool2d_backward".
-void leave_self_out(const std::string& op);
 
 }  // namespace shardwise

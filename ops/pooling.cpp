@@ -1,6 +1,7 @@
 // ops/pooling.cpp: pooling, its derivatives and its reverse: batch and channels may be cut. Indices count within a plane.
 #include "ops/families.h"
 #include "ops/kernels.h"
+#include "ops/plain_gradients.h"
 #include "ops/planes.h"
 
 #include <ATen/ops/max_pool1d_with_indices.h>
@@ -58,7 +59,7 @@ void register_pooling(RuleTable& table) {
   for (const char* pool :
        {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
         "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"})
-    leave_self_out(std::string(pool) + "_backward");
+    lay_out_gradients(std::string(pool) + "_backward");
   add_composition("max_pool1d", &max_pool1d);
 }
 

@@ -218,12 +218,6 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
           along.wrapped(indices, length, placements, at::kLong)};
 }
 
-/// torch's own makes plain zeros to add to.
-at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& indices, int64_t dim) {
-  if (input.numel() == 0) return input;
-  return grad.new_zeros_symint(input.sym_sizes()).scatter_add(dim, indices, grad);
-}
-
 }  // namespace
 
 void register_scans() {
@@ -237,7 +231,6 @@ void register_scans() {
   kernels.impl("cummin", &running_extremes<false>);
   aten_autograd_kernels().impl("cumsum", TORCH_FN(differentiable_cumsum));
   add_composition("cumprod_backward", &cumprod_backward);
-  add_composition("cummaxmin_backward", &cummaxmin_backward);
 }
 
 }  // namespace shardwise

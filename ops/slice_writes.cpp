@@ -23,7 +23,7 @@ at::Tensor with_slice(const at::Tensor& self, const at::Tensor& src, int64_t dim
               fmt::format("[aten::slice_scatter] expected src to have a size equal to the slice of self. src size = "
                           "[{}], slice size = [{}]",
                           fmt::join(src.sizes(), ", "), fmt::join(place.sizes(), ", ")));
-  place.copy_(value_operand(src, spec_of(self)->mesh()));
+  place.copy_(src);
   return result;
 }
 
@@ -80,7 +80,7 @@ at::Tensor with_diagonal(const at::Tensor& self, const at::Tensor& src, int64_t 
                           "[{}], slice size = [{}]",
                           fmt::join(src.sizes(), ", "), fmt::join(sizes, ", ")));
   if (src.numel() == 0) return self.clone();
-  return put(self, diagonal.at, diagonal.as_indexed(value_operand(src, spec_of(self)->mesh())), /*accumulate=*/false);
+  return put(self, diagonal.at, diagonal.as_indexed(src), /*accumulate=*/false);
 }
 
 /// torch's own make plain zeros.
@@ -95,11 +95,6 @@ at::Tensor select_backward(const at::Tensor& grad, c10::SymIntArrayRef sizes, in
   return with_index(grad.new_zeros_symint(sizes), grad, dim, index.expect_int());
 }
 
-at::Tensor diagonal_backward(const at::Tensor& grad, c10::SymIntArrayRef sizes, int64_t offset, int64_t dim1,
-                             int64_t dim2) {
-  return with_diagonal(grad.new_zeros_symint(sizes), grad, offset, dim1, dim2);
-}
-
 }  // namespace
 
 void register_slice_writes() {
@@ -109,7 +104,6 @@ void register_slice_writes() {
   aten.impl("diagonal_scatter", &with_diagonal);
   aten.impl("slice_backward", &slice_backward);
   aten.impl("select_backward", &select_backward);
-  aten.impl("diagonal_backward", &diagonal_backward);
 }
 
 }  // namespace shardwise

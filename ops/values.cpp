@@ -3,7 +3,6 @@
 #include "ops/kernels.h"
 #include "runtime/dtensor.h"
 
-#include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/tensor_split.h>
 
 namespace shardwise {
@@ -27,18 +26,11 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
   return indices_or_sections.dim() == 0 ? at::tensor_split(self, numbers[0], dim) : at::tensor_split(self, numbers, dim);
 }
 
-at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
-                    const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
-  return at::ctc_loss(log_probs, targets, numbers_in(input_lengths), numbers_in(target_lengths), blank, reduction,
-                      zero_infinity);
-}
-
 }  // namespace
 
 void register_values(RuleTable& table) {
   table.add("aten::_local_scalar_dense", Rule::gathered());
   add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
-  add_composition("ctc_loss.Tensor", &ctc_loss);
   aten_kernels().impl("is_same_size", &is_same_size);
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
 }

@@ -51,14 +51,18 @@ constexpr const char* kToLocal =
     "if not as this tensor (replicated where that is Partial).\n\n"
     "Where the tensor was made from a LocalShardsWrapper, or ranks hold several pieces, a wrapper. Nothing is sent.";
 
-/// DTensor.to_local where nothing is asked of it and nothing recorded: a slot of the class that spares pybind11's argument
-/// parsing, four fifths of the call. Everything else goes to `to_any_local` as bound below.
+/// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
+/// call. Everything else goes to `to_any_local` as bound below.
 PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
-  if (n_args == 0 && !names && THPVariable_Check(self) && !c10::GradMode::is_enabled()) {
-    const auto* impl = maybe_dtensor(THPVariable_Unpack(self));
-    if (impl && impl->shards().size() == 1 && impl->local_kind() == LocalKind::kTensor &&
-        !impl->spec()->layout().is_enumerable())
-      return THPVariable_Wrap(impl->shards()[0]);
+  if (n_args == 0 && !names && THPVariable_Check(self)) {
+    const at::Tensor& tensor = THPVariable_Unpack(self);
+    const auto* impl = maybe_dtensor(tensor);
+    if (impl && !impl->is_pending() && !impl->moved_view() && impl->local_kind() == LocalKind::kTensor &&
+        impl->shards().size() == 1 && !impl->spec()->layout().is_enumerable()) {
+      HANDLE_TH_ERRORS
+      return THPVariable_Wrap(c10::GradMode::is_enabled() ? to_local(tensor) : impl->shards()[0]);
+      END_HANDLE_TH_ERRORS
+    }
   }
   static PyObject* general = PyObject_GetAttrString(py::module_::import("shardwise._C").ptr(), "to_local");
   std::vector<PyObject*> all{self};

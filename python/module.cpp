@@ -35,5 +35,8 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_factories(module);
   shardwise::bind_dispatch(module);
   shardwise::bind_comm_trace(module);
+  shardwise::bind_comm_policy(module);
+  shardwise::bind_op_trace(module);
+  shardwise::bind_rule(module);
   shardwise::bind_waiting(module);
 }

@@ -75,7 +75,7 @@ void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
   const bool is_index = op.args[arg].is_index && c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
   TORCH_CHECK_VALUE(
-      implicit_replication || is_index || torch::autograd::get_current_node(),
+      implicit_replication || is_index || torch::autograd::get_current_graph_task_id() >= 0,
       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
                   "[Replicate()]), or work under implicit_replication().",
                   op.name, fmt::join(plain.sizes(), ", ")));

@@ -1,6 +1,7 @@
 #include "runtime/dtensor.h"
 
 #include "placements/partial.h"
+#include "runtime/autograd_node.h"
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
@@ -9,6 +10,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -32,46 +34,86 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) {
   return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec()) : grad;
 }
 
-struct FromPieces : torch::autograd::Function<FromPieces> {
-  static at::Tensor forward(AutogradContext* ctx, at::TensorList pieces, const SpecPtr& spec,
-                            const SpecPtr& grad_spec) {
-    keep(ctx, grad_spec);
-    ctx->saved_data["n_pieces"] = static_cast<int64_t>(pieces.size());
-    ctx->saved_data["is_linear"] = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
-      return !placement.is_partial() || is_linear(placement.reduce());
-    });
-    Shards shards;
-    for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());
-    return wrap(spec, std::move(shards));
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
+
+/// How gradients come to a tensor of `spec`: its way, replicated where that is Partial. Most often the spec itself.
+SpecPtr spec_of_grad(const SpecPtr& spec) {
+  return spec->layout().is_partial() ? spec->with_placements(without_partial(spec->placements())) : spec;
+}
+
+// Nodes of our own where a torch::autograd::Function would cost a microsecond more.
+
+struct FromPiecesBackward final : torch::autograd::Node {
+  SpecPtr grad_spec;
+  size_t n_pieces = 0;
+  bool is_linear = true;
+
+  variable_list apply(variable_list&& grads) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        ctx->saved_data.at("is_linear").toBool(),
+        is_linear,
         "[from_local] a Partial of max, min or product has no gradient here: which rank's value counted is not known. "
         "Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
     variable_list result;
-    if (grads[0].defined()) result = to_pieces(laid_out_as(grads[0], *kept(ctx)));
-    result.resize(ctx->saved_data["n_pieces"].toInt() + 2);  // nothing for the two specs
+    if (grads[0].defined()) result = to_pieces(laid_out_as(grads[0], *grad_spec));
+    result.resize(n_pieces);
     return result;
   }
+  std::string name() const override { return "FromPiecesBackward"; }
 };
 
-struct ToPieces : torch::autograd::Function<ToPieces> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec) {
-    keep(ctx, grad_spec);
-    variable_list pieces;
-    for (const at::Tensor& piece : maybe_dtensor(tensor)->shards()) pieces.push_back(piece.detach());
-    return pieces;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto spec = kept(ctx);
+struct ToPiecesBackward final : torch::autograd::Node {
+  SpecPtr grad_spec;
+
+  variable_list apply(variable_list&& grads) override {
     for (size_t i = 0; i < grads.size(); ++i)
       if (!grads[i].defined())
-        grads[i] = at::full(spec->boxes()[i].sizes, 0,
-                            at::TensorOptions().dtype(spec->dtype()).device(spec->mesh()->device()));
-    return {from_pieces(grads, spec), {}};
+        grads[i] = at::full(grad_spec->boxes()[i].sizes, 0,
+                            at::TensorOptions().dtype(grad_spec->dtype()).device(grad_spec->mesh()->device()));
+    return {from_pieces(grads, grad_spec)};
   }
+  std::string name() const override { return "ToPiecesBackward"; }
 };
+
+at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec) {
+  Shards shards;
+  for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());
+  at::Tensor result = wrap(spec, std::move(shards));
+  if (std::ranges::any_of(pieces, records)) {
+    auto node = make_node<FromPiecesBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(pieces));
+    node->grad_spec = grad_spec ? grad_spec : spec_of_grad(spec);
+    node->n_pieces = pieces.size();
+    node->is_linear = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
+      return !placement.is_partial() || is_linear(placement.reduce());
+    });
+    torch::autograd::set_history(result, node);
+  }
+  const bool has_tangents = std::ranges::any_of(pieces, [](const at::Tensor& piece) { return piece._fw_grad(0).defined(); });
+  if (has_tangents) {
+    std::vector<at::Tensor> tangents;
+    for (const at::Tensor& piece : pieces)
+      tangents.push_back(piece._fw_grad(0).defined() ? piece._fw_grad(0) : at::zeros_like(piece));
+    result._set_fw_grad(wrap_pieces(tangents, spec, grad_spec), 0, /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+/// The pieces with their history. Pre: grad mode is on, or there is a tangent.
+variable_list taken_out(const at::Tensor& tensor, const SpecPtr& grad_spec) {
+  variable_list pieces;
+  for (const at::Tensor& piece : maybe_dtensor(tensor)->shards()) pieces.push_back(piece.detach());
+  if (records(tensor)) {
+    auto node = make_node<ToPiecesBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(tensor));
+    node->grad_spec = grad_spec;
+    torch::autograd::set_history(pieces, node);
+  }
+  if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined()) {
+    const variable_list of_tangent = taken_out(tangent, grad_spec);
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i]._set_fw_grad(of_tangent[i], 0, /*is_inplace_op=*/false);
+  }
+  return pieces;
+}
 
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   const auto* impl = maybe_dtensor(tensor);
@@ -87,7 +129,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
                             const RedistributeOptions& options) {
     const auto& spec = maybe_dtensor(tensor)->spec();
-    keep(ctx, spec->with_placements(without_partial(spec->placements())));
+    keep(ctx, spec_of_grad(spec));
     return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -150,8 +192,6 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
     return result;
   }
 };
-
-bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
 /// Global sizes of which `local` is an even cut's piece.
 Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const Placements& placements) {
@@ -301,24 +341,19 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
   std::vector<at::Tensor> pieces;
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
-  if (!records(local)) return from_pieces(std::move(pieces), spec);
-  auto grad_spec =
-      spec->with_placements(options.grad_placements ? *options.grad_placements : without_partial(spec->placements()));
-  return FromPieces::apply(at::TensorList(pieces), spec, grad_spec);
+  const bool is_given = options.grad_placements && records(local);
+  return wrap_pieces(pieces, spec, is_given ? spec->with_placements(*options.grad_placements) : nullptr);
 }
 
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {
   check_pieces(pieces, *spec);
-  if (std::ranges::any_of(pieces, records))
-    return FromPieces::apply(at::TensorList(pieces), spec, spec->with_placements(without_partial(spec->placements())));
-  Shards shards;
-  for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());
-  return wrap(spec, std::move(shards));
+  return wrap_pieces(pieces, spec, nullptr);
 }
 
 std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
-  if (records(tensor)) return ToPieces::apply(tensor, spec->with_placements(without_partial(spec->placements())));
+  if (records(tensor) || tensor._fw_grad(0).defined())
+    return taken_out(tensor, spec_of_grad(spec));
   const Shards& shards = maybe_dtensor(tensor)->shards();
   return {shards.begin(), shards.end()};
 }
@@ -332,9 +367,9 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
                                 spec->mesh()->rank(), shards.size(), to_string(*spec)));
   if (shards.empty()) return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()));
   // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
-  if (!records(tensor)) return c10::GradMode::is_enabled() ? shards[0].detach() : shards[0];
-  return ToPieces::apply(
-      tensor, spec->with_placements(grad_placements ? *grad_placements : without_partial(spec->placements())))[0];
+  if (!records(tensor) && !tensor._fw_grad(0).defined())
+    return c10::GradMode::is_enabled() ? shards[0].detach() : shards[0];
+  return taken_out(tensor, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec))[0];
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
@@ -346,7 +381,10 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
   const SpecPtr& from = spec_of(tensor);
   auto to = Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
   if (to == from) return at::alias(tensor);  // a view: what is written to one is seen, and checked, by the other
-  return records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
+  at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
+  if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
+    result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options), 0, /*is_inplace_op=*/false);
+  return result;
 }
 
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,

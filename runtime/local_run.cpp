@@ -28,13 +28,13 @@ class LocalRun {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
     if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
-    gives_moved_view_ = decision.moved_view;
+    if (decision.moved_view) view_kind_ = MovedView::Kind::kMoved;
     gives_normal_view_ =
         call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
-        gives_moved_view_ |= operand.impl && operand.impl->moved_view();
-    if (call.op.is_view && (gives_moved_view_ || call.op.rule->kernel())) view_args_ = call.args().vec();
+        if (!view_kind_ && operand.impl && operand.impl->moved_view()) view_kind_ = MovedView::Kind::kShared;
+    if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
   void run() {
@@ -132,7 +132,8 @@ class LocalRun {
     if (!kernel) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);
-    gives_moved_view_ |= call_.op.is_view && !stack.back().toTensor().is_alias_of(viewed);
+    if (call_.op.is_view && view_kind_ != MovedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
+      view_kind_ = MovedView::Kind::kCopied;
   }
 
   /// Takes the results at the end of `stack` as the next piece of each output.
@@ -179,8 +180,8 @@ class LocalRun {
     if (!spec) return {};
     at::Tensor result =
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
-    if (gives_moved_view_)
-      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(call_.op, view_args_, i));
+    if (view_kind_)
+      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
     return result;
   }
@@ -224,7 +225,7 @@ class LocalRun {
   c10::SmallVector<Shards, 4> moved_;
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
-  bool gives_moved_view_;
+  std::optional<MovedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where a moved view may come of them
   bool gives_normal_view_;
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too

@@ -8,8 +8,8 @@
 
 namespace shardwise {
 
-MovedView::MovedView(const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
-    : op_(op), args_(args.begin(), args.end()), output_(output) {
+MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
+    : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
   TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
   source_ = args_[source_arg_].toTensor();
@@ -35,7 +35,14 @@ at::Tensor MovedView::view_of(const at::Tensor& source) const {
 void MovedView::refresh(const SpecPtr& spec, Shards& shards) {
   BelowGuard guard;
   version_ = version();
-  const at::Tensor fetched = view_of(source());
+  const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
+  if (kind_ == Kind::kMoved) fetch(spec, shards);
+  if (kind_ == Kind::kCopied)
+    for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
+}
+
+void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
+  const at::Tensor fetched = view_of(*source_);
   const auto* impl = maybe_dtensor(fetched);
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
                         to_string(*impl->spec()));
@@ -49,6 +56,17 @@ bool MovedView::covers(const Spec& spec) const {
 
 void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
   BelowGuard guard;
+  if (kind_ == Kind::kMoved) bring(spec, shards);
+  if (kind_ == Kind::kCopied)
+    for (size_t i = 0; i < shards.size(); ++i)
+      if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
+        piece.copy_(shards[i].reshape(piece.sizes()));
+  after_write(*source_);
+  // The write that this follows is counted when the operator returns.
+  version_ = version() + 1;
+}
+
+void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
   const CommScope scope(op_.name.c_str());
   const DTensorImpl& target = source_impl();
   const SpecPtr& layout = target.spec();
@@ -62,9 +80,6 @@ void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
   const Shards pieces = move(layout->replicated(), whole, layout);
   for (size_t i = 0; i < pieces.size(); ++i)
     if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);
-  after_write(source());
-  // The write that this follows is counted when the operator returns.
-  version_ = version() + 1;
 }
 
 void after_write(const at::Tensor& tensor) {

@@ -62,15 +62,22 @@ class ReplicatedRun {
       auto replicated = spec->replicated();
       const at::Tensor replica = move(spec, operand.impl->shards(), replicated)[0];
       moved |= replicated != spec;
-      moved_view_ |= call_.op.args[operand.arg].is_aliased && (replicated != spec || operand.impl->moved_view());
+      if (call_.op.args[operand.arg].is_aliased) note_view(replicated != spec, *operand.impl);
       c10::IValue& value = call_.arg(operand.arg);
       if (call_.op.args[operand.arg].is_written) written_.push_back({tensor_at(value, operand.index), replica});
       replacements_.push_back({operand.arg, operand.index, replica});
     }
-    if (moved_view_) view_args_ = call_.args().vec();
+    if (view_kind_) view_args_ = call_.args().vec();
     for (const auto& [arg, index, replica] : replacements_) replace_tensor(call_.arg(arg), index, replica);
     const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
     if (moved && !is_meant) warn_once(call_.op.name);
+  }
+
+  void note_view(bool is_moved, const DTensorImpl& source) {
+    if (is_moved)
+      view_kind_ = MovedView::Kind::kMoved;
+    else if (source.moved_view())
+      view_kind_ = MovedView::Kind::kShared;
   }
 
   static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
@@ -98,7 +105,8 @@ class ReplicatedRun {
   at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
     if (!local.defined()) return {};
     at::Tensor result = wrap(replicated_like(local), {local});
-    if (moved_view_) maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(call_.op, view_args_, output));
+    if (view_kind_)
+      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, output));
     return result;
   }
 
@@ -145,7 +153,7 @@ class ReplicatedRun {
 
   BoundCall& call_;
   MeshPtr mesh_;
-  bool moved_view_ = false;
+  std::optional<MovedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are moved views
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;

@@ -1,5 +1,6 @@
 """One sample of one operator, distributed and dense: the dense result is the judge."""
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class Outcome:
     n_cases: int = 0
     failures: list[Verdict] = field(default_factory=list)
     needs_implicit: bool = False  # torch writes it in Python and makes plain tensors there
+    gathered: list[str] = field(default_factory=list)  # operators without a rule for these layouts
 
 
 @contextmanager
@@ -201,6 +203,30 @@ def run_scheme(
     return next((failures for failures in by_rank if failures), [])
 
 
+def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
+    """The operators that this call reaches and that gather what lies cut."""
+    leaves, spec = tree_flatten(tree)
+
+    def run(rank: int) -> set[str]:
+        mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+        tensors = iter(range(len(leaves)))
+        ours = [
+            distribute(leaf.detach(), mesh, scheme.place(leaf, next(tensors)), rank) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        ]
+        trace = sw._C.OpTrace()
+        trace.open()
+        with contextlib.suppress(Exception):
+            call(op, tree_unflatten(ours, spec))
+        trace.close()
+        return {record.op for record in trace.records() if "replicated" in record.rule and record.given != record.used}
+
+    try:
+        return set().union(*run_ranks(N_RANKS, run, timeout=COLLECTIVE_SECONDS))
+    except Exception:
+        return set()
+
+
 def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
@@ -241,12 +267,16 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
             if len(skip) == len(dense.outputs):
                 continue
         tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        gathered: set[str] = set()
         for scheme in schemes(tensors):
+            if scheme.name.startswith("uneven"):
+                gathered |= gathered_operators(op, tree, scheme)
             outcome.n_cases += 1
             report(f"sample {number}, {scheme.name}")
             failures = run_scheme(op, sample, tree, scheme, dense, skip, outcome.needs_implicit)
             if any("implicit_replication()" in reason for _, reason in failures) and not outcome.needs_implicit:
                 outcome.needs_implicit = True
                 failures = run_scheme(op, sample, tree, scheme, dense, skip, implicit=True)
+            outcome.gathered = sorted({*outcome.gathered, *gathered})
             outcome.failures += [Verdict(number, scheme.name, stage, reason) for stage, reason in failures]
     return outcome

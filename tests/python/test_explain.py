@@ -1,0 +1,145 @@
+"""Seeing and steering what operators do: explain(), register_rule(), communication_policy()."""
+
+import warnings
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise.testing import run_ranks
+
+
+def on_ranks(check) -> None:
+    run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
+
+
+def test_explain_tells_rule_layouts_and_bytes(capsys):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+        w = sw.distribute_tensor(torch.ones(8, 2), mesh, [Shard(0)])
+        assert torch.equal((x @ w).full_tensor(), torch.full((8, 2), 8.0))
+        return sw.explain(lambda: torch.relu(x @ w))
+
+    record, relu = run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))[0]
+    assert record.op == "shardwise::matmul" and relu.op == "aten::relu" and relu.rule == "pointwise"
+    assert record.given == ["[Shard(0)]", "[Shard(0)]"] and record.used == ["[Shard(1)]", "[Shard(0)]"]
+    assert record.results == ["[Partial(sum)]"] and record.bytes_received == 6 * 2 * 4
+    assert relu.given == ["[Partial(sum)]"] and relu.used == relu.results and relu.bytes_received > 0
+    printed = capsys.readouterr().out
+    assert "operator" in printed and "as given" in printed and "aten::relu" in printed
+
+
+def test_explain_names_what_is_replicated():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.eye(6), mesh, [Shard(0)])
+        (record,) = sw.explain(torch.ops.aten.geqrf, x)
+        assert record.rule == "none: replicated" and record.used == ["[Replicate()]"] and record.bytes_received > 0
+
+    on_ranks(check)
+
+
+def test_hidden_communication_can_be_forbidden():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+        y = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(1)])
+        with sw.communication_policy("error"):
+            assert (x + x).placements == (Shard(0),)
+            with pytest.raises(ValueError, match=r"\[aten::add.Tensor\] moves .* on its own"):
+                x + y
+            with sw.communication_policy("allow"):
+                assert torch.equal((x + y).full_tensor(), torch.full((8, 8), 2.0))
+            moved = y.redistribute(placements=[Shard(0)])
+            assert torch.equal((x + moved).full_tensor(), torch.full((8, 8), 2.0))
+            assert sw.distribute_tensor(torch.ones(4), mesh, [Replicate()]).sum().item() == 4
+            with pytest.raises(ValueError, match="moves"):
+                x.sum().item()
+
+    on_ranks(check)
+
+
+def test_hidden_communication_can_be_warned_of():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+        y = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(1)])
+        with sw.communication_policy("warn"):
+            x + y
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        on_ranks(check)
+    assert any("aten::add.Tensor] moves" in str(warning.message) for warning in seen)
+
+
+def test_an_unknown_policy_is_an_error():
+    with pytest.raises(ValueError, match='"never" is none of "allow", "warn", "error"'):
+        sw.communication_policy("never")
+
+
+library = torch.library.Library("shardwise_test", "DEF")
+library.define("scaled_mm(Tensor a, Tensor b, float scale) -> Tensor")
+library.impl("scaled_mm", lambda a, b, scale: (a @ b) * scale, "CPU")
+library.define("twice(Tensor a) -> Tensor")
+library.impl("twice", lambda a: a * 2, "CPU")
+library.impl("twice", lambda a: torch.empty_like(a), "Meta")
+
+
+@torch.library.custom_op("shardwise_test::tripled", mutates_args=())
+def tripled(a: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(a.numpy() * 3)
+
+
+def test_operators_of_other_libraries_are_gathered_without_a_rule():
+    def check(mesh):
+        dense = torch.arange(12.0).view(4, 3)
+        x = sw.distribute_tensor(dense, mesh, [Shard(0)])
+        result = torch.ops.shardwise_test.twice(x)
+        assert isinstance(result, sw.DTensor) and torch.equal(result.full_tensor(), dense * 2)
+
+    on_ranks(check)
+
+
+def test_a_rule_in_notation_keeps_a_users_operator_cut():
+    sw.register_rule("shardwise_test::scaled_mm", "ij,jk->ik", linear="each")
+    with pytest.raises(ValueError, match="has a rule already"):
+        sw.register_rule("shardwise_test::scaled_mm", "ij,jk->ik")
+
+    def check(mesh):
+        a, b = torch.arange(15.0).view(5, 3), torch.arange(12.0).view(3, 4)
+        expected = (a @ b) * 0.5
+        for pa, pb, result in (
+            (Shard(0, sizes=[2, 0, 3, 0]), Replicate(), Shard(0, sizes=[2, 0, 3, 0])),
+            (Replicate(), Shard(1), Shard(1)),
+            (Shard(1), Shard(0), Partial()),
+        ):
+            left, right = sw.distribute_tensor(a, mesh, [pa]), sw.distribute_tensor(b, mesh, [pb])
+            with sw.communication_policy("error"):
+                out = torch.ops.shardwise_test.scaled_mm(left, right, 0.5)
+            assert out.placements == (result,) and torch.equal(out.full_tensor(), expected)
+
+    on_ranks(check)
+
+
+def test_a_rule_may_be_a_function_of_the_shapes():
+    sw.register_rule("shardwise_test::tripled", lambda shapes: "ij->ij" if len(shapes[0]) == 2 else None, linear="all")
+
+    def check(mesh):
+        matrix = sw.distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        row = sw.distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        assert torch.equal(tripled(row).full_tensor(), torch.full((4,), 3.0)) and tripled(row).placements == (Replicate(),)
+        assert torch.equal(tripled(matrix).full_tensor(), torch.full((4, 3), 3.0))
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize(
+    ("op", "rule", "words"),
+    [
+        ("shardwise_test::absent", "i->i", "torch knows no operator shardwise_test::absent"),
+        ("aten::add.Tensor", "i,i->i", "answered by Shardwise already"),
+        ("shardwise_test::twice", "i", 'has no "->"'),
+    ],
+)
+def test_bad_rules_are_errors(op, rule, words):
+    with pytest.raises(ValueError, match=words):
+        sw.register_rule(op, rule)

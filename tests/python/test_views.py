@@ -1,0 +1,158 @@
+"""Views whose values come from other ranks, writes through them, and out= arguments."""
+
+import pytest
+import torch
+from torch import nn
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise.testing import run_ranks
+
+LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(0, sizes=[3, 0, 1, 2]), Partial()]
+
+# Each gives a view of a [6, 6] tensor; of a cut dim its values are other ranks'.
+VIEWS = {
+    "row": lambda x: x[3],
+    "last row": lambda x: x[-1],
+    "element": lambda x: x[2, 5],
+    "row of a column": lambda x: x[:, 1][4],
+    "part of a row": lambda x: x[2][1:4],
+    "flattened": lambda x: x.view(-1)[7:20],
+    "other shape": lambda x: x.view(4, 9)[1],
+    "diagonal": lambda x: x.diagonal(),
+    "windows": lambda x: x.unfold(0, 2, 2)[1],
+    "transposed": lambda x: x.t()[2],
+    "expanded": lambda x: x[1].unsqueeze(0),
+    "chunk": lambda x: x.chunk(4)[2][0],
+    "unbound": lambda x: x.unbind(1)[4],
+    "strided": lambda x: x.as_strided((3,), (7,), 1),
+}
+
+
+def on_ranks(check, n_ranks: int = 4) -> None:
+    run_ranks(n_ranks, lambda rank: check(sw.init_device_mesh("cpu", (n_ranks,))))
+
+
+def dense() -> torch.Tensor:
+    return torch.arange(36.0).view(6, 6)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_writes_through_a_view_reach_its_base(view, placement):
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [placement]), dense()
+        for x in (ours, theirs):
+            view(x).fill_(-1)
+            view(x).add_(view(x) * 2)
+        assert torch.equal(ours.full_tensor(), theirs)
+        assert ours.placements == (placement,)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_sees_what_is_written_to_its_base_later(view):
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense()
+        seen, expected = view(ours), view(theirs)
+        for x in (ours, theirs):
+            x.mul_(3)
+        assert torch.equal(seen.full_tensor(), expected)
+        for x, part in ((ours, seen), (theirs, expected)):
+            part.sub_(1)
+            x.add_(part.sum())
+        assert torch.equal(seen.full_tensor(), expected)
+        assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS.keys() - {"chunk", "unbound"}))  # torch lets nobody write to one of several
+def test_writes_through_a_view_reach_the_gradient_of_its_base(name):
+    view = VIEWS[name]
+
+    def check(mesh):
+        results = []
+        for make in (lambda: sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense):
+            x = make().requires_grad_()
+            y = x * 2
+            view(y).mul_(5)
+            (y * y).sum().backward()
+            results.append(x.grad)
+        assert torch.equal(results[0].full_tensor(), results[1])
+        assert results[0].placements == (Shard(0),)
+
+    on_ranks(check)
+
+
+def test_a_view_and_its_base_share_their_version():
+    def check(mesh):
+        base = sw.distribute_tensor(dense(), mesh, [Shard(0)])
+        row = base[3]
+        assert row._base is base or row._base is not None
+        before = base._version
+        row.zero_()
+        assert base._version == row._version == before + 1
+
+    on_ranks(check)
+
+
+def test_a_padding_row_is_zeroed_where_it_lives():
+    def check(mesh):
+        table = sw.distribute_tensor(torch.ones(10, 3), mesh, [Shard(0, sizes=[1, 4, 0, 5])])
+        with torch.no_grad():
+            with sw.CommDebugMode() as comm:
+                table[7].fill_(0)
+        assert table.full_tensor().sum(1).tolist() == [3] * 7 + [0] + [3] * 2
+        assert sum(event.bytes_received for event in comm.events) <= 3 * 4  # the row at most, never the table
+
+    on_ranks(check)
+    run_ranks(1, lambda rank: nn.Embedding(5, 2, padding_idx=1))
+
+
+OUTS = {
+    "add": lambda x, out: torch.add(x, x, out=out),
+    "matmul": lambda x, out: torch.mm(x, x, out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 0, out=out),
+    "fallback": lambda x, out: torch.linalg.matrix_power(x, 2, out=out),
+}
+
+
+@pytest.mark.parametrize("operator", OUTS.values(), ids=OUTS.keys())
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1, sizes=[0, 4, 2, 0])], ids=str)
+def test_out_is_written_where_its_pieces_are(operator, placement):
+    def check(mesh):
+        x = sw.distribute_tensor(dense(), mesh, [Shard(0)])
+        out = sw.zeros(6, 6, device_mesh=mesh, placements=[placement])
+        local = out.to_local()
+        assert operator(x, out) is out
+        assert torch.equal(out.full_tensor(), operator(dense(), torch.zeros(6, 6)))
+        assert out.placements == (placement,) and out.to_local().data_ptr() == local.data_ptr()
+
+    on_ranks(check)
+
+
+def test_out_of_several_results_and_of_no_elements():
+    def check(mesh):
+        x = sw.distribute_tensor(dense(), mesh, [Shard(0)])
+        values = sw.zeros(6, device_mesh=mesh, placements=[Replicate()])
+        indices = sw.distribute_tensor(torch.zeros(6, dtype=torch.long), mesh, [Replicate()])
+        torch.max(x, dim=1, out=(values, indices))
+        assert values.full_tensor().tolist() == [5, 11, 17, 23, 29, 35] and indices.full_tensor().tolist() == [5] * 6
+        resized = sw.zeros(0, device_mesh=mesh, placements=[Replicate()])
+        torch.add(x, 1, out=resized)
+        assert resized.shape == (6, 6) and torch.equal(resized.full_tensor(), dense() + 1)
+
+    on_ranks(check)
+
+
+def test_a_plain_out_and_one_of_another_kind_are_errors():
+    def check(mesh):
+        x = sw.distribute_tensor(dense(), mesh, [Shard(0)])
+        with pytest.raises(ValueError, match=r"aten::add.out\] got a torch.Tensor of shape \[6, 6\] next to a DTensor"):
+            torch.add(x, 1, out=torch.zeros(6, 6))
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch.add(x, 1.5, out=sw.distribute_tensor(torch.zeros(6, 6, dtype=torch.long), mesh, [Shard(0)]))
+
+    on_ranks(check)
