@@ -54,9 +54,9 @@ void lay_out_gradients(const std::string& op) {
 }
 
 void register_plain_gradients() {
-  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
-                         "linalg_matrix_exp", "nextafter", "normal.Tensor_float", "normal.float_Tensor",
-                         "normal.Tensor_Tensor", "repeat", "sgn"})
+  for (const char* op :
+       {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "linalg_matrix_exp",
+        "nextafter", "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
     lay_out_gradients(op);
 }
 

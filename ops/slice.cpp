@@ -193,6 +193,8 @@ void register_slices(RuleTable& table) {
   add_composition("select.int", &select_index);
   add_composition("split.Tensor", &split_evenly);
   add_composition("split_with_sizes", &split_by_sizes);
+  add_composition("unsafe_split.Tensor", &split_evenly);
+  add_composition("unsafe_split_with_sizes", &split_by_sizes);
   add_composition("unbind.int", &unbind_dim);
 }
 

@@ -23,7 +23,8 @@ Dims numbers_in(const at::Tensor& tensor) {
 
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
   const Dims numbers = numbers_in(indices_or_sections);
-  return indices_or_sections.dim() == 0 ? at::tensor_split(self, numbers[0], dim) : at::tensor_split(self, numbers, dim);
+  return indices_or_sections.dim() == 0 ? at::tensor_split(self, numbers[0], dim)
+                                        : at::tensor_split(self, numbers, dim);
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ PyObject* no_torch_function = nullptr;
 /// Attributes by C name: torch asks every operand for "__torch_function__" so, before each call, and ours has none. By way of
 /// the ordinary lookup that is a thousand instructions.
 PyObject* attribute_by_c_name(PyObject* self, char* name) {
-  if (Py_TYPE(self) == tensor_class && std::strcmp(name, "__torch_function__") == 0) return Py_NewRef(no_torch_function);
+  if (Py_TYPE(self) == tensor_class && std::strcmp(name, "__torch_function__") == 0)
+    return Py_NewRef(no_torch_function);
   const auto text = py::reinterpret_steal<py::object>(PyUnicode_FromString(name));
   return text ? PyObject_GetAttr(self, text.ptr()) : nullptr;
 }

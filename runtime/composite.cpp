@@ -19,7 +19,8 @@ class CompositeKernel final : public c10::OperatorKernel {
   explicit CompositeKernel(const c10::OperatorHandle& op) : info_(op) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    const MeshPtr mesh = examine(c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - info_.n_args(), info_.n_args()));
+    const MeshPtr mesh =
+        examine(c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - info_.n_args(), info_.n_args()));
     {
       const ImplicitReplication within;
       op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
@@ -78,16 +79,15 @@ class CompositeKernel final : public c10::OperatorKernel {
 /// They read one argument's type or shape alone, or the tensor they are given and no other: nothing plain can come of them.
 bool is_simple(const c10::OperatorName& name) {
   static const std::set<std::string> names = {
-      "aten::type_as", "aten::expand_as", "aten::view_as",    "aten::reshape_as", "aten::to",      "aten::reshape",
-      "aten::flatten", "aten::chunk",     "aten::contiguous", "aten::softmax",    "aten::dropout", "aten::layer_norm",
-      "aten::square"};
+      "aten::type_as", "aten::expand_as",  "aten::view_as", "aten::reshape_as", "aten::to",
+      "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
+      "aten::dropout", "aten::layer_norm", "aten::square"};
   return names.contains(name.name);
 }
 
 bool returns_tensors(const c10::OperatorHandle& op) {
   for (const auto& result : op.schema().returns())
-    if (result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-        result.type()->isSubtypeOf(*c10::ListType::ofTensors()))
+    if (result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->isSubtypeOf(*c10::ListType::ofTensors()))
       return true;
   return false;
 }

@@ -28,8 +28,7 @@ void DecisionKey::add_scalar(const c10::Scalar& value, bool by_kind) {
 }
 
 void DecisionKey::add_plain(const at::Tensor& tensor) {
-  add(static_cast<uint64_t>(tensor.scalar_type()) << 8 |
-      (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
+  add(static_cast<uint64_t>(tensor.scalar_type()) << 8 | (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
 }
 
 void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {

@@ -88,7 +88,8 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
     });
     torch::autograd::set_history(result, node);
   }
-  const bool has_tangents = std::ranges::any_of(pieces, [](const at::Tensor& piece) { return piece._fw_grad(0).defined(); });
+  const bool has_tangents =
+      std::ranges::any_of(pieces, [](const at::Tensor& piece) { return piece._fw_grad(0).defined(); });
   if (has_tangents) {
     std::vector<at::Tensor> tangents;
     for (const at::Tensor& piece : pieces)
@@ -352,8 +353,7 @@ at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {
 
 std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
-  if (records(tensor) || tensor._fw_grad(0).defined())
-    return taken_out(tensor, spec_of_grad(spec));
+  if (records(tensor) || tensor._fw_grad(0).defined()) return taken_out(tensor, spec_of_grad(spec));
   const Shards& shards = maybe_dtensor(tensor)->shards();
   return {shards.begin(), shards.end()};
 }

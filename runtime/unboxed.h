@@ -24,7 +24,8 @@ namespace shardwise {
 /// The key of a call, argument by argument; `is_simple()` turns false where only the general way will do.
 class UnboxedKey {
  public:
-  explicit UnboxedKey(const OpInfo& op) : op_(op), is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {
+  explicit UnboxedKey(const OpInfo& op)
+      : op_(op), is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {
     key_.add_pointer(&op);
   }
 
@@ -47,7 +48,8 @@ class UnboxedKey {
   }
   template <class Scalar>
   void add(const Scalar& value) {
-    if constexpr (std::is_same_v<Scalar, c10::Scalar> || std::is_same_v<Scalar, int64_t> || std::is_same_v<Scalar, bool>)
+    if constexpr (std::is_same_v<Scalar, c10::Scalar> || std::is_same_v<Scalar, int64_t> ||
+                  std::is_same_v<Scalar, bool>)
       add_scalar(value);
     else
       add_scalar(c10::IValue(value));

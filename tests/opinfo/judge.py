@@ -211,7 +211,9 @@ def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
         mesh = sw.init_device_mesh("cpu", (N_RANKS,))
         tensors = iter(range(len(leaves)))
         ours = [
-            distribute(leaf.detach(), mesh, scheme.place(leaf, next(tensors)), rank) if isinstance(leaf, torch.Tensor) else leaf
+            distribute(leaf.detach(), mesh, scheme.place(leaf, next(tensors)), rank)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
             for leaf in leaves
         ]
         trace = sw._C.OpTrace()

@@ -124,7 +124,9 @@ class Worker:
         return Result(name, broken=f"{how} at {at}")
 
 
-def sweep(names: Sequence[str], samples: int, jobs: int, seconds: float = 120.0, progress=lambda result: None) -> dict[str, Result]:
+def sweep(
+    names: Sequence[str], samples: int, jobs: int, seconds: float = 120.0, progress=lambda result: None
+) -> dict[str, Result]:
     queue: Queue = Queue()
     for name in names:
         queue.put(name)
@@ -170,7 +172,9 @@ def write_junit(results: Sequence[Result], file: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="+", help="these operators only")
-    parser.add_argument("--samples", type=int, default=2, help="at most so many samples of an operator (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=2, help="at most so many samples of an operator (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--junit", type=Path, help="write a report for scripts/tally.py here")

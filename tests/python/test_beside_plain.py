@@ -55,7 +55,9 @@ def test_plain_tensors_of_torchs_own_making_are_replicas(call):
         dense = torch.arange(25.0).view(5, 5) % 7 - 3
         for placement in (Shard(0), Shard(1, sizes=[1, 0, 4, 0]), Replicate()):
             ours, theirs = call(sw.distribute_tensor(dense, mesh, [placement])), call(dense)
-            for a, b in zip(ours if isinstance(ours, tuple) else [ours], theirs if isinstance(theirs, tuple) else [theirs]):
+            for a, b in zip(
+                ours if isinstance(ours, tuple) else [ours], theirs if isinstance(theirs, tuple) else [theirs]
+            ):
                 assert isinstance(a, sw.DTensor)
                 torch.testing.assert_close(a.full_tensor(), b)
 
@@ -92,7 +94,9 @@ FLAT = {
 @pytest.mark.parametrize("call", FLAT.values(), ids=FLAT.keys())
 def test_gradients_that_torch_makes_of_plain_zeros_are_laid_out_as_the_operand(call):
     def check(mesh):
-        x = sw.distribute_tensor(torch.arange(12.0).view(4, 3) - 5, mesh, [Shard(0, sizes=[1, 0, 1, 2])]).requires_grad_()
+        x = sw.distribute_tensor(
+            torch.arange(12.0).view(4, 3) - 5, mesh, [Shard(0, sizes=[1, 0, 1, 2])]
+        ).requires_grad_()
         (grad,) = torch.autograd.grad(call(x).sum(), x)
         assert isinstance(grad, sw.DTensor) and grad.shape == x.shape
 

@@ -68,7 +68,9 @@ def test_a_view_sees_what_is_written_to_its_base_later(view):
     on_ranks(check)
 
 
-@pytest.mark.parametrize("name", sorted(VIEWS.keys() - {"chunk", "unbound"}))  # torch lets nobody write to one of several
+@pytest.mark.parametrize(
+    "name", sorted(VIEWS.keys() - {"chunk", "unbound"})
+)  # torch lets nobody write to one of several
 def test_writes_through_a_view_reach_the_gradient_of_its_base(name):
     view = VIEWS[name]
 
@@ -101,9 +103,8 @@ def test_a_view_and_its_base_share_their_version():
 def test_a_padding_row_is_zeroed_where_it_lives():
     def check(mesh):
         table = sw.distribute_tensor(torch.ones(10, 3), mesh, [Shard(0, sizes=[1, 4, 0, 5])])
-        with torch.no_grad():
-            with sw.CommDebugMode() as comm:
-                table[7].fill_(0)
+        with torch.no_grad(), sw.CommDebugMode() as comm:
+            table[7].fill_(0)
         assert table.full_tensor().sum(1).tolist() == [3] * 7 + [0] + [3] * 2
         assert sum(event.bytes_received for event in comm.events) <= 3 * 4  # the row at most, never the table
 

@@ -97,7 +97,8 @@ at::Tensor doubled(const at::Tensor& x) {
     auto* made = new torch::Library(torch::Library::DEF, "dispatch_test", std::nullopt, __FILE__, __LINE__);
     made->def("doubled(Tensor x) -> Tensor");
     made->impl("doubled", torch::dispatch(c10::DispatchKey::CPU, [](const at::Tensor& t) { return at::mul(t, 2); }));
-    made->impl("doubled", torch::dispatch(c10::DispatchKey::Meta, [](const at::Tensor& t) { return at::empty_like(t); }));
+    made->impl("doubled",
+               torch::dispatch(c10::DispatchKey::Meta, [](const at::Tensor& t) { return at::empty_like(t); }));
     return made;
   }();
   (void)library;
