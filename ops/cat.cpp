@@ -1,5 +1,11 @@
 // ops/cat.cpp: tensors side by side.
 #include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/plain_gradients.h"
+
+#include <ATen/ops/cat_ops.h>
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -53,10 +59,24 @@ void describe_stack(const OpCall& call, Signature& signature) {
   signature.outputs.push_back(output);
 }
 
+/// Torch's formula gives operands of shape [0] plain gradients.
+at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
+  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  const auto is_nothing = [](const at::Tensor& tensor) {
+    return tensor.dim() == 1 && tensor.numel() == 0 && tensor.requires_grad();
+  };
+  if (std::ranges::none_of(tensors, is_nothing)) return at::_ops::cat::redispatch(formula, tensors, dim);
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& tensor : tensors)
+    inputs.push_back(is_nothing(tensor) ? with_distributed_gradient(tensor) : tensor);
+  return at::_ops::cat::redispatch(formula, inputs, dim);
+}
+
 }  // namespace
 
 void register_cat(RuleTable& table) {
   table.add("aten::cat", Rule("cat", describe_cat).linear().sampled());
+  aten_autograd_kernels().impl("cat", &differentiable_cat);
   table.add("aten::stack", Rule("stack", describe_stack).linear().sampled());
 }
 

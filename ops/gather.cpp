@@ -5,6 +5,7 @@
 //   scatter: self cut along dim   each rank writes what falls into its window; index and src replicated
 //           index cut along dim   what is added may be Partial(sum)
 //   both: the other dims cut alike
+#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/index_grad.h"
 #include "ops/index_operand.h"
@@ -313,19 +314,18 @@ void register_gather(RuleTable& table) {
   const auto scatter = Rule("scatter", describe_scatter).localized(localize);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition("gather", &gather);
-  auto& aten = aten_kernels();
-  aten.impl("scatter.src", &scatter_src);
-  aten.impl("scatter_.src", &scatter_src_);
-  aten.impl("scatter.value", &scatter_value);
-  aten.impl("scatter_.value", &scatter_value_);
-  aten.impl("scatter.reduce", &scatter_by);
-  aten.impl("scatter_.reduce", &scatter_by_);
-  aten.impl("scatter.value_reduce", &scatter_value_by);
-  aten.impl("scatter_.value_reduce", &scatter_value_by_);
-  aten.impl("scatter_add", &scatter_add);
-  aten.impl("scatter_add_", &scatter_add_);
-  aten.impl("scatter_reduce.two", &scatter_reduce);
-  aten.impl("scatter_reduce_.two", &scatter_reduce_);
+  add_beside<&scatter_src>("scatter.src");
+  add_beside<&scatter_src_>("scatter_.src");
+  add_beside<&scatter_value>("scatter.value");
+  add_beside<&scatter_value_>("scatter_.value");
+  add_beside<&scatter_by>("scatter.reduce");
+  add_beside<&scatter_by_>("scatter_.reduce");
+  add_beside<&scatter_value_by>("scatter.value_reduce");
+  add_beside<&scatter_value_by_>("scatter_.value_reduce");
+  add_beside<&scatter_add>("scatter_add");
+  add_beside<&scatter_add_>("scatter_add_");
+  add_beside<&scatter_reduce>("scatter_reduce.two");
+  add_beside<&scatter_reduce_>("scatter_reduce_.two");
 }
 
 }  // namespace shardwise

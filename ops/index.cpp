@@ -7,6 +7,7 @@
 #include "ops/index.h"
 
 #include "ops/axes.h"
+#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/index_grad.h"
 #include "ops/index_operand.h"
@@ -351,11 +352,10 @@ void register_index(RuleTable& table) {
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize));
   add_composition("index.Tensor", &index);
   add_composition("_unsafe_index.Tensor", &index);
-  auto& aten = aten_kernels();
-  aten.impl("index_put", &index_put);
-  aten.impl("index_put_", &put_in_place);
-  aten.impl("_index_put_impl_", &put_unsafe_in_place);
-  aten.impl("_unsafe_index_put", &index_put);
+  add_beside<&index_put>("index_put");
+  add_beside<&put_in_place>("index_put_");
+  add_beside<&put_unsafe_in_place>("_index_put_impl_");
+  add_beside<&index_put>("_unsafe_index_put");
 }
 
 }  // namespace shardwise

@@ -1,4 +1,5 @@
 // ops/index_along.cpp: indexing one dim by a vector (select, add, copy, fill, reduce) and all elements by their number (take, put).
+#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/index.h"
 #include "ops/index_operand.h"
@@ -165,19 +166,18 @@ at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::
 void register_index_along() {
   add_composition("index_select", &index_select);
   add_composition("take", &take);
-  auto& aten = aten_kernels();
-  aten.impl("index_add", &index_add);
-  aten.impl("index_add_", &index_add_);
-  aten.impl("index_copy", &index_copy);
-  aten.impl("index_copy_", &index_copy_);
-  aten.impl("index_fill.int_Scalar", &index_fill<at::Scalar>);
-  aten.impl("index_fill_.int_Scalar", &index_fill_<at::Scalar>);
-  aten.impl("index_fill.int_Tensor", &index_fill<at::Tensor>);
-  aten.impl("index_fill_.int_Tensor", &index_fill_<at::Tensor>);
-  aten.impl("index_reduce", &reduce_along);
-  aten.impl("index_reduce_", &index_reduce_);
-  aten.impl("put", &put_by_number);
-  aten.impl("put_", &put_by_number_);
+  add_beside<&index_add>("index_add");
+  add_beside<&index_add_>("index_add_");
+  add_beside<&index_copy>("index_copy");
+  add_beside<&index_copy_>("index_copy_");
+  add_beside<&index_fill<at::Scalar>>("index_fill.int_Scalar");
+  add_beside<&index_fill_<at::Scalar>>("index_fill_.int_Scalar");
+  add_beside<&index_fill<at::Tensor>>("index_fill.int_Tensor");
+  add_beside<&index_fill_<at::Tensor>>("index_fill_.int_Tensor");
+  add_beside<&reduce_along>("index_reduce");
+  add_beside<&index_reduce_>("index_reduce_");
+  add_beside<&put_by_number>("put");
+  add_beside<&put_by_number_>("put_");
 }
 
 }  // namespace shardwise
