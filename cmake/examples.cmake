@@ -13,6 +13,8 @@ if(SHARDWISE_HAS_GLOO)
   endforeach()
 endif()
 
-# Made on demand: `cmake --build build --target benchmark_planning`.
+# Made on demand: `cmake --build build --target benchmark_planning benchmark_dispatch`.
 add_executable(benchmark_planning EXCLUDE_FROM_ALL benchmarks/planning.cpp)
 target_link_libraries(benchmark_planning PRIVATE shardwise shardwise_base)
+add_executable(benchmark_dispatch EXCLUDE_FROM_ALL benchmarks/dispatch.cpp)
+target_link_libraries(benchmark_dispatch PRIVATE shardwise shardwise_base)

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/gelu_ops.h>
@@ -37,7 +38,7 @@ void add_all(torch::Library& library) {
 void register_hot() {
   namespace op = at::_ops;
   add_all<op::add_Tensor, op::add__Tensor, op::sub_Tensor, op::sub__Tensor, op::mul_Tensor, op::mul__Tensor,
-          op::div_Tensor, op::div__Tensor, op::mm, op::bmm, op::linear, op::t, op::transpose_int, op::unsqueeze,
+          op::div_Tensor, op::div__Tensor, op::cat, op::mm, op::bmm, op::linear, op::t, op::transpose_int, op::unsqueeze,
           op::relu, op::gelu, op::silu, op::sigmoid, op::tanh, op::exp, op::sqrt, op::rsqrt, op::neg,
           op::threshold_backward>(aten_kernels());
 }

@@ -13,11 +13,13 @@
 #include "runtime/op_trace.h"
 #include "runtime/rule.h"
 
+#include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace shardwise {
 
@@ -30,16 +32,12 @@ class UnboxedKey {
   }
 
   void add(const at::Tensor& tensor) {
-    const auto* impl = maybe_dtensor(tensor);
-    if (impl) {
-      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor;
-      key_.add_pointer(impl->spec().get());
-    } else if (!tensor.defined()) {
-      key_.add(0);
-    } else {
-      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
-      key_.add_plain(tensor);
-    }
+    add_tensor(tensor);
+    ++n_args_;
+  }
+  void add(const at::ITensorListRef& tensors) {
+    key_.add(tensors.size());
+    for (const at::Tensor& tensor : tensors) add_tensor(tensor);
     ++n_args_;
   }
   void add(const std::optional<at::Tensor>& tensor) {
@@ -59,6 +57,19 @@ class UnboxedKey {
   const DecisionKey& key() const { return key_; }
 
  private:
+  void add_tensor(const at::Tensor& tensor) {
+    const auto* impl = maybe_dtensor(tensor);
+    if (impl) {
+      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor;
+      key_.add_pointer(impl->spec().get());
+    } else if (!tensor.defined()) {
+      key_.add(0);
+    } else {
+      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
+      key_.add_plain(tensor);
+    }
+  }
+
   template <class Value>
   void add_scalar(const Value& value) {
     key_.add_scalar(value, op_.args[n_args_++].is_number);
@@ -105,6 +116,20 @@ class Unboxed<Op, Return(Args...)> {
   static std::optional<at::Tensor> local(const std::optional<at::Tensor>& tensor) {
     return tensor ? std::optional(local(*tensor)) : std::nullopt;
   }
+  static std::vector<at::Tensor> local(const at::ITensorListRef& tensors) {
+    std::vector<at::Tensor> pieces;
+    pieces.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) pieces.push_back(local(tensor));
+    return pieces;
+  }
+
+  template <class Value>
+  static c10::IValue boxed(const Value& value) {
+    if constexpr (std::is_same_v<Value, at::ITensorListRef>)
+      return std::vector<at::Tensor>(value.begin(), value.end());
+    else
+      return value;
+  }
 
   template <class First, class... Rest>
   static Return run(const Decision& decision, First& first, Rest&... rest) {
@@ -125,7 +150,8 @@ class Unboxed<Op, Return(Args...)> {
   static Return run_boxed(First& first, Rest&... rest) {
     torch::jit::Stack stack;
     stack.reserve(sizeof...(Rest) + 1);
-    torch::jit::push(stack, first, rest...);
+    stack.push_back(boxed(first));
+    (stack.push_back(boxed(rest)), ...);
     dispatch(info(), &stack);
     if constexpr (std::is_reference_v<Return>)
       return first;
