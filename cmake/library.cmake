@@ -5,7 +5,7 @@ add_library(shardwise_placements OBJECT ${placements_sources})
 target_link_libraries(shardwise_placements PUBLIC shardwise_base)
 set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)
 
-file(GLOB library_sources CONFIGURE_DEPENDS runtime/*.cpp ops/*.cpp wrappers/*.cpp)
+file(GLOB library_sources CONFIGURE_DEPENDS runtime/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp)
 add_library(shardwise SHARED ${library_sources})
 add_library(shardwise::shardwise ALIAS shardwise)
 target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements)
@@ -23,7 +23,7 @@ if(SHARDWISE_HAS_GLOO)
 endif()
 
 # Kernels take raw pointers and a stream. Where nvcc is found they compile; where torch knows CUDA they are linked.
-file(GLOB kernel_sources CONFIGURE_DEPENDS runtime/*.cu ops/*.cu wrappers/*.cu)
+file(GLOB kernel_sources CONFIGURE_DEPENDS runtime/*.cu ops/*.cu ops/*/*.cu wrappers/*.cu)
 if(SHARDWISE_HAS_NVCC AND kernel_sources)
   add_library(shardwise_kernels_cuda OBJECT ${kernel_sources})
   target_include_directories(shardwise_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR})

@@ -1,63 +1,77 @@
-// ops/families.h: the operator families, one function and one file each.
+// ops/families.h: the operator families, one function and one file each, by folder.
 #pragma once
 
 #include "runtime/rule.h"
 
-namespace torch {
-class Library;
-}
-
 namespace shardwise {
 
-void register_pointwise(RuleTable& table);
+// elementwise/
 void register_activations(RuleTable& table);
-void register_reductions(RuleTable& table);
-void register_normalization(RuleTable& table);
-void register_softmax(RuleTable& table);
+void register_copies(RuleTable& table);
+void register_factories(RuleTable& table);
+void register_foreach(RuleTable& table);
+void register_pointwise(RuleTable& table);
+void register_values(RuleTable& table);
+
+// products/
+void register_attention();
+void register_distances(RuleTable& table);
+void register_linalg(RuleTable& table);
+void register_linear(RuleTable& table);
+void register_matmul(RuleTable& table);
+void register_transforms(RuleTable& table);
+void register_weight_grad(RuleTable& table);
+
+// reductions/
 void register_losses(RuleTable& table);
 void register_nll(RuleTable& table);
-void register_linalg(RuleTable& table);
-void register_transforms(RuleTable& table);
 void register_pieces(RuleTable& table);
-void register_layer_norm();
+void register_reductions(RuleTable& table);
+void register_softmax(RuleTable& table);
+
+// norms/
 void register_batch_norm();
 void register_group_norm(RuleTable& table);
-void register_convolution(RuleTable& table);
-void register_pooling(RuleTable& table);
-void register_interpolation(RuleTable& table);
-void register_padding(RuleTable& table);
-void register_patches(RuleTable& table);
-void register_distances(RuleTable& table);
+void register_layer_norm(RuleTable& table);
+
+// shapes/
 void register_cat(RuleTable& table);
-void register_factories(RuleTable& table);
-void register_copies(RuleTable& table);
-void register_foreach(RuleTable& table);
-void register_matmul(RuleTable& table);
-void register_linear(RuleTable& table);
-void register_weight_grad(RuleTable& table);
-void register_embedding();
-void register_views(RuleTable& table);
-void register_permutations(RuleTable& table);
-void register_slices(RuleTable& table);
-void register_attention();
-void register_values(RuleTable& table);
-void register_selection_grad();
-void register_hot();
-void register_plain_gradients();
-void register_random();
-void register_random_values(RuleTable& table);
-void register_dropout(RuleTable& table);
-void register_scans();
-void register_sorting(RuleTable& table);
-void register_rearranged(RuleTable& table);
 void register_diagonals(RuleTable& table);
+void register_permutations(RuleTable& table);
+void register_rearranged(RuleTable& table);
+void register_slices(RuleTable& table);
+void register_slice_writes();
 void register_view_copies(RuleTable& table);
+void register_views(RuleTable& table);
+
+// indexing/
+void register_embedding();
+void register_embedding_bag();
 void register_gather(RuleTable& table);
 void register_index(RuleTable& table);
 void register_index_along();
 void register_masks();
 void register_search(RuleTable& table);
-void register_slice_writes();
-void register_embedding_bag();
+void register_selection_grad();
+
+// spatial/
+void register_convolution(RuleTable& table);
+void register_interpolation(RuleTable& table);
+void register_padding(RuleTable& table);
+void register_patches(RuleTable& table);
+void register_pooling(RuleTable& table);
+
+// random/
+void register_dropout(RuleTable& table);
+void register_random();
+void register_random_values(RuleTable& table);
+
+// order/
+void register_scans();
+void register_sorting(RuleTable& table);
+
+// across them
+void register_hot();
+void register_plain_gradients();
 
 }  // namespace shardwise

@@ -12,14 +12,13 @@ void register_operators() {
   register_pointwise(table);
   register_activations(table);
   register_reductions(table);
-  register_normalization(table);
   register_softmax(table);
   register_losses(table);
   register_nll(table);
   register_linalg(table);
   register_transforms(table);
   register_pieces(table);
-  register_layer_norm();
+  register_layer_norm(table);
   register_batch_norm();
   register_group_norm(table);
   register_convolution(table);

@@ -1,0 +1,42 @@
+// ops/elementwise/copies.cpp: copies, casts and aliases.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/overloads.h"
+
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/neg.h>
+
+namespace shardwise {
+namespace {
+
+// Neither rule is sampled(): a memory format decides the strides.
+
+Rule copy() {
+  auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) {
+    signature = elementwise.signature(call);
+  };
+  return Rule("pointwise", describe).linear(Linearity::kPass);
+}
+
+/// Casting commutes with a sum only where the result can hold the parts.
+Rule cast() {
+  return {"pointwise linear to floating", [elementwise = pointwise()](const OpCall& call, Signature& signature) {
+            signature = elementwise.signature(call);
+            const c10::ScalarType to = call.outputs.at(0).dtype;
+            if (c10::isFloatingType(to) || c10::isComplexType(to)) signature.linearity = Linearity::kAll;
+          }};
+}
+
+}  // namespace
+
+void register_copies(RuleTable& table) {
+  // Lazily torch marks the tensor it has; the pieces would be marked and the whole not.
+  add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
+  add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
+  add_overloads(table,
+                {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
+                copy());
+  add_overloads(table, {"copy", "_to_copy"}, cast());
+}
+
+}  // namespace shardwise

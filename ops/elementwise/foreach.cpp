@@ -1,0 +1,50 @@
+// ops/elementwise/foreach.cpp: lists of tensors, element by element: foreach and fused optimizer steps.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/overloads.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/max.h>
+
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+std::vector<at::Tensor> foreach_norm(at::TensorList tensors, const at::Scalar& ord,
+                                     std::optional<at::ScalarType> dtype) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& tensor : tensors) norms.push_back(at::linalg_vector_norm(tensor, ord, {}, false, dtype));
+  return norms;
+}
+
+std::vector<at::Tensor> foreach_max(at::TensorList tensors) {
+  std::vector<at::Tensor> largest;
+  for (const at::Tensor& tensor : tensors) largest.push_back(at::max(tensor));
+  return largest;
+}
+
+}  // namespace
+
+void register_foreach(RuleTable& table) {
+  const Rule by_element = pointwise().per_element();
+  add_overloads(table,
+                {"_foreach_add", "_foreach_sub", "_foreach_mul", "_foreach_div", "_foreach_pow", "_foreach_addcmul",
+                 "_foreach_addcdiv", "_foreach_lerp", "_foreach_clamp_max", "_foreach_clamp_min", "_foreach_maximum",
+                 "_foreach_minimum", "_foreach_copy", "_foreach_clone", "_foreach_zero"},
+                by_element);
+  add_overloads(table,
+                {"_foreach_abs",   "_foreach_acos",  "_foreach_asin",    "_foreach_atan",   "_foreach_ceil",
+                 "_foreach_cos",   "_foreach_cosh",  "_foreach_erf",     "_foreach_erfc",   "_foreach_exp",
+                 "_foreach_expm1", "_foreach_floor", "_foreach_frac",    "_foreach_lgamma", "_foreach_log",
+                 "_foreach_log10", "_foreach_log1p", "_foreach_log2",    "_foreach_neg",    "_foreach_reciprocal",
+                 "_foreach_round", "_foreach_rsqrt", "_foreach_sigmoid", "_foreach_sign",   "_foreach_sin",
+                 "_foreach_sinh",  "_foreach_sqrt",  "_foreach_tan",     "_foreach_tanh",   "_foreach_trunc"},
+                by_element);
+  add_overloads(table, {"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"},
+                pointwise().per_element(/*scratch=*/"grads"));
+  aten_kernels().impl("_foreach_norm.Scalar", &foreach_norm);
+  aten_kernels().impl("_foreach_max", &foreach_max);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,331 @@
+// ops/indexing/gather.cpp: gather and scatter along a dim, by operators of our own that know this rank's window of it.
+//
+//   gather: self cut along dim    each rank finds what it has: Partial(sum), index replicated
+//           index cut along dim   the result is cut likewise, self whole
+//   scatter: self cut along dim   each rank writes what falls into its window; index and src replicated
+//           index cut along dim   what is added may be Partial(sum)
+//   both: the other dims cut alike
+#include "ops/beside.h"
+#include "ops/families.h"
+#include "ops/indexing/index_grad.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/kernels.h"
+#include "ops/indexing/window.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/full.h>
+#include <c10/core/WrapDimMinimal.h>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::gather", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>();
+  return op.call(self, index, dim, 0, self.size(dim));
+}
+
+at::Tensor call_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
+                        std::string_view mode, bool include_self) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::scatter", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                                         int64_t, std::string_view, bool)>();
+  return op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
+}
+
+void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& src, int64_t dim, std::string_view mode,
+                   bool include_self) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::scatter_", "")
+                       .typed<at::Tensor&(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
+                                          std::string_view, bool)>();
+  op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
+}
+
+// Kernels of plain tensors.
+
+at::Tensor compute_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
+  return gather_window(self, index, dim, first, size);
+}
+
+at::Tensor& compute_scatter_(at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
+                             int64_t first, int64_t size, std::string_view mode, bool include_self) {
+  scatter_window(self, index, src, dim, first, size, mode, include_self);
+  return self;
+}
+
+at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
+                           int64_t first, int64_t size, std::string_view mode, bool include_self) {
+  at::Tensor result = self.clone();
+  return compute_scatter_(result, index, src, dim, first, size, mode, include_self);
+}
+
+// Their rules.
+
+/// The dims of self and index: shared where they are of equal extent, whole where not; along "dim" each has its own.
+struct GatherAxes {
+  Axes self, index;
+  Axis window, position;
+
+  GatherAxes(const OpCall& call, Signature& signature) {
+    const c10::IntArrayRef of_self = call.operands[0].sizes, of_index = call.operands[1].sizes;
+    const int64_t along = call.arg("dim").toInt();
+    for (size_t dim = 0; dim < of_self.size(); ++dim) {
+      const bool is_along = static_cast<int64_t>(dim) == along;
+      const bool is_shared = !is_along && of_self[dim] == of_index[dim];
+      self.push_back({signature.add_factor(of_self[dim])});
+      index.push_back(is_shared ? self.back() : Axis{signature.add_factor(of_index[dim])});
+      if (is_along) window = self.back(), position = index.back();
+      if (!is_along && !is_shared)
+        for (const Axis& axis : {self.back(), index.back()}) signature.factors[axis.factor].is_whole = true;
+    }
+  }
+};
+
+/// How what was looked up in windows combines: a value and zeros.
+Reduce reduce_of_windows(const OpCall& call) {
+  return call.operands[0].spec->dtype() == c10::ScalarType::Bool ? Reduce::kMax : Reduce::kSum;
+}
+
+void describe_gather(const OpCall& call, Signature& signature) {
+  const GatherAxes axes(call, signature);
+  signature.factors[axes.window.factor].reduce = reduce_of_windows(call);
+  signature.inputs = {axes.self, axes.index};
+  signature.outputs = {axes.index};
+}
+
+void describe_scatter(const OpCall& call, Signature& signature) {
+  const GatherAxes axes(call, signature);
+  const auto mode = call.arg("mode").toStringView();
+  const bool adds = mode == "add" || (mode == "sum" && call.arg("include_self").toBool());
+  signature.factors[axes.position.factor].reduce = adds ? std::optional(Reduce::kSum) : std::nullopt;
+  signature.inputs = {axes.self, axes.index, call.operands[2].sizes.empty() ? Axes() : axes.index};
+  signature.outputs = {axes.self};
+  if (!adds) return;
+  signature.additive = {0};
+  signature.linearity = Linearity::kEach;
+}
+
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const Box& box = local.inputs[0];
+  args[local.call.op.arg_index("first")] = box.offsets.empty() ? 0 : box.offsets[local.call.arg("dim").toInt()];
+}
+
+// Derivatives: each is the other's.
+
+at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Spec& source, int64_t dim) {
+  std::vector<int64_t> of_source(grad.dim());
+  for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
+  const at::Tensor result = zeros_for_grad(source, grad, of_source);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  call_scatter_(result, index, grad, dim, "add", true);
+  return in_pieces_of(source, result);
+}
+
+struct GatherGrad : torch::autograd::Function<GatherGrad> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& index,
+                            const SpecPtr& source, int64_t dim) {
+    ctx->save_for_backward({index});
+    ctx->saved_data["dim"] = dim;
+    return gather_grad(grad, index, *source, dim);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    return {call_gather(grads[0], ctx->get_saved_variables()[0], dim), {}, {}, {}};
+  }
+};
+
+struct Gather : torch::autograd::Function<Gather> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& index, int64_t dim) {
+    ctx->save_for_backward({index});
+    keep_spec(ctx, spec_of(self));
+    ctx->saved_data["dim"] = dim;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call_gather(self, index, dim);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}, {}};
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    return {GatherGrad::apply(grads[0], ctx->get_saved_variables()[0], kept_spec(ctx), dim), {}, {}};
+  }
+};
+
+at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t /*first*/,
+                                 int64_t /*size*/) {
+  return Gather::apply(self, index, dim);
+}
+
+// aten's operators. The index may be smaller than self in other dims, and src larger than it: what takes part is sliced out.
+
+at::Tensor sliced_to(at::Tensor tensor, c10::IntArrayRef sizes, int64_t except) {
+  for (int64_t dim = 0; dim < tensor.dim() && dim < static_cast<int64_t>(sizes.size()); ++dim)
+    if (dim != except && tensor.size(dim) > sizes[dim]) tensor = tensor.slice(dim, 0, sizes[dim]);
+  return tensor;
+}
+
+at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
+
+/// Of a dtype that torch takes for positions; of others it says so.
+bool is_integer(const at::Tensor& index) { return index.scalar_type() == at::kLong || index.scalar_type() == at::kInt; }
+
+at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, bool sparse_grad) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!sparse_grad || !self.requires_grad() || !c10::GradMode::is_enabled(),
+                              "[aten::gather] sparse_grad=True asks for a sparse gradient, which a DTensor cannot "
+                              "hold. Use sparse_grad=False: the gradient has this rank's part only.");
+  const int64_t along = c10::maybe_wrap_dim(dim, self.dim());
+  at::Tensor places = at_least_1d(index_operand("aten::gather", index, spec_of(self)->mesh()));
+  if (index.numel() == 0) places = places.to(at::kLong);
+  const at::Tensor source = at_least_1d(self);
+  if (is_integer(places)) check_positions("aten::gather", places, along, source.size(along));
+  const at::Tensor found = call_gather(sliced_to(source, places.sizes(), along), places, along);
+  return index.dim() == 0 ? found.squeeze(0) : found;
+}
+
+/// Operands as shardwise::scatter takes them.
+struct Scatter {
+  int64_t dim;
+  at::Tensor index, src;
+
+  Scatter(const at::Tensor& self, int64_t of_dim, const at::Tensor& of_index, const at::Tensor& of_src)
+      : dim(c10::maybe_wrap_dim(of_dim, self.dim())),
+        index(at_least_1d(index_operand("aten::scatter", of_index, spec_of(self)->mesh()))),
+        src(of_src) {
+    if (index.numel() == 0) index = index.to(at::kLong);
+    if (is_integer(index)) check_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
+  }
+  /// A src of values, one per index.
+  void slice_src() { src = sliced_to(at_least_1d(src), index.sizes(), -1); }
+
+  bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
+
+  void write(const at::Tensor& self, std::string_view mode, bool include_self) const {
+    if (index.numel() == 0) return;
+    const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
+    const Layout& layout = spec_of(self)->layout();
+    if (layout.is_enumerable() || (layout.is_partial() && mode != "add"))
+      part.copy_(call_scatter(part, index, src, dim, mode, include_self));
+    else
+      call_scatter_(part, index, src, dim, mode, include_self);
+  }
+  at::Tensor written(const at::Tensor& self, std::string_view mode, bool include_self) const {
+    if (self.dim() > 0 && covers(self) && index.numel() > 0)
+      return call_scatter(self, index, src, dim, mode, include_self);
+    const at::Tensor result = self.clone();
+    write(result, mode, include_self);
+    return result;
+  }
+};
+
+/// One value for all indices, of self's dtype.
+at::Tensor scalar_like(const at::Tensor& self, const at::Scalar& value) {
+  return at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()));
+}
+
+Scatter of_values(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  Scatter scatter(self, dim, index, src);
+  scatter.slice_src();
+  return scatter;
+}
+
+Scatter of_value(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
+  return {self, dim, index, scalar_like(self, value)};
+}
+
+at::Tensor scatter_src(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  return of_values(self, dim, index, src).written(self, "", true);
+}
+at::Tensor& scatter_src_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  of_values(self, dim, index, src).write(self, "", true);
+  return self;
+}
+at::Tensor scatter_value(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
+  return of_value(self, dim, index, value).written(self, "", true);
+}
+at::Tensor& scatter_value_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
+  of_value(self, dim, index, value).write(self, "", true);
+  return self;
+}
+at::Tensor scatter_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                      std::string_view reduce) {
+  return of_values(self, dim, index, src).written(self, reduce, true);
+}
+at::Tensor& scatter_by_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                        std::string_view reduce) {
+  of_values(self, dim, index, src).write(self, reduce, true);
+  return self;
+}
+at::Tensor scatter_value_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
+                            std::string_view reduce) {
+  return of_value(self, dim, index, value).written(self, reduce, true);
+}
+at::Tensor& scatter_value_by_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
+                              std::string_view reduce) {
+  of_value(self, dim, index, value).write(self, reduce, true);
+  return self;
+}
+at::Tensor scatter_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  return of_values(self, dim, index, src).written(self, "add", true);
+}
+at::Tensor& scatter_add_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  of_values(self, dim, index, src).write(self, "add", true);
+  return self;
+}
+at::Tensor scatter_reduce(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                          std::string_view reduce, bool include_self) {
+  return of_values(self, dim, index, src).written(self, reduce, include_self);
+}
+at::Tensor& scatter_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                            std::string_view reduce, bool include_self) {
+  of_values(self, dim, index, src).write(self, reduce, include_self);
+  return self;
+}
+
+void define_kernels(torch::Library& library) {
+  library.impl("gather", &compute_gather);
+  library.impl("scatter", &compute_scatter);
+  library.impl("scatter_", &compute_scatter_);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor");
+  m.def(
+      "scatter(Tensor self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) -> "
+      "Tensor");
+  m.def(
+      "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
+      "-> Tensor(a!)");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("gather", &differentiable_gather); }
+
+void register_gather(RuleTable& table) {
+  table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize));
+  const auto scatter = Rule("scatter", describe_scatter).localized(localize);
+  table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
+  add_composition("gather", &gather);
+  add_beside<&scatter_src>("scatter.src");
+  add_beside<&scatter_src_>("scatter_.src");
+  add_beside<&scatter_value>("scatter.value");
+  add_beside<&scatter_value_>("scatter_.value");
+  add_beside<&scatter_by>("scatter.reduce");
+  add_beside<&scatter_by_>("scatter_.reduce");
+  add_beside<&scatter_value_by>("scatter.value_reduce");
+  add_beside<&scatter_value_by_>("scatter_.value_reduce");
+  add_beside<&scatter_add>("scatter_add");
+  add_beside<&scatter_add_>("scatter_add_");
+  add_beside<&scatter_reduce>("scatter_reduce.two");
+  add_beside<&scatter_reduce_>("scatter_reduce_.two");
+}
+
+}  // namespace shardwise

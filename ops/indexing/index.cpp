@@ -1,0 +1,361 @@
+// ops/indexing/index.cpp: looking up and writing by tensors of indices, by operators of our own that know this rank's window of the indexed dims.
+//
+//   self on a mesh dim         indices, values there    what is looked up
+//   cut along an indexed dim   replicated               Partial(sum)
+//   cut along another dim      values alike             cut likewise
+//   replicated                 cut                      cut likewise; what is added may be Partial(sum)
+#include "ops/indexing/index.h"
+
+#include "ops/axes.h"
+#include "ops/beside.h"
+#include "ops/families.h"
+#include "ops/indexing/index_grad.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/kernels.h"
+#include "ops/indexing/masked_rows.h"
+#include "ops/indexing/window.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
+  std::vector<int64_t> sizes;
+  for (int64_t dim : dims) sizes.push_back(self.size(dim));
+  return sizes;
+}
+
+at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims) {
+  static auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("shardwise::index", "")
+          .typed<at::Tensor(const at::Tensor&, at::TensorList, c10::IntArrayRef, c10::IntArrayRef, c10::IntArrayRef)>();
+  const std::vector<int64_t> firsts(dims.size());
+  return op.call(self, indices, dims, firsts, sizes_at(self, dims));
+}
+
+// Kernels of plain tensors.
+
+at::Tensor compute_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
+                         c10::IntArrayRef sizes) {
+  return index_window(self, indices, dims, firsts, sizes);
+}
+
+at::Tensor& compute_put_(at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
+                         c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
+  put_window(self, indices, values, dims, firsts, sizes, accumulate);
+  return self;
+}
+
+at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
+                       c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
+  at::Tensor result = self.clone();
+  return compute_put_(result, indices, values, dims, firsts, sizes, accumulate);
+}
+
+// Their rules.
+
+/// A factor for each dim of self, and one for each dim that the index tensors have together.
+struct IndexAxes {
+  Axes self, batch, result;
+  Dims batch_sizes, result_sizes;
+  std::vector<Axes> indices;
+
+  IndexAxes(const OpCall& call, Signature& signature) {
+    const c10::IntArrayRef of_self = call.operands[0].sizes;
+    const std::vector<int64_t> dims = call.arg("dims").toIntVector();
+    const auto of_indices = c10::ArrayRef<Operand>(call.operands).slice(1, dims.size());
+    for (int64_t size : of_self) self.push_back({signature.add_factor(size)});
+    for (const Operand& index : of_indices) batch_sizes = at::infer_size_dimvector(batch_sizes, index.sizes);
+    for (int64_t size : batch_sizes) batch.push_back({signature.add_factor(size)});
+    for (const Operand& index : of_indices) indices.push_back(broadcast_axes(index.sizes, batch_sizes, batch));
+    const ResultDims result_dims(static_cast<int64_t>(of_self.size()), dims, static_cast<int64_t>(batch_sizes.size()));
+    for (size_t i = 0; i < result_dims.of_self.size(); ++i) {
+      const int64_t of_batch = static_cast<int64_t>(i) - result_dims.batch_begin;
+      result.push_back(result_dims.of_self[i] < 0 ? batch[of_batch] : self[result_dims.of_self[i]]);
+      result_sizes.push_back(signature.factors[result.back().factor].size);
+    }
+    signature.inputs = {self};
+    signature.inputs.append(indices.begin(), indices.end());
+  }
+};
+
+void describe_index(const OpCall& call, Signature& signature) {
+  const IndexAxes axes(call, signature);
+  if (call.operands[0].spec->dtype() == c10::ScalarType::Bool)
+    for (const Axis& axis : axes.self) signature.factors[axis.factor].reduce = Reduce::kMax;
+  signature.outputs = {axes.result};
+}
+
+void describe_put(const OpCall& call, Signature& signature) {
+  const IndexAxes axes(call, signature);
+  signature.inputs.push_back(broadcast_axes(call.operands.back().sizes, axes.result_sizes, axes.result));
+  signature.outputs = {axes.self};
+  const bool accumulates = call.arg("accumulate").toBool();
+  for (const Axis& axis : axes.batch)
+    signature.factors[axis.factor].reduce = accumulates ? std::optional(Reduce::kSum) : std::nullopt;
+  if (!accumulates) return;
+  signature.additive = {0};
+  signature.linearity = Linearity::kEach;
+}
+
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  std::vector<int64_t> firsts = local.call.arg("dims").toIntVector();
+  for (int64_t& first : firsts) first = local.inputs[0].offsets.empty() ? 0 : local.inputs[0].offsets[first];
+  args[local.call.op.arg_index("firsts")] = std::move(firsts);
+}
+
+// Derivatives: each is the other's.
+
+struct IndexGrad : torch::autograd::Function<IndexGrad> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, at::TensorList indices, const SpecPtr& source,
+                            c10::IntArrayRef dims) {
+    ctx->save_for_backward(indices.vec());
+    ctx->saved_data["dims"] = dims.vec();
+    const Indexed at{indices.vec(), dims.vec()};
+    const auto n_batch = grad.dim() - (source->dim() - static_cast<int64_t>(dims.size()));
+    const at::Tensor result = zeros_for_grad(*source, grad, ResultDims(source->dim(), dims, n_batch).of_self);
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    put_(result, at, grad, /*accumulate=*/true);
+    return in_pieces_of(*source, result);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list indices = ctx->get_saved_variables();
+    variable_list result(indices.size() + 3);
+    result[0] = call_index(grads[0], indices, ctx->saved_data["dims"].toIntVector());
+    return result;
+  }
+};
+
+struct Index : torch::autograd::Function<Index> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, at::TensorList indices,
+                            c10::IntArrayRef dims) {
+    ctx->save_for_backward(indices.vec());
+    ctx->saved_data["dims"] = dims.vec();
+    keep_spec(ctx, spec_of(self));
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call_index(self, indices, dims);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list indices = ctx->get_saved_variables();
+    const std::vector<int64_t> dims = ctx->saved_data["dims"].toIntVector();
+    variable_list result(indices.size() + 2);
+    if (grads[0].defined())
+      result[0] = IndexGrad::apply(grads[0], at::TensorList(indices), kept_spec(ctx), c10::IntArrayRef(dims));
+    return result;
+  }
+};
+
+at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
+                                c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/) {
+  return Index::apply(self, indices, dims);
+}
+
+// aten's operators.
+
+const at::Tensor& checked_self(const char* op, const at::Tensor& self) {
+  TORCH_CHECK_VALUE(is_dtensor(self), fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor of indices. "
+                                                  "Wrap it with distribute_tensor(x, mesh, [Replicate()]).",
+                                                  op, fmt::join(self.sizes(), ", ")));
+  return self;
+}
+
+/// The number of the only index, where it is a mask that fits.
+std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
+  std::optional<size_t> found;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> index = indices.get(i);
+    if (!index || !index->defined()) continue;
+    if (found || index->scalar_type() != at::kBool) return std::nullopt;
+    const auto n_dims = static_cast<int64_t>(i) + index->dim();
+    if (n_dims > self.dim() || self.sizes().slice(i, index->dim()) != index->sizes()) return std::nullopt;
+    found = i;
+  }
+  return found;
+}
+
+at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
+  constexpr const char* kOp = "aten::index.Tensor";
+  if (const auto mask = only_mask(checked_self(kOp, self), indices))
+    if (auto selected = select_here(self, index_operand(kOp, *indices.get(*mask), spec_of(self)->mesh()),
+                                    static_cast<int64_t>(*mask)))
+      return *selected;
+  const Indexed at = indexed(kOp, self, indices);
+  return at.dims.empty() ? self.clone() : look_up(self, at);
+}
+
+/// `values` as operands of put(). Throws: what torch says of those that do not fit.
+at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::Tensor& values) {
+  TORCH_CHECK_INDEX(values.scalar_type() == self.scalar_type(),
+                    fmt::format("[aten::index_put] Index put requires the source and destination dtypes match, got {} "
+                                "for the destination and {} for the source.",
+                                c10::toString(self.scalar_type()), c10::toString(values.scalar_type())));
+  const auto sizes = at.sizes_of(self);
+  TORCH_CHECK(
+      at::is_expandable_to(values.sizes(), sizes),
+      fmt::format("[aten::index_put] shape mismatch: value tensor of shape [{}] cannot be broadcast to indexing "
+                  "result of shape [{}]",
+                  fmt::join(values.sizes(), ", "), fmt::join(sizes, ", ")));
+  return values;
+}
+
+at::Tensor& put_in_place(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                         const at::Tensor& values, bool accumulate) {
+  constexpr const char* kOp = "aten::index_put_";
+  const Indexed at = indexed(kOp, checked_self(kOp, self), indices);
+  if (at.dims.empty()) return accumulate ? self.add_(values) : self.copy_(values);
+  put_(self, at, checked_values(self, at, values), accumulate);
+  return self;
+}
+
+at::Tensor& put_unsafe_in_place(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                                const at::Tensor& values, bool accumulate, bool /*unsafe*/) {
+  return put_in_place(self, indices, values, accumulate);
+}
+
+at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
+                     const at::Tensor& values, bool accumulate) {
+  constexpr const char* kOp = "aten::index_put";
+  const Indexed at = indexed(kOp, checked_self(kOp, self), indices);
+  if (at.dims.empty()) return accumulate ? self.add(values) : self.clone().copy_(values);
+  return put(self, at, checked_values(self, at, values), accumulate);
+}
+
+/// `mask`, which stands for dims of `self` from `dim` on, as the places where it is true.
+void add_mask(const char* op, const at::Tensor& self, const at::Tensor& mask, Indexed& at, int64_t dim) {
+  for (int64_t i = 0; i < mask.dim(); ++i)
+    TORCH_CHECK_INDEX(mask.size(i) == self.size(dim + i),
+                      fmt::format("[{}] The shape of the mask [{}] at index {} does not match the shape of the indexed "
+                                  "tensor [{}] at index {}",
+                                  op, fmt::join(mask.sizes(), ", "), i, fmt::join(self.sizes(), ", "), dim + i));
+  const at::Tensor places = mask.nonzero();
+  for (int64_t i = 0; i < mask.dim(); ++i) {
+    at.indices.push_back(places.select(1, i));
+    at.dims.push_back(dim + i);
+  }
+}
+
+void define_kernels(torch::Library& library) {
+  library.impl("index", &compute_index);
+  library.impl("put", &compute_put);
+  library.impl("put_", &compute_put_);
+}
+
+}  // namespace
+
+std::vector<int64_t> Indexed::sizes_of(const at::Tensor& self) const {
+  std::vector<int64_t> batch;
+  for (const at::Tensor& index : indices) {
+    bool fits = true;
+    for (int64_t i = 1; i <= std::min<int64_t>(index.dim(), static_cast<int64_t>(batch.size())); ++i) {
+      const int64_t a = index.size(-i), b = batch[batch.size() - i];
+      fits &= a == b || a == 1 || b == 1;
+    }
+    std::string shapes;
+    for (const at::Tensor& each : indices)
+      shapes += fmt::format("{}[{}]", shapes.empty() ? "" : ", ", fmt::join(each.sizes(), ", "));
+    TORCH_CHECK_INDEX(
+        fits, "[aten::index] shape mismatch: indexing tensors could not be broadcast together with shapes ", shapes);
+    batch = at::infer_size(batch, index.sizes());
+  }
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; const int64_t dim : ResultDims(self.dim(), dims, static_cast<int64_t>(batch.size())).of_self)
+    sizes.push_back(dim < 0 ? batch[i++] : self.size(dim));
+  return sizes;
+}
+
+Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
+  const MeshPtr& mesh = spec_of(self)->mesh();
+  Indexed at;
+  int64_t dim = 0, n_indexed = 0;
+  for (const auto& entry : indices) {
+    const std::optional<at::Tensor> index = entry;
+    const bool is_mask =
+        index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
+    n_indexed += is_mask ? index->dim() : 1;
+  }
+  TORCH_CHECK_INDEX(n_indexed <= self.dim(), fmt::format("[{}] too many indices for tensor of dimension {} (got {})",
+                                                         op, self.dim(), n_indexed));
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const std::optional<at::Tensor> given = indices.get(i);
+    if (!given || !given->defined()) {
+      ++dim;
+      continue;
+    }
+    const auto type = given->scalar_type();
+    TORCH_CHECK_INDEX(
+        type == at::kLong || type == at::kInt || type == at::kBool || type == at::kByte,
+        fmt::format("[{}] tensors used as indices must be long, int, byte or bool tensors; index {} is {}.", op, i,
+                    c10::toString(type)));
+    const at::Tensor index = index_operand(op, *given, mesh);
+    if (type == at::kBool || type == at::kByte) {
+      add_mask(op, self, index, at, dim);
+      dim += index.dim();
+      continue;
+    }
+    check_indices(op, index, dim, -self.size(dim), self.size(dim));
+    at.indices.push_back(index);
+    at.dims.push_back(dim++);
+  }
+  if (!at.dims.empty()) at.sizes_of(self);  // throws where they do not fit together
+  return at;
+}
+
+at::Tensor look_up(const at::Tensor& self, const Indexed& at) { return call_index(self, at.indices, at.dims); }
+
+at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::put", "")
+                       .typed<at::Tensor(const at::Tensor&, at::TensorList, const at::Tensor&, c10::IntArrayRef,
+                                         c10::IntArrayRef, c10::IntArrayRef, bool)>();
+  const std::vector<int64_t> firsts(at.dims.size());
+  return op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
+}
+
+void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+  if (const Layout& layout = spec_of(self)->layout(); layout.is_enumerable() || (layout.is_partial() && !accumulate)) {
+    self.copy_(put(self, at, values, accumulate));
+    return;
+  }
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::put_", "")
+                       .typed<at::Tensor&(at::Tensor&, at::TensorList, const at::Tensor&, c10::IntArrayRef,
+                                          c10::IntArrayRef, c10::IntArrayRef, bool)>();
+  const std::vector<int64_t> firsts(at.dims.size());
+  op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
+}
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor");
+  m.def(
+      "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) -> "
+      "Tensor");
+  m.def(
+      "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
+      "-> Tensor(a!)");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("index", &differentiable_index); }
+
+void register_index(RuleTable& table) {
+  table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize));
+  table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize));
+  add_composition("index.Tensor", &index);
+  add_composition("_unsafe_index.Tensor", &index);
+  add_beside<&index_put>("index_put");
+  add_beside<&put_in_place>("index_put_");
+  add_beside<&put_unsafe_in_place>("_index_put_impl_");
+  add_beside<&index_put>("_unsafe_index_put");
+}
+
+}  // namespace shardwise

@@ -1,0 +1,183 @@
+// ops/indexing/index_along.cpp: indexing one dim by a vector (select, add, copy, fill, reduce) and all elements by their number (take, put).
+#include "ops/beside.h"
+#include "ops/families.h"
+#include "ops/indexing/index.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/kernels.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/scatter_reduce.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
+
+/// A vector of indices for dim `of_dim` of `self`. Only index_fill counts from the end.
+Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::Tensor& index,
+              bool may_be_negative = false) {
+  const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
+  TORCH_CHECK_INDEX(index.dim() <= 1,
+                    fmt::format("[{}] Index is supposed to be a vector, but got dim: {}.", op, index.dim()));
+  TORCH_CHECK_TYPE(
+      index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+      fmt::format("[{}] Expected dtype int32 or int64 for index, got {}.", op, c10::toString(index.scalar_type())));
+  const at::Tensor vector = at_least_1d(index_operand(op, index, spec_of(self)->mesh()));
+  const int64_t size = self.dim() == 0 ? 1 : self.size(dim);
+  check_indices(op, vector, dim, may_be_negative ? -size : 0, size);
+  return {{vector}, {dim}};
+}
+
+at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
+  const at::Tensor found = look_up(at_least_1d(self), along("aten::index_select", self, dim, index));
+  return self.dim() == 0 ? found.squeeze(0) : found;
+}
+
+/// Source values for each index: as many along the dim, and self's sizes elsewhere.
+at::Tensor checked_source(const char* op, const at::Tensor& self, const Indexed& at, const at::Tensor& source) {
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
+              fmt::format("[{}] self ({}) and source ({}) must have the same scalar type", op,
+                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
+  const std::vector<int64_t> sizes = at.sizes_of(at_least_1d(self));
+  const bool is_one = source.dim() == 0 && self.dim() <= 1 && sizes[0] == 1;
+  TORCH_CHECK_INDEX(is_one || source.sizes() == sizes || (self.dim() == 0 && source.numel() == sizes[0]),
+                    fmt::format("[{}] source of shape [{}] does not fit: the {} indices for dimension {} of self of "
+                                "shape [{}] need [{}].",
+                                op, fmt::join(source.sizes(), ", "), at.indices[0].numel(), at.dims[0],
+                                fmt::join(self.sizes(), ", "), fmt::join(sizes, ", ")));
+  return at_least_1d(source);
+}
+
+at::Tensor written(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+  if (at.indices[0].numel() == 0) return self.clone();
+  if (self.dim() > 0) return put(self, at, values, accumulate);
+  return put(self.unsqueeze(0), at, values, accumulate).squeeze(0);
+}
+
+at::Tensor& write(at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
+  if (at.indices[0].numel() > 0) put_(at_least_1d(self), at, values, accumulate);
+  return self;
+}
+
+at::Tensor scaled(const at::Tensor& source, const at::Scalar& alpha) {
+  return alpha.equal(1) ? source : source.mul(alpha);
+}
+
+at::Tensor index_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                     const at::Scalar& alpha) {
+  const Indexed at = along("aten::index_add", self, dim, index);
+  return written(self, at, scaled(checked_source("aten::index_add", self, at, source), alpha), true);
+}
+at::Tensor& index_add_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                       const at::Scalar& alpha) {
+  const Indexed at = along("aten::index_add_", self, dim, index);
+  return write(self, at, scaled(checked_source("aten::index_add_", self, at, source), alpha), true);
+}
+
+at::Tensor index_copy(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
+  const Indexed at = along("aten::index_copy", self, dim, index);
+  return written(self, at, checked_source("aten::index_copy", self, at, source), false);
+}
+at::Tensor& index_copy_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source) {
+  const Indexed at = along("aten::index_copy_", self, dim, index);
+  return write(self, at, checked_source("aten::index_copy_", self, at, source), false);
+}
+
+at::Tensor value_of(const at::Tensor& self, const at::Scalar& value) {
+  return at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()));
+}
+at::Tensor value_of(const at::Tensor& self, const at::Tensor& value) {
+  TORCH_CHECK(value.dim() == 0, fmt::format("[aten::index_fill] Only supports 0-dimensional value tensors, but got "
+                                            "tensor with {} dimension(s).",
+                                            value.dim()));
+  return value.to(self.scalar_type());
+}
+
+template <class Value>
+at::Tensor index_fill(const at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
+  return written(self, along("aten::index_fill", self, dim, index, true), value_of(self, value), false);
+}
+template <class Value>
+at::Tensor& index_fill_(at::Tensor& self, int64_t dim, const at::Tensor& index, const Value& value) {
+  return write(self, along("aten::index_fill_", self, dim, index, true), value_of(self, value), false);
+}
+
+/// One index for every element of `source`, as scatter_reduce takes them.
+at::Tensor index_of_each(const Indexed& at, const at::Tensor& source) {
+  std::vector<int64_t> sizes(source.dim(), 1);
+  sizes[at.dims[0]] = -1;
+  return at.indices[0].to(at::kLong).view(sizes).expand(source.sizes());
+}
+
+at::Tensor reduce_along(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                        std::string_view reduce, bool include_self) {
+  TORCH_CHECK(
+      reduce == "prod" || reduce == "mean" || reduce == "amax" || reduce == "amin",
+      fmt::format("[aten::index_reduce] reduce argument must be either prod, mean, amax or amin, got {}.", reduce));
+  const Indexed at = along("aten::index_reduce", self, dim, index);
+  const at::Tensor values = checked_source("aten::index_reduce", self, at, source);
+  const at::Tensor result =
+      at::scatter_reduce(at_least_1d(self), at.dims[0], index_of_each(at, values), values, reduce, include_self);
+  return self.dim() == 0 ? result.squeeze(0) : result;
+}
+at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                          std::string_view reduce, bool include_self) {
+  return self.copy_(reduce_along(self, dim, index, source, reduce, include_self));
+}
+
+/// Elements by their number in row-major order.
+Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
+  TORCH_CHECK(index.scalar_type() == at::kLong,
+              fmt::format("[{}] Expected a long tensor for index, but got {}", op, c10::toString(index.scalar_type())));
+  const at::Tensor numbers = index_operand(op, index, spec_of(self)->mesh());
+  TORCH_CHECK_INDEX(
+      self.numel() > 0 || index.numel() == 0,
+      fmt::format("[{}] tried to take from an empty tensor of shape [{}].", op, fmt::join(self.sizes(), ", ")));
+  check_indices(op, numbers, 0, -self.numel(), self.numel());
+  return {{numbers}, {0}};
+}
+
+at::Tensor take(const at::Tensor& self, const at::Tensor& index) {
+  return look_up(self.reshape(-1), by_number("aten::take", self, index));
+}
+
+at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
+  const Indexed at = by_number("aten::put", self, index);
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
+              fmt::format("[aten::put] Expected self and source to have the same dtype, got {} and {}.",
+                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
+  TORCH_CHECK(source.numel() == index.numel(),
+              fmt::format("[aten::put] Expected source and index to have the same number of elements, got {} and {}.",
+                          source.numel(), index.numel()));
+  if (index.numel() == 0) return self.clone();
+  const at::Tensor values = source;
+  return put(self.reshape(-1), at, values.dim() == 0 ? values : values.reshape(index.sizes()), accumulate)
+      .view(self.sizes());
+}
+at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
+  return self.copy_(put_by_number(self, index, source, accumulate));
+}
+
+}  // namespace
+
+void register_index_along() {
+  add_composition("index_select", &index_select);
+  add_composition("take", &take);
+  add_beside<&index_add>("index_add");
+  add_beside<&index_add_>("index_add_");
+  add_beside<&index_copy>("index_copy");
+  add_beside<&index_copy_>("index_copy_");
+  add_beside<&index_fill<at::Scalar>>("index_fill.int_Scalar");
+  add_beside<&index_fill_<at::Scalar>>("index_fill_.int_Scalar");
+  add_beside<&index_fill<at::Tensor>>("index_fill.int_Tensor");
+  add_beside<&index_fill_<at::Tensor>>("index_fill_.int_Tensor");
+  add_beside<&reduce_along>("index_reduce");
+  add_beside<&index_reduce_>("index_reduce_");
+  add_beside<&put_by_number>("put");
+  add_beside<&put_by_number_>("put_");
+}
+
+}  // namespace shardwise

@@ -1,0 +1,55 @@
+#include "ops/indexing/index_grad.h"
+
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+bool is_cut(c10::ArrayRef<Placement> placements, int64_t dim) {
+  return std::ranges::any_of(placements, [dim](const Placement& placement) { return placement.is_shard(dim); });
+}
+
+}  // namespace
+
+at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source) {
+  Placements placements = without_partial(source.placements());
+  const c10::ArrayRef<Placement> of_grad = spec_of(grad)->placements();
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_enumerable()) placements[m] = Placement::shard(0);
+    if (!placements[m].is_replicate()) continue;
+    if (of_grad[m].is_partial() && is_linear(of_grad[m].reduce())) placements[m] = of_grad[m];
+    if (!of_grad[m].is_shard()) continue;
+    const int64_t dim = of_source[of_grad[m].dim()];
+    if (dim < 0)
+      placements[m] = Placement::partial();
+    else if (!is_cut(placements, dim) && !is_cut(of_grad.slice(0, m), of_grad[m].dim()))
+      placements[m] = of_grad[m].with_dim(dim);
+  }
+  auto spec = Spec::intern(source.mesh(), source.sizes(), std::move(placements), row_major_strides(source.sizes()),
+                           grad.scalar_type());
+  const BelowGuard guard;
+  Shards pieces;
+  for (const Box& box : spec->boxes())
+    pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
+  return wrap(std::move(spec), std::move(pieces));
+}
+
+at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad) {
+  return source.layout().is_enumerable() ? redistribute(grad, source.placements().vec()) : grad;
+}
+
+void keep_spec(torch::autograd::AutogradContext* ctx, const SpecPtr& spec) {
+  ctx->saved_data["source"] = c10::IValue::make_capsule(spec);
+}
+
+SpecPtr kept_spec(const torch::autograd::AutogradContext* ctx) {
+  return SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("source").toCapsule().get()));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,79 @@
+#include "ops/indexing/index_operand.h"
+
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/collectives.h"
+#include "runtime/comm_trace.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+/// The index farthest out of [lowest_allowed, size), or nothing.
+std::optional<int64_t> worst(const at::Tensor& index, int64_t lowest_allowed, int64_t size) {
+  const auto range = range_of(index);
+  if (!range || (range->first >= lowest_allowed && range->second < size)) return std::nullopt;
+  return range->second >= size ? range->second : range->first;
+}
+
+std::string out_of_bounds(const char* op, int64_t index, int64_t dim, int64_t lowest_allowed, int64_t size) {
+  return fmt::format("[{}] index {} is out of bounds for dimension {} with size {}. Use indices in [{}, {}).", op,
+                     index, dim, size, lowest_allowed, size);
+}
+
+}  // namespace
+
+at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh) {
+  if (!is_dtensor(index))
+    return from_local(index.to(mesh->device()), mesh, Placements(mesh->ndim()), {.shape = Dims(index.sizes())});
+  const Spec& spec = *spec_of(index);
+  TORCH_CHECK_VALUE(spec.mesh() == mesh,
+                    fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, "
+                                "...).",
+                                op, to_string(*mesh), to_string(*spec.mesh())));
+  if (!spec.layout().is_partial()) return index;
+  CommScope scope(op);
+  return redistribute(index, without_partial(spec.placements()));
+}
+
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
+  const auto* impl = maybe_dtensor(index);
+  const Spec& spec = *impl->spec();
+  if (!spec.is_member() || spec.numel() == 0 || index.device().type() != c10::kCPU) return std::nullopt;
+  BelowGuard guard;
+  int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
+  for (const at::Tensor& piece : impl->shards()) {
+    if (piece.numel() == 0) continue;
+    const auto [low, high] = at::aminmax(piece);
+    lowest = std::min(lowest, low.item<int64_t>());
+    highest = std::max(highest, high.item<int64_t>());
+  }
+  if (!spec.layout().is_replicated()) {
+    const at::Tensor bounds = at::tensor({~lowest, highest}, at::kLong);
+    for (size_t m = 0; m < spec.placements().size(); ++m)
+      if (!spec.placements()[m].is_replicate())
+        all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
+    lowest = ~bounds[0].item<int64_t>();
+    highest = bounds[1].item<int64_t>();
+  }
+  return std::pair(lowest, highest);
+}
+
+void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {
+  const CommScope scope(op);
+  if (const auto bad = worst(index, lowest, size)) TORCH_CHECK_INDEX(false, out_of_bounds(op, *bad, dim, lowest, size));
+}
+
+void check_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size) {
+  const CommScope scope(op);
+  if (const auto bad = worst(index, 0, size)) TORCH_CHECK(false, out_of_bounds(op, *bad, dim, 0, size));
+}
+
+}  // namespace shardwise

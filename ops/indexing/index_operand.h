@@ -1,0 +1,28 @@
+// ops/indexing/index_operand.h: tensors of indices as operands: distributed, free of sums, and in range on all ranks alike.
+#pragma once
+
+#include "runtime/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <utility>
+
+namespace shardwise {
+
+/// `index` beside a tensor of `mesh`: a plain one counts as a replica, a Partial is reduced.
+/// Throws: c10::ValueError for an index on another mesh.
+at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
+
+/// The lowest and the highest index on all ranks; nothing where there are none, on ranks outside the mesh, and on devices, whose
+/// kernels check as torch's do. Replicated indices are read here; those that are cut cost an exchange of two numbers.
+std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
+
+/// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator counts. Equal on all
+/// ranks.
+void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);
+
+/// Throws: c10::Error, as torch's gather and scatter do, where an index is not in [0, size).
+void check_positions(const char* op, const at::Tensor& index, int64_t dim, int64_t size);
+
+}  // namespace shardwise

@@ -1,0 +1,159 @@
+#include "ops/indexing/masked_rows.h"
+
+#include "ops/indexing/index_grad.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/collectives.h"
+#include "runtime/comm_trace.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/index.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Where self and what is selected of it lie.
+struct Here {
+  SpecPtr self, selected;
+};
+
+c10::List<std::optional<at::Tensor>> at_dim(const at::Tensor& mask, int64_t begin) {
+  c10::List<std::optional<at::Tensor>> indices;
+  indices.resize(begin + 1);
+  indices.set(begin, mask);
+  return indices;
+}
+
+const at::Tensor& piece_of(const at::Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
+
+at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Here& here, int64_t begin) {
+  const BelowGuard guard;
+  return wrap(here.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
+}
+
+/// Zeros of self's sizes with `grad` where the mask is true.
+at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Here& here, int64_t begin) {
+  const BelowGuard guard;
+  const CommScope scope("aten::index_backward");
+  const at::Tensor own = redistribute(grad, without_partial(here.selected->placements()));
+  auto spec = Spec::intern(here.self->mesh(), here.self->sizes(), without_partial(here.self->placements()),
+                           row_major_strides(here.self->sizes()), grad.scalar_type());
+  const at::Tensor piece =
+      at::zeros(spec->boxes()[0].sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device()));
+  piece.index_put_(at_dim(piece_of(mask), begin), piece_of(own));
+  return wrap(std::move(spec), {piece});
+}
+
+void keep(AutogradContext* ctx, const at::Tensor& mask, const Here& here, int64_t begin) {
+  ctx->save_for_backward({mask});
+  keep_spec(ctx, here.self);
+  ctx->saved_data["selected"] = c10::IValue::make_capsule(here.selected);
+  ctx->saved_data["begin"] = begin;
+}
+
+Here kept(const AutogradContext* ctx) {
+  return {kept_spec(ctx), SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("selected").toCapsule().get()))};
+}
+
+struct SelectGrad : torch::autograd::Function<SelectGrad> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& mask, const Here& here,
+                            int64_t begin) {
+    keep(ctx, mask, here, begin);
+    return spread(grad, mask, here, begin);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const int64_t begin = ctx->saved_data["begin"].toInt();
+    return {at::index(grads[0], at_dim(ctx->get_saved_variables()[0], begin)), {}, {}, {}};
+  }
+};
+
+struct Select : torch::autograd::Function<Select> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& mask, const Here& here,
+                            int64_t begin) {
+    keep(ctx, mask, here, begin);
+    return select(self, mask, here, begin);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}, {}, {}};
+    const int64_t begin = ctx->saved_data["begin"].toInt();
+    return {SelectGrad::apply(grads[0], ctx->get_saved_variables()[0], kept(ctx), begin), {}, {}, {}};
+  }
+};
+
+/// True where mesh dim `m` cuts dim `begin` of self as it cuts the mask, and no other cuts the mask's dims.
+bool is_cut_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
+  if (self.layout().is_enumerable() || !self.placements()[m].is_shard(begin)) return false;
+  for (size_t other = 0; other < self.placements().size(); ++other) {
+    const Placement& placement = self.placements()[other];
+    const bool is_of_mask = placement.is_shard() && placement.dim() >= begin && placement.dim() < begin + mask.dim();
+    if (static_cast<int64_t>(other) != m && is_of_mask) return false;
+  }
+  return self.layout().intervals(begin) == mask.layout().intervals(0);
+}
+
+/// A mask that all ranks have, cut as dim `begin` of self is, where one mesh dim alone cuts that.
+at::Tensor cut_as(const Spec& self, const at::Tensor& mask, int64_t begin) {
+  Placements placements = spec_of(mask)->placements().vec();
+  if (!spec_of(mask)->layout().is_replicated()) return mask;
+  int n_cuts = 0;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!self.placements()[m].is_shard(begin)) continue;
+    placements[m] = self.placements()[m].with_dim(0);
+    ++n_cuts;
+  }
+  if (n_cuts != 1) return mask;
+  return redistribute(mask, std::move(placements));
+}
+
+}  // namespace
+
+std::optional<int64_t> only_cut_of_rows(const at::Tensor& mask) {
+  const c10::ArrayRef<Placement> placements = spec_of(mask)->placements();
+  std::optional<int64_t> found;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_replicate()) continue;
+    if (found || !placements[m].is_shard(0)) return std::nullopt;
+    found = static_cast<int64_t>(m);
+  }
+  return found;
+}
+
+Dims counts_by_coord(const at::Tensor& mask, int64_t m, int64_t count) {
+  const DeviceMesh& mesh = *spec_of(mask)->mesh();
+  const Group& group = *mesh.group(m);
+  const auto by_group = all_gather_numbers(group, {count});
+  Dims counts, coord = *mesh.coord();
+  for (coord[m] = 0; coord[m] < mesh.size(m); ++coord[m])
+    counts.push_back(by_group[group.index_of(mesh.grid().rank_at(coord))][0]);
+  return counts;
+}
+
+std::optional<at::Tensor> select_here(const at::Tensor& self, const at::Tensor& of_self_mask, int64_t begin) {
+  const SpecPtr& of_self = spec_of(self);
+  if (!of_self->is_member() || of_self_mask.dim() == 0 || of_self_mask.scalar_type() != at::kBool) return std::nullopt;
+  const at::Tensor mask = cut_as(*of_self, of_self_mask, begin);
+  const auto m = only_cut_of_rows(mask);
+  if (!m || !is_cut_alike(*of_self, *spec_of(mask), *m, begin)) return std::nullopt;
+
+  const CommScope scope("aten::index.Tensor");
+  const Dims counts = counts_by_coord(mask, *m, piece_of(mask).sum().item<int64_t>());
+  Dims sizes(of_self->sizes());
+  sizes.erase(sizes.begin() + begin, sizes.begin() + begin + mask.dim());
+  sizes.insert(sizes.begin() + begin, c10::sum_integers(counts));
+  Placements placements = of_self->placements().vec();
+  for (Placement& placement : placements)
+    if (placement.is_shard() && placement.dim() > begin)
+      placement = placement.with_dim(placement.dim() - mask.dim() + 1);
+  placements[*m] = Placement::shard(begin, counts);
+  const Here here{
+      of_self, Spec::intern(of_self->mesh(), sizes, std::move(placements), row_major_strides(sizes), of_self->dtype())};
+  return Select::apply(self, mask, here, begin);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,105 @@
+// ops/indexing/masks.cpp: the places where a mask is true, and what is selected and written there. How many there are depends on values, so
+// ranks outside the mesh do not take part.
+//
+// A mask that one mesh dim cuts along dim 0 gives places cut likewise, as many as each rank has.
+#include "ops/families.h"
+#include "ops/indexing/index.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/kernels.h"
+#include "ops/indexing/masked_rows.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/comm_trace.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/nonzero.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+void check_member(const char* op, const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      mesh.is_member(),
+      fmt::format("[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members "
+                  "only.",
+                  op, mesh.rank(), to_string(mesh)));
+}
+
+at::Tensor nonzero(const at::Tensor& self) {
+  const SpecPtr& spec = spec_of(self);
+  const MeshPtr& mesh = spec->mesh();
+  check_member("aten::nonzero", *mesh);
+  const BelowGuard guard;
+  const CommScope scope("aten::nonzero");
+  const auto cut = only_cut_of_rows(self);
+  const at::Tensor source = cut ? self : redistribute(self, Placements(mesh->ndim()));
+  at::Tensor places = at::nonzero(maybe_dtensor(source)->shards()[0]);
+  Placements placements(mesh->ndim());
+  int64_t total = places.size(0);
+  if (cut) {
+    places.select(1, 0).add_(spec->boxes()[0].offsets[0]);
+    const Dims counts = counts_by_coord(self, *cut, total);
+    total = c10::sum_integers(counts);
+    placements[*cut] = Placement::shard(0, counts);
+  }
+  const Dims sizes{total, self.dim()};
+  return from_pieces({places}, Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), at::kLong));
+}
+
+/// Self and mask as large as both together, and where the mask is true.
+struct Masked {
+  at::Tensor self;
+  Indexed at;
+
+  Masked(const char* op, const at::Tensor& of_self, const at::Tensor& of_mask) {
+    TORCH_CHECK(of_mask.scalar_type() == at::kBool,
+                fmt::format("[{}] expected BoolTensor for mask, got {}.", op, c10::toString(of_mask.scalar_type())));
+    const auto sizes = at::infer_size(of_self.sizes(), of_mask.sizes());
+    self = of_self.expand(sizes);
+    if (sizes.empty()) self = self.unsqueeze(0);
+    at::Tensor mask = index_operand(op, of_mask, spec_of(of_self)->mesh()).expand(sizes);
+    if (sizes.empty()) mask = mask.unsqueeze(0);
+    const at::Tensor places = mask.nonzero();
+    for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+      at.indices.push_back(places.select(1, dim));
+      at.dims.push_back(dim);
+    }
+  }
+};
+
+at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
+  const Masked masked("aten::masked_select", self, mask);
+  return look_up(masked.self, masked.at);
+}
+
+at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  TORCH_CHECK(self.scalar_type() == source.scalar_type(),
+              fmt::format("[aten::masked_scatter] expected self and source to have same dtypes but got {} and {}",
+                          c10::toString(self.scalar_type()), c10::toString(source.scalar_type())));
+  const Masked masked("aten::masked_scatter", self, mask);
+  const int64_t n = masked.at.indices[0].numel();
+  TORCH_CHECK(source.numel() >= n,
+              fmt::format("[aten::masked_scatter] source has {} elements, fewer than the {} places where mask is true.",
+                          source.numel(), n));
+  const at::Tensor result = put(masked.self, masked.at, source.reshape(-1).slice(0, 0, n), /*accumulate=*/false);
+  return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;
+}
+
+at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  return self.copy_(with_masked(self, mask, source));
+}
+
+}  // namespace
+
+void register_masks() {
+  aten_kernels().impl("nonzero", &nonzero);
+  add_composition("masked_select", &masked_select);
+  aten_kernels().impl("masked_scatter", &with_masked);
+  aten_kernels().impl("masked_scatter_", &write_masked);
+}
+
+}  // namespace shardwise

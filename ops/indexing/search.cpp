@@ -1,0 +1,105 @@
+// ops/indexing/search.cpp: where values lie among others, which of them occur, and how often.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/count_nonzero.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+Axes fresh_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole) {
+  Axes axes;
+  for (int64_t size : sizes) {
+    axes.push_back({signature.add_factor(size)});
+    signature.factors.back().is_whole = is_whole;
+  }
+  return axes;
+}
+
+/// Values may be cut anywhere among boundaries that all of them share; rows of boundaries are cut with their rows of values.
+void describe_search(const OpCall& call, Signature& signature, int boundaries, int values) {
+  const c10::IntArrayRef among = call.operands[boundaries].sizes, of_values = call.operands[values].sizes;
+  const bool is_by_row = among.size() > 1;
+  const bool fits = !is_by_row || (among.size() == of_values.size() &&
+                                   among.slice(0, among.size() - 1) == of_values.slice(0, of_values.size() - 1));
+  const Axes found = fresh_axes(signature, of_values, !fits);
+  Axes sorted = found;
+  if (is_by_row && fits) {
+    sorted.back() = {signature.add_factor(among.back())};
+    signature.factors.back().is_whole = true;
+  } else {
+    sorted = fresh_axes(signature, among, true);
+  }
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    signature.inputs.push_back(static_cast<int>(i) == values ? found : sorted);  // a sorter lies beside the boundaries
+  signature.outputs = {found};
+}
+
+void describe_searchsorted(const OpCall& call, Signature& signature) {
+  describe_search(call, signature, call.operand_at("sorted_sequence"), call.operand_at("self"));
+}
+
+void describe_bucketize(const OpCall& call, Signature& signature) {
+  describe_search(call, signature, call.operand_at("boundaries"), call.operand_at("self"));
+}
+
+/// Every rank has all that is looked for.
+void describe_isin(const OpCall& call, Signature& signature) {
+  const Axes elements = fresh_axes(signature, call.operands[0].sizes, false);
+  signature.inputs = {elements, fresh_axes(signature, call.operands[1].sizes, true)};
+  signature.outputs = {elements};
+}
+
+/// Counts of parts add up once the bounds are known; equal bounds stand for the lowest and highest value.
+void describe_histc(const OpCall& call, Signature& signature) {
+  const bool takes_bounds = call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble();
+  signature.inputs = {fresh_axes(signature, call.operands[0].sizes, takes_bounds)};
+  signature.outputs = {{Axis{}}};
+}
+
+at::Tensor count_nonzero_along(const at::Tensor& self, std::optional<int64_t> dim) {
+  return at::count_nonzero(self, dim ? c10::IntArrayRef(*dim) : c10::IntArrayRef());
+}
+
+/// By comparing with every class: torch's own writes into plain zeros.
+at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
+  TORCH_CHECK(self.scalar_type() == at::kLong,
+              "[aten::one_hot] one_hot is only applicable to index tensor of type "
+              "LongTensor.");
+  TORCH_CHECK(self.numel() > 0 || n_classes > 0,
+              "[aten::one_hot] Can not infer total number of classes from empty tensor.");
+  const SpecPtr& spec = spec_of(self);
+  if (self.numel() > 0) {
+    TORCH_CHECK(self.min().item<int64_t>() >= 0, "[aten::one_hot] Class values must be non-negative.");
+    const int64_t highest = self.max().item<int64_t>();
+    TORCH_CHECK(n_classes < 0 || highest < n_classes,
+                fmt::format("[aten::one_hot] Class values must be smaller than num_classes: {} is not smaller than {}.",
+                            highest, n_classes));
+    if (n_classes < 0) n_classes = highest + 1;
+  }
+  const at::Tensor classes = at::arange(n_classes, at::TensorOptions().dtype(at::kLong).device(self.device()));
+  const at::Tensor every =
+      from_local(classes, spec->mesh(), Placements(spec->placements().size()), {.shape = Dims{n_classes}});
+  return self.unsqueeze(-1).eq(every).to(at::kLong);
+}
+
+}  // namespace
+
+void register_search(RuleTable& table) {
+  table.add("aten::searchsorted.Tensor", Rule("searchsorted", describe_searchsorted).sampled());
+  table.add("aten::bucketize.Tensor", Rule("bucketize", describe_bucketize).sampled());
+  table.add("aten::isin.Tensor_Tensor", Rule("isin", describe_isin).sampled());
+  table.add("aten::isin.Tensor_Scalar", pointwise());
+  table.add("aten::histc", Rule("histc", describe_histc).sampled());
+  table.add({"aten::searchsorted.Scalar", "aten::isin.Scalar_Tensor", "aten::bincount", "aten::nonzero_static",
+             "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+             "aten::unique_dim_consecutive", "aten::histogram.bins_tensor", "aten::histogram.bin_ct"},
+            Rule::gathered());
+  aten_kernels().impl("count_nonzero", &count_nonzero_along);
+  add_composition("one_hot", &one_hot);
+}
+
+}  // namespace shardwise

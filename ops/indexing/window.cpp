@@ -1,0 +1,162 @@
+#include "ops/indexing/window.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/index_put.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// Places in a window of `n` indices, and which of them are in it.
+struct Found {
+  at::Tensor place, is_here;
+
+  Found(const at::Tensor& index, int64_t first, int64_t n, int64_t size)
+      : place(at::where(index.lt(0), index + size, index).sub_(first)),
+        is_here(place.ge(0).logical_and_(place.lt(n))) {}
+};
+
+/// Where each index tensor finds what it looks for, and where all of them do.
+struct FoundAll {
+  std::vector<at::Tensor> places;
+  at::Tensor is_here;
+
+  FoundAll(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
+           c10::IntArrayRef sizes) {
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const Found found(indices[i], firsts[i], self.size(dims[i]), sizes[i]);
+      places.push_back(found.place);
+      is_here = is_here.defined() ? is_here.logical_and(found.is_here) : found.is_here;
+    }
+  }
+};
+
+bool is_whole(const at::Tensor& self, c10::IntArrayRef dims, c10::IntArrayRef sizes) {
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (self.size(dims[i]) != sizes[i]) return false;
+  return true;
+}
+
+c10::List<std::optional<at::Tensor>> listed(int64_t n_dims, at::TensorList indices, c10::IntArrayRef dims) {
+  c10::List<std::optional<at::Tensor>> list;
+  list.resize(n_dims);
+  for (size_t i = 0; i < dims.size(); ++i) list.set(dims[i], indices[i]);
+  return list;
+}
+
+std::vector<int64_t> sizes_of_result(const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < dims.of_self.size(); ++i)
+    sizes.push_back(dims.of_self[i] < 0 ? batch[static_cast<int64_t>(i) - dims.batch_begin]
+                                        : self.size(dims.of_self[i]));
+  return sizes;
+}
+
+/// `values` for a batch in one dim, before all others.
+at::Tensor by_batch(const at::Tensor& values, const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
+  const auto sizes = sizes_of_result(self, dims, batch);
+  std::vector<int64_t> order, flat{c10::multiply_integers(batch)};
+  for (size_t i = 0; i < batch.size(); ++i) order.push_back(dims.batch_begin + static_cast<int64_t>(i));
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (dims.of_self[i] < 0) continue;
+    order.push_back(static_cast<int64_t>(i));
+    flat.push_back(sizes[i]);
+  }
+  return values.expand(sizes).permute(order).reshape(flat);
+}
+
+/// `self` with the indexed dims first.
+at::Tensor indexed_first(const at::Tensor& self, c10::IntArrayRef dims) {
+  std::vector<int64_t> order = dims.vec();
+  for (int64_t dim = 0; dim < self.dim(); ++dim)
+    if (std::ranges::count(dims, dim) == 0) order.push_back(dim);
+  return self.permute(order);
+}
+
+void scatter_whole(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
+                   std::string_view mode, bool include_self) {
+  if (mode.empty())
+    self.scatter_(dim, index, src);
+  else if (mode == "add")
+    self.scatter_add_(dim, index, src);
+  else if (mode == "multiply")
+    self.scatter_(dim, index, src, mode);
+  else
+    self.scatter_reduce_(dim, index, src, mode, include_self);
+}
+
+}  // namespace
+
+ResultDims::ResultDims(int64_t n_dims, c10::IntArrayRef indexed, int64_t n_batch) {
+  const bool adjoin = indexed.back() - indexed.front() + 1 == static_cast<int64_t>(indexed.size());
+  for (int64_t dim = 0; dim < n_dims; ++dim)
+    if (std::ranges::count(indexed, dim) == 0) of_self.push_back(dim);
+  batch_begin = adjoin ? indexed.front() : 0;
+  of_self.insert(of_self.begin() + batch_begin, n_batch, -1);
+}
+
+at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
+                        c10::IntArrayRef sizes) {
+  if (is_whole(self, dims, sizes)) return at::index(self, listed(self.dim(), indices, dims));
+  FoundAll found(self, indices, dims, firsts, sizes);
+  const ResultDims result_dims(self.dim(), dims, found.is_here.dim());
+  if (self.numel() == 0 || found.is_here.numel() == 0)
+    return self.new_zeros(sizes_of_result(self, result_dims, found.is_here.sizes()));
+  for (size_t i = 0; i < dims.size(); ++i) found.places[i].clamp_(0, self.size(dims[i]) - 1);
+  at::Tensor is_elsewhere = found.is_here.logical_not();
+  for (int64_t i = result_dims.batch_begin + found.is_here.dim(); i < static_cast<int64_t>(result_dims.of_self.size());
+       ++i)
+    is_elsewhere = is_elsewhere.unsqueeze(-1);
+  return at::index(self, listed(self.dim(), found.places, dims)).masked_fill_(is_elsewhere, 0);
+}
+
+void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
+                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
+  if (is_whole(self, dims, sizes)) {
+    self.index_put_(listed(self.dim(), indices, dims), values, accumulate);
+    return;
+  }
+  if (self.numel() == 0) return;
+  FoundAll found(self, indices, dims, firsts, sizes);
+  const at::Tensor here = found.is_here.reshape(-1).nonzero().view(-1);
+  c10::List<std::optional<at::Tensor>> places;
+  for (const at::Tensor& place : found.places)
+    places.push_back(place.expand(found.is_here.sizes()).reshape(-1).index_select(0, here));
+  const ResultDims result_dims(self.dim(), dims, found.is_here.dim());
+  const at::Tensor of_here =
+      values.dim() == 0 ? values : by_batch(values, self, result_dims, found.is_here.sizes()).index_select(0, here);
+  indexed_first(self, dims).index_put_(places, of_here, accumulate);
+}
+
+at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size) {
+  if (self.size(dim) == size) return at::gather(self, dim, index);
+  if (self.numel() == 0 || index.numel() == 0) return self.new_zeros(index.sizes());
+  Found found(index, first, self.size(dim), size);
+  return at::gather(self, dim, found.place.clamp_(0, self.size(dim) - 1)).masked_fill_(found.is_here.logical_not(), 0);
+}
+
+void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
+                    int64_t size, std::string_view mode, bool include_self) {
+  const at::Tensor values = src.dim() == 0 ? src.expand(index.sizes()) : src;
+  const int64_t n = self.size(dim);
+  if (n == size) return scatter_whole(self, index, values, dim, mode, include_self);
+  if (self.numel() == 0 || index.numel() == 0) return;
+  Found found(index, first, n, size);
+  if (mode == "add" || (mode == "sum" && include_self)) {
+    self.scatter_add_(dim, found.place.clamp_(0, n - 1), values.masked_fill(found.is_here.logical_not(), 0));
+    return;
+  }
+  // One index more takes what belongs elsewhere.
+  std::vector<int64_t> sizes = self.sizes().vec();
+  ++sizes[dim];
+  const at::Tensor padded = self.new_zeros(sizes);
+  padded.narrow(dim, 0, n).copy_(self);
+  scatter_whole(padded, found.place.masked_fill_(found.is_here.logical_not(), n), values, dim, mode, include_self);
+  self.copy_(padded.narrow(dim, 0, n));
+}
+
+}  // namespace shardwise

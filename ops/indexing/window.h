@@ -1,0 +1,41 @@
+// ops/indexing/window.h: indexing this rank's window of a tensor; plain tensors, no messages.
+//
+// A window has indices [first, first + n) of a dim of `size` elements, where n is the piece's extent there. What is looked up
+// elsewhere is 0, what is written elsewhere is dropped: the sum over windows that cover the dim is the dense result.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+namespace shardwise {
+
+/// How the dims of self[..., index, ...] come: those of self that are not indexed, in order, and the index tensors' common ones in
+/// place of the first indexed dim where the indexed dims adjoin, before all others where they do not.
+///
+/// Self of 4 dims, dims 1 and 2 indexed by [5, 6]: {0, -1, -1, 3}, batch at 1. Dims 0 and 2: {-1, -1, 1, 3}, batch at 0.
+struct ResultDims {
+  ResultDims(int64_t n_dims, c10::IntArrayRef indexed, int64_t n_batch);
+
+  c10::SmallVector<int64_t, 5> of_self;  // per dim of the result: the dim of self, or -1
+  int64_t batch_begin = 0;
+};
+
+/// self[..., indices[i] at dims[i], ...]. Negative indices count from the end. Pre: `dims` ascend; indices are in range of `sizes`.
+/// `firsts`, `sizes`: one per indexed dim.
+at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
+                        c10::IntArrayRef sizes);
+
+/// self[..., indices[i] at dims[i], ...] = values, or += where `accumulate`. Pre: values broadcast to what is indexed.
+void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor& values, c10::IntArrayRef dims,
+                c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate);
+
+/// at::gather(). Pre: other dims are of equal extent; indices are in [0, size).
+at::Tensor gather_window(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t first, int64_t size);
+
+/// at::scatter() for mode "", its `reduce` for "add" and "multiply", else at::scatter_reduce(); in place.
+/// Pre: as for gather; `src` is of the index's sizes or 0-dim.
+void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim, int64_t first,
+                    int64_t size, std::string_view mode, bool include_self);
+
+}  // namespace shardwise

@@ -1,0 +1,146 @@
+// ops/norms/group_norm.cpp: group norm: batch and groups may be cut, what is normalised is whole.
+//
+// It goes by operators of our own, which read the sizes off their tensors where torch's are told them.
+#include "ops/families.h"
+#include "ops/kernels.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_group_norm.h>
+#include <ATen/ops/native_group_norm_backward.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <array>
+
+namespace shardwise {
+namespace {
+
+using MaybeTensor = std::optional<at::Tensor>;
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
+
+/// Channels are cut between groups; gradients of weight and bias are summed over the batch.
+struct GroupAxes {
+  Axes all, statistics, parameter;
+
+  GroupAxes(const OpCall& call, Signature& signature) {
+    const c10::IntArrayRef sizes = call.operands[call.operand_at("input")].sizes;
+    const int64_t n_groups = call.arg("group").toInt();
+    const Axis batch{signature.add_factor(sizes[0])};
+    const int group = signature.add_factor(n_groups);
+    all = {batch, {group, sizes[1] / n_groups}};
+    for (int64_t size : sizes.slice(2)) {
+      all.push_back({signature.add_factor(size)});
+      signature.factors.back().is_whole = true;
+    }
+    statistics = {batch, {group}};
+    parameter = {all[1]};
+    for (const Operand& operand : call.operands)
+      signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
+  }
+
+  const Axes& axes_of(std::string_view name) const {
+    if (name == "weight" || name == "bias") return parameter;
+    return name == "mean" || name == "rstd" ? statistics : all;
+  }
+};
+
+void describe_group_norm(const OpCall& call, Signature& signature) {
+  const GroupAxes axes(call, signature);
+  signature.outputs = {axes.all, axes.statistics, axes.statistics};
+}
+
+void describe_group_norm_backward(const OpCall& call, Signature& signature) {
+  const GroupAxes axes(call, signature);
+  signature.outputs = {axes.all, axes.parameter, axes.parameter};
+}
+
+/// As many groups as this rank's channels hold.
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const OpCall& call = local.call;
+  const int input = call.operand_at("input");
+  args[call.op.arg_index("group")] =
+      local.inputs[input].sizes[1] * call.arg("group").toInt() / call.operands[input].sizes[1];
+}
+
+int64_t n_per_channel(const at::Tensor& input) { return c10::multiply_integers(input.sizes().slice(2)); }
+
+Three compute_shape(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& /*bias*/, int64_t group,
+                    double /*eps*/) {
+  const auto dtype = is_given(weight) ? weight->scalar_type() : input.scalar_type();
+  const auto statistics = [&] { return at::empty({input.size(0), group}, input.options().dtype(dtype)); };
+  return {at::empty(input.sizes(), input.options()), statistics(), statistics()};
+}
+
+Three compute(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, int64_t group, double eps) {
+  if (input.numel() == 0) return compute_shape(input, weight, bias, group, eps);
+  return at::native_group_norm(input.contiguous(), weight, bias, input.size(0), input.size(1), n_per_channel(input),
+                               group, eps);
+}
+
+Three compute_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& input, const at::Tensor& /*mean*/,
+                             const at::Tensor& /*rstd*/, const MaybeTensor& weight, int64_t /*group*/,
+                             std::array<bool, 3> mask) {
+  const auto dtype = is_given(weight) ? weight->scalar_type() : input.scalar_type();
+  const auto parameter = [&](bool is_wanted) {
+    return is_wanted ? at::zeros({input.size(1)}, input.options().dtype(dtype)) : at::Tensor();
+  };
+  return {mask[0] ? at::empty(input.sizes(), input.options()) : at::Tensor(), parameter(mask[1]), parameter(mask[2])};
+}
+
+Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& rstd,
+                       const MaybeTensor& weight, int64_t group, std::array<bool, 3> mask) {
+  if (input.numel() == 0) return compute_backward_shape(grad, input, mean, rstd, weight, group, mask);
+  return at::native_group_norm_backward(grad.contiguous(), input.contiguous(), mean.contiguous(), rstd.contiguous(),
+                                        weight, input.size(0), input.size(1), n_per_channel(input), group, mask);
+}
+
+Three group_norm(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, int64_t /*n*/,
+                 int64_t /*c*/, int64_t /*hxw*/, int64_t group, double eps) {
+  static auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::group_norm", "").typed<decltype(compute)>();
+  return op.call(input, weight, bias, group, eps);
+}
+
+Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean,
+                          const at::Tensor& rstd, const MaybeTensor& weight, int64_t /*n*/, int64_t /*c*/,
+                          int64_t /*hxw*/, int64_t group, std::array<bool, 3> mask) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::group_norm_backward", "")
+                       .typed<decltype(compute_backward)>();
+  return op.call(grad, input, mean, rstd, weight, group, mask);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("group_norm(Tensor input, Tensor? weight, Tensor? bias, int group, float eps) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "group_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, int group, "
+      "bool[3] mask) -> (Tensor, Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
+  m.impl("group_norm", &compute);
+  m.impl("group_norm_backward", &compute_backward);
+}
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
+  m.impl("group_norm", &compute);
+  m.impl("group_norm_backward", &compute_backward);
+}
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
+  m.impl("group_norm", &compute_shape);
+  m.impl("group_norm_backward", &compute_backward_shape);
+}
+
+void register_group_norm(RuleTable& table) {
+  table.add("shardwise::group_norm", Rule("group_norm", describe_group_norm).localized(localize));
+  table.add("shardwise::group_norm_backward",
+            Rule("group_norm_backward", describe_group_norm_backward).linear_in_first().localized(localize));
+  aten_kernels().impl("native_group_norm", &group_norm);
+  aten_kernels().impl("native_group_norm_backward", &group_norm_backward);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,160 @@
+// ops/norms/layer_norm.cpp: layer norm and RMS norm. Over dims that are cut the ranks share mean and variance, and no values; where
+// those dims are whole layer norm's rule holds.
+#include "ops/by_rule.h"
+#include "ops/families.h"
+#include "ops/kernels.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/core/ivalue.h>
+
+#include <array>
+#include <limits>
+#include <numeric>
+#include <string_view>
+
+namespace shardwise {
+namespace {
+
+/// Batch dims are shared by all but weight and bias; the trailing, normalised dims are whole. Mean and rstd have 1 in their
+/// place. Gradients of weight and bias are summed over the batch.
+struct LayerNorm {
+  Axes all, statistics, parameter;
+
+  LayerNorm(const OpCall& call, Signature& signature) {
+    const c10::IntArrayRef sizes = call.operands[call.operand_at("input")].sizes;
+    const size_t n_batch = sizes.size() - call.arg("normalized_shape").toListRef().size();
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      const Axis axis{signature.add_factor(sizes[dim])};
+      const bool is_batch = dim < n_batch;
+      signature.factors.back().is_whole = !is_batch;
+      all.push_back(axis);
+      statistics.push_back(is_batch ? axis : Axis{});
+      if (!is_batch) parameter.push_back(axis);
+    }
+    for (const Operand& operand : call.operands)
+      signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
+  }
+
+  const Axes& axes_of(std::string_view name) const {
+    if (name == "weight" || name == "bias") return parameter;
+    return name == "mean" || name == "rstd" ? statistics : all;
+  }
+};
+
+void describe_layer_norm(const OpCall& call, Signature& signature) {
+  const LayerNorm norm(call, signature);
+  signature.outputs = {norm.all, norm.statistics, norm.statistics};
+}
+
+void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
+  const LayerNorm norm(call, signature);
+  signature.outputs = {norm.all, norm.parameter, norm.parameter};
+}
+
+using MaybeTensor = std::optional<at::Tensor>;
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
+
+/// A row's statistics are two numbers, which are added up and told to all, in each direction: less than the row from here on.
+constexpr int64_t kLongRow = 5;
+
+/// The normalised dims and those before them.
+struct Rows {
+  Rows(const at::Tensor& input, c10::IntArrayRef normalized) : batch(input.dim() - normalized.size()) {
+    std::iota(batch.begin(), batch.end(), 0);
+    for (size_t i = 0; i < normalized.size(); ++i)
+      dims.push_back(static_cast<int64_t>(i) - static_cast<int64_t>(normalized.size()));
+    n = static_cast<double>(c10::multiply_integers(normalized));
+  }
+  at::Tensor mean(const at::Tensor& values) const { return settled(values.sum(dims, /*keepdim=*/true)).div(n); }
+  at::Tensor over_batch(const at::Tensor& values) const { return batch.empty() ? values : values.sum(batch); }
+
+  Dims dims, batch;
+  double n;
+};
+
+/// Anything the dense operator refuses goes by its rule.
+bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
+               const MaybeTensor& bias) {
+  const auto fits = [&](const MaybeTensor& tensor) { return !is_given(tensor) || tensor->sizes() == normalized; };
+  const bool is_valid = !normalized.empty() && input.dim() >= static_cast<int64_t>(normalized.size()) &&
+                        input.sizes().slice(input.dim() - normalized.size()) == normalized && fits(weight) &&
+                        fits(bias);
+  return is_valid && c10::multiply_integers(normalized) >= kLongRow &&
+         is_cut_along(input, Rows(input, normalized).dims);
+}
+
+at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
+
+at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {
+  return is_given(weight) ? weight->scalar_type() : input.scalar_type();
+}
+
+Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
+                 const MaybeTensor& bias, double eps) {
+  static const ByRule by_rule("aten::native_layer_norm");
+  if (!is_shared(input, normalized, weight, bias)) {
+    const auto results = by_rule.all(input, normalized, weight, bias, eps);
+    return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+  }
+  const Rows rows(input, normalized);
+  const at::Tensor values = widened(settled(input));
+  const at::Tensor mean = rows.mean(values);
+  at::Tensor result = values - mean;
+  const at::Tensor rstd = (rows.mean(result.square()) + eps).rsqrt();
+  result.mul_(rstd);
+  if (is_given(weight)) result = result * *weight;
+  if (is_given(bias)) result = result + *bias;
+  const at::ScalarType dtype = statistics_dtype(input, weight);
+  return {result.to(input.scalar_type()), mean.to(dtype), rstd.to(dtype)};
+}
+
+Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::IntArrayRef normalized,
+                          const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
+                          const MaybeTensor& bias, std::array<bool, 3> mask) {
+  static const ByRule by_rule("aten::native_layer_norm_backward");
+  if (!is_shared(input, normalized, weight, bias)) {
+    const auto results = by_rule.all(grad, input, normalized, mean, rstd, weight, bias, mask);
+    return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
+  }
+  const Rows rows(input, normalized);
+  const at::Tensor grads = widened(settled(grad)), scale = widened(rstd);
+  const at::Tensor unit = (widened(settled(input)) - widened(mean)) * scale;
+  at::Tensor of_input, of_weight, of_bias;
+  if (mask[0]) {
+    const at::Tensor weighted = is_given(weight) ? grads * *weight : grads;
+    const at::Tensor slope = rows.mean(weighted * unit);
+    of_input = ((weighted - rows.mean(weighted) - unit * slope) * scale).to(input.scalar_type());
+  }
+  const at::ScalarType dtype = statistics_dtype(input, weight);
+  if (mask[1]) of_weight = rows.over_batch(grads * unit).to(dtype);
+  if (mask[2]) of_bias = rows.over_batch(grads).to(dtype);
+  return {of_input, of_weight, of_bias};
+}
+
+/// By the mean square, which the ranks share where what is normalised is cut. Torch's adds `eps` in place, to a sum that is still to be
+/// taken.
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
+                                            const MaybeTensor& weight, std::optional<double> eps) {
+  const at::Tensor values = widened(settled(input));
+  const double smallest = values.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                              : std::numeric_limits<float>::epsilon();
+  const at::Tensor scale = (Rows(input, normalized).mean(values.square()) + eps.value_or(smallest)).rsqrt();
+  at::Tensor result = values * scale;
+  if (is_given(weight)) result = result * *weight;
+  return {result.to(input.scalar_type()), scale};
+}
+
+}  // namespace
+
+void register_layer_norm(RuleTable& table) {
+  table.add("aten::native_layer_norm", Rule("layer_norm", describe_layer_norm).sampled());
+  table.add("aten::native_layer_norm_backward",
+            Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());
+  aten_kernels().impl("native_layer_norm", &layer_norm);
+  aten_kernels().impl("native_layer_norm_backward", &layer_norm_backward);
+  add_composition("_fused_rms_norm", &rms_norm);
+}
+
+}  // namespace shardwise

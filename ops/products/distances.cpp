@@ -1,0 +1,158 @@
+// ops/products/distances.cpp: distances between rows, and rows cut down to a length.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/spatial/planes.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_pdist_backward.h>
+#include <ATen/ops/_pdist_forward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// "…pm,…rm->…pr" with broadcast batch dims; what the distance is over is whole.
+struct Pairs {
+  Axes left, right, result;
+
+  Pairs(c10::IntArrayRef left_sizes, c10::IntArrayRef right_sizes, Signature& signature) {
+    TORCH_CHECK(left_sizes.size() >= 2 && right_sizes.size() >= 2, "cdist only supports at least 2D tensors");
+    const auto batch_of = [](c10::IntArrayRef sizes) { return sizes.slice(0, sizes.size() - 2); };
+    const Dims batch = at::infer_size_dimvector(batch_of(left_sizes), batch_of(right_sizes));
+    for (int64_t size : batch) result.push_back({signature.add_factor(size)});
+    left = share(batch_of(left_sizes), batch);
+    right = share(batch_of(right_sizes), batch);
+    left.push_back({signature.add_factor(left_sizes[left_sizes.size() - 2])});
+    right.push_back({signature.add_factor(right_sizes[right_sizes.size() - 2])});
+    result.push_back(left.back());
+    result.push_back(right.back());
+    const Axis features{signature.add_factor(left_sizes.back())};
+    signature.factors.back().is_whole = true;
+    left.push_back(features);
+    right.push_back(features);
+  }
+
+ private:
+  Axes share(c10::IntArrayRef sizes, const Dims& batch) const {
+    Axes axes(sizes.size());
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      const size_t at = batch.size() - sizes.size() + dim;
+      if (sizes[dim] == batch[at]) axes[dim] = result[at];
+    }
+    return axes;
+  }
+};
+
+void describe_cdist(const OpCall& call, Signature& signature) {
+  const Pairs pairs(call.operands[0].sizes, call.operands[1].sizes, signature);
+  signature.inputs = {pairs.left, pairs.right};
+  signature.outputs = {pairs.result};
+}
+
+/// Operands: gradient, both sides, distances. The gradient of the left side, with all batch dims; where there are no pairs, with its own.
+void describe_cdist_backward(const OpCall& call, Signature& signature) {
+  const Pairs pairs(call.operands[1].sizes, call.operands[2].sizes, signature);
+  signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
+  if (std::ranges::any_of(signature.factors, [](const Factor& factor) { return factor.size == 0; })) {
+    for (Factor& factor : signature.factors) factor.is_whole = true;
+    signature.outputs = {Axes(pairs.left.size())};
+    return;
+  }
+  Axes of_left(pairs.result.begin(), pairs.result.end() - 1);
+  of_left.push_back(pairs.left.back());
+  signature.outputs = {of_left};
+}
+
+/// Every row meets every other: all is whole.
+void describe_pdist(const OpCall& call, Signature& signature) {
+  for (const Operand& operand : call.operands)
+    add_whole_axes(operand.sizes, operand.sizes.size(), signature, signature.inputs.emplace_back());
+  signature.outputs.push_back(Axes(call.outputs[0].sizes.size()));
+}
+
+// torch's have no shapes without Python.
+
+at::Tensor compute_pdist(const at::Tensor& self, double p) { return at::_pdist_forward(self.contiguous(), p); }
+
+at::Tensor shape_of_pdist(const at::Tensor& self, double /*p*/) {
+  return at::empty({self.size(0) * (self.size(0) - 1) / 2}, self.options());
+}
+
+at::Tensor pdist(const at::Tensor& self, double p) {
+  static auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::pdist", "").typed<decltype(compute_pdist)>();
+  return op.call(self, p);
+}
+
+at::Tensor compute_pdist_backward(const at::Tensor& grad, const at::Tensor& self, double p, const at::Tensor& pdist) {
+  return at::_pdist_backward(grad.contiguous(), self.contiguous(), p, pdist.contiguous());
+}
+
+at::Tensor shape_of_pdist_backward(const at::Tensor&, const at::Tensor& self, double, const at::Tensor&) {
+  return at::empty_like(self);
+}
+
+at::Tensor pdist_backward(const at::Tensor& grad, const at::Tensor& self, double p, const at::Tensor& distances) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::pdist_backward", "")
+                       .typed<decltype(compute_pdist_backward)>();
+  return op.call(grad, self, p, distances);
+}
+
+/// Each slice along `dim` whose norm is too large, scaled down; torch's small number keeps it below.
+at::Tensor renormed(const at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {
+  TORCH_CHECK(self.dim() > 1, "renorm: input needs at least 2 dimensions, got ", self.dim(), " dimensions");
+  TORCH_CHECK(p.toDouble() > 0, "renorm: non-positive-norm not supported");
+  TORCH_CHECK(max_norm.toDouble() >= 0, "renorm: expected maxnorm to be >= 0 but got ", max_norm.toDouble());
+  dim = c10::maybe_wrap_dim(dim, self.dim());
+  Dims others;
+  for (int64_t other = 0; other < self.dim(); ++other)
+    if (other != dim) others.push_back(other);
+  const at::Tensor norm = at::linalg_vector_norm(self, p, others, /*keepdim=*/true);
+  const at::Tensor scale = at::where(norm > max_norm, (norm + 1e-7).reciprocal() * max_norm, at::ones_like(norm));
+  return self * scale.to(self.scalar_type());
+}
+
+at::Tensor& renorm_in_place(at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {
+  return self.copy_(renormed(self, p, dim, max_norm));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("pdist(Tensor self, float p) -> Tensor");
+  m.def("pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
+  m.impl("pdist", &compute_pdist);
+  m.impl("pdist_backward", &compute_pdist_backward);
+}
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
+  m.impl("pdist", &compute_pdist);
+  m.impl("pdist_backward", &compute_pdist_backward);
+}
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
+  m.impl("pdist", &shape_of_pdist);
+  m.impl("pdist_backward", &shape_of_pdist_backward);
+}
+
+void register_distances(RuleTable& table) {
+  table.add("aten::_cdist_forward", Rule("…pm,…rm->…pr", describe_cdist).sampled());
+  table.add("aten::_cdist_backward",
+            Rule("…pr,…pm,…rm,…pr->…pm {r: sum}", describe_cdist_backward).linear_in_first().sampled());
+  table.add({"shardwise::pdist", "shardwise::pdist_backward"}, Rule("pdist", describe_pdist));
+  aten_kernels().impl("_pdist_forward", &pdist);
+  aten_kernels().impl("_pdist_backward", &pdist_backward);
+  aten_kernels().impl("renorm", &renormed);
+  aten_kernels().impl("renorm_", &renorm_in_place);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,188 @@
+// ops/products/matmul.cpp: contractions. A cut contracted factor gives Partial(sum), and what is added is added once.
+#include "ops/axes.h"
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/products/weight_grad.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/addmv.h>
+#include <ATen/ops/matmul.h>
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace shardwise {
+namespace {
+
+Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
+  auto batch = [](c10::IntArrayRef sizes) {
+    return sizes.size() > 2 ? sizes.slice(0, sizes.size() - 2) : c10::IntArrayRef();
+  };
+  Dims sizes = at::infer_size_dimvector(batch(left), batch(right));
+  if (left.size() > 1) sizes.push_back(left[left.size() - 2]);
+  if (right.size() > 1) sizes.push_back(right.back());
+  return sizes;
+}
+
+/// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
+void describe_matmul(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
+  TORCH_CHECK(!left.empty() && !right.empty(), fmt::format("[{}] the factors have {} and {} dims. Give at least 1.",
+                                                           call.op.name, left.size(), right.size()));
+  const Dims result = sizes_of_product(left, right);
+  Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
+  const int contracted = signature.add_factor(left.back());
+  left_axes.back().factor = contracted;
+  right_axes[right.size() > 1 ? right.size() - 2 : 0].factor = contracted;
+
+  size_t n_batch = result.size();
+  if (right.size() > 1) right_axes.back().factor = result_axes[--n_batch].factor = signature.add_factor(right.back());
+  if (left.size() > 1)
+    left_axes[left.size() - 2].factor = result_axes[--n_batch].factor = signature.add_factor(left[left.size() - 2]);
+  for (size_t dim = 0; dim < n_batch; ++dim) result_axes[dim].factor = signature.add_factor(result[dim]);
+  auto share_batch = [&](c10::IntArrayRef sizes, Axes& axes) {
+    for (size_t dim = 0; dim + 2 < sizes.size(); ++dim) {
+      const size_t at = n_batch + 2 + dim - sizes.size();
+      if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
+    }
+  };
+  share_batch(left, left_axes);
+  share_batch(right, right_axes);
+  signature.inputs = {left_axes, right_axes};
+  signature.outputs = {result_axes};
+}
+
+/// The product of operands 1 and 2 plus operand 0, which broadcasts to it.
+Rule plus_bias(const char* notation) {
+  const Rule product(notation);
+  auto describe = [product](const OpCall& call, Signature& signature) {
+    OpCall factors = call;
+    factors.operands.erase(factors.operands.begin());
+    signature = product.signature(factors);
+    Dims result;
+    for (const Axis& axis : signature.outputs[0]) result.push_back(signature.factors[axis.factor].size);
+    const Axes bias = broadcast_axes(call.operands[0].sizes, result, signature.outputs[0]);
+    signature.inputs.insert(signature.inputs.begin(), bias);
+    signature.additive = {0};
+  };
+  return Rule("bias + " + to_string(product), describe).multilinear().sampled();
+}
+
+/// `grad` of [..., m, n] as if vectors had been matrices of one row (left) or one column (right).
+at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_is_vector) {
+  at::Tensor result = right_is_vector ? grad.unsqueeze(-1) : grad;
+  return left_is_vector ? result.unsqueeze(-2) : result;
+}
+
+std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left,
+                                                   const at::Tensor& right, std::array<bool, 2> mask) {
+  std::tuple<at::Tensor, at::Tensor> result;
+  if (!grad.defined()) return result;
+  const at::Tensor rows = left.dim() == 1 ? left.unsqueeze(0) : left;
+  const at::Tensor columns = right.dim() == 1 ? right.unsqueeze(1) : right;
+  const at::Tensor grads = as_matrices(grad, left.dim() == 1, right.dim() == 1);
+  if (mask[0]) {
+    const at::Tensor of_rows = grads.matmul(columns.mT().conj_physical());
+    std::get<0>(result) = of_rows.sum_to_size(rows.sizes()).reshape(left.sizes());
+  }
+  if (mask[1]) {
+    // One matrix for a whole batch: its gradient is contracted over the batch at once.
+    const at::Tensor of_columns = columns.dim() == 2
+                                      ? weight_grad(rows.conj_physical(), grads)
+                                      : rows.mT().conj_physical().matmul(grads).sum_to_size(columns.sizes());
+    std::get<1>(result) = of_columns.reshape(right.sizes());
+  }
+  return result;
+}
+
+/// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
+at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::matmul", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(left, right);
+}
+
+at::Tensor conjugate_product(const at::Tensor& left, const at::Tensor& right) {
+  return product(left.conj_physical(), right);
+}
+
+at::Tensor compute(const at::Tensor& left, const at::Tensor& right) { return at::matmul(left, right); }
+
+at::Tensor compute_shape(const at::Tensor& left, const at::Tensor& right) {
+  const bool is_dot = left.dim() == 1 && right.dim() == 1;
+  return is_dot ? left.unsqueeze(0).mv(right).squeeze(0) : at::matmul(left, right);
+}
+
+/// Torch's own gives a bias of one element that size where the matrix has no elements, whatever its rows.
+at::Tensor matrix_by_vector(const at::Tensor& bias, const at::Tensor& matrix, const at::Tensor& vector,
+                            const at::Scalar& beta, const at::Scalar& alpha) {
+  return at::addmv(bias.expand({matrix.size(0)}), matrix, vector, beta, alpha);
+}
+
+/// The three operands by their dims among all; what is summed is missing in the result.
+void describe_trilinear(const OpCall& call, Signature& signature) {
+  Dims sizes(call.operands[0].sizes.size() + call.arg("expand1").toListRef().size(), 1);
+  const auto dims_in = [&](const char* arg) {
+    std::vector<bool> has(sizes.size());
+    for (int64_t dim : call.arg(arg).toIntVector())
+      has.at(dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim) = true;
+    return has;
+  };
+  const auto summed = dims_in("sumdim");
+  std::vector<std::vector<size_t>> places;
+  for (const char* arg : {"expand1", "expand2", "expand3"}) {
+    const auto lacks = dims_in(arg);
+    auto& of_operand = places.emplace_back();
+    for (size_t dim = 0; dim < sizes.size(); ++dim)
+      if (!lacks[dim]) of_operand.push_back(dim);
+  }
+  for (size_t i = 0; i < 3; ++i)
+    for (size_t dim = 0; dim < places[i].size(); ++dim)
+      if (const int64_t size = call.operands[i].sizes[dim]; size != 1) sizes[places[i][dim]] = size;
+  for (int64_t size : sizes) signature.add_factor(size);
+  for (size_t i = 0; i < 3; ++i) {
+    Axes& axes = signature.inputs.emplace_back();
+    for (size_t dim = 0; dim < places[i].size(); ++dim)
+      axes.push_back(call.operands[i].sizes[dim] == sizes[places[i][dim]] ? Axis{static_cast<int>(places[i][dim])}
+                                                                          : Axis{});
+  }
+  Axes& output = signature.outputs.emplace_back();
+  for (size_t dim = 0; dim < sizes.size(); ++dim)
+    if (!summed[dim]) output.push_back({static_cast<int>(dim)});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("addmv", &matrix_by_vector); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("addmv", &matrix_by_vector); }
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("matmul(Tensor left, Tensor right) -> Tensor"); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("matmul", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("matmul", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("matmul", &compute_shape); }
+
+void register_matmul(RuleTable& table) {
+  table.add("aten::mm", Rule("mk,kn->mn").multilinear());
+  table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
+  table.add("aten::mv", Rule("mk,k->m").multilinear());
+  table.add({"aten::addmm", "aten::addmm_"}, plus_bias("mk,kn->mn"));
+  table.add({"aten::baddbmm", "aten::baddbmm_"}, plus_bias("bmk,bkn->bmn"));
+  table.add({"aten::addbmm", "aten::addbmm_"}, plus_bias("bmk,bkn->mn"));
+  table.add({"aten::addr", "aten::addr_"}, plus_bias("m,n->mn"));
+  table.add("aten::addmv", plus_bias("mk,k->m").computed_by("shardwise::addmv"));
+  table.add("aten::addmv_", plus_bias("mk,k->m"));
+  table.add("aten::_trilinear", Rule("trilinear", describe_trilinear).multilinear().sampled());
+  table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
+  table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
+  aten_kernels().impl("matmul", &product);
+  aten_kernels().impl("dot", &product);
+  aten_kernels().impl("vdot", &conjugate_product);
+  add_composition("matmul_backward", &matmul_backward);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,31 @@
+// ops/products/transforms.cpp: Fourier transforms: the transformed dims are whole, the others may be cut; sums pass, as they are linear.
+#include "ops/families.h"
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// Along a transformed dim the result may be longer or shorter than the input.
+void describe(const OpCall& call, Signature& signature) {
+  Axes input, output;
+  for (int64_t size : call.operands[0].sizes) input.push_back({signature.add_factor(size)});
+  output = input;
+  for (int64_t dim : call.arg("dim").toIntVector()) {
+    const int64_t at = dim < 0 ? dim + static_cast<int64_t>(input.size()) : dim;
+    signature.factors[input[at].factor].is_whole = true;
+    output[at].factor = signature.add_factor(0);
+    signature.factors.back().is_whole = true;
+  }
+  signature.inputs = {input};
+  signature.outputs = {output};
+}
+
+}  // namespace
+
+void register_transforms(RuleTable& table) {
+  table.add({"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"},
+            Rule("Fourier transform", describe).linear().sampled());
+}
+
+}  // namespace shardwise

@@ -1,0 +1,67 @@
+#include "ops/products/weight_grad.h"
+
+#include "ops/families.h"
+#include "runtime/dtensor_impl.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/matmul.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::variable_list;
+
+at::Tensor compute(const at::Tensor& grad, const at::Tensor& input) {
+  const int64_t n_rows = c10::multiply_integers(grad.sizes().slice(0, grad.dim() - 1));
+  return grad.reshape({n_rows, grad.size(-1)}).t().mm(input.reshape({n_rows, input.size(-1)}));
+}
+
+struct WeightGrad : torch::autograd::Function<WeightGrad> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& input) {
+    ctx->save_for_backward({grad, input});
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return weight_grad(grad, input);
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& of_weight) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &grad = saved[0], &input = saved[1], &outer = of_weight[0];
+    return {input.conj_physical().matmul(outer.mT()), grad.conj_physical().matmul(outer)};
+  }
+};
+
+at::Tensor differentiable(const at::Tensor& grad, const at::Tensor& input) { return WeightGrad::apply(grad, input); }
+
+void describe(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef grad = call.operands[0].sizes, input = call.operands[1].sizes;
+  Axes batch;
+  for (size_t dim = 0; dim + 1 < grad.size(); ++dim) batch.push_back({signature.add_factor(grad[dim])});
+  const Axis row{signature.add_factor(grad.back())}, column{signature.add_factor(input.back())};
+  signature.inputs = {batch, batch};
+  signature.inputs[0].push_back(row);
+  signature.inputs[1].push_back(column);
+  signature.outputs = {{row, column}};
+}
+
+}  // namespace
+
+at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("shardwise::linear_weight_grad", "")
+                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(grad, input);
+}
+
+void register_weight_grad(RuleTable& table) {
+  table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk", describe).multilinear());
+}
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("linear_weight_grad(Tensor grad, Tensor input) -> Tensor"); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("linear_weight_grad", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("linear_weight_grad", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("linear_weight_grad", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("linear_weight_grad", &differentiable); }
+
+}  // namespace shardwise

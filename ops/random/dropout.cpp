@@ -1,0 +1,117 @@
+// ops/random/dropout.cpp: values dropped at random. Which ones follows from their global index, so replicas agree and pieces differ.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "placements/partial.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+
+namespace shardwise {
+namespace {
+
+void check_share(double p) {
+  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+}
+
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  check_share(p);
+  const at::TensorOptions of_mask = input.options().dtype(at::kBool);
+  if (!train.value_or(true)) return {input.clone(), at::ones_like(input, of_mask)};
+  const at::Tensor kept = at::empty_like(input, of_mask).bernoulli_(1 - p);
+  return {input.mul(kept).mul_(p == 1 ? 0 : 1 / (1 - p)), kept};
+}
+
+/// One number per sample and channel, 1 where it is kept; cut as these are in `input`.
+at::Tensor kept_features(const at::Tensor& input, double p) {
+  TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
+  Placements placements = without_partial(spec_of(input)->placements());
+  for (Placement& placement : placements)
+    if (placement.is_enumerable() || (placement.is_shard() && placement.dim() >= 2)) placement = Placement::replicate();
+  Dims sizes(input.dim(), 1);
+  sizes[0] = input.size(0);
+  sizes[1] = input.size(1);
+  const at::NoGradGuard no_grad;
+  return empty(sizes, spec_of(input)->mesh(), std::move(placements), input.scalar_type()).bernoulli_(1 - p);
+}
+
+/// What is kept is scaled by `scale`, and `shift` is added, which keeps mean and deviation of self-normalising networks
+/// (Klambauer et al., Self-normalizing neural networks, 2017).
+struct Noise {
+  at::Tensor scale, shift;
+
+  at::Tensor applied(const at::Tensor& input) const {
+    const at::Tensor result = input.mul(scale);
+    return shift.defined() ? result.add(shift) : result;
+  }
+  at::Tensor& apply(at::Tensor& input) const {
+    input.mul_(scale);
+    return shift.defined() ? input.add_(shift) : input;
+  }
+};
+
+Noise plain_noise(const at::Tensor& input, double p) {
+  at::Tensor kept = kept_features(input, p);
+  return {p == 1 ? kept : kept.div_(1 - p), {}};
+}
+
+Noise alpha_noise(const at::Tensor& input, double p) {
+  at::Tensor kept = kept_features(input, p);
+  if (p == 1) return {kept, {}};
+  constexpr double kAlpha = 1.7580993408473766;  // minus where the activation saturates
+  const double scale = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
+  const at::Tensor shift = kept.sub(1).mul_(kAlpha * scale).add_(kAlpha * scale * p);
+  return {kept.mul_(scale), shift};
+}
+
+using MakeNoise = Noise (*)(const at::Tensor&, double);
+
+template <MakeNoise make>
+at::Tensor feature_dropout(const at::Tensor& input, double p, bool train) {
+  check_share(p);
+  return p == 0 || !train || input.numel() == 0 ? input : make(input, p).applied(input);
+}
+
+template <MakeNoise make>
+at::Tensor& feature_dropout_(at::Tensor& input, double p, bool train) {
+  check_share(p);
+  return p == 0 || !train || input.numel() == 0 ? input : make(input, p).apply(input);
+}
+
+/// `noise` is what the values at most 0 are multiplied by, 1 for the others.
+at::Tensor randomised_relu(const at::Tensor& self, at::Tensor& noise, const at::Scalar& lower, const at::Scalar& upper,
+                           bool training, std::optional<at::Generator> generator) {
+  TORCH_CHECK(self.sym_sizes() == noise.sym_sizes(),
+              "noise tensor shape must match self tensor shape. Got self.shape = ", self.sizes(),
+              " noise.shape = ", noise.sizes());
+  const double low = lower.toDouble(), high = upper.toDouble();
+  TORCH_CHECK(low <= high, "Lower bound should be less than or equal to the upper bound");
+  if (!training) return at::leaky_relu(self, (low + high) / 2);
+  const at::Tensor slopes = at::empty_like(self).uniform_(low, high, std::move(generator));
+  noise.copy_(at::where(self.le(0), slopes, 1));
+  return self.mul(noise);
+}
+
+at::Tensor& randomised_relu_(at::Tensor& self, at::Tensor& noise, const at::Scalar& lower, const at::Scalar& upper,
+                             bool training, std::optional<at::Generator> generator) {
+  return self.copy_(randomised_relu(self, noise, lower, upper, training, std::move(generator)));
+}
+
+}  // namespace
+
+void register_dropout(RuleTable& table) {
+  aten_kernels().impl("native_dropout", &native_dropout);
+  add_composition("feature_dropout", &feature_dropout<&plain_noise>);
+  add_composition("feature_dropout_", &feature_dropout_<&plain_noise>);
+  add_composition("feature_alpha_dropout", &feature_dropout<&alpha_noise>);
+  add_composition("feature_alpha_dropout_", &feature_dropout_<&alpha_noise>);
+  aten_kernels().impl("rrelu_with_noise", &randomised_relu);
+  aten_kernels().impl("rrelu_with_noise_", &randomised_relu_);
+  table.add("aten::rrelu_with_noise_backward", pointwise().linear_in_first());
+}
+
+}  // namespace shardwise

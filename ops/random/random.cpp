@@ -1,0 +1,268 @@
+// ops/random/random.cpp: distributions drawn in place, and new random tensors like another.
+//
+// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout. The operators that
+// give a new tensor draw into one laid out as their argument.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/random/random_fill.h"
+#include "runtime/philox.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace shardwise {
+namespace {
+
+using MaybeGenerator = std::optional<at::Generator>;
+using Bits = std::array<uint64_t, 2>;
+
+/// `number` of a uniform number in [0, 1), for any dtype.
+template <class Number>
+FillPiece of_uniform(const Number& number) {
+  return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, piece.scalar_type(), "draw", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed,
+                         [&](const Bits& bits, bool is_second) { return number(fraction(bits[is_second], 53)); });
+    });
+  };
+}
+
+/// A complex tensor as one of pairs of real numbers.
+FillPiece in_real_pairs(const FillPiece& fill) {
+  return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    if (!piece.is_complex()) return fill(piece, sizes, box, seed);
+    Dims pairs(sizes);
+    Box of_pairs = box;
+    pairs.push_back(2);
+    of_pairs.offsets.push_back(0);
+    of_pairs.sizes.push_back(2);
+    fill(at::view_as_real(piece), pairs, of_pairs, seed);
+  };
+}
+
+at::Tensor& uniform_(at::Tensor& self, double from, double to, MaybeGenerator generator) {
+  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "uniform_", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
+        const double unit = fraction(bits[is_second], std::numeric_limits<scalar_t>::digits);
+        const auto number = static_cast<scalar_t>(from + unit * (to - from));
+        return number == static_cast<scalar_t>(to) ? static_cast<scalar_t>(from) : number;  // rounded up
+      });
+    });
+  };
+  return draw_into(self, generator, in_real_pairs(fill),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.uniform_(from, to, scratch); });
+}
+
+at::Tensor& normal_(at::Tensor& self, double mean, double std, MaybeGenerator generator) {
+  const bool is_complex = self.is_complex();
+  const double scale = is_complex ? std / std::numbers::sqrt2 : std;
+  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "normal_", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
+        return (is_complex ? 0 : mean) + scale * normal_of(bits, is_second);
+      });
+    });
+    if (is_complex) piece.select(-1, 0).add_(mean);
+  };
+  return draw_into(self, generator, in_real_pairs(fill),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.normal_(mean, std, scratch); });
+}
+
+at::Tensor& log_normal_(at::Tensor& self, double mean, double std, MaybeGenerator generator) {
+  const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "log_normal_", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
+        return std::exp(mean + std * normal_of(bits, is_second));
+      });
+    });
+  };
+  return draw_into(self, generator, fill,
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.log_normal_(mean, std, scratch); });
+}
+
+at::Tensor& exponential_(at::Tensor& self, double lambd, MaybeGenerator generator) {
+  // Above 0: what divides by it stays finite.
+  const auto number = [=](double unit) { return std::max(-std::log1p(-unit), 0x1p-54) / lambd; };
+  return draw_into(self, generator, of_uniform(number),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.exponential_(lambd, scratch); });
+}
+
+at::Tensor& geometric_(at::Tensor& self, double p, MaybeGenerator generator) {
+  const auto number = [=](double unit) { return std::max(std::ceil(std::log1p(-unit) / std::log1p(-p)), 1.0); };
+  return draw_into(self, generator, of_uniform(number),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.geometric_(p, scratch); });
+}
+
+at::Tensor& cauchy_(at::Tensor& self, double median, double sigma, MaybeGenerator generator) {
+  const auto number = [=](double unit) { return median + sigma * std::tan(std::numbers::pi * (unit - 0.5)); };
+  return draw_into(self, generator, of_uniform(number),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.cauchy_(median, sigma, scratch); });
+}
+
+at::Tensor& bernoulli_float_(at::Tensor& self, double p, MaybeGenerator generator) {
+  const auto number = [=](double unit) { return unit < p; };
+  return draw_into(self, generator, of_uniform(number),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.bernoulli_(p, scratch); });
+}
+
+/// `number` of 64 random bits, an integer.
+template <class Number>
+FillPiece of_bits(const Number& number) {
+  return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, piece.scalar_type(), "random_", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed,
+                         [&](const Bits& bits, bool is_second) { return number(bits[is_second]); });
+    });
+  };
+}
+
+/// How many integers from 0 on `dtype` holds one by one; 0 for 2^64.
+uint64_t n_integers(at::ScalarType dtype) {
+  uint64_t n = 2;
+  AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, dtype == at::kBool ? at::kByte : dtype, "random_", [&] {
+    n = (uint64_t{1} << std::numeric_limits<scalar_t>::digits) + (std::is_floating_point_v<scalar_t> ? 1 : 0);
+    if (std::is_same_v<scalar_t, at::Half> || std::is_same_v<scalar_t, at::BFloat16>) ++n;
+  });
+  return dtype == at::kBool ? 2 : n;
+}
+
+/// From `from` on, `n` integers; 0 for 2^64 of them.
+FillPiece integers_from(int64_t from, uint64_t n) {
+  return of_bits(
+      [=](uint64_t bits) { return static_cast<int64_t>(static_cast<uint64_t>(from) + (n == 0 ? bits : bits % n)); });
+}
+
+at::Tensor& random_(at::Tensor& self, MaybeGenerator generator) {
+  return draw_into(self, generator, integers_from(0, n_integers(self.scalar_type())),
+                   [](at::Tensor& one, const at::Generator& scratch) { one.random_(scratch); });
+}
+
+at::Tensor& random_from_(at::Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator generator) {
+  uint64_t n = 0;
+  if (to)
+    n = static_cast<uint64_t>(*to) - static_cast<uint64_t>(from);
+  else if (from != std::numeric_limits<int64_t>::lowest())
+    n = n_integers(self.scalar_type()) - static_cast<uint64_t>(from);
+  return draw_into(self, generator, integers_from(from, n),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.random_(from, to, scratch); });
+}
+
+at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
+  return draw_into(self, generator, integers_from(0, static_cast<uint64_t>(to)),
+                   [=](at::Tensor& one, const at::Generator& scratch) { one.random_(to, scratch); });
+}
+
+// Of the operators below each stands for the one above it, drawn into a new tensor.
+
+at::Tensor uniform(const at::Tensor& self, double from, double to, MaybeGenerator generator) {
+  return at::empty_like(self).uniform_(from, to, std::move(generator));
+}
+at::Tensor normal(const at::Tensor& self, double mean, double std, MaybeGenerator generator) {
+  return at::empty_like(self).normal_(mean, std, std::move(generator));
+}
+at::Tensor log_normal(const at::Tensor& self, double mean, double std, MaybeGenerator generator) {
+  return at::empty_like(self).log_normal_(mean, std, std::move(generator));
+}
+at::Tensor exponential(const at::Tensor& self, double lambd, MaybeGenerator generator) {
+  return at::empty_like(self).exponential_(lambd, std::move(generator));
+}
+at::Tensor geometric(const at::Tensor& self, double p, MaybeGenerator generator) {
+  return at::empty_like(self).geometric_(p, std::move(generator));
+}
+at::Tensor cauchy(const at::Tensor& self, double median, double sigma, MaybeGenerator generator) {
+  return at::empty_like(self).cauchy_(median, sigma, std::move(generator));
+}
+at::Tensor bernoulli_p(const at::Tensor& self, double p, MaybeGenerator generator) {
+  return at::empty_like(self).bernoulli_(p, std::move(generator));
+}
+at::Tensor random(const at::Tensor& self, MaybeGenerator generator) {
+  return at::empty_like(self).random_(std::move(generator));
+}
+at::Tensor random_from(const at::Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator generator) {
+  return at::empty_like(self).random_(from, to, std::move(generator));
+}
+at::Tensor random_to(const at::Tensor& self, int64_t to, MaybeGenerator generator) {
+  return at::empty_like(self).random_(to, std::move(generator));
+}
+
+using MaybeDtype = std::optional<at::ScalarType>;
+using MaybeLayout = std::optional<at::Layout>;
+using MaybeDevice = std::optional<at::Device>;
+using MaybeFormat = std::optional<at::MemoryFormat>;
+
+at::Tensor rand_like_generator(const at::Tensor& self, MaybeGenerator generator, MaybeDtype dtype, MaybeLayout layout,
+                               MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
+  return at::empty_like(self, dtype, layout, device, pinned, format).uniform_(0, 1, std::move(generator));
+}
+at::Tensor rand_like(const at::Tensor& self, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
+                     std::optional<bool> pinned, MaybeFormat format) {
+  return rand_like_generator(self, {}, dtype, layout, device, pinned, format);
+}
+at::Tensor randn_like_generator(const at::Tensor& self, MaybeGenerator generator, MaybeDtype dtype, MaybeLayout layout,
+                                MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
+  return at::empty_like(self, dtype, layout, device, pinned, format).normal_(0, 1, std::move(generator));
+}
+at::Tensor randn_like(const at::Tensor& self, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
+                      std::optional<bool> pinned, MaybeFormat format) {
+  return randn_like_generator(self, {}, dtype, layout, device, pinned, format);
+}
+at::Tensor randint_like_low_generator(const at::Tensor& self, int64_t low, int64_t high, MaybeGenerator generator,
+                                      MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
+                                      std::optional<bool> pinned, MaybeFormat format) {
+  return at::empty_like(self, dtype, layout, device, pinned, format).random_(low, high, std::move(generator));
+}
+at::Tensor randint_like_low(const at::Tensor& self, int64_t low, int64_t high, MaybeDtype dtype, MaybeLayout layout,
+                            MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
+  return randint_like_low_generator(self, low, high, {}, dtype, layout, device, pinned, format);
+}
+at::Tensor randint_like_generator(const at::Tensor& self, int64_t high, MaybeGenerator generator, MaybeDtype dtype,
+                                  MaybeLayout layout, MaybeDevice device, std::optional<bool> pinned,
+                                  MaybeFormat format) {
+  return randint_like_low_generator(self, 0, high, std::move(generator), dtype, layout, device, pinned, format);
+}
+at::Tensor randint_like(const at::Tensor& self, int64_t high, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
+                        std::optional<bool> pinned, MaybeFormat format) {
+  return randint_like_low_generator(self, 0, high, {}, dtype, layout, device, pinned, format);
+}
+
+}  // namespace
+
+void register_random() {
+  torch::Library& kernels = aten_kernels();
+  kernels.impl("uniform_", &uniform_);
+  kernels.impl("uniform", &uniform);
+  kernels.impl("normal_", &normal_);
+  kernels.impl("normal_functional", &normal);
+  kernels.impl("log_normal_", &log_normal_);
+  kernels.impl("log_normal", &log_normal);
+  kernels.impl("exponential_", &exponential_);
+  kernels.impl("exponential", &exponential);
+  kernels.impl("geometric_", &geometric_);
+  kernels.impl("geometric", &geometric);
+  kernels.impl("cauchy_", &cauchy_);
+  kernels.impl("cauchy", &cauchy);
+  kernels.impl("bernoulli_.float", &bernoulli_float_);
+  kernels.impl("bernoulli.p", &bernoulli_p);
+  kernels.impl("random_", &random_);
+  kernels.impl("random", &random);
+  kernels.impl("random_.from", &random_from_);
+  kernels.impl("random.from", &random_from);
+  kernels.impl("random_.to", &random_to_);
+  kernels.impl("random.to", &random_to);
+  kernels.impl("rand_like", &rand_like);
+  kernels.impl("rand_like.generator", &rand_like_generator);
+  kernels.impl("randn_like", &randn_like);
+  kernels.impl("randn_like.generator", &randn_like_generator);
+  kernels.impl("randint_like", &randint_like);
+  kernels.impl("randint_like.generator", &randint_like_generator);
+  kernels.impl("randint_like.low_dtype", &randint_like_low);
+  kernels.impl("randint_like.low_generator_dtype", &randint_like_low_generator);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,54 @@
+#include "ops/random/random_fill.h"
+
+#include "ops/dim_pieces.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/dtensor.h"
+#include "runtime/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/any.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+
+namespace shardwise {
+namespace {
+
+/// Never the generator of the call: what a trial draws is nobody's.
+at::Generator& scratch_generator() {
+  thread_local at::Generator generator = at::detail::createCPUGenerator();
+  return generator;
+}
+
+void fill_pieces(const DTensorImpl& impl, uint64_t seed, const FillPiece& fill) {
+  const Spec& spec = *impl.spec();
+  for (size_t i = 0; i < impl.shards().size(); ++i) fill(impl.shards()[i], spec.sizes(), spec.boxes()[i], seed);
+}
+
+}  // namespace
+
+at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const FillPiece& fill,
+                      const std::function<void(at::Tensor&, const at::Generator&)>& dense) {
+  const BelowGuard guard;
+  const auto* impl = maybe_dtensor(self);
+  const SpecPtr& spec = impl->spec();
+  at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
+  dense(one, scratch_generator());
+  const uint64_t seed = next_seed(generator);
+  if (!impl->moved_view() && !spec->layout().is_partial()) {
+    fill_pieces(*impl, seed, fill);
+    return self;
+  }
+  const at::Tensor values = empty(spec->sizes(), spec->mesh(), without_partial(spec->placements()), spec->dtype());
+  fill_pieces(*maybe_dtensor(values), seed, fill);
+  return self.copy_(values);
+}
+
+bool any_anywhere(const at::Tensor& flags) {
+  const at::Tensor any = at::any(flags);
+  const at::Tensor everywhere = moved_to(any, Placements(spec_of(any)->placements().size()));
+  const Shards& pieces = maybe_dtensor(everywhere)->shards();
+  return !pieces.empty() && pieces[0].item<bool>();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,175 @@
+// ops/reductions/losses.cpp: losses that are computed element by element, or sample by sample, and then averaged or summed.
+//
+// Each rank has its terms; their sum is left Partial and divided by the global count. Gradients likewise: the count is the
+// whole loss's, whatever part of it a rank holds.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/dispatch.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/_ctc_loss.h>
+#include <ATen/ops/ctc_loss.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kBySample = "by sample";
+
+/// An operator of this name with its rule, which is stated for reduction "none".
+class Loss : public c10::OperatorKernel {
+ protected:
+  explicit Loss(const std::string& name)
+      : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "")), gathered_(info_.handle) {
+    info_.rule = RuleTable::global().find(name);
+    reduction_ = info_.arg_index("reduction");
+    self_ = info_.arg_index("self");
+    static const Rule gathered = Rule::gathered();
+    gathered_.rule = &gathered;
+  }
+
+  c10::IValue& arg(torch::jit::Stack& stack, size_t i) const { return stack[stack.size() - info_.n_args() + i]; }
+
+  /// Leaves "none" in its place.
+  int64_t take_reduction(torch::jit::Stack& stack) const {
+    return std::exchange(arg(stack, reduction_), c10::IValue(int64_t{at::Reduction::None})).toInt();
+  }
+
+  /// A single sample has no batch to cut: its classes are gathered. True where it was one.
+  bool answers_single_sample(torch::jit::Stack* stack) const {
+    if (!info_.rule->text().starts_with(kBySample) || arg(*stack, self_).toTensor().dim() > 1) return false;
+    dispatch(gathered_, stack);
+    return true;
+  }
+
+  OpInfo info_, gathered_;
+  size_t reduction_, self_;
+};
+
+class Forward final : public Loss {
+ public:
+  explicit Forward(const std::string& name) : Loss(name) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (answers_single_sample(stack)) return;
+    const int64_t reduction = take_reduction(*stack);
+    dispatch(info_, stack);
+    c10::IValue& terms = (*stack)[stack->size() - info_.n_returns()];
+    if (reduction == at::Reduction::Mean) terms = at::mean(terms.toTensor());
+    if (reduction == at::Reduction::Sum) terms = at::sum(terms.toTensor());
+  }
+};
+
+/// The sizes of the terms of a loss of `self`.
+using TermsOf = Dims (*)(c10::IntArrayRef self, c10::IntArrayRef target);
+
+Dims elements(c10::IntArrayRef self, c10::IntArrayRef target) { return at::infer_size_dimvector(self, target); }
+
+Dims samples(c10::IntArrayRef self, c10::IntArrayRef /*target*/) {
+  return self.empty() ? Dims() : Dims(self.begin(), self.end() - 1);
+}
+
+class Backward final : public Loss {
+ public:
+  Backward(const std::string& name, TermsOf terms_of) : Loss(name), terms_of_(terms_of) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (answers_single_sample(stack)) return;
+    const int64_t reduction = take_reduction(*stack);
+    if (reduction != at::Reduction::None) {
+      const Dims terms = terms_of_(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
+      at::Tensor grad = arg(*stack, 0).toTensor();
+      if (reduction == at::Reduction::Mean) grad = grad / c10::multiply_integers(terms);
+      arg(*stack, 0) = grad.expand(terms);
+    }
+    dispatch(info_, stack);
+  }
+
+ private:
+  TermsOf terms_of_;
+};
+
+void add_loss(RuleTable& table, const std::string& name, const Rule& rule) {
+  table.add("aten::" + name, rule);
+  aten_kernels().impl(name.c_str(),
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Forward>("aten::" + name)));
+}
+
+void add_gradient(RuleTable& table, const std::string& name, const Rule& rule, TermsOf terms_of) {
+  table.add("aten::" + name, rule.linear_in_first());
+  aten_kernels().impl(name.c_str(),
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Backward>("aten::" + name, terms_of)));
+}
+
+/// Samples [n, c]; the classes of a sample stay together. `labels`: a target per class (a row of labels) or per sample.
+enum class Labels : uint8_t { kPerSample, kPerClass };
+
+Rule by_sample(Labels labels, bool is_gradient) {
+  auto describe = [=](const OpCall& call, Signature& signature) {
+    Axes all;
+    for (int64_t size : call.operands[call.operand_at("self")].sizes) all.push_back({signature.add_factor(size)});
+    Axes sample = all, classes;
+    if (!all.empty()) {
+      signature.factors.back().is_whole = true;
+      classes.push_back(all.back());
+      sample.pop_back();
+    }
+    for (const Operand& operand : call.operands) {
+      const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+      const bool is_per_sample = name == "grad_output" || (name == "target" && labels == Labels::kPerSample);
+      Axes axes = name == "weight" ? classes : is_per_sample ? sample : all;
+      axes.resize(operand.sizes.size());  // one sample may have a label of one dim
+      signature.inputs.push_back(axes);
+    }
+    signature.outputs = {is_gradient ? all : sample, all};
+    signature.outputs.resize(call.op.n_returns());
+  };
+  return Rule(kBySample, describe).sampled();
+}
+
+/// Every member's copy of the lengths.
+std::vector<int64_t> numbers_in(const at::Tensor& tensor) {
+  const at::Tensor all = (is_dtensor(tensor) ? full_tensor(tensor) : tensor).to(at::kCPU, at::kLong).contiguous();
+  return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
+}
+
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10::IntArrayRef input_lengths,
+                    c10::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  const bool is_batch = log_probs.dim() == 3;
+  at::Tensor terms = std::get<0>(at::_ctc_loss(is_batch ? log_probs : log_probs.unsqueeze(1), targets.to(at::kLong),
+                                               input_lengths, target_lengths, blank, zero_infinity));
+  if (zero_infinity) terms = terms.masked_fill(terms.eq(std::numeric_limits<double>::infinity()), 0);
+  if (reduction == at::Reduction::Sum) return terms.sum();
+  if (reduction == at::Reduction::None) return is_batch ? terms : terms.squeeze(0);
+  const auto& mesh = spec_of(terms)->mesh();
+  const at::Tensor lengths = at::tensor(target_lengths, at::kLong).clamp_min_(1).to(terms.options());
+  return terms.div(from_local(lengths, mesh, Placements(mesh->ndim()), {.shape = Dims(lengths.sizes())})).mean();
+}
+
+at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
+                               const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  return at::ctc_loss(log_probs, targets, numbers_in(input_lengths), numbers_in(target_lengths), blank, reduction,
+                      zero_infinity);
+}
+
+}  // namespace
+
+void register_losses(RuleTable& table) {
+  for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
+    add_loss(table, name, pointwise());
+    add_gradient(table, name + std::string("_backward"), pointwise(), elements);
+  }
+  add_loss(table, "binary_cross_entropy_with_logits", pointwise());
+  add_loss(table, "multi_margin_loss", by_sample(Labels::kPerSample, false));
+  add_gradient(table, "multi_margin_loss_backward", by_sample(Labels::kPerSample, true), samples);
+  add_loss(table, "multilabel_margin_loss_forward", by_sample(Labels::kPerClass, false));
+  add_gradient(table, "multilabel_margin_loss_backward", by_sample(Labels::kPerClass, true), samples);
+  add_composition("ctc_loss.IntList", &ctc_loss);
+  add_composition("ctc_loss.Tensor", &ctc_loss_of_tensors);
+}
+
+}  // namespace shardwise

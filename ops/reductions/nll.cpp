@@ -1,0 +1,252 @@
+// ops/reductions/nll.cpp: the negative log likelihood of classes, and with log_softmax the cross entropy.
+//
+// Log probabilities never move. Where samples are cut each rank has its terms; where classes are cut each rank picks those of the
+// targets that are among its classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the sum over ranks is the
+// loss.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/below.h"
+#include "runtime/collectives.h"
+#include "runtime/comm_trace.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/nll_loss_nd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+using MaybeTensor = std::optional<at::Tensor>;
+
+/// Classes stand in dim 1, of one sample in dim 0.
+int64_t class_dim(int64_t n_dims) { return n_dims > 1 ? 1 : 0; }
+
+/// The targets among the classes of one piece.
+struct Window {
+  at::Tensor
+      index;  // of the class within the piece, with a dim of one in the place of the classes; 0 where it is elsewhere
+  at::Tensor is_here;
+  at::Tensor weights;  // of the targets' classes
+
+  Window(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored, int64_t first) {
+    const int64_t dim = class_dim(input.dim()), n_classes = input.size(dim);
+    const at::Tensor place = target.to(at::kLong).unsqueeze(dim) - first;
+    is_here = place.ge(0).logical_and_(place.lt(n_classes)).logical_and_(place.ne(ignored - first));
+    index = place.masked_fill(is_here.logical_not(), 0);
+    weights = weight && weight->defined() ? weight->index_select(0, index.reshape(-1)).view(index.sizes())
+                                          : at::ones({}, input.options());
+  }
+};
+
+/// Per target: the weighted loss and the weight; 0 where the class is not among this piece's.
+Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
+          int64_t first) {
+  const int64_t dim = class_dim(input.dim());
+  if (input.numel() == 0)
+    return {at::zeros(target.sizes(), input.options()), at::zeros(target.sizes(), input.options())};
+  const Window window(input, target, weight, ignored, first);
+  const at::Tensor zero = at::zeros({}, input.options());
+  const at::Tensor losses = input.gather(dim, window.index).mul(window.weights).neg_();
+  return {at::where(window.is_here, losses, zero).squeeze(dim),
+          at::where(window.is_here, window.weights, zero).squeeze(dim)};
+}
+
+/// The gradient of `input` for those of the losses.
+at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
+                  int64_t ignored, int64_t first) {
+  const int64_t dim = class_dim(input.dim());
+  at::Tensor result = at::zeros_like(input);
+  if (input.numel() == 0) return result;
+  const Window window(input, target, weight, ignored, first);
+  const at::Tensor grads = grad.unsqueeze(dim).mul(window.weights).neg_();
+  return result.scatter_(dim, window.index, grads.masked_fill_(window.is_here.logical_not(), 0));
+}
+
+Pair pick_shape(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
+                int64_t /*first*/) {
+  if (input.dim() <= 2) at::nll_loss_forward(input, target, weight, at::Reduction::None, ignored);  // its errors
+  const at::Tensor losses = input.new_empty(target.sizes());
+  return {losses, losses};
+}
+
+at::Tensor spread_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor&, const MaybeTensor&, int64_t,
+                        int64_t) {
+  return at::empty_like(input);
+}
+
+/// "nc…,n…,c->n…" by the arguments' names.
+void describe(const OpCall& call, Signature& signature) {
+  Axes input;
+  for (int64_t size : call.operands[call.operand_at("input")].sizes) input.push_back({signature.add_factor(size)});
+  Axes target = input;
+  const int64_t dim = class_dim(static_cast<int64_t>(input.size()));
+  target.erase(target.begin() + dim);
+  for (const Operand& operand : call.operands) {
+    const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+    signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
+    TORCH_CHECK(
+        operand.sizes.size() == signature.inputs.back().size(),
+        fmt::format("[aten::nll_loss] the {} of shape [{}] does not belong to an input of shape [{}].", name,
+                    fmt::join(operand.sizes, ", "), fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
+  }
+  signature.outputs =
+      call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};
+}
+
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const Box& input = local.inputs[local.call.operand_at("input")];
+  if (!input.offsets.empty())
+    args[local.call.op.arg_index("first_class")] = input.offsets[class_dim(static_cast<int64_t>(input.offsets.size()))];
+}
+
+at::Tensor along_classes(const at::Tensor& weight, int64_t n_dims) {
+  Dims sizes(n_dims, 1);
+  sizes[class_dim(n_dims)] = weight.numel();
+  return weight.view(sizes);
+}
+
+template <class Function>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
+Pair picked(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored) {
+  static const auto op = operator_of<decltype(pick)>("shardwise::nll_pick");
+  return op.call(input, target, weight, ignored, 0);
+}
+
+at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target,
+                       const MaybeTensor& weight, int64_t ignored) {
+  static const auto op = operator_of<decltype(spread)>("shardwise::nll_spread");
+  return op.call(grad, input, target, weight, ignored, 0);
+}
+
+/// Finds a class that there is not on all ranks alike: where targets are cut, the ranks tell each other. Not on devices, whose
+/// kernels would have to be waited for.
+void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
+  const auto* impl = maybe_dtensor(target);
+  if (!impl || !impl->spec()->is_member() || target.device().type() != c10::kCPU) return;
+  int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
+  for (const at::Tensor& piece : impl->shards()) {
+    const at::Tensor counted = piece.to(at::kLong).masked_select(piece.ne(ignored));
+    if (counted.numel() == 0) continue;
+    const auto [low, high] = at::aminmax(counted);
+    lowest = std::min(lowest, low.item<int64_t>());
+    highest = std::max(highest, high.item<int64_t>());
+  }
+  at::Tensor bounds = at::tensor({~lowest, highest}, at::kLong);
+  const Spec& spec = *impl->spec();
+  CommScope scope("aten::nll_loss");
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (spec.placements()[m].is_shard() || spec.placements()[m].is_enumerable())
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
+  lowest = ~bounds[0].item<int64_t>();
+  highest = bounds[1].item<int64_t>();
+  if (lowest > highest) return;  // no targets at all
+  TORCH_CHECK_INDEX(lowest >= 0 && highest < n_classes, "Target ", lowest < 0 ? lowest : highest, " is out of bounds.");
+}
+
+at::Tensor of_all_ranks(const at::Tensor& target) {
+  if (!spec_of(target)->layout().is_partial()) return target;
+  return redistribute(target, Placements(spec_of(target)->placements().size()));
+}
+
+Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
+             int64_t ignored) {
+  const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
+  const auto [losses, weights] = picked(self, target, weight, ignored);
+  check_range(target, self.dim() > 0 ? self.size(class_dim(self.dim())) : 0, ignored);
+  if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
+  const at::ScalarType dtype = self.scalar_type();
+  const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // a count of halves stops at 2,048
+  const at::Tensor total_weight = at::sum(weights, wide), total = at::sum(losses, wide);
+  return {(reduction == at::Reduction::Mean ? total / total_weight : total).to(dtype), total_weight.to(dtype)};
+}
+
+at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,
+                    int64_t reduction, int64_t ignored, const at::Tensor& total_weight) {
+  if (reduction == at::Reduction::None) return spread_over(grad, self, target, weight, ignored);
+  const at::Tensor of_each = reduction == at::Reduction::Mean ? grad / total_weight : grad;
+  return spread_over(of_each.expand(target.sizes()), self, target, weight, ignored);
+}
+
+/// Of probabilities per class.
+at::Tensor soft_cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,
+                              int64_t reduction, double smoothing) {
+  TORCH_CHECK(at::isFloatingType(target.scalar_type()),
+              "Expected floating point type for target with class probabilities, got ", target.scalar_type());
+  const int64_t dim = class_dim(self.dim()), n_classes = self.size(dim);
+  const at::Tensor wanted =
+      smoothing > 0 ? target * (1 - smoothing) + smoothing / static_cast<double>(n_classes) : target;
+  at::Tensor terms = at::log_softmax(self, dim) * wanted;
+  if (weight && weight->defined()) terms = terms * along_classes(*weight, self.dim());
+  if (reduction == at::Reduction::None) return -terms.sum(dim);
+  const double n_samples = static_cast<double>(self.numel()) / static_cast<double>(n_classes);
+  return reduction == at::Reduction::Mean ? -terms.sum() / n_samples : -terms.sum();
+}
+
+/// What label smoothing adds: every class counts as wanted a little.
+at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, const MaybeTensor& weight,
+                       int64_t reduction, int64_t ignored) {
+  const int64_t dim = class_dim(log_probs.dim());
+  const bool is_weighted = weight && weight->defined();
+  const at::Tensor weighted = is_weighted ? log_probs * along_classes(*weight, log_probs.dim()) : log_probs;
+  const at::Tensor terms = (-weighted.sum(dim)).masked_fill(target.eq(ignored), 0);
+  if (reduction == at::Reduction::None) return terms;
+  if (reduction == at::Reduction::Sum) return terms.sum();
+  return terms.sum() / std::get<1>(picked(log_probs.detach(), target, weight, ignored)).sum();
+}
+
+/// As torch composes it, but for selections whose sizes depend on values.
+at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t reduction,
+                         int64_t ignored, double smoothing) {
+  TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "label_smoothing must be between 0.0 and 1.0. Got: ", smoothing);
+  if (self.sizes() == target.sizes()) {
+    TORCH_CHECK(ignored < 0, "ignore_index is not supported for floating point target");
+    return soft_cross_entropy(self, target, weight, reduction, smoothing);
+  }
+  const int64_t dim = class_dim(self.dim());
+  const at::Tensor log_probs = at::log_softmax(self, dim);
+  const at::Tensor loss = at::nll_loss_nd(log_probs, target, weight, reduction, ignored);
+  if (smoothing == 0) return loss;
+  const double share = smoothing / static_cast<double>(self.size(dim));
+  return loss * (1 - smoothing) + smooth_part(log_probs, target, weight, reduction, ignored) * share;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def(
+      "nll_pick(Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> (Tensor losses, "
+      "Tensor weights)");
+  m.def(
+      "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
+      "Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("nll_pick", &pick), m.impl("nll_spread", &spread); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("nll_pick", &pick), m.impl("nll_spread", &spread); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("nll_pick", &pick_shape), m.impl("nll_spread", &spread_shape); }
+
+void register_nll(RuleTable& table) {
+  table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize));
+  table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize).linear_in_first());
+  for (const char* name : {"nll_loss_forward", "nll_loss2d_forward"}) aten_kernels().impl(name, &forward);
+  for (const char* name : {"nll_loss_backward", "nll_loss2d_backward"}) aten_kernels().impl(name, &backward);
+  add_composition("cross_entropy_loss", &cross_entropy);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,176 @@
+// ops/reductions/reductions.cpp: reductions over some dims or all.
+#include "ops/families.h"
+#include "ops/kernels.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+
+namespace shardwise {
+namespace {
+
+/// For what does not combine from parts: the reduced dims are gathered first.
+Rule whole_reduction() {
+  return Rule("reduction of whole dims",
+              [parts = reduction(Reduce::kSum)](const OpCall& call, Signature& signature) {
+                signature = parts.signature(call);
+                for (Factor& factor : signature.factors) factor.is_whole = true;
+                for (const Axes& axes : signature.outputs)
+                  for (const Axis& axis : axes)
+                    if (axis.factor >= 0) signature.factors[axis.factor].is_whole = false;
+              })
+      .sampled();
+}
+
+int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
+  if (!dims || dims->empty() || self.dim() == 0) return self.numel();
+  int64_t n = 1;
+  for (int64_t dim : *dims) n *= self.size(dim);
+  return n;
+}
+
+/// Half precision sums in float32, as torch does.
+at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
+
+/// The sum over all ranks, divided by the global count: uneven cuts come out right.
+at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
+                    std::optional<at::ScalarType> dtype) {
+  const at::ScalarType to = dtype.value_or(self.scalar_type());
+  TORCH_CHECK(at::isFloatingType(to) || at::isComplexType(to),
+              fmt::format("[aten::mean] the mean of {} is no {}. Pass a floating dtype=.",
+                          c10::toString(self.scalar_type()), c10::toString(to)));
+  return at::sum(self, dims, keepdim, sum_dtype(to)).div_(n_reduced(self, dims)).to(to);
+}
+
+at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  return mean_dim(self, {}, false, dtype);
+}
+
+/// From sums of powers, or from largest and smallest.
+at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
+                       std::optional<at::ScalarType> dtype) {
+  const double p = ord.toDouble();
+  const at::Tensor input = dtype ? self.to(*dtype) : self;
+  const at::ScalarType to = at::toRealValueType(input.scalar_type());
+  const at::ScalarType wide = sum_dtype(to);
+  TORCH_CHECK(at::isFloatingType(to),
+              fmt::format("[aten::linalg_vector_norm] the norm of {} is not defined. Pass a floating dtype=.",
+                          c10::toString(input.scalar_type())));
+  const at::Tensor sizes = at::abs(input);
+  if (p == INFINITY) return at::amax(sizes, dims.value_or(at::IntArrayRef()), keepdim);
+  if (p == -INFINITY) return at::amin(sizes, dims.value_or(at::IntArrayRef()), keepdim);
+  if (p == 0) return at::sum(sizes.ne(0), dims, keepdim, wide).to(to);
+  if (p == 1) return at::sum(sizes, dims, keepdim, wide).to(to);
+  return at::sum(sizes.to(wide).pow(p), dims, keepdim).pow(1 / p).to(to);
+}
+
+at::Tensor norm_of_dims(const at::Tensor& self, const std::optional<at::Scalar>& p, c10::IntArrayRef dims,
+                        bool keepdim) {
+  return at::linalg_vector_norm(self, p.value_or(2), dims, keepdim);
+}
+
+at::Tensor norm_of_dims_to(const at::Tensor& self, const std::optional<at::Scalar>& p, c10::IntArrayRef dims,
+                           bool keepdim, at::ScalarType dtype) {
+  return at::linalg_vector_norm(self, p.value_or(2), dims, keepdim, dtype);
+}
+
+at::Tensor norm(const at::Tensor& self, const at::Scalar& p) { return at::linalg_vector_norm(self, p); }
+
+at::Tensor norm_to(const at::Tensor& self, const std::optional<at::Scalar>& p, at::ScalarType dtype) {
+  return at::linalg_vector_norm(self, p.value_or(2), {}, /*keepdim=*/false, dtype);
+}
+
+at::Tensor dist(const at::Tensor& self, const at::Tensor& other, const at::Scalar& p) {
+  return at::linalg_vector_norm(self - other, p);
+}
+
+// The trace: of each piece the diagonal that is the whole's.
+
+at::Tensor diagonal_sum(const at::Tensor& self, int64_t offset) { return at::sum(self.diagonal(offset)); }
+
+at::Tensor identity_like(const at::Tensor& self, int64_t offset) {
+  at::Tensor result = at::zeros_like(self);
+  result.diagonal(offset).fill_(1);
+  return result;
+}
+
+void localize_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const Dims& offsets = local.inputs[0].offsets;
+  args[local.call.op.arg_index("offset")] = offsets.empty() ? int64_t{0} : offsets[0] - offsets[1];
+}
+
+at::Tensor call(const char* name, const at::Tensor& self) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<decltype(diagonal_sum)>().call(self, 0);
+}
+
+at::Tensor trace_of(const at::Tensor& self) {
+  TORCH_CHECK(self.dim() == 2, "trace: expected a matrix, but got tensor with dim ", self.dim());
+  return call("shardwise::diagonal_sum", self);
+}
+
+/// Torch's formula makes plain zeros.
+struct Trace : torch::autograd::Function<Trace> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({call("shardwise::identity_like", self)});
+    return trace_of(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0] * ctx->get_saved_variables()[0]};
+  }
+};
+
+at::Tensor differentiable_trace(const at::Tensor& self) {
+  return self.requires_grad() && c10::GradMode::is_enabled() ? Trace::apply(self) : trace_of(self);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("diagonal_sum(Tensor self, int offset) -> Tensor");
+  m.def("identity_like(Tensor self, int offset) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
+  m.impl("diagonal_sum", &diagonal_sum);
+  m.impl("identity_like", &identity_like);
+}
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
+  m.impl("diagonal_sum", &diagonal_sum);
+  m.impl("identity_like", &identity_like);
+}
+
+void register_reductions(RuleTable& table) {
+  table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
+  table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
+  table.add({"aten::amax", "aten::max", "aten::any", "aten::any.dim", "aten::any.dims"}, reduction(Reduce::kMax));
+  table.add({"aten::amin", "aten::min", "aten::all", "aten::all.dim", "aten::all.dims"}, reduction(Reduce::kMin));
+  table.add({"aten::prod", "aten::prod.dim_int"}, reduction(Reduce::kProduct));
+  table.add(
+      {"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax", "aten::median",
+       "aten::nanmedian", "aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::logsumexp",
+       "aten::var.correction", "aten::std.correction", "aten::var_mean.correction", "aten::std_mean.correction"},
+      whole_reduction());
+  table.add("shardwise::diagonal_sum", Rule("ij->").linear().localized(localize_diagonal));
+  table.add("shardwise::identity_like", Rule("ij->ij").localized(localize_diagonal));
+  aten_kernels().impl("trace", &trace_of);
+  aten_autograd_kernels().impl("trace", &differentiable_trace);
+  aten_kernels().impl("mean", &mean);
+  aten_kernels().impl("mean.dim", &mean_dim);
+  aten_kernels().impl("linalg_vector_norm", &vector_norm);
+  aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
+  aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
+  aten_kernels().impl("norm.Scalar", &norm);
+  aten_kernels().impl("norm.ScalarOpt_dtype", &norm_to);
+  aten_kernels().impl("dist", &dist);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,83 @@
+// ops/shapes/cat.cpp: tensors side by side.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "ops/plain_gradients.h"
+
+#include <ATen/ops/cat_ops.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+int64_t dim_in(const OpCall& call, size_t n_dims) {
+  const int64_t dim = call.arg("dim").toInt();
+  return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim;
+}
+
+Axes all_factors(size_t n) {
+  Axes axes;
+  for (size_t i = 0; i < n; ++i) axes.push_back({static_cast<int>(i)});
+  return axes;
+}
+
+/// The dim of concatenation is whole: each operand has a factor of its own there, and the result one more. Tensors of shape [0]
+/// count for nothing, whatever the others' dims.
+void describe_cat(const OpCall& call, Signature& signature) {
+  const auto counts = [](const Operand& operand) { return operand.sizes.size() != 1 || operand.sizes[0] != 0; };
+  const auto first = std::ranges::find_if(call.operands, counts);
+  const c10::IntArrayRef sizes = (first == call.operands.end() ? call.operands.begin() : first)->sizes;
+  const auto dim = static_cast<size_t>(dim_in(call, sizes.size()));
+  for (int64_t size : sizes) signature.add_factor(size);
+  const Axes result = all_factors(sizes.size());
+  if (dim < sizes.size()) signature.factors[dim] = {.size = 0, .is_whole = true};
+  for (const Operand& operand : call.operands) {
+    const bool is_joined = dim < sizes.size() && operand.sizes.size() == sizes.size();
+    Axes axes = is_joined ? result : Axes();
+    if (is_joined) {
+      axes[dim] = {signature.add_factor(operand.sizes[dim])};
+      signature.factors.back().is_whole = true;
+      signature.factors[dim].size += operand.sizes[dim];
+    } else {
+      for (int64_t size : operand.sizes) {
+        axes.push_back({signature.add_factor(size)});
+        signature.factors.back().is_whole = true;
+      }
+    }
+    signature.inputs.push_back(std::move(axes));
+  }
+  signature.outputs.push_back(result);
+}
+
+/// The new dim belongs to no operand.
+void describe_stack(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef sizes = call.operands[0].sizes;
+  for (int64_t size : sizes) signature.add_factor(size);
+  signature.inputs.assign(call.operands.size(), all_factors(sizes.size()));
+  Axes output = all_factors(sizes.size());
+  output.insert(output.begin() + dim_in(call, sizes.size() + 1), Axis{});
+  signature.outputs.push_back(output);
+}
+
+/// Torch's formula gives operands of shape [0] plain gradients.
+at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
+  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  const auto is_nothing = [](const at::Tensor& tensor) {
+    return tensor.dim() == 1 && tensor.numel() == 0 && tensor.requires_grad();
+  };
+  if (std::ranges::none_of(tensors, is_nothing)) return at::_ops::cat::redispatch(formula, tensors, dim);
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& tensor : tensors)
+    inputs.push_back(is_nothing(tensor) ? with_distributed_gradient(tensor) : tensor);
+  return at::_ops::cat::redispatch(formula, inputs, dim);
+}
+
+}  // namespace
+
+void register_cat(RuleTable& table) {
+  table.add("aten::cat", Rule("cat", describe_cat).linear().sampled());
+  aten_autograd_kernels().impl("cat", &differentiable_cat);
+  table.add("aten::stack", Rule("stack", describe_stack).linear().sampled());
+}
+
+}  // namespace shardwise

@@ -1,0 +1,157 @@
+// ops/shapes/diagonals.cpp: triangles and diagonals of matrices, counted from where this rank's piece lies.
+#include "ops/families.h"
+#include "placements/partial.h"
+#include "runtime/propagate.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using Placements = std::vector<Placement>;
+
+/// The diagonal counts from this rank's piece.
+void shift_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const size_t at = local.call.op.arg_index("diagonal");
+  const Dims& first = local.inputs[0].offsets;
+  if (first.size() >= 2) args[at] = local.call.args[at].toInt() + first[first.size() - 2] - first[first.size() - 1];
+}
+
+/// The matrices of a call: which dims they are, and their diagonal, of which element t is in row t + first_row.
+struct Plane {
+  int64_t rows, columns, first_row, length;
+
+  Plane(const OpCall& call, c10::IntArrayRef sizes) {
+    const auto n_dims = static_cast<int64_t>(sizes.size());
+    const int64_t offset = call.arg("offset").toInt();
+    rows = c10::maybe_wrap_dim(call.arg("dim1").toInt(), n_dims);
+    columns = c10::maybe_wrap_dim(call.arg("dim2").toInt(), n_dims);
+    first_row = std::max<int64_t>(-offset, 0);
+    length = std::max<int64_t>(std::min(sizes[rows] - first_row, sizes[columns] - std::max<int64_t>(offset, 0)), 0);
+  }
+  bool has(int64_t dim) const { return dim == rows || dim == columns; }
+  /// The place among the dims of the diagonals, which come last.
+  int64_t dim_of_diagonals(int64_t dim) const { return dim - (rows < dim) - (columns < dim); }
+  /// Elements of the diagonal before row (column) `index`.
+  int64_t before(int64_t dim, int64_t index) const {
+    const int64_t first = dim == rows ? first_row : first_row + shift;
+    return std::clamp<int64_t>(index - first, 0, length);
+  }
+  int64_t shift = 0;  // what a column is more than its row
+};
+
+/// Both dims of the matrices are whole, the others are shared.
+void describe_planes(const OpCall& call, c10::IntArrayRef sizes, Signature& signature, Axes& planes, Axes& diagonals) {
+  const Plane plane(call, sizes);
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    planes.push_back({signature.add_factor(sizes[dim])});
+    signature.factors.back().is_whole = plane.has(static_cast<int64_t>(dim));
+    if (!plane.has(static_cast<int64_t>(dim))) diagonals.push_back(planes.back());
+  }
+}
+
+void describe_diagonal(const OpCall& call, Signature& signature) {
+  Axes planes, diagonals;
+  describe_planes(call, call.operands[0].sizes, signature, planes, diagonals);
+  diagonals.push_back({});
+  signature.inputs = {planes};
+  signature.outputs = {diagonals};
+}
+
+/// The reverse: of diagonals planes.
+void describe_spread(const OpCall& call, Signature& signature) {
+  Axes planes, diagonals;
+  describe_planes(call, call.outputs[0].sizes, signature, planes, diagonals);
+  diagonals.push_back({signature.add_factor(call.operands[0].sizes.back())});
+  signature.factors.back().is_whole = true;
+  signature.inputs = {diagonals};
+  signature.outputs = {planes};
+}
+
+std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPtr input, Placements placements) {
+  const DenseOutput& dense = call.outputs[0];
+  std::optional<Propagation> result(std::in_place);
+  result->inputs.push_back(std::move(input));
+  result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+  return result;
+}
+
+/// Of cut rows (or columns) each rank has its part of the diagonal.
+std::optional<Propagation> place_diagonal(const OpCall& call) {
+  static const Rule whole = Rule("diagonal", describe_diagonal).linear(Linearity::kPass);
+  SpecPtr spec = call.operands[0].spec;
+  if (spec->layout().is_enumerable()) return propagate(call, whole.signature(call));
+  Plane plane(call, spec->sizes());
+  plane.shift = call.arg("offset").toInt();
+  Placements placements = spec->placements().vec();
+  const bool has_rows = std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(plane.rows); });
+  for (Placement& placement : placements)
+    if (has_rows && placement.is_shard(plane.columns)) placement = Placement::replicate();
+  SpecPtr input = spec->with_placements(placements);
+  const bool moves = input != spec;
+  const int64_t cut = has_rows ? plane.rows : plane.columns;
+  placements = input->layout().recut(
+      cut, [&](Interval interval) { return plane.before(cut, interval.end) - plane.before(cut, interval.begin); });
+  for (Placement& placement : placements)
+    if (placement.is_shard())
+      placement =
+          placement.with_dim(plane.has(placement.dim()) ? spec->dim() - 2 : plane.dim_of_diagonals(placement.dim()));
+  return laid_out(call, *spec, moves ? input : SpecPtr(), std::move(placements));
+}
+
+/// Cut diagonals give cut rows: what is between two parts belongs to the first, the rest to the last.
+std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
+  static const Rule whole = Rule("diagonal_backward", describe_spread).linear();
+  const SpecPtr& spec = call.operands[0].spec;
+  const Dims& sizes = call.outputs[0].sizes;
+  const Plane plane(call, sizes);
+  const int64_t last = spec->dim() - 1;
+  const bool is_cut = std::ranges::any_of(spec->placements(), [&](const Placement& p) { return p.is_shard(last); });
+  const bool is_sum = std::ranges::all_of(spec->placements(),
+                                          [](const Placement& p) { return !p.is_partial() || is_linear(p.reduce()); });
+  if (!is_cut || !is_sum || plane.length == 0) return propagate(call, whole.signature(call));
+  const auto row_of = [&](int64_t t) {
+    return t == 0 ? 0 : t == plane.length ? sizes[plane.rows] : t + plane.first_row;
+  };
+  Placements placements =
+      spec->layout().recut(last, [&](Interval interval) { return row_of(interval.end) - row_of(interval.begin); });
+  for (Placement& placement : placements) {
+    if (!placement.is_shard()) continue;
+    int64_t to = placement.dim();
+    for (int64_t dim : {std::min(plane.rows, plane.columns), std::max(plane.rows, plane.columns)}) to += to >= dim;
+    placement = placement.with_dim(placement.dim() == last ? plane.rows : to);
+  }
+  return laid_out(call, *spec, {}, std::move(placements));
+}
+
+/// `matrices`: this rank's box of them.
+void shift_offset(const LocalCall& local, const Box& matrices, std::vector<c10::IValue>& args) {
+  const size_t at = local.call.op.arg_index("offset");
+  const Plane plane(local.call, matrices.sizes);
+  args[at] = local.call.args[at].toInt() + matrices.offsets[plane.rows] - matrices.offsets[plane.columns];
+}
+
+void localize_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
+  shift_offset(local, local.inputs[0], args);
+}
+
+void localize_diagonal_backward(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const Box& matrices = local.outputs[0];
+  shift_offset(local, matrices, args);
+  args[local.call.op.arg_index("input_sizes")] = std::vector<int64_t>(matrices.sizes.begin(), matrices.sizes.end());
+}
+
+}  // namespace
+
+void register_diagonals(RuleTable& table) {
+  table.add({"aten::tril", "aten::triu", "aten::tril_", "aten::triu_"}, pointwise().linear().localized(shift_diagonal));
+  table.add({"aten::diagonal", "aten::diagonal_copy"},
+            Rule::placed("diagonal passing", place_diagonal).localized(localize_diagonal));
+  table.add("aten::diagonal_backward",
+            Rule::placed("diagonal_backward linear", place_diagonal_backward).localized(localize_diagonal_backward));
+  table.add("aten::diag_embed", Rule("diag_embed", describe_spread).linear());
+}
+
+}  // namespace shardwise

@@ -1,0 +1,115 @@
+// ops/shapes/permute.cpp: dims in another order, and new ones of extent 1. Cuts, sums and pieces come along; nothing moves.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/propagate.h"
+
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// Output dim i is input dim `order[i]`; kNew is a dim of extent 1.
+using OrderOf = Dims (*)(const OpCall&);
+constexpr int64_t kNew = -1;
+
+int64_t wrapped(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
+
+Dims same_order(const OpCall& call) {
+  Dims order(call.operands[0].sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+Dims permuted(const OpCall& call) {
+  Dims order;
+  for (int64_t dim : call.arg("dims").toIntVector()) order.push_back(wrapped(dim, call.operands[0].sizes.size()));
+  return order;
+}
+
+/// Two dims change places; of a tensor of fewer nothing does.
+Dims exchanged(const OpCall& call, int64_t dim0, int64_t dim1) {
+  Dims order = same_order(call);
+  if (order.size() > 1) std::swap(order[wrapped(dim0, order.size())], order[wrapped(dim1, order.size())]);
+  return order;
+}
+
+Dims transposed(const OpCall& call) { return exchanged(call, call.arg("dim0").toInt(), call.arg("dim1").toInt()); }
+
+Dims turned(const OpCall& call) { return exchanged(call, 0, -1); }
+
+Dims unsqueezed(const OpCall& call) {
+  Dims order = same_order(call);
+  order.insert(order.begin() + wrapped(call.arg("dim").toInt(), order.size() + 1), kNew);
+  return order;
+}
+
+void describe(const Dims& order, const OpCall& call, Signature& signature) {
+  Axes input, output;
+  for (int64_t size : call.operands[0].sizes) input.push_back({signature.add_factor(size)});
+  for (int64_t dim : order) output.push_back(dim == kNew ? Axis{} : input[dim]);
+  signature.inputs = {input};
+  signature.outputs = {output};
+}
+
+Placement reordered(const Placement& enumerable, const Dims& order) {
+  std::vector<ShardMetadata> pieces = enumerable.pieces().vec();
+  for (ShardMetadata& piece : pieces) {
+    const Box box = piece.box();
+    piece.offsets.clear();
+    piece.sizes.clear();
+    for (int64_t dim : order) {
+      piece.offsets.push_back(dim == kNew ? 0 : box.offsets[dim]);
+      piece.sizes.push_back(dim == kNew ? 1 : box.sizes[dim]);
+    }
+  }
+  return Placement::enumerable(std::move(pieces));
+}
+
+Rule reordering(const char* name, OrderOf order_of) {
+  const auto of_factors = Rule(name, [order_of](const OpCall& call, Signature& signature) {
+                            describe(order_of(call), call, signature);
+                          }).linear(Linearity::kPass);
+  return Rule::placed(of_factors.text(), [of_factors, order_of](const OpCall& call) {
+    const Spec& spec = *call.operands[0].spec;
+    if (!spec.layout().is_enumerable()) return propagate(call, of_factors.signature(call));
+    const DenseOutput& dense = call.outputs[0];
+    std::optional<Propagation> result(std::in_place);
+    result->inputs.resize(1);
+    result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, {reordered(spec.placements()[0], order_of(call))},
+                                           dense.strides, dense.dtype));
+    return result;
+  });
+}
+
+// In place the tensor itself becomes the view.
+
+at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
+  maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());
+  return self;
+}
+
+at::Tensor& unsqueeze_in_place(at::Tensor& self, int64_t dim) { return become(self, self.unsqueeze(dim)); }
+at::Tensor& squeeze_in_place(at::Tensor& self) { return become(self, self.squeeze()); }
+at::Tensor& squeeze_dim_in_place(at::Tensor& self, int64_t dim) { return become(self, self.squeeze(dim)); }
+at::Tensor& squeeze_dims_in_place(at::Tensor& self, c10::IntArrayRef dims) { return become(self, self.squeeze(dims)); }
+at::Tensor& t_in_place(at::Tensor& self) { return become(self, self.t()); }
+at::Tensor& transpose_in_place(at::Tensor& self, int64_t dim0, int64_t dim1) {
+  return become(self, self.transpose(dim0, dim1));
+}
+
+}  // namespace
+
+void register_permutations(RuleTable& table) {
+  table.add("aten::permute", reordering("permute", permuted));
+  table.add("aten::transpose.int", reordering("transpose", transposed));
+  table.add("aten::t", reordering("t", turned));
+  table.add("aten::unsqueeze", reordering("unsqueeze", unsqueezed));
+  aten_kernels().impl("unsqueeze_", &unsqueeze_in_place);
+  aten_kernels().impl("squeeze_", &squeeze_in_place);
+  aten_kernels().impl("squeeze_.dim", &squeeze_dim_in_place);
+  aten_kernels().impl("squeeze_.dims", &squeeze_dims_in_place);
+  aten_kernels().impl("t_", &t_in_place);
+  aten_kernels().impl("transpose_", &transpose_in_place);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,201 @@
+// ops/shapes/slice.cpp: slices and what is made of them: select, split, unbind.
+//
+// A slice of a cut dim keeps, of every piece, the elements chosen; nothing moves. A selected index of a cut dim is a slice of one
+// element, which is then brought to all ranks of that mesh dim.
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/autograd_node.h"
+#include "runtime/dtensor.h"
+#include "runtime/propagate.h"
+#include "runtime/view_replay.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// start:end:step of one dim, as the user gave it.
+struct Range {
+  int64_t dim = 0;
+  std::optional<int64_t> start, end;
+  int64_t step = 1;
+};
+
+at::Tensor slice(const at::Tensor& self, const Range& range) {
+  return self.slice(range.dim, range.start, range.end, range.step);
+}
+
+/// Which elements of a dim a slice keeps. Pre: the dense operator took these arguments.
+class Chosen {
+ public:
+  explicit Chosen(const OpCall& call) {
+    const c10::IntArrayRef sizes = call.operands[0].sizes;
+    dim_ = call.arg("dim").toInt();
+    if (dim_ < 0) dim_ += static_cast<int64_t>(sizes.size());
+    start_ = call.arg("start").isNone() ? 0 : call.arg("start").toInt();
+    if (start_ < 0) start_ += sizes[dim_];
+    start_ = std::clamp<int64_t>(start_, 0, sizes[dim_]);
+    step_ = call.arg("step").toInt();
+    length_ = call.outputs[0].sizes[dim_];
+  }
+
+  int64_t dim() const { return dim_; }
+  int64_t step() const { return step_; }
+  /// How many lie before `index`.
+  int64_t before(int64_t index) const {
+    return index <= start_ ? 0 : std::min(length_, (index - start_ + step_ - 1) / step_);
+  }
+  int64_t index_of(int64_t nth) const { return start_ + nth * step_; }
+  Interval image(Interval cut) const { return {before(cut.begin), before(cut.end)}; }
+
+ private:
+  int64_t dim_, start_, step_, length_;
+};
+
+Placements placements_of_slice(const Layout& layout, const Chosen& chosen) {
+  if (!layout.is_enumerable())
+    return layout.recut(chosen.dim(), [&](Interval cut) { return chosen.image(cut).length(); });
+  std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
+  for (ShardMetadata& piece : pieces) {
+    Box box = piece.box();
+    box.set_interval(chosen.dim(), chosen.image(box.interval(chosen.dim())));
+    piece.offsets = box.offsets;
+    piece.sizes = box.sizes;
+  }
+  return {Placement::enumerable(std::move(pieces))};
+}
+
+std::optional<Propagation> place(const OpCall& call) {
+  const Spec& spec = *call.operands[0].spec;
+  const DenseOutput& dense = call.outputs[0];
+  Propagation result;
+  result.inputs.resize(1);
+  result.outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, placements_of_slice(spec.layout(), Chosen(call)),
+                                        dense.strides, dense.dtype));
+  return result;
+}
+
+/// The elements of this rank's piece.
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  const Chosen chosen(local.call);
+  const Interval piece = local.inputs[0].interval(chosen.dim());
+  const Interval kept = chosen.image(piece);
+  const int64_t start = kept.length() == 0 ? 0 : chosen.index_of(kept.begin) - piece.begin;
+  args[local.call.op.arg_index("start")] = start;
+  args[local.call.op.arg_index("end")] = kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1;
+}
+
+/// Zeros laid out as the base, with `grad` in the place of the slice. Where the base is replicated and the gradient is a sum that
+/// is still to be taken, so is the result.
+at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) {
+  Placements placements = base.placements().vec();
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const Placement& of_grad = spec_of(grad)->placements()[m];
+    const bool is_sum = of_grad.is_partial() && of_grad.reduce() == Reduce::kSum;
+    if (placements[m].is_partial()) placements[m] = Placement::replicate();
+    if (placements[m].is_replicate() && is_sum) placements[m] = of_grad;
+  }
+  auto spec = Spec::intern(base.mesh(), base.sizes(), std::move(placements), row_major_strides(base.sizes()),
+                           grad.scalar_type());
+  Shards pieces;
+  for (const Box& box : spec->boxes())
+    pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));
+  at::Tensor whole = wrap(spec, std::move(pieces));
+  slice(whole, range).copy_(grad);
+  return whole;
+}
+
+/// Torch's own formula knows the base's sizes, not its layout.
+struct SliceBackward final : torch::autograd::Node {
+  SpecPtr base;
+  Range range;
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {spread(grads[0], *base, range)};
+  }
+  std::string name() const override { return "SliceBackward"; }
+};
+
+at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
+                                std::optional<int64_t> end, int64_t step) {
+  const Range range{dim, start, end, step};
+  ViewReplay replay;
+  at::Tensor result = [&] {
+    at::AutoDispatchBelowAutograd guard;
+    return slice(self, range);
+  }();
+  if (self.requires_grad() && c10::GradMode::is_enabled()) {
+    auto node = make_node<SliceBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    node->base = spec_of(self);
+    node->range = range;
+    torch::autograd::set_history(result, node);
+  }
+  return result;
+}
+
+at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
+  TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has nothing to select. Use the tensor itself.");
+  const int64_t size = self.size(dim);
+  TORCH_CHECK_INDEX(-size <= index && index < size,
+                    fmt::format("[aten::select] index {} is out of range for dim {} of a tensor of shape "
+                                "[{}]. Use an index in [{}, {}).",
+                                index, dim, fmt::join(self.sizes(), ", "), -size, size));
+  const int64_t first = index < 0 ? index + size : index;
+  return self.slice(dim, first, first + 1).squeeze(dim);
+}
+
+std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+  const int64_t total = c10::sum_integers(sizes);
+  TORCH_CHECK_VALUE(
+      total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
+      fmt::format(
+          "[aten::split_with_sizes] sizes [{}] add up to {}; dim {} has {} elements. Make them sum to that, none "
+          "below 0.",
+          fmt::join(sizes, ", "), total, dim, self.size(dim)));
+  std::vector<at::Tensor> parts;
+  int64_t begin = 0;
+  for (int64_t size : sizes) {
+    parts.push_back(self.slice(dim, begin, begin + size));
+    begin += size;
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
+  const int64_t total = self.size(dim);
+  TORCH_CHECK_VALUE(
+      size > 0 || (size == 0 && total == 0),
+      fmt::format("[aten::split] split size {} does not divide dim {} of {} elements. Use a size above 0.", size, dim,
+                  total));
+  std::vector<int64_t> sizes;
+  for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
+  if (sizes.empty()) sizes.push_back(0);  // of nothing there is one empty part
+  return split_by_sizes(self, sizes, dim);
+}
+
+std::vector<at::Tensor> unbind_dim(const at::Tensor& self, int64_t dim) {
+  std::vector<at::Tensor> parts;
+  for (int64_t index = 0; index < self.size(dim); ++index) parts.push_back(select_index(self, dim, index));
+  return parts;
+}
+
+}  // namespace
+
+void register_slices(RuleTable& table) {
+  table.add("aten::slice.Tensor", Rule::placed("slice", place).localized(localize));
+  aten_autograd_kernels().impl("slice.Tensor", &differentiable_slice);
+  add_composition("select.int", &select_index);
+  add_composition("split.Tensor", &split_evenly);
+  add_composition("split_with_sizes", &split_by_sizes);
+  add_composition("unsafe_split.Tensor", &split_evenly);
+  add_composition("unsafe_split_with_sizes", &split_by_sizes);
+  add_composition("unbind.int", &unbind_dim);
+}
+
+}  // namespace shardwise

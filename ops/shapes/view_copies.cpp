@@ -1,0 +1,78 @@
+// ops/shapes/view_copies.cpp: views whose results are copied, and views of complex numbers.
+#include "ops/families.h"
+#include "ops/kernels.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace shardwise {
+namespace {
+
+/// Answers "slice_copy.Tensor" by "slice.Tensor" and clones what it gives: the view's derivative applies.
+class CopiedView final : public c10::OperatorKernel {
+ public:
+  explicit CopiedView(c10::OperatorHandle view) : view_(std::move(view)) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    view_.callBoxed(stack);
+    c10::IValue& result = stack->back();
+    if (result.isTensor()) {
+      result = result.toTensor().clone();
+      return;
+    }
+    c10::List<at::Tensor> copies;
+    for (const at::Tensor& view : result.toTensorVector()) copies.push_back(view.clone());
+    result = std::move(copies);
+  }
+
+ private:
+  c10::OperatorHandle view_;
+};
+
+/// `name`: "slice", `overload`: "Tensor" or "".
+void add_copied_view(const std::string& name, const std::string& overload) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto view = dispatcher.findSchema({"aten::" + name, overload});
+  const auto copy = dispatcher.findSchema({"aten::" + name + "_copy", overload});
+  if (!view || !copy) return;  // another torch
+  const std::string op = name + "_copy" + (overload.empty() ? "" : "." + overload);
+  for (torch::Library* kernels : {&aten_kernels(), &aten_autograd_kernels()})
+    kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CopiedView>(*view)));
+}
+
+/// Two real numbers, a last dim, for each complex one.
+void describe_as_real(const OpCall& call, Signature& signature) {
+  Axes axes;
+  for (int64_t size : call.operands[0].sizes) axes.push_back({signature.add_factor(size)});
+  signature.inputs = {axes};
+  axes.push_back({});
+  signature.outputs = {axes};
+}
+
+void describe_as_complex(const OpCall& call, Signature& signature) {
+  Axes axes;
+  for (int64_t size : call.operands[0].sizes) axes.push_back({signature.add_factor(size)});
+  signature.inputs = {axes};
+  signature.factors.back().is_whole = true;
+  axes.pop_back();
+  signature.outputs = {axes};
+}
+
+}  // namespace
+
+void register_view_copies(RuleTable& table) {
+  for (const char* name : {"as_strided", "expand", "permute", "squeeze", "t", "unsqueeze", "view", "view_as_real",
+                           "view_as_complex", "split_with_sizes", "unfold", "_reshape_alias", "narrow"})
+    add_copied_view(name, "");
+  add_copied_view("slice", "Tensor");
+  add_copied_view("select", "int");
+  add_copied_view("transpose", "int");
+  add_copied_view("split", "Tensor");
+  add_copied_view("unbind", "int");
+  add_copied_view("squeeze", "dim");
+  add_copied_view("squeeze", "dims");
+  add_copied_view("view", "dtype");
+  const auto view = [](const char* text, Rule::Describe describe) { return Rule(text, std::move(describe)).linear(); };
+  table.add("aten::view_as_real", view("view_as_real", describe_as_real));
+  table.add("aten::view_as_complex", view("view_as_complex", describe_as_complex));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,149 @@
+// ops/shapes/views.cpp: the same elements in other dims: reshaped, squeezed, expanded. Any Partial passes. Slices stand in slice.cpp,
+// other orders of the dims in permute.cpp.
+#include "ops/axes.h"
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/dtensor.h"
+#include "runtime/moved_view.h"
+
+#include <c10/core/WrapDimMinimal.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// Pairs the dims of a tensor with those of its reshaped self.
+///
+/// [2, 6, 4] -> [2, 24]: dim 0 stays; rows of 4 elements become 4 consecutive ones: scale 1 here, 4 there.
+/// [24] -> [6, 4]: scale 4 here, 1 there, so that cuts fall between rows. Of a group only the first dim may be cut.
+class Regrouping {
+ public:
+  Regrouping(c10::IntArrayRef from, c10::IntArrayRef to, Signature& signature)
+      : from_(from), to_(to), signature_(signature), before_(from.size()), after_(to.size()) {
+    while (i_ < from.size() && j_ < to.size()) {
+      if (from[i_] == to[j_])
+        keep();
+      else if (from[i_] == 1)
+        ++i_;
+      else if (to[j_] == 1)
+        ++j_;
+      else if (!regroup())
+        break;  // an empty tensor, whose dims do not pair
+    }
+    signature.inputs = {before_};
+    signature.outputs = {after_};
+  }
+
+ private:
+  void keep() {
+    const int factor = signature_.add_factor(from_[i_]);
+    before_[i_++].factor = factor;
+    after_[j_++].factor = factor;
+  }
+
+  /// The shortest runs of dims, from here on, that hold equally many elements.
+  bool regroup() {
+    const size_t first_before = i_, first_after = j_;
+    int64_t n_before = from_[i_++], n_after = to_[j_++];
+    while (n_before != n_after) {
+      if (n_before < n_after ? i_ == from_.size() : j_ == to_.size()) return false;
+      if (n_before < n_after)
+        n_before *= from_[i_++];
+      else
+        n_after *= to_[j_++];
+    }
+    if (n_before == 0) return true;
+    const int64_t row_before = n_before / from_[first_before], row_after = n_after / to_[first_after];
+    const int64_t step = std::lcm(row_before, row_after);
+    const int factor = signature_.add_factor(n_before / step);
+    before_[first_before] = {factor, step / row_before};
+    after_[first_after] = {factor, step / row_after};
+    return true;
+  }
+
+  c10::IntArrayRef from_, to_;
+  Signature& signature_;
+  Axes before_, after_;
+  size_t i_ = 0, j_ = 0;
+};
+
+void describe_view(const OpCall& call, Signature& signature) {
+  Regrouping(call.operands[0].sizes, call.outputs[0].sizes, signature);
+}
+
+void describe_expand(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
+  Axes result;
+  for (size_t dim = 0; dim < to.size(); ++dim) {
+    const bool is_kept = dim + from.size() >= to.size() && from[dim + from.size() - to.size()] == to[dim];
+    result.push_back(is_kept ? Axis{signature.add_factor(to[dim])} : Axis{});
+  }
+  signature.inputs = {broadcast_axes(from, to, result)};
+  signature.outputs = {result};
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
+
+/// Which dims are 1 is a matter of the whole tensor, not of its pieces.
+at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
+  Dims sizes;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    const bool is_named =
+        std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });
+    if (!is_named || self.size(dim) != 1) sizes.push_back(self.size(dim));
+  }
+  return self.view(sizes);
+}
+
+at::Tensor squeeze(const at::Tensor& self) {
+  Dims all(self.dim());
+  std::iota(all.begin(), all.end(), 0);
+  return squeeze_dims(self, all);
+}
+
+at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
+
+/// Of the gathered tensor: global strides say nothing of where the elements live.
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
+  if (sizes == self.sizes() && strides == self.strides() && offset.value_or(0) == 0) return self.alias();
+  const SpecPtr& spec = spec_of(self);
+  TORCH_CHECK_VALUE(self.is_non_overlapping_and_dense(),
+                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, and what "
+                                "lies in them is not known. "
+                                "Call clone() first, or use slice, select and permute.",
+                                fmt::join(self.strides(), ", "), fmt::join(self.sizes(), ", ")));
+  const at::Tensor gathered = redistribute(self, Placements(spec->placements().size()));
+  auto strided = Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()), strides, spec->dtype());
+  Shards pieces;
+  for (const at::Tensor& piece : maybe_dtensor(gathered)->shards()) {
+    const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
+    pieces.push_back(dense.as_strided(sizes, strides, offset));
+  }
+  at::Tensor result = wrap(strided, std::move(pieces));
+  static const OpInfo op(*c10::Dispatcher::singleton().findSchema({"aten::as_strided", ""}));
+  maybe_dtensor(result)->set_moved_view(
+      std::make_shared<MovedView>(MovedView::Kind::kMoved, op, torch::jit::Stack{self, sizes, strides, offset}));
+  return result;
+}
+
+}  // namespace
+
+void register_views(RuleTable& table) {
+  const auto passing = [](const char* text, Rule::Describe describe) {
+    return Rule(text, std::move(describe)).linear(Linearity::kPass);
+  };
+  table.add({"aten::view", "aten::_unsafe_view"},
+            passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
+  table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
+  aten_kernels().impl("_reshape_alias", &reshape_alias);
+  aten_kernels().impl("squeeze", &squeeze);
+  aten_kernels().impl("squeeze.dim", &squeeze_dim);
+  aten_kernels().impl("squeeze.dims", &squeeze_dims);
+  aten_kernels().impl("as_strided", &as_strided);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,120 @@
+// ops/spatial/padding.cpp: borders around a tensor, of a constant, of its mirror image or of its edge.
+#include "ops/families.h"
+#include "ops/plain_gradients.h"
+#include "ops/spatial/planes.h"
+#include "runtime/propagate.h"
+
+#include "placements/partial.h"
+
+#include <algorithm>
+#include <string>
+
+namespace shardwise {
+namespace {
+
+/// A border of a constant around one dim; a negative one is cut off. The first piece gets what is before, the last what is after.
+struct Border {
+  int64_t before = 0, after = 0, length = 0;
+
+  /// What becomes of a piece.
+  Interval image(Interval piece) const {
+    const int64_t padded = length + before + after;
+    const auto moved = [&](int64_t index) { return std::clamp<int64_t>(index + before, 0, padded); };
+    if (piece.length() == 0 && length > 0) return {moved(piece.begin), moved(piece.begin)};
+    return {piece.begin == 0 ? 0 : moved(piece.begin), piece.end == length ? padded : moved(piece.end)};
+  }
+};
+
+/// One per dim; the list of pads begins with the last.
+std::vector<Border> borders_of(const OpCall& call) {
+  const c10::IntArrayRef sizes = call.operands[0].sizes;
+  const std::vector<int64_t> pads = call.arg("pad").toIntVector();
+  std::vector<Border> borders;
+  for (int64_t size : sizes) borders.push_back({0, 0, size});
+  for (size_t i = 0; i < pads.size() / 2; ++i) {
+    Border& border = borders[sizes.size() - 1 - i];
+    border.before = pads[2 * i];
+    border.after = pads[2 * i + 1];
+  }
+  return borders;
+}
+
+/// A sum may be taken after the border is put around its parts where that is of zeros. A dim of nothing is not cut: no piece
+/// would get its border.
+std::vector<Placement> placements_before(const OpCall& call, const std::vector<Border>& borders) {
+  const bool is_linear_call = call.arg("value").toScalar().equal(0);
+  std::vector<Placement> placements = call.operands[0].spec->placements().vec();
+  for (Placement& placement : placements) {
+    const bool may_stay = placement.is_partial()      ? is_linear_call && is_linear(placement.reduce())
+                          : placement.is_shard()      ? borders[placement.dim()].length > 0
+                          : placement.is_enumerable() ? call.operands[0].spec->numel() > 0
+                                                      : true;
+    if (!may_stay) placement = Placement::replicate();
+  }
+  return placements;
+}
+
+std::vector<Placement> placements_after(const Layout& layout, const std::vector<Border>& borders) {
+  if (layout.is_enumerable()) {
+    std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
+    for (ShardMetadata& piece : pieces) {
+      Box box = piece.box();
+      for (size_t dim = 0; dim < borders.size(); ++dim)
+        box.set_interval(static_cast<int64_t>(dim), borders[dim].image(box.interval(static_cast<int64_t>(dim))));
+      piece.offsets = box.offsets;
+      piece.sizes = box.sizes;
+    }
+    return {Placement::enumerable(std::move(pieces))};
+  }
+  std::vector<Placement> placements = layout.placements().vec();
+  for (size_t dim = 0; dim < borders.size(); ++dim) {
+    const auto cut =
+        layout.recut(static_cast<int64_t>(dim), [&](Interval piece) { return borders[dim].image(piece).length(); });
+    for (size_t m = 0; m < placements.size(); ++m)
+      if (placements[m].is_shard(static_cast<int64_t>(dim))) placements[m] = cut[m];
+  }
+  return placements;
+}
+
+std::optional<Propagation> place(const OpCall& call) {
+  const std::vector<Border> borders = borders_of(call);
+  const SpecPtr& given = call.operands[0].spec;
+  const SpecPtr spec = given->with_placements(placements_before(call, borders));
+  const DenseOutput& dense = call.outputs[0];
+  std::optional<Propagation> result(std::in_place);
+  result->inputs.push_back(spec == given ? SpecPtr() : spec);
+  result->outputs.push_back(
+      Spec::intern(spec->mesh(), dense.sizes, placements_after(spec->layout(), borders), dense.strides, dense.dtype));
+  return result;
+}
+
+/// The border of this rank's piece.
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  std::vector<int64_t> pads = local.call.arg("pad").toIntVector();
+  const std::vector<Border> borders = borders_of(local.call);
+  for (size_t i = 0; i < pads.size() / 2; ++i) {
+    const size_t dim = borders.size() - 1 - i;
+    const Interval piece = local.inputs[0].interval(static_cast<int64_t>(dim));
+    const Interval image = borders[dim].image(piece);
+    const bool has_nothing = image.length() == 0;
+    pads[2 * i] = has_nothing ? 0 : piece.begin + borders[dim].before - image.begin;
+    pads[2 * i + 1] = has_nothing ? -piece.length() : image.end - piece.end - borders[dim].before;
+  }
+  args[local.call.op.arg_index("pad")] = std::move(pads);
+}
+
+}  // namespace
+
+void register_padding(RuleTable& table) {
+  table.add("aten::constant_pad_nd", Rule::placed("border of a constant", place).localized(localize));
+  for (const char* kind : {"reflection", "replication"})
+    for (size_t n : {1, 2, 3}) {
+      const std::string op = std::string(kind) + "_pad" + std::to_string(n) + "d";
+      const Rule rule = planes("planes", n).sampled();
+      table.add("aten::" + op, rule.linear());
+      table.add("aten::" + op + "_backward", rule.linear_in_first());
+      lay_out_gradients(op + "_backward");
+    }
+}
+
+}  // namespace shardwise
