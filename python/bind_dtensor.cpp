@@ -55,7 +55,7 @@ constexpr const char* kToLocal =
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
 /// call. Everything else goes to `to_any_local` as bound below.
 PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
-  if (n_args == 0 && !names && THPVariable_Check(self)) {
+  if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
     const auto* impl = maybe_dtensor(tensor);
     if (impl && !impl->is_pending() && !impl->moved_view() && impl->local_kind() == LocalKind::kTensor &&

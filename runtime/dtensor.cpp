@@ -41,6 +41,15 @@ SpecPtr spec_of_grad(const SpecPtr& spec) {
   return spec->layout().is_partial() ? spec->with_placements(without_partial(spec->placements())) : spec;
 }
 
+/// piece.detach() without the way through the dispatcher, where nothing but a plain tensor is meant.
+at::Tensor detached(const at::Tensor& piece) {
+  constexpr c10::DispatchKeySet kWrapped(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Python});
+  auto* impl = piece.unsafeGetTensorImpl();
+  if (impl->key_set().has_any(kWrapped) || piece._fw_grad(0).defined() || piece.is_inference()) return piece.detach();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
 // Nodes of our own where a torch::autograd::Function would cost a microsecond more.
 
 struct FromPiecesBackward final : torch::autograd::Node {
@@ -76,7 +85,7 @@ struct ToPiecesBackward final : torch::autograd::Node {
 
 at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec) {
   Shards shards;
-  for (const at::Tensor& piece : pieces) shards.push_back(piece.detach());
+  for (const at::Tensor& piece : pieces) shards.push_back(detached(piece));
   at::Tensor result = wrap(spec, std::move(shards));
   if (std::ranges::any_of(pieces, records)) {
     auto node = make_node<FromPiecesBackward>();
@@ -102,7 +111,7 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
 /// The pieces with their history. Pre: grad mode is on, or there is a tangent.
 variable_list taken_out(const at::Tensor& tensor, const SpecPtr& grad_spec) {
   variable_list pieces;
-  for (const at::Tensor& piece : maybe_dtensor(tensor)->shards()) pieces.push_back(piece.detach());
+  for (const at::Tensor& piece : maybe_dtensor(tensor)->shards()) pieces.push_back(detached(piece));
   if (records(tensor)) {
     auto node = make_node<ToPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(tensor));
@@ -368,7 +377,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   if (shards.empty()) return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()));
   // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
   if (!records(tensor) && !tensor._fw_grad(0).defined())
-    return c10::GradMode::is_enabled() ? shards[0].detach() : shards[0];
+    return c10::GradMode::is_enabled() ? detached(shards[0]) : shards[0];
   return taken_out(tensor, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec))[0];
 }
 
