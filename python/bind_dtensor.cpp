@@ -46,6 +46,17 @@ void set_attribute_by_c_name() {
   if (ours.is(py::handle(no_torch_function))) tensor_class->tp_getattr = &attribute_by_c_name;
 }
 
+constexpr const char* kFromLocal =
+    "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable.\n\n"
+    "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones "
+    "(elements);\n"
+    "without them the local sizes are taken to be an even cut's. `run_check`: compare shapes and dtypes between ranks "
+    "and make\n"
+    "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
+    "not these.\n\n"
+    "A LocalShardsWrapper brings its cut with it: offsets are exchanged once, and the placements become exact.\n\n"
+    "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
+
 constexpr const char* kToLocal =
     "This rank's piece, aliased; empty on a rank outside the mesh. `grad_placements`: how the gradient of the piece is "
     "laid out,\n"
@@ -71,12 +82,58 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
   return PyObject_Vectorcall(general, all.data(), all.size() - (names ? PyTuple_GET_SIZE(names) : 0), names);
 }
 
+/// The mesh and the placements of a from_local() call that asks for no more; else nulls.
+std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
+  constexpr std::pair<PyObject*, PyObject*> kMore{nullptr, nullptr};
+  if (n_args < 1 || n_args > 3 || !THPVariable_Check(args[0])) return kMore;
+  PyObject* mesh = n_args > 1 ? args[1] : Py_None;
+  PyObject* placements = n_args > 2 ? args[2] : Py_None;
+  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
+    const auto is = [name = PyTuple_GET_ITEM(names, i)](const char* text) {
+      return PyUnicode_CompareWithASCIIString(name, text) == 0;
+    };
+    PyObject* value = args[n_args + i];
+    if (is("device_mesh") && n_args < 2)
+      mesh = value;
+    else if (is("placements") && n_args < 3)
+      placements = value;
+    else if (!is("run_check") || value != Py_False)
+      return kMore;
+  }
+  return mesh == Py_None || placements == Py_None ? kMore : std::pair(mesh, placements);
+}
+
+/// DTensor.from_local where no more is asked for, without pybind11's argument parsing, as to_local above.
+PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
+  const auto [given_mesh, given_placements] = mesh_and_placements(args, n_args, names);
+  if (given_mesh) try {
+      const at::Tensor& local = THPVariable_Unpack(args[0]);
+      const MeshPtr mesh = to_mesh(given_mesh);
+      auto placements = py::handle(given_placements).cast<Placements>();
+      at::Tensor result;
+      {
+        const py::gil_scoped_release no_gil;
+        result = from_any_local(local, mesh, std::move(placements), {});
+      }
+      return THPVariable_Wrap(result);
+    } catch (...) {  // the general way fails alike, and says so in Python's words
+      PyErr_Clear();
+    }
+  static PyObject* general = PyObject_GetAttrString(py::module_::import("shardwise._C").ptr(), "from_local");
+  return PyObject_Vectorcall(general, args, n_args, names);
+}
+
 void set_tensor_class(const py::object& type) {
   tensor_class = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
   static PyMethodDef method{"to_local", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&to_local_method)),
                             METH_FASTCALL | METH_KEYWORDS, kToLocal};
   type.attr("to_local") =
       py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(THPVariableClass), &method));
+  static PyMethodDef from_local{"from_local",
+                                reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&from_local_method)),
+                                METH_FASTCALL | METH_KEYWORDS, kFromLocal};
+  type.attr("from_local") =
+      py::module_::import("builtins").attr("staticmethod")(py::reinterpret_steal<py::object>(PyCFunction_New(&from_local, nullptr)));
   set_attribute_by_c_name();
   set_wrap_hook(&attach);
 }
@@ -147,17 +204,6 @@ std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor
                           Numbers(box.sizes.begin(), box.sizes.end()));
   return result;
 }
-
-constexpr const char* kFromLocal =
-    "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable.\n\n"
-    "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones "
-    "(elements);\n"
-    "without them the local sizes are taken to be an even cut's. `run_check`: compare shapes and dtypes between ranks "
-    "and make\n"
-    "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
-    "not these.\n\n"
-    "A LocalShardsWrapper brings its cut with it: offsets are exchanged once, and the placements become exact.\n\n"
-    "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kRedistribute =
     "The same values under other `placements`; differentiable. `device_mesh`: another mesh of the same world, of any "

@@ -21,7 +21,7 @@ class DTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    from_local = staticmethod(_C.from_local)
+    from_local = staticmethod(_C.from_local)  # exchanged likewise
     to_local = _C.to_local  # exchanged for a faster slot of the same meaning by set_tensor_class
     redistribute = _C.redistribute
     full_tensor = _C.full_tensor
