@@ -3,14 +3,14 @@
 namespace shardwise {
 
 // Registrations last as long as the process.
-torch::Library& aten_kernels() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kTensorKey, __FILE__, __LINE__);
-  return *library;
+AtenKernels& aten_kernels() {
+  static auto* kernels = new AtenKernels(kTensorKey);
+  return *kernels;
 }
 
-torch::Library& aten_autograd_kernels() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
-  return *library;
+AtenKernels& aten_autograd_kernels() {
+  static auto* kernels = new AtenKernels(kAutogradKey);
+  return *kernels;
 }
 
 }  // namespace shardwise

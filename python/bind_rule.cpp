@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <optional>
 #include <string>
@@ -42,7 +43,11 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   py::gil_scoped_acquire gil;
   py::list shapes;
   for (const Operand& operand : call.operands) shapes.append(py::tuple(py::cast(operand.sizes.vec())));
-  return py::handle(function)(shapes).cast<std::optional<std::string>>();
+  const py::object answer = py::handle(function)(shapes);
+  TORCH_CHECK_VALUE(answer.is_none() || py::isinstance<py::str>(answer),
+                    fmt::format("[register_rule] the rule of {} gave {}. Return notation, \"ij,jk->ik\", or None.",
+                                call.op.name, py::repr(answer).cast<std::string>()));
+  return answer.cast<std::optional<std::string>>();
 }
 
 /// The factors of `letters`, which are numbered as they first stand in the notation, are never cut.
@@ -68,9 +73,26 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
   return Rule(text, describe).linear(linearity).sampled();
 }
 
+/// As many outputs as the schema has, where it has no list.
+void check_outputs(const std::string& op, const std::string& notation) {
+  const size_t dot = op.find('.', op.find("::"));
+  const auto handle = c10::Dispatcher::singleton().findSchema(
+      {op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
+  const size_t arrow = notation.find("->");
+  if (!handle || arrow == std::string::npos) return;  // said later, with better words
+  const auto& returns = handle->schema().returns();
+  const auto n_outputs = 1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
+  const bool has_lists = std::ranges::any_of(
+      returns, [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::ListType; });
+  TORCH_CHECK_VALUE(has_lists || static_cast<int64_t>(returns.size()) == n_outputs,
+                    fmt::format("[register_rule] {} has {} outputs and \"{}\" speaks of {}. Write a term for each.", op,
+                                returns.size(), notation, n_outputs));
+}
+
 void py_register_rule(const std::string& op, const std::variant<std::string, py::function>& rule,
                       const std::optional<std::string>& linear, const std::string& whole) {
   const Linearity linearity = linear ? linearity_named(*linear) : Linearity::kNone;
+  if (const auto* notation = std::get_if<std::string>(&rule)) check_outputs(op, *notation);
   if (const auto* notation = std::get_if<std::string>(&rule))
     return add_user_rule(op, rule_of_notation(*notation, linearity, whole));
   // As long as the process: rules are never taken back.

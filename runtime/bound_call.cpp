@@ -1,6 +1,7 @@
 #include "runtime/bound_call.h"
 
 #include "runtime/dispatch.h"
+#include "runtime/moved_view.h"
 
 #include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
@@ -41,7 +42,12 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
 
 void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
   if (auto* impl = maybe_dtensor(tensor)) {
-    if (op.args[arg].is_written && impl->moved_view()) written_views.push_back(tensor);
+    if (impl->moved_view()) [[unlikely]] {
+      impl->shards();  // fetched again, where that is due, on all ranks alike: some may have no piece to compute
+      if (op.args[arg].is_written) written_views.push_back(tensor);
+    }
+    if (op.args[arg].is_written && impl->is_inference()) [[unlikely]]
+      MovedView::count_write();
     key.add_pointer(impl->spec().get());
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});

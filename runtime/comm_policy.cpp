@@ -4,15 +4,11 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
 
 namespace shardwise {
 namespace {
 
 thread_local CommPolicy policy = CommPolicy::kAllow;
-
-/// Operators have a namespace; what users call by name ("redistribute") has none.
-bool was_asked_for(std::string_view op) { return op.find("::") == std::string_view::npos; }
 
 }  // namespace
 
@@ -23,9 +19,8 @@ CommPolicy CommPolicyScope::current() { return policy; }
 void check_comm_policy(const Spec& source, const Spec& destination) {
   if (policy == CommPolicy::kAllow) [[likely]]
     return;
-  const std::string_view op = CommScope::current_op();
-  if (was_asked_for(op)) return;
-  const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.", op,
+  if (!CommScope::is_operator()) return;
+  const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.", CommScope::current_op(),
                                        to_string(source), to_string(destination.layout()));
   TORCH_CHECK_VALUE(policy == CommPolicy::kWarn, text);
   TORCH_WARN(text);

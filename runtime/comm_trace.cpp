@@ -1,5 +1,7 @@
 #include "runtime/comm_trace.h"
 
+#include <string_view>
+
 namespace shardwise {
 namespace {
 
@@ -50,6 +52,8 @@ CommScope::CommScope(const char* op, const void* layouts, Describe describe)
 CommScope::~CommScope() { innermost_scope = outer_; }
 
 const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
+
+bool CommScope::is_operator() { return std::string_view(current_op()).find("::") != std::string_view::npos; }
 
 std::string CommScope::current_layouts() {
   return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";

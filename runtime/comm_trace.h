@@ -63,6 +63,8 @@ class CommScope {
 
   /// The innermost operator of this thread, or "".
   static const char* current_op();
+  /// True where that is an operator ("aten::mm"), not a move that a program asked for by name.
+  static bool is_operator();
   /// What the innermost scope's `layouts()` gives, or "" where it has none.
   static std::string current_layouts();
 

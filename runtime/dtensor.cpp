@@ -127,7 +127,7 @@ variable_list taken_out(const at::Tensor& tensor, const SpecPtr& grad_spec) {
 
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   const auto* impl = maybe_dtensor(tensor);
-  CommScope scope("redistribute");
+  const CommScope scope(CommScope::is_operator() ? CommScope::current_op() : "redistribute");
   if (!options.async_op || impl->spec() == to) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});

@@ -7,6 +7,11 @@
 #include <ATen/ops/empty_strided.h>
 
 namespace shardwise {
+namespace {
+
+thread_local uint32_t writes_in_inference_mode = 0;
+
+}  // namespace
 
 MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
@@ -19,8 +24,10 @@ MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> arg
 
 uint32_t MovedView::version() const {
   const auto& counter = source_impl().version_counter();
-  return counter.enabled() ? counter.current_version() : 0;
+  return counter.enabled() ? counter.current_version() : writes_in_inference_mode;
 }
+
+void MovedView::count_write() { ++writes_in_inference_mode; }
 
 bool MovedView::is_stale() const { return version_ != version(); }
 
@@ -51,7 +58,8 @@ void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
 
 /// Where every element of the source is seen, what it holds need not be fetched before it is overwritten.
 bool MovedView::covers(const Spec& spec) const {
-  return spec.numel() == source_impl().spec()->numel() && op_.name != "aten::as_strided" && op_.name != "aten::unfold";
+  const Spec& source = *source_impl().spec();
+  return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" && op_.name != "aten::unfold";
 }
 
 void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
@@ -62,8 +70,8 @@ void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));
   after_write(*source_);
-  // The write that this follows is counted when the operator returns.
-  version_ = version() + 1;
+  // The write that this follows is counted when the operator returns; in inference mode it has been.
+  version_ = version() + source_impl().version_counter().enabled();
 }
 
 void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
@@ -75,7 +83,7 @@ void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
   if (!covers(*spec))
     whole = move(layout, target.shards(), layout->replicated());
   else if (layout->mesh()->is_member())
-    whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options())};
+    whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options().dtype(layout->dtype()))};
   if (!whole.empty()) view_of(whole[0]).copy_(values[0]);
   const Shards pieces = move(layout->replicated(), whole, layout);
   for (size_t i = 0; i < pieces.size(); ++i)

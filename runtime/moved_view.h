@@ -26,6 +26,9 @@ class MovedView {
   /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.
   MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
 
+  /// Tensors made in inference mode have no versions: a write to any of them makes all views of such stale on this thread.
+  static void count_write();
+
   /// True where the source was written to since. The same on all ranks. Cost: a read.
   bool is_stale() const;
   /// Fetches the values again, into the memory of `shards`. Collective over the source's mesh where values move.

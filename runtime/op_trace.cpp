@@ -1,5 +1,7 @@
 #include "runtime/op_trace.h"
 
+#include "runtime/comm_trace.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,6 +41,23 @@ bool OpTrace::is_active() { return innermost != nullptr; }
 
 void OpTrace::record(const OpRecord& record) {
   for (OpTrace* trace = innermost; trace != nullptr; trace = trace->outer_) trace->records_.push_back(record);
+}
+
+struct KernelTrace::Watch {
+  std::string op;
+  OpTrace within;
+  CommTrace sent;
+};
+
+KernelTrace::KernelTrace(const std::string& op) {
+  if (OpTrace::is_active()) [[unlikely]]
+    watch_.reset(new Watch{op, {}, {}});
+}
+
+KernelTrace::~KernelTrace() {
+  if (!watch_ || !watch_->within.records().empty()) return;
+  OpRecord record{watch_->op, "a kernel of its own", {}, {}, {}, watch_->sent.total_count(), watch_->sent.bytes_received()};
+  OpTrace::record(record);
 }
 
 std::string to_string(const std::vector<OpRecord>& records) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,19 @@ class OpTrace {
  private:
   std::vector<OpRecord> records_;
   OpTrace* outer_;
+};
+
+/// Adds a line for kernel `op` at its end, where a trace is on and nothing within had a line.
+class KernelTrace {
+ public:
+  explicit KernelTrace(const std::string& op);
+  ~KernelTrace();
+  KernelTrace(const KernelTrace&) = delete;
+  KernelTrace& operator=(const KernelTrace&) = delete;
+
+ private:
+  struct Watch;
+  std::unique_ptr<Watch> watch_;  // null without a trace
 };
 
 /// A line per operator under a heading, columns aligned.

@@ -229,10 +229,12 @@ Rule reduction(Reduce reduce) {
     auto keep = schema.argumentIndexWithName("keepdim");
     const bool keeps = keep && call.args[*keep].toBool();
 
+    const bool is_empty = c10::multiply_integers(call.operands[0].sizes) == 0;
     Axes input, output;
     for (int64_t dim = 0; dim < n_dims; ++dim) {
       input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
       signature.factors.back().reduce = reduce;
+      signature.factors.back().is_whole = is_empty;  // what a kernel makes of nothing, or refuses, goes by the whole
       const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
       if (!is_reduced) output.push_back(input.back());
       if (is_reduced && keeps) output.push_back({});

@@ -2,6 +2,7 @@
 // ranks outside the mesh do not take part.
 //
 // A mask that one mesh dim cuts along dim 0 gives places cut likewise, as many as each rank has.
+#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
@@ -98,8 +99,8 @@ at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Ten
 void register_masks() {
   aten_kernels().impl("nonzero", &nonzero);
   add_composition("masked_select", &masked_select);
-  aten_kernels().impl("masked_scatter", &with_masked);
-  aten_kernels().impl("masked_scatter_", &write_masked);
+  add_beside<&with_masked>("masked_scatter");
+  add_beside<&write_masked>("masked_scatter_");
 }
 
 }  // namespace shardwise

@@ -221,7 +221,7 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
 }  // namespace
 
 void register_scans() {
-  torch::Library& kernels = aten_kernels();
+  auto& kernels = aten_kernels();
   kernels.impl("cumsum", &running_sum);
   kernels.impl("cumsum_", &running_sum_);
   kernels.impl("cumprod", &running_product);
@@ -229,7 +229,7 @@ void register_scans() {
   kernels.impl("logcumsumexp", &running_log_sum);
   kernels.impl("cummax", &running_extremes<true>);
   kernels.impl("cummin", &running_extremes<false>);
-  aten_autograd_kernels().impl("cumsum", TORCH_FN(differentiable_cumsum));
+  aten_autograd_kernels().impl("cumsum", &differentiable_cumsum);
   add_composition("cumprod_backward", &cumprod_backward);
 }
 

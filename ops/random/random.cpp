@@ -234,7 +234,7 @@ at::Tensor randint_like(const at::Tensor& self, int64_t high, MaybeDtype dtype, 
 }  // namespace
 
 void register_random() {
-  torch::Library& kernels = aten_kernels();
+  auto& kernels = aten_kernels();
   kernels.impl("uniform_", &uniform_);
   kernels.impl("uniform", &uniform);
   kernels.impl("normal_", &normal_);

@@ -197,7 +197,7 @@ at::Tensor multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 }  // namespace
 
 void register_random_values(RuleTable& table) {
-  torch::Library& kernels = aten_kernels();
+  auto& kernels = aten_kernels();
   kernels.impl("bernoulli", &bernoulli);
   kernels.impl("bernoulli_.Tensor", &bernoulli_tensor_);
   kernels.impl("bernoulli.Tensor", &bernoulli_tensor);

@@ -179,6 +179,20 @@ std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64
   return split_by_sizes(self, sizes, dim);
 }
 
+/// Parts that are no views, and so may be written to one by one: torch's share memory and trust their user.
+std::vector<at::Tensor> separate(std::vector<at::Tensor> parts) {
+  for (at::Tensor& part : parts) part = part.clone();
+  return parts;
+}
+
+std::vector<at::Tensor> separate_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
+  return separate(split_evenly(self, size, dim));
+}
+
+std::vector<at::Tensor> separate_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+  return separate(split_by_sizes(self, sizes, dim));
+}
+
 std::vector<at::Tensor> unbind_dim(const at::Tensor& self, int64_t dim) {
   std::vector<at::Tensor> parts;
   for (int64_t index = 0; index < self.size(dim); ++index) parts.push_back(select_index(self, dim, index));
@@ -193,8 +207,8 @@ void register_slices(RuleTable& table) {
   add_composition("select.int", &select_index);
   add_composition("split.Tensor", &split_evenly);
   add_composition("split_with_sizes", &split_by_sizes);
-  add_composition("unsafe_split.Tensor", &split_evenly);
-  add_composition("unsafe_split_with_sizes", &split_by_sizes);
+  add_composition("unsafe_split.Tensor", &separate_evenly);
+  add_composition("unsafe_split_with_sizes", &separate_by_sizes);
   add_composition("unbind.int", &unbind_dim);
 }
 

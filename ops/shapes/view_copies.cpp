@@ -34,7 +34,7 @@ void add_copied_view(const std::string& name, const std::string& overload) {
   const auto copy = dispatcher.findSchema({"aten::" + name + "_copy", overload});
   if (!view || !copy) return;  // another torch
   const std::string op = name + "_copy" + (overload.empty() ? "" : "." + overload);
-  for (torch::Library* kernels : {&aten_kernels(), &aten_autograd_kernels()})
+  for (AtenKernels* kernels : {&aten_kernels(), &aten_autograd_kernels()})
     kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CopiedView>(*view)));
 }
 

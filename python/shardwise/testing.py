@@ -16,6 +16,9 @@ def run_ranks(n_ranks: int, fn: Callable[[int], Result], *, timeout: float = 300
 
     A failure is raised here as it was there, with a note that names the rank; of several, the first. The other ranks are
     released from the collectives they wait in. `timeout`: seconds that a rank waits for the others in one collective.
+
+    What torch has once per process the ranks share: forward-mode AD levels, and the default generator, of which each has a
+    copy that starts anew when the generator's seed is another (not when it is set to the same seed or state again).
     """
     hub = ThreadHub(n_ranks, timeout)
     results: dict[int, Result] = {}

@@ -59,6 +59,31 @@ def test_hidden_communication_can_be_forbidden():
     on_ranks(check)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.flip(0),
+        lambda x: x.topk(2, 0),
+        lambda x: x.cumsum(0),
+        lambda x: x.roll(3, 0),
+        lambda x: x.argmax(0),
+        lambda x: x.var(0),
+        lambda x: x.softmax(0),
+        lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    ],
+)
+def test_kernels_of_their_own_are_forbidden_and_named_too(call):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.rand(64, 64), mesh, [Shard(0)])
+        with sw.communication_policy("error"), pytest.raises(ValueError, match=r"::.* moves .* on its own"):
+            call(x)
+        with sw.CommDebugMode() as comm:
+            call(x)
+        assert comm.events and all(event.op.startswith(("aten::", "shardwise::")) for event in comm.events)
+
+    on_ranks(check)
+
+
 def test_hidden_communication_can_be_warned_of():
     def check(mesh):
         x = sw.distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
@@ -141,6 +166,7 @@ def test_a_rule_may_be_a_function_of_the_shapes():
         ("shardwise_test::absent", "i->i", "torch knows no operator shardwise_test::absent"),
         ("aten::add.Tensor", "i,i->i", "answered by Shardwise already"),
         ("shardwise_test::twice", "i", 'has no "->"'),
+        ("shardwise_test::twice", "i->i,i", "has 1 outputs and"),
     ],
 )
 def test_bad_rules_are_errors(op, rule, words):

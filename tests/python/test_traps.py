@@ -186,6 +186,10 @@ EMPTY = {
 }
 
 
+def test_extremes_of_nothing_keep_step():
+    expect_dense(lambda x: x.amax(-1), torch.zeros(0, 3, 2), cuts=[Shard(2), Shard(1), Shard(0)])
+
+
 @pytest.mark.parametrize("call", EMPTY.values(), ids=EMPTY.keys())
 def test_ranks_without_elements_keep_step(call):
     torch.manual_seed(0)

@@ -157,3 +157,54 @@ def test_a_plain_out_and_one_of_another_kind_are_errors():
             torch.add(x, 1.5, out=sw.distribute_tensor(torch.zeros(6, 6, dtype=torch.long), mesh, [Shard(0)]))
 
     on_ranks(check)
+
+
+def test_views_of_which_some_ranks_have_nothing_keep_step():
+    def check(mesh):
+        base = sw.distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)])
+        view = base.view(3, 5)  # on two ranks of four there is none of it
+        base.mul_(2)
+        assert torch.equal((view + 1).full_tensor(), torch.full((3, 5), 3.0))
+        windows = sw.distribute_tensor(torch.ones(5, 3), mesh, [Shard(0, sizes=[1, 0, 3, 1])])
+        seen = windows.unfold(0, 2, 2)
+        windows.zero_()
+        assert seen.sum().item() == 0
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS[:3], ids=str)
+def test_writes_through_a_view_of_another_dtype_keep_the_bits(placement):
+    def check(mesh):
+        base = sw.distribute_tensor(torch.zeros(4, 4), mesh, [placement])
+        base.view(torch.int32).fill_(0x3F800000)  # 1.0
+        assert torch.equal(base.full_tensor(), torch.ones(4, 4))
+
+    on_ranks(check)
+
+
+def test_views_and_bases_see_each_other_in_inference_mode():
+    def check(mesh):
+        with torch.inference_mode():
+            base = sw.distribute_tensor(dense(), mesh, [Shard(1)])
+            row, part = base[1], base.view(-1)[3:9]
+            base.mul_(2)
+            assert torch.equal(row.full_tensor(), dense()[1] * 2)
+            part.zero_()
+            assert torch.equal(base.full_tensor().view(-1)[3:9], torch.zeros(6))
+            assert torch.equal(row.full_tensor()[:3], torch.zeros(3))
+
+    on_ranks(check)
+
+
+def test_parts_of_an_unsafe_split_are_written_to_one_by_one():
+    def check(mesh):
+        x = sw.distribute_tensor(dense(), mesh, [Shard(0)]).requires_grad_()
+        first, second = (x * 2).unsafe_chunk(2, 1)
+        (first.tanh_() + second.sigmoid_()).sum().backward()
+        y = dense().requires_grad_()
+        a, b = (y * 2).unsafe_chunk(2, 1)
+        (a.tanh() + b.sigmoid()).sum().backward()
+        torch.testing.assert_close(x.grad.full_tensor(), y.grad)
+
+    on_ranks(check)
