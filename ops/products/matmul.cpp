@@ -7,6 +7,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/matmul_ops.h>
 
 #include <fmt/format.h>
 
@@ -96,6 +97,17 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
   return result;
 }
 
+/// Torch has no derivative of matmul for complex numbers, but of what it composes matmul of.
+at::Tensor differentiable_matmul(c10::DispatchKeySet keys, const at::Tensor& left, const at::Tensor& right) {
+  if (!left.is_complex() && !right.is_complex())
+    return at::_ops::matmul::redispatch(
+        keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther), left, right);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
+  torch::jit::Stack stack{left, right};
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  return stack[0].toTensor();
+}
+
 /// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
   static auto op = c10::Dispatcher::singleton()
@@ -180,6 +192,7 @@ void register_matmul(RuleTable& table) {
   table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
   aten_kernels().impl("matmul", &product);
+  aten_autograd_kernels().impl("matmul", &differentiable_matmul);
   aten_kernels().impl("dot", &product);
   aten_kernels().impl("vdot", &conjugate_product);
   add_composition("matmul_backward", &matmul_backward);
