@@ -18,8 +18,7 @@ struct LaidOutBackward final : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     if (!grads[0].defined() || is_dtensor(grads[0])) return std::move(grads);
     const auto& mesh = input->mesh();
-    const at::Tensor replica =
-        from_local(grads[0], mesh, Placements(mesh->ndim()), {.shape = Dims(grads[0].sizes())});
+    const at::Tensor replica = from_local(grads[0], mesh, Placements(mesh->ndim()), {.shape = Dims(grads[0].sizes())});
     return {redistribute(replica, without_partial(input->placements()))};
   }
   std::string name() const override { return "LaidOutBackward"; }
@@ -56,9 +55,9 @@ void lay_out_gradients(const std::string& op) {
 }
 
 void register_plain_gradients() {
-  for (const char* op :
-       {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "linalg_matrix_exp",
-        "nextafter", "_prelu_kernel_backward", "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
+  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+                         "linalg_matrix_exp", "nextafter", "_prelu_kernel_backward", "normal.Tensor_float",
+                         "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
     lay_out_gradients(op);
 }
 

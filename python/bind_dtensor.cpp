@@ -133,7 +133,8 @@ void set_tensor_class(const py::object& type) {
                                 reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&from_local_method)),
                                 METH_FASTCALL | METH_KEYWORDS, kFromLocal};
   type.attr("from_local") =
-      py::module_::import("builtins").attr("staticmethod")(py::reinterpret_steal<py::object>(PyCFunction_New(&from_local, nullptr)));
+      py::module_::import("builtins")
+          .attr("staticmethod")(py::reinterpret_steal<py::object>(PyCFunction_New(&from_local, nullptr)));
   set_attribute_by_c_name();
   set_wrap_hook(&attach);
 }

@@ -76,12 +76,13 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
 /// As many outputs as the schema has, where it has no list.
 void check_outputs(const std::string& op, const std::string& notation) {
   const size_t dot = op.find('.', op.find("::"));
-  const auto handle = c10::Dispatcher::singleton().findSchema(
-      {op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
+  const auto handle =
+      c10::Dispatcher::singleton().findSchema({op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
   const size_t arrow = notation.find("->");
   if (!handle || arrow == std::string::npos) return;  // said later, with better words
   const auto& returns = handle->schema().returns();
-  const auto n_outputs = 1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
+  const auto n_outputs =
+      1 + std::ranges::count(notation.begin() + static_cast<std::ptrdiff_t>(arrow), notation.end(), ',');
   const bool has_lists = std::ranges::any_of(
       returns, [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::ListType; });
   TORCH_CHECK_VALUE(has_lists || static_cast<int64_t>(returns.size()) == n_outputs,

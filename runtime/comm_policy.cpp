@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-
 namespace shardwise {
 namespace {
 
@@ -20,8 +19,8 @@ void check_comm_policy(const Spec& source, const Spec& destination) {
   if (policy == CommPolicy::kAllow) [[likely]]
     return;
   if (!CommScope::is_operator()) return;
-  const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.", CommScope::current_op(),
-                                       to_string(source), to_string(destination.layout()));
+  const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.",
+                                       CommScope::current_op(), to_string(source), to_string(destination.layout()));
   TORCH_CHECK_VALUE(policy == CommPolicy::kWarn, text);
   TORCH_WARN(text);
 }

@@ -59,7 +59,8 @@ void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
 /// Where every element of the source is seen, what it holds need not be fetched before it is overwritten.
 bool MovedView::covers(const Spec& spec) const {
   const Spec& source = *source_impl().spec();
-  return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" && op_.name != "aten::unfold";
+  return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" &&
+         op_.name != "aten::unfold";
 }
 
 void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {

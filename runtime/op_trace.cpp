@@ -56,7 +56,8 @@ KernelTrace::KernelTrace(const std::string& op) {
 
 KernelTrace::~KernelTrace() {
   if (!watch_ || !watch_->within.records().empty()) return;
-  OpRecord record{watch_->op, "a kernel of its own", {}, {}, {}, watch_->sent.total_count(), watch_->sent.bytes_received()};
+  OpRecord record{
+      watch_->op, "a kernel of its own", {}, {}, {}, watch_->sent.total_count(), watch_->sent.bytes_received()};
   OpTrace::record(record);
 }
 

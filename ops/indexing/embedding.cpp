@@ -6,8 +6,8 @@
 //   Replicate              as they are    as the ids
 //
 // aten's own derivative knows how many rows the table has, not where they are: here it is a function of its own.
-#include "ops/indexing/embedding_rows.h"
 #include "ops/families.h"
+#include "ops/indexing/embedding_rows.h"
 #include "ops/kernels.h"
 #include "placements/partial.h"
 #include "runtime/below.h"

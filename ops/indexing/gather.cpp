@@ -9,8 +9,8 @@
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
-#include "ops/kernels.h"
 #include "ops/indexing/window.h"
+#include "ops/kernels.h"
 #include "runtime/dtensor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

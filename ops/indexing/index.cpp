@@ -11,9 +11,9 @@
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
-#include "ops/kernels.h"
 #include "ops/indexing/masked_rows.h"
 #include "ops/indexing/window.h"
+#include "ops/kernels.h"
 #include "runtime/dtensor.h"
 
 #include <ATen/ExpandUtils.h>

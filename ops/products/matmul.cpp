@@ -7,7 +7,6 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/matmul_ops.h>
 
 #include <fmt/format.h>
 
@@ -98,13 +97,12 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
 }
 
 /// Torch has no derivative of matmul for complex numbers, but of what it composes matmul of.
-at::Tensor differentiable_matmul(c10::DispatchKeySet keys, const at::Tensor& left, const at::Tensor& right) {
-  if (!left.is_complex() && !right.is_complex())
-    return at::_ops::matmul::redispatch(
-        keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther), left, right);
+at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
+  const bool is_complex = left.is_complex() || right.is_complex();
   torch::jit::Stack stack{left, right};
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  op.callBoxedForDispatchKey(is_complex ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::Autograd,
+                             stack);
   return stack[0].toTensor();
 }
 

@@ -17,7 +17,9 @@ def on_ranks(check) -> None:
 
 
 def place(dense: torch.Tensor, mesh: sw.DeviceMesh, placement: sw.Placement) -> sw.DTensor:
-    return sw.distribute_tensor(dense.detach(), mesh, [placement], src_data_rank=None).requires_grad_(dense.requires_grad)
+    return sw.distribute_tensor(dense.detach(), mesh, [placement], src_data_rank=None).requires_grad_(
+        dense.requires_grad
+    )
 
 
 def expect_dense(call, *dense: torch.Tensor, cuts=CUTS) -> None:
@@ -145,7 +147,9 @@ def test_scale_grad_by_freq_counts_over_all_ranks(cut):
     def check(mesh):
         for layout in (Shard(0), Shard(1), Replicate()):
             ours = place(table, mesh, layout)
-            rows = F.embedding(sw.distribute_tensor(ids, mesh, [cut], src_data_rank=None), ours, scale_grad_by_freq=True)
+            rows = F.embedding(
+                sw.distribute_tensor(ids, mesh, [cut], src_data_rank=None), ours, scale_grad_by_freq=True
+            )
             torch.testing.assert_close(torch.autograd.grad(rows.sum(), ours)[0].full_tensor(), expected)
 
     on_ranks(check)

@@ -208,3 +208,12 @@ def test_parts_of_an_unsafe_split_are_written_to_one_by_one():
         torch.testing.assert_close(x.grad.full_tensor(), y.grad)
 
     on_ranks(check)
+
+
+def test_a_list_to_write_to_holds_no_moved_views():
+    def check(mesh):
+        base = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)])
+        with pytest.raises(ValueError, match="the list to write to holds a view whose values were moved"):
+            torch._foreach_add_([base, base.view(8, 3)], 1.0)
+
+    on_ranks(check)
