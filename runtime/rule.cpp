@@ -234,8 +234,9 @@ Rule reduction(Reduce reduce) {
     for (int64_t dim = 0; dim < n_dims; ++dim) {
       input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
       signature.factors.back().reduce = reduce;
-      signature.factors.back().is_whole = is_empty;  // what a kernel makes of nothing, or refuses, goes by the whole
       const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
+      // Of nothing there are extremes along a dim that has elements: no rank may have none of it.
+      signature.factors.back().is_whole = is_empty && is_reduced && call.operands[0].sizes[dim] > 0;
       if (!is_reduced) output.push_back(input.back());
       if (is_reduced && keeps) output.push_back({});
     }
