@@ -58,9 +58,10 @@ class UnboxedKey {
 
  private:
   void add_tensor(const at::Tensor& tensor) {
-    const auto* impl = maybe_dtensor(tensor);
+    auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor;
+      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // MovedView::count_write()
+      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor && !is_counted;
       key_.add_pointer(impl->spec().get());
     } else if (!tensor.defined()) {
       key_.add(0);

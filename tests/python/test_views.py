@@ -217,3 +217,16 @@ def test_a_list_to_write_to_holds_no_moved_views():
             torch._foreach_add_([base, base.view(8, 3)], 1.0)
 
     on_ranks(check)
+
+
+def test_writes_by_the_short_way_are_seen_in_inference_mode():
+    def check(mesh):
+        with torch.inference_mode():
+            ones = sw.distribute_tensor(torch.ones(6, 6), mesh, [Shard(0)])
+            base = ones.clone()
+            row = base[1]
+            for sum_so_far in (2, 3, 4):  # the first time by the general way, then by that of hot operators
+                base.add_(ones)
+                assert torch.equal(row.full_tensor(), torch.full((6,), float(sum_so_far)))
+
+    on_ranks(check, n_ranks=2)
