@@ -6,6 +6,8 @@
 #include "runtime/bound_call.h"
 #include "runtime/dtensor.h"
 
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+
 namespace shardwise {
 
 template <auto kernel>
@@ -17,7 +19,7 @@ struct Beside<kernel> {
   static Return call(Self self, Rest... rest) {
     if (is_dtensor(self)) [[likely]]
       return kernel(self, rest...);
-    static const OpInfo op(*c10::Dispatcher::singleton().findSchema(c10::OperatorName("aten::" + base(), overload())));
+    static const OpInfo op(*c10::Dispatcher::singleton().findSchema(torch::jit::parseName("aten::" + name)));
     if (self.dim() > 0) check_plain(op, self, 0);
     MeshPtr mesh;
     (look_at(rest, mesh), ...);
@@ -33,9 +35,6 @@ struct Beside<kernel> {
   inline static std::string name;  // "scatter.src"
 
  private:
-  static std::string base() { return name.substr(0, name.find('.')); }
-  static std::string overload() { return name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1); }
-
   template <class Value>
   static void look_at(const Value&, MeshPtr&) {}
   static void look_at(const at::Tensor& tensor, MeshPtr& mesh) {

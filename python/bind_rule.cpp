@@ -3,6 +3,7 @@
 #include "runtime/propagate.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
 #include <cctype>
@@ -75,9 +76,7 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
 
 /// As many outputs as the schema has, where it has no list.
 void check_outputs(const std::string& op, const std::string& notation) {
-  const size_t dot = op.find('.', op.find("::"));
-  const auto handle =
-      c10::Dispatcher::singleton().findSchema({op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
+  const auto handle = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(op));
   const size_t arrow = notation.find("->");
   if (!handle || arrow == std::string::npos) return;  // said later, with better words
   const auto& returns = handle->schema().returns();

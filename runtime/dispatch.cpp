@@ -12,6 +12,7 @@
 #include "runtime/rule.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -143,9 +144,7 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
 }
 
 void add_user_rule(const std::string& op, const Rule& rule) {
-  const size_t dot = op.find('.', op.find("::"));
-  const auto handle =
-      c10::Dispatcher::singleton().findSchema({op.substr(0, dot), dot == std::string::npos ? "" : op.substr(dot + 1)});
+  const auto handle = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(op));
   TORCH_CHECK_VALUE(handle, fmt::format("[register_rule] torch knows no operator {}. Register it with torch first; "
                                         "overloads are named as in aten::add.Tensor.",
                                         op));
