@@ -17,6 +17,8 @@ void bind_factories(py::module_& module);
 void bind_dispatch(py::module_& module);
 void bind_comm_trace(py::module_& module);
 void bind_comm_policy(py::module_& module);
+void bind_lookup_options(py::module_& module);
+void bind_row_optimizer(py::module_& module);
 void bind_op_trace(py::module_& module);
 void bind_rule(py::module_& module);
 /// No names: ranks in one process let each other run while they wait.

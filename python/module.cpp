@@ -36,6 +36,8 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_dispatch(module);
   shardwise::bind_comm_trace(module);
   shardwise::bind_comm_policy(module);
+  shardwise::bind_lookup_options(module);
+  shardwise::bind_row_optimizer(module);
   shardwise::bind_op_trace(module);
   shardwise::bind_rule(module);
   shardwise::bind_waiting(module);

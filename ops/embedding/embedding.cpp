@@ -65,9 +65,7 @@ struct Saved : torch::CustomClassHolder {
   LookupOptions options;
   int64_t padding_idx;
   bool by_freq;
-  bool is_sparse;
-  at::Tensor table;  // only with an optimizer
-  std::shared_ptr<RowOptimizer> optimizer;
+  GradientEnd end;
 };
 using SavedPtr = c10::intrusive_ptr<Saved>;
 
@@ -107,15 +105,12 @@ at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
   const BelowGuard guard;
   const CommScope scope("aten::embedding_backward");
   const TableLookup lookup = cut_as(*spec_of(grad), saved);
-  const bool is_whole = saved->optimizer || saved->is_sparse;
-  const Placements now = is_whole ? without_partial(spec_of(grad)->placements()) : spec_of(grad)->placements().vec();
+  Placements now = spec_of(grad)->placements().vec();
+  if (saved->end.is_complete()) now = without_partial(now);
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
-  std::vector<BoxGrads> boxes = grads_of_boxes(lookup, redistribute(grad, plan.grad));
-  if (!saved->optimizer) return dense_gradient(spec, boxes, saved->padding_idx);
-  apply_gradient(saved->table, *saved->optimizer, spec, std::move(boxes), saved->padding_idx);
-  return {};
+  return saved->end.take(spec, grads_of_boxes(lookup, redistribute(grad, plan.grad)), saved->padding_idx);
 }
 
 void keep(AutogradContext* ctx, const SavedPtr& saved, const at::Tensor& ids) {
@@ -154,7 +149,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const SavedPtr saved = kept(ctx);
     const at::Tensor ids = ctx->get_saved_variables()[0];
     if (saved->by_freq) grad = grad * inverse_counts(ids, grad.scalar_type()).unsqueeze(-1);
-    if (saved->optimizer) return {table_grad(grad, saved), {}, {}};
+    if (saved->end.is_complete()) return {table_grad(grad, saved), {}, {}};
     return {EmbeddingGrad::apply(grad, ids, saved), {}, {}};
   }
 };
@@ -177,9 +172,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   saved->options = LookupScope::current();
   saved->padding_idx = padding_idx;
   saved->by_freq = by_freq;
-  saved->is_sparse = sparse;
-  saved->optimizer = fused_optimizer(weight);
-  if (saved->optimizer) saved->table = weight.detach();
+  saved->end = GradientEnd::of(weight, sparse);
   return Embedding::apply(table, saved, prepared_ids(kOp, ids, *spec_of(table)));
 }
 

@@ -1,10 +1,13 @@
 #include "ops/embedding/row_gradient.h"
 
+#include "placements/partial.h"
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 #include "runtime/messages.h"
 #include "runtime/moved_view.h"
+#include "runtime/sparse.h"
 
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -59,9 +62,7 @@ at::Tensor mean_squares(const Spec& spec, const RowGrads& grads, const IdGroups&
   return squares.div_(static_cast<double>(spec.sizes()[1]));
 }
 
-}  // namespace
-
-at::Tensor dense_gradient(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+at::Tensor dense(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
   Shards pieces;
   for (size_t i = 0; i < boxes.size(); ++i) {
     const Box& box = spec->boxes()[i];
@@ -70,10 +71,22 @@ at::Tensor dense_gradient(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, in
   return wrap(spec, std::move(pieces));
 }
 
-void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, std::vector<BoxGrads> boxes,
-                    int64_t skipped) {
-  const BelowGuard guard;
-  complete(spec, boxes, skipped);
+at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+  Shards pieces;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const Box& box = spec->boxes()[i];
+    const IdGroups groups = groups_in(box, boxes[i].ids, skipped);
+    const at::Tensor sums = sum_groups(boxes[i].grads, groups);
+    pieces.push_back(at::_sparse_coo_tensor_unsafe(groups.rows.unsqueeze(0), sums, box.sizes,
+                                                   sums.options().layout(at::kSparse), /*is_coalesced=*/true));
+  }
+  return wrap_sparse(spec->with_placements(without_partial(spec->placements())), std::move(pieces),
+                     {.sparse_dim = 1, .is_coalesced = true});
+}
+
+/// Into the rows of `table`; where they were saved for another backward, that one will say that they changed.
+void apply(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes,
+           int64_t skipped) {
   optimizer.begin_step();
   const bool needs_squares = optimizer.options().kind == RowOptimizer::Kind::kRowWiseAdagrad;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -85,6 +98,22 @@ void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const Spec
     MovedView::count_write();
   else
     table.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+GradientEnd GradientEnd::of(const at::Tensor& weight, bool is_sparse) {
+  GradientEnd end{is_sparse, fused_optimizer(weight), {}};
+  if (end.optimizer) end.table = weight.detach();
+  return end;
+}
+
+at::Tensor GradientEnd::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {
+  const BelowGuard guard;
+  if (is_complete()) complete(spec, boxes, skipped);
+  if (!optimizer) return is_sparse ? sparse(spec, boxes, skipped) : dense(spec, boxes, skipped);
+  apply(table, *optimizer, spec, boxes, skipped);
+  return {};
 }
 
 }  // namespace shardwise

@@ -1,24 +1,30 @@
-// ops/embedding/row_gradient.h: what becomes of the gradient rows of a table: a dense gradient of this rank's rows, a sparse one, or an
-// update of the rows at once.
+// ops/embedding/row_gradient.h: where the gradient rows of a table go: into a dense gradient of this rank's rows, a sparse one, or into
+// the rows at once.
 #pragma once
 
 #include "ops/embedding/row_optimizer.h"
 #include "ops/embedding/row_route.h"
 #include "runtime/dtensor.h"
 
+#include <memory>
+
 namespace shardwise {
 
-/// `boxes`: per box of `spec`, the layout of the gradient, this rank's share of the gradient rows. Ids that are `skipped` count nothing.
+struct GradientEnd {
+  bool is_sparse = false;
+  std::shared_ptr<RowOptimizer> optimizer;  // null: the gradient is the caller's
+  at::Tensor table;                         // only with an optimizer
 
-/// Dense, of layout `spec`; Partial where `spec` says that other ranks have more of it. Cost: the memory of this rank's rows.
-at::Tensor dense_gradient(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped);
+  /// `weight`: the leaf that lookups are differentiated by.
+  static GradientEnd of(const at::Tensor& weight, bool is_sparse);
 
-/// Sparse, of the rows named and no others, coalesced; where `spec` is Partial the ranks exchange what they have.
-/// Collective over the mesh's members.
-at::Tensor sparse_gradient(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped);
+  /// Sparse gradients and updates take the gradients of replicated rows from all ranks; dense ones may stay Partial.
+  bool is_complete() const { return is_sparse || optimizer; }
 
-/// Goes into `table` at once and is nowhere stored. Collective over the mesh's members.
-void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, std::vector<BoxGrads> boxes,
-                    int64_t skipped);
+  /// The gradient of layout `spec`, given this rank's share for each box of it; ids that are `skipped` count nothing. Sparse ones are
+  /// coalesced and hold the rows named, no others; undefined where an optimizer took it. Dense ones cost the memory of this rank's rows,
+  /// the others that of the rows named. Collective over the mesh's members where `spec` is Partial or row-wise sums are over cut rows.
+  at::Tensor take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const;
+};
 
 }  // namespace shardwise

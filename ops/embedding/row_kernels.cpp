@@ -7,13 +7,16 @@
 #include "kernels/row_sums.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <mutex>
 #include <vector>
 
 namespace shardwise {
@@ -98,6 +101,12 @@ kernels::GradRows grad_rows_of(const RowGrads& grads) {
           numbers_of(grads.row_of),
           grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
           numbers_of(grads.chosen)};
+}
+
+int64_t IdGroups::place_of(int64_t row) const {
+  if (row < 0 || n() == 0) return -1;
+  const int64_t place = at::searchsorted(rows, at::Scalar(row)).item<int64_t>();
+  return place < n() && rows[place].item<int64_t>() == row ? place : -1;
 }
 
 RowGrads RowGrads::columns(int64_t begin, int64_t width) const {

@@ -60,8 +60,9 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
 
 /// Which tables have one. Tables come and go: an entry counts while its table lives.
 struct Registry {
+  using Table = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> table;
+    Table table;
     std::shared_ptr<RowOptimizer> optimizer;
   };
   std::mutex mutex;
@@ -129,7 +130,7 @@ void fuse_optimizer(const at::Tensor& table, std::shared_ptr<RowOptimizer> optim
   std::erase_if(registry.entries, [](const auto& entry) { return entry.second.table.expired(); });
   auto* impl = table.unsafeGetTensorImpl();
   registry.entries.erase(impl);
-  if (optimizer) registry.entries.emplace(impl, Registry::Entry{table.getIntrusivePtr(), std::move(optimizer)});
+  if (optimizer) registry.entries.emplace(impl, Registry::Entry{Registry::Table(table.getIntrusivePtr()), std::move(optimizer)});
 }
 
 std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table) {

@@ -14,7 +14,7 @@
 
 namespace shardwise {
 
-at::Tensor prepared_table(const char* op, const at::Tensor& weight) {
+at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_sums) {
   TORCH_CHECK_TYPE(
       is_dtensor(weight),
       fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
@@ -24,7 +24,7 @@ at::Tensor prepared_table(const char* op, const at::Tensor& weight) {
                                                    op, fmt::join(weight.sizes(), ", "), weight.dim()));
   Placements placements = spec_of(weight)->placements().vec();
   for (Placement& placement : placements)
-    if (placement.is_partial() && !is_linear(placement.reduce())) placement = Placement::replicate();
+    if (placement.is_partial() && !(passes_sums && is_linear(placement.reduce()))) placement = Placement::replicate();
   return placements == spec_of(weight)->placements() ? weight : redistribute(weight, std::move(placements));
 }
 

@@ -7,9 +7,9 @@
 
 namespace shardwise {
 
-/// `weight` as a table: distributed, 2-D, and without Partials but sums, which lookups pass on.
+/// `weight` as a table: distributed, 2-D, and without Partials but sums, which lookups pass on (and maxima of them do not).
 /// Throws: c10::TypeError, c10::ValueError; on all ranks alike.
-at::Tensor prepared_table(const char* op, const at::Tensor& weight);
+at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_sums = true);
 
 /// `ids` as ids of `table`: distributed over its mesh, of int64 or int32, without Partials. A plain tensor counts as replicated where it is
 /// of 0 dims, where `may_be_plain` and under implicit replication.

@@ -231,6 +231,31 @@ class communication_policy:
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
+class lookup_exchange:
+    def __init__(
+        self, exchange: Literal["auto", "reduce_scatter", "all_to_all"] = "auto", *, check_ids: bool = True
+    ) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+class RowOptimizer:
+    n_steps: int
+    @property
+    def state(self) -> list[torch.Tensor]: ...
+    def set_lr(self, lr: float) -> None: ...
+
+def fuse_optimizer(
+    table: torch.Tensor,
+    kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam"],
+    lr: float,
+    eps: float,
+    beta1: float,
+    beta2: float,
+    initial_accumulator_value: float,
+) -> RowOptimizer: ...
+def release_optimizer(table: torch.Tensor) -> None: ...
 def register_rule(
     op: str,
     rule: str | Callable[[list[tuple[int, ...]]], str | None],

@@ -12,7 +12,7 @@ import atexit
 
 import torch
 
-from shardwise import _C, debug, testing
+from shardwise import _C, debug, optim, testing
 from shardwise._C import (
     EnumerableShard,
     Layout,
@@ -25,6 +25,7 @@ from shardwise._C import (
     cache_counters,
     communication_policy,
     implicit_replication,
+    lookup_exchange,
     plan_redistribution,
     redistribute_many,
     redistribution_counters,
@@ -60,7 +61,9 @@ __all__ = [
     "full",
     "implicit_replication",
     "init_device_mesh",
+    "lookup_exchange",
     "ones",
+    "optim",
     "plan_redistribution",
     "rand",
     "randn",

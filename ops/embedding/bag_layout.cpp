@@ -1,0 +1,89 @@
+#include "ops/embedding/bag_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
+  const auto* first = offsets.const_data_ptr<int64_t>();
+  const auto* end = first + offsets.numel();
+  if (first == end) return;
+  TORCH_CHECK_VALUE(*first == 0, fmt::format("[{}] offsets begin with {}. Bag 0 begins at 0.", op, *first));
+  const auto* fall = std::is_sorted_until(first, end);
+  TORCH_CHECK_VALUE(fall == end, fmt::format("[{}] offsets fall from {} to {} at {}. Give them in ascending order.", op,
+                                             fall == end ? 0 : fall[-1], fall == end ? 0 : *fall, fall - first));
+  TORCH_CHECK_VALUE(end[-1] <= n_ids,
+                    fmt::format("[{}] the last offset is {}, of {} ids. Use offsets in [0, {}].", op, end[-1], n_ids,
+                                n_ids));
+}
+
+}  // namespace
+
+BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
+                            const MeshPtr& mesh) {
+  TORCH_CHECK_VALUE(offsets.dim() == 1, fmt::format("[{}] offsets of shape [{}] have {} dims. Give [bags].", op,
+                                                    fmt::join(offsets.sizes(), ", "), offsets.dim()));
+  TORCH_CHECK_TYPE(offsets.scalar_type() == at::kLong || offsets.scalar_type() == at::kInt,
+                   fmt::format("[{}] offsets are {}. Use int64 or int32.", op, c10::toString(offsets.scalar_type())));
+  TORCH_CHECK_VALUE(!include_last || offsets.numel() > 0,
+                    fmt::format("[{}] include_last_offset=True, but there are no offsets. Give at least one.", op));
+  BagOffsets bags;
+  bags.n_ = offsets.numel() - (include_last ? 1 : 0);
+  bags.n_ids_ = n_ids;
+  at::Tensor all = offsets;
+  if (is_dtensor(offsets)) {
+    TORCH_CHECK_VALUE(spec_of(offsets)->mesh() == mesh,
+                      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with "
+                                  "redistribute(mesh, ...).",
+                                  op, to_string(*mesh), to_string(*spec_of(offsets)->mesh())));
+    const at::Tensor whole = redistribute(offsets, Placements(mesh->ndim()));
+    if (!mesh->is_member()) return bags;
+    all = maybe_dtensor(whole)->shards()[0];
+  }
+  all = all.to(at::kCPU, at::kLong).contiguous();
+  check_numbers(op, all, n_ids);
+  if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();
+  bags.offsets_ = all.narrow(0, 0, bags.n_);
+  return bags;
+}
+
+int64_t BagOffsets::bags_before(int64_t place) const {
+  if (place == 0) return 0;
+  if (place >= n_ids_) return n_;
+  const auto* first = offsets_.const_data_ptr<int64_t>();
+  return std::lower_bound(first, first + n_, place) - first;
+}
+
+bool BagOffsets::fit(const Layout& ids) const {
+  if (!is_known() || ids.is_enumerable()) return !is_known();
+  return std::ranges::all_of(ids.intervals(0), [&](const Interval& interval) {
+    const int64_t place = interval.begin, bag = bags_before(place);
+    return place == 0 || place >= n_ids_ || (bag < n_ && offsets_[bag].item<int64_t>() == place);
+  });
+}
+
+Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const {
+  Placements of_ids = placements;
+  for (Placement& placement : of_ids)
+    if (!placement.is_shard(0)) placement = Placement::replicate();
+  Placements of_bags(placements.size(), Placement::shard(0));
+  if (is_known()) {
+    const int64_t all_ids = std::max<int64_t>(n_ids_, 0);
+    of_bags = Layout({all_ids}, mesh->grid_ptr(), of_ids).recut(0, [&](Interval interval) {
+      return bags_before(interval.end) - bags_before(interval.begin);
+    });
+  }
+  for (size_t m = 0; m < placements.size(); ++m)
+    if (placements[m].is_shard(0)) placements[m] = of_bags[m];
+  return placements;
+}
+
+at::Tensor BagOffsets::within(Interval ids, c10::Device device) const {
+  const int64_t first = bags_before(ids.begin), end = bags_before(ids.end);
+  return (offsets_.narrow(0, first, end - first) - ids.begin).to(device);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,41 @@
+// ops/embedding/bag_layout.h: where bags of ids begin, and how they are cut where their ids are.
+//
+//   offsets 0 2 2 5 of 6 ids:   bags [0, 2) [2, 2) [2, 5) [5, 6); ids cut 2, 4: bags cut 1, 3
+#pragma once
+
+#include "runtime/dtensor.h"
+
+namespace shardwise {
+
+/// The offsets of all bags, equal on every rank. (Ranks outside the mesh may not know them: they hold no bags.)
+class BagOffsets {
+ public:
+  BagOffsets() = default;
+  /// `offsets`: [bags], with `include_last` one more that says where the last bag ends; plain (equal on all ranks) or distributed,
+  /// which are gathered. Throws: c10::ValueError, c10::TypeError where they are not 1-D integers that ascend from 0 and stay
+  /// within `n_ids`.
+  static BagOffsets read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
+                         const MeshPtr& mesh);
+
+  /// How many bags.
+  int64_t n() const { return n_; }
+  /// Where this many ids end, all bags do.
+  int64_t n_ids() const { return n_ids_; }
+
+  /// True where every cut of the ids is the beginning of a bag.
+  bool fit(const Layout& ids) const;
+  /// `placements` of [ids, columns], with Shard(0) saying how bags are cut instead. Pre: they fit.
+  Placements of_bags(const MeshPtr& mesh, Placements placements) const;
+  /// The offsets of the bags of these ids, counted from its first.
+  at::Tensor within(Interval ids, c10::Device device) const;
+
+ private:
+  int64_t bags_before(int64_t place) const;
+  bool is_known() const { return offsets_.defined(); }
+
+  at::Tensor offsets_;  // [bags] int64, on the CPU
+  int64_t n_ = 0;
+  int64_t n_ids_ = 0;
+};
+
+}  // namespace shardwise
