@@ -12,7 +12,7 @@ import atexit
 
 import torch
 
-from shardwise import _C, debug, testing
+from shardwise import _C, debug, parallel, testing
 from shardwise._C import (
     EnumerableShard,
     Layout,
@@ -61,6 +61,7 @@ __all__ = [
     "implicit_replication",
     "init_device_mesh",
     "ones",
+    "parallel",
     "plan_redistribution",
     "rand",
     "randn",
