@@ -1,6 +1,8 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/mesh_args.h"
 #include "python/torch_world.h"
+#include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -10,7 +12,6 @@ namespace shardwise {
 namespace {
 
 using Names = std::vector<std::string>;
-using DimOrName = std::variant<int64_t, std::string>;
 
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
@@ -33,20 +34,6 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
 
 at::Tensor rank_tensor(const DeviceMesh& mesh) {
   return at::tensor(mesh.grid().ranks, at::kInt).view(mesh.grid().shape);
-}
-
-/// `dim` as a number in [0, ndim). None stands for the only dim.
-int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
-  TORCH_CHECK_VALUE(
-      dim || mesh.ndim() == 1,
-      fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
-  if (!dim) return 0;
-  if (const auto* name = std::get_if<std::string>(&*dim)) return mesh.dim_of(*name);
-  const int64_t number = std::get<int64_t>(*dim);
-  TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
-                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
-                                number, to_string(mesh), -mesh.ndim(), mesh.ndim()));
-  return number < 0 ? number + mesh.ndim() : number;
 }
 
 int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
@@ -80,6 +67,25 @@ MeshPtr to_mesh(py::handle object) {
   if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
   const auto ours = py::module_::import("shardwise.device_mesh").attr("from_torch")(object);
   return py::cast<std::shared_ptr<DeviceMesh>>(ours);
+}
+
+int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
+  TORCH_CHECK_VALUE(
+      dim || mesh.ndim() == 1,
+      fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
+  if (!dim) return 0;
+  if (const auto* name = std::get_if<std::string>(&*dim)) return mesh.dim_of(*name);
+  const int64_t number = std::get<int64_t>(*dim);
+  TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
+                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
+                                number, to_string(mesh), -mesh.ndim(), mesh.ndim()));
+  return number < 0 ? number + mesh.ndim() : number;
+}
+
+MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
+  if (mesh || !active_meshes.empty()) return mesh_or_current(mesh);
+  python_world();  // initialises torch.distributed where nobody did
+  return world_mesh(device_type_of(device_type));
 }
 
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
@@ -166,6 +172,8 @@ void bind_device_mesh(py::module_& module) {
   type.attr("__module__") = "shardwise";
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
              "The given mesh, or that of the innermost `with mesh:`.");
+  module.def("mesh_or_world", torch::wrap_pybind_function_no_gil(&mesh_or_world), py::arg("device_mesh") = py::none(),
+             py::arg("device_type") = "cpu", "The same, or all ranks of the world in a row where there is none.");
 }
 
 }  // namespace shardwise

@@ -21,6 +21,9 @@ void bind_lookup_options(py::module_& module);
 void bind_row_optimizer(py::module_& module);
 void bind_op_trace(py::module_& module);
 void bind_rule(py::module_& module);
+void bind_mp_moves(py::module_& module);
+void bind_parallel_layers(py::module_& module);
+void bind_parallel_weight(py::module_& module);
 /// No names: ranks in one process let each other run while they wait.
 void bind_waiting(py::module_& module);
 

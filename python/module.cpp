@@ -40,5 +40,8 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_row_optimizer(module);
   shardwise::bind_op_trace(module);
   shardwise::bind_rule(module);
+  shardwise::bind_mp_moves(module);
+  shardwise::bind_parallel_layers(module);
+  shardwise::bind_parallel_weight(module);
   shardwise::bind_waiting(module);
 }

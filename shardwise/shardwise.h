@@ -1,4 +1,4 @@
-// shardwise/shardwise.h: everything a C++ program needs.
+// shardwise/shardwise.h: everything a C++ program needs, but for modules: wrappers/parallel_modules.h brings torch::nn's headers.
 #pragma once
 
 #include "placements/layout.h"
@@ -10,3 +10,6 @@
 #include "runtime/env_world.h"
 #include "runtime/thread_world.h"
 #include "wrappers/local_shards_wrapper.h"
+#include "wrappers/mp_moves.h"
+#include "wrappers/parallel_layers.h"
+#include "wrappers/parallel_weight.h"

@@ -12,7 +12,7 @@ import atexit
 
 import torch
 
-from shardwise import _C, debug, optim, testing
+from shardwise import _C, debug, optim, parallel, testing
 from shardwise._C import (
     EnumerableShard,
     Layout,
@@ -64,6 +64,7 @@ __all__ = [
     "lookup_exchange",
     "ones",
     "optim",
+    "parallel",
     "plan_redistribution",
     "rand",
     "randn",

@@ -7,9 +7,9 @@ from math import prod
 import torch
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from shardwise._C import DeviceMesh, mesh_or_current
+from shardwise._C import DeviceMesh, mesh_or_current, mesh_or_world
 
-__all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current"]
+__all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
 
 
 def init_device_mesh(

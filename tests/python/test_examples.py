@@ -91,6 +91,7 @@ def test_torchrec_sharding_prints_the_same_in_python_and_cpp(example: str) -> No
 
 def test_every_example_has_a_session() -> None:
     assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
+        "parallel_mlp.py",
         "sentence_embeddings.py",
         "torchrec_sharding.cpp",
         "torchrec_sharding.py",
@@ -115,3 +116,13 @@ def test_the_readme_program_prints_what_the_readme_says(tmp_path):
     program, output = readme_program()
     (tmp_path / "first.py").write_text(program)
     assert_same_text(run(f"torchrun --nproc-per-node 4 {tmp_path / 'first.py'}"), output)
+
+
+def test_the_readme_layers_send_what_the_readme_says(tmp_path):
+    section = (ROOT / "README.md").read_text().split("## Model-parallel layers")[1].split("\n## ")[0]
+    program = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
+    (tmp_path / "layers.py").write_text(
+        program + "\nimport torch.distributed as dist\n\ndist.destroy_process_group()\n"
+    )
+    (output,) = re.findall(r"^prints `(.*?)`", section, re.MULTILINE)
+    assert run(f"torchrun --nproc-per-node 4 {tmp_path / 'layers.py'}").count(output) == 4

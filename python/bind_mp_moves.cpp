@@ -1,0 +1,76 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/mesh_args.h"
+#include "wrappers/mp_moves.h"
+
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+using MaybeMesh = std::optional<MeshPtr>;
+
+MeshAxis axis_of(const at::Tensor& input, const MaybeMesh& given, const DimOrName& mesh_dim) {
+  const MeshPtr mesh = given               ? *given
+                       : is_dtensor(input) ? spec_of(input)->mesh()
+                                           : mesh_or_world(given, c10::DeviceTypeName(input.device().type(), true));
+  return {mesh, dim_of(*mesh, mesh_dim)};
+}
+
+at::Tensor py_copy(const at::Tensor& input, const MaybeMesh& mesh, const DimOrName& mesh_dim,
+                   const std::string& reduce) {
+  return mp_copy(input, axis_of(input, mesh, mesh_dim), reduce_from_string(reduce));
+}
+at::Tensor py_reduce(const at::Tensor& input, const MaybeMesh& mesh, const DimOrName& mesh_dim,
+                     const std::string& reduce) {
+  return mp_reduce(input, axis_of(input, mesh, mesh_dim), reduce_from_string(reduce));
+}
+at::Tensor py_scatter(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh, const DimOrName& mesh_dim) {
+  return mp_scatter(input, dim, axis_of(input, mesh, mesh_dim));
+}
+at::Tensor py_gather(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh, const DimOrName& mesh_dim) {
+  return mp_gather(input, dim, axis_of(input, mesh, mesh_dim));
+}
+
+constexpr const char* kCopy =
+    "Forward nothing, backward a reduction over the ranks: what a copy on every rank owes its one source.\n\n"
+    "A torch.Tensor is this rank's copy; its gradients combine by `reduce_op`. A DTensor must be Replicate() on "
+    "`mesh_dim`.\n"
+    "`mesh`: without it the DTensor's own, that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or "
+    "name.";
+
+constexpr const char* kReduce =
+    "Forward a reduction over the ranks, backward nothing. A torch.Tensor is this rank's term, combined by "
+    "`reduce_op`; "
+    "a DTensor\n"
+    "must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy.";
+
+constexpr const char* kScatter =
+    "This rank's part along `dim` of what every rank has, cut as torch.chunk cuts; backward gathers the parts. A "
+    "DTensor "
+    "becomes\n"
+    "Shard(dim) on `mesh_dim`. Mesh as in mp_copy.";
+
+constexpr const char* kGather =
+    "The ranks' parts one after the other along `dim`, on every rank; backward takes this rank's part. Parts of "
+    "torch.Tensors may\n"
+    "be of any extents, which are exchanged first; a DTensor must be Shard(dim) on `mesh_dim`, and becomes Replicate() "
+    "there. Mesh\n"
+    "as in mp_copy. Raises ValueError, alike on all ranks, for parts that differ in other dims or in dtype.";
+
+}  // namespace
+
+void bind_mp_moves(py::module_& module) {
+  using torch::wrap_pybind_function_no_gil;
+  const auto def = [&](const char* name, auto&& function, const char* text, auto&&... args) {
+    module.def(name, function, text, py::arg("input"), args..., py::arg("mesh") = py::none(), py::arg("mesh_dim") = 0);
+  };
+  module.def("mp_copy", wrap_pybind_function_no_gil(&py_copy), kCopy, py::arg("input"), py::arg("mesh") = py::none(),
+             py::arg("mesh_dim") = 0, py::arg("reduce_op") = "sum");
+  module.def("mp_reduce", wrap_pybind_function_no_gil(&py_reduce), kReduce, py::arg("input"),
+             py::arg("mesh") = py::none(), py::arg("mesh_dim") = 0, py::arg("reduce_op") = "sum");
+  def("mp_scatter", wrap_pybind_function_no_gil(&py_scatter), kScatter, py::arg("dim") = -1);
+  def("mp_gather", wrap_pybind_function_no_gil(&py_gather), kGather, py::arg("dim") = -1);
+}
+
+}  // namespace shardwise

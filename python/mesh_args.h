@@ -1,0 +1,20 @@
+// python/mesh_args.h: meshes and their dims as Python functions take them: given, named or left out.
+#pragma once
+
+#include "runtime/device_mesh.h"
+
+#include <optional>
+#include <string>
+#include <variant>
+
+namespace shardwise {
+
+using DimOrName = std::variant<int64_t, std::string>;
+
+/// `dim` as a number in [0, ndim). None stands for the only dim. Throws: c10::IndexError, c10::ValueError.
+int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim);
+
+/// `mesh`, that of the innermost `with mesh:`, or all ranks of the world in a row.
+MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type);
+
+}  // namespace shardwise

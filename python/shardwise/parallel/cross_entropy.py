@@ -1,0 +1,38 @@
+"""The cross entropy of logits of which each rank has some classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise._C import DeviceMesh
+
+__all__ = ["VocabParallelCrossEntropy"]
+
+
+class VocabParallelCrossEntropy(nn.Module):
+    """nn.CrossEntropyLoss with logits cut along the classes, dim 1 (the only one, of a single sample). Logits never move.
+
+    Logits may be a DTensor, with a DTensor of targets, or this rank's classes as a torch.Tensor, any number of them, with
+    targets that are the same on every rank; the loss then is plain. `mesh`, `mesh_dim`: of plain logits, all ranks where they are
+    left out.
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.mesh, self.mesh_dim = mesh, mesh_dim
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return _C.vocab_parallel_cross_entropy(
+            input, target, self.ignore_index, self.reduction, self.label_smoothing, self.mesh, self.mesh_dim
+        )

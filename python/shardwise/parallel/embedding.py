@@ -1,0 +1,70 @@
+"""An embedding table of which each rank has some columns, or some rows."""
+
+from __future__ import annotations
+
+import torch
+
+from shardwise import _C
+from shardwise._C import DeviceMesh
+from shardwise.parallel.layer import InitType, ParallelLayer
+
+__all__ = ["ParallelEmbedding"]
+
+
+class ParallelEmbedding(ParallelLayer):
+    """nn.Embedding with its table [num_embeddings, embedding_dim] cut along the columns, or along the rows with dim=0.
+
+    `max_norm`: rows looked up are renormalised in place by the norm of the whole row, whoever has its columns. `padding_idx`:
+    that row starts at 0 and gets no gradient. `gather_output`: results lie as the ids do, whole on every rank for plain ones;
+    else columns stay cut (a plain output is this rank's columns), and sums over cut rows Partial. `master_weight`: the whole
+    table, alike on all ranks, in place of a drawn one. For the rest, nn.Embedding and ParallelLayer.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        init_type: InitType = "xavier_normal",
+        *,
+        dim: int = 1,
+        gather_output: bool = True,
+        master_weight: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(init_type, mesh, mesh_dim, device)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx, self.max_norm, self.norm_type = padding_idx, max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse, self.gather_output = scale_grad_by_freq, sparse, gather_output
+        self._add_parameter("weight", (num_embeddings, embedding_dim), dim, dtype)
+        self.reset_parameters()
+        if master_weight is not None:
+            self.set_master_weight(master_weight)
+
+    def reset_parameters(self) -> None:
+        """Draws the table, and zeros the padding row."""
+        self._initialize(self.weight, self.init_type)
+        _C.zero_row_(self.weight, self.padding_idx)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _C.parallel_embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+            self.gather_output,
+            self.mesh_dim,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -1,0 +1,100 @@
+"""What layers with cut parameters share: their mesh, how parameters are made, drawn, given whole and taken whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise._C import DeviceMesh
+from shardwise.device_mesh import mesh_or_world
+from shardwise.dtensor import DTensor
+
+__all__ = ["InitType", "ParallelLayer"]
+
+InitType = str | Callable[[torch.Tensor], Any]
+
+
+class Cut(NamedTuple):
+    """A parameter's whole size, and the dim and the blocks that are cut; whole on every rank where there is no dim."""
+
+    size: tuple[int, ...]
+    dim: int | None
+    stride: int
+
+
+class ParallelLayer(nn.Module):
+    """A module whose parameters are each one master tensor, cut over the ranks along one mesh dim.
+
+    `init_type`: a name ("xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "normal", "uniform", "zeros",
+    "ones", "none") or a function that fills a tensor in place, as those of torch.nn.init. Each rank draws its own part of the
+    master, which is a function of torch.manual_seed's seed: the same on any number of ranks.
+    `mesh`: without it that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or name.
+    `device="meta"`: parameters are plain meta tensors that are not drawn; to_empty(device=...) makes the DTensors, and
+    reset_parameters() draws them.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        init_type: InitType,
+        mesh: DeviceMesh | None,
+        mesh_dim: int | str,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        kind = torch.device(device or torch.get_default_device()).type
+        self.mesh = mesh_or_world(mesh, "cpu" if kind == "meta" else kind)
+        if device is not None and kind not in ("meta", self.mesh.device_type):
+            raise ValueError(
+                f"[{type(self).__name__}] device {str(device)!r} is not the mesh's, {self.mesh.device_type!r}. Leave it out, "
+                "or use 'meta'."
+            )
+        self.mesh_dim = _C.mesh_dim_number(self.mesh, mesh_dim)
+        self.init_type = init_type
+        self._is_meta = kind == "meta"
+        self._cuts: dict[str, Cut] = {}
+
+    def _add_parameter(
+        self, name: str, size: tuple[int, ...], dim: int | None, dtype: torch.dtype | None, stride: int = 1
+    ) -> None:
+        self._cuts[name] = Cut(size, dim, stride)
+        dtype = dtype or torch.get_default_dtype()
+        made = torch.empty(size, dtype=dtype, device="meta") if self._is_meta else self._make(name, dtype)
+        self.register_parameter(name, nn.Parameter(made))
+
+    def _make(self, name: str, dtype: torch.dtype) -> DTensor:
+        size, dim, stride = self._cuts[name]
+        if dim is None:
+            return _C.empty(size, dtype, self.mesh, None, False)
+        return _C.parallel_weight(size, dim, self.mesh, self.mesh_dim, stride, dtype)
+
+    def _initialize(self, parameter: torch.Tensor, init_type: InitType) -> None:
+        if isinstance(init_type, str):
+            _C.initialize_(parameter, init_type)
+        elif not parameter.is_meta:
+            with torch.no_grad():
+                init_type(parameter)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ParallelLayer:
+        """Where `fn` takes a parameter off the meta device it becomes this rank's part, and nothing larger."""
+        for name, parameter in self._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            probe = fn(torch.empty(0, dtype=parameter.dtype, device="meta"))
+            if not probe.is_meta:
+                made = self._make(name, probe.dtype)
+                self._parameters[name] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+        return super()._apply(fn, recurse)
+
+    def get_master_weight(self) -> torch.Tensor:
+        """The whole weight, plain, on every rank. Collective over the mesh."""
+        return _C.full_tensor(self.weight.detach())
+
+    def set_master_weight(self, master: torch.Tensor) -> None:
+        """Takes over the whole weight, which all ranks give alike; of a plain tensor nothing is sent."""
+        _C.set_master_(self.weight, master)

@@ -1,0 +1,135 @@
+"""Linear layers of which each rank computes some columns, or a term of the sum."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise._C import DeviceMesh
+from shardwise.parallel.layer import InitType, ParallelLayer
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+
+class ParallelLinear(ParallelLayer):
+    """What the two have in common: a weight [out, in] and a bias [out] that starts at 0."""
+
+    bias: nn.Parameter | None
+    _cut_dim: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        init_type: InitType,
+        stride: int,
+        master_weight: torch.Tensor | None,
+        master_bias: torch.Tensor | None,
+        mesh: DeviceMesh | None,
+        mesh_dim: int | str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(init_type, mesh, mesh_dim, device)
+        self.in_features, self.out_features, self.stride = in_features, out_features, stride
+        self._add_parameter("weight", (out_features, in_features), self._cut_dim, dtype, stride)
+        if bias:
+            self._add_parameter("bias", (out_features,), 0 if self._cut_dim == 0 else None, dtype, stride)
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+        if master_weight is not None:
+            self.set_master_weight(master_weight)
+        if master_bias is not None:
+            self.set_master_bias(master_bias)
+
+    def reset_parameters(self) -> None:
+        """Draws the weight, and zeros the bias."""
+        self._initialize(self.weight, self.init_type)
+        if self.bias is not None:
+            self._initialize(self.bias, "zeros")
+
+    def get_master_bias(self) -> torch.Tensor | None:
+        """The whole bias, plain, on every rank. Collective over the mesh."""
+        return None if self.bias is None else _C.full_tensor(self.bias.detach())
+
+    def set_master_bias(self, master: torch.Tensor) -> None:
+        """Takes over the whole bias, which all ranks give alike."""
+        if self.bias is None:
+            raise ValueError(f"[{type(self).__name__}] the layer has no bias to set. Make it with bias=True.")
+        _C.set_master_(self.bias, master)
+
+    def extra_repr(self) -> str:
+        text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return text + (f", stride={self.stride}" if self.stride != 1 else "")
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """input @ weight.T + bias, with weight and bias cut along out_features.
+
+    `gather_output`: every rank gets all columns of the output; else they stay cut (a plain output is this rank's columns).
+    `stride`: blocks of the output, 3 for fused queries, keys and values; each is cut over all ranks, so that a rank has its
+    queries, keys and values. The output is in the order of the master weight, whatever the stride.
+    `master_weight`, `master_bias`: the whole ones, alike on all ranks, in place of drawn ones.
+    For the rest, ParallelLayer.
+    """
+
+    _cut_dim = 0
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        gather_output: bool = True,
+        init_type: InitType = "xavier_normal",
+        stride: int = 1,
+        *,
+        master_weight: torch.Tensor | None = None,
+        master_bias: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.gather_output = gather_output
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _C.column_parallel_linear(input, self.weight, self.bias, self.gather_output, self.mesh_dim)
+
+
+class RowParallelLinear(ParallelLinear):
+    """input @ weight.T + bias, with the weight cut along in_features; the bias is whole, and counted once.
+
+    `input_is_parallel`: a plain input is this rank's columns, as a column layer with gather_output=False gives them, not the
+    whole; a DTensor says so itself. `stride`: blocks of the input, as that layer's. Otherwise as ColumnParallelLinear.
+    """
+
+    _cut_dim = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        init_type: InitType = "xavier_normal",
+        stride: int = 1,
+        *,
+        master_weight: torch.Tensor | None = None,
+        master_bias: torch.Tensor | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: int | str = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.input_is_parallel = input_is_parallel
+        master = (master_weight, master_bias)
+        super().__init__(in_features, out_features, bias, init_type, stride, *master, mesh, mesh_dim, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return _C.row_parallel_linear(input, self.weight, self.bias, self.input_is_parallel, self.mesh_dim)

@@ -1,0 +1,125 @@
+#include "wrappers/mp_moves.h"
+
+#include "wrappers/plain_parts.h"
+
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// One move of one tensor: the names and the defaults worked out.
+struct Move {
+  const char* op;
+  const at::Tensor& input;
+  MeshPtr mesh;
+  int64_t mesh_dim;
+
+  Move(const char* op, const at::Tensor& input, const MeshAxis& axis)
+      : op(op), input(input), mesh(axis.mesh), mesh_dim(axis.mesh_dim) {
+    if (is_dtensor(input)) {
+      const MeshPtr& own = spec_of(input)->mesh();
+      TORCH_CHECK_VALUE(!mesh || mesh == own,
+                        fmt::format("[{}] the DTensor lives on the mesh {}, not on {}. Leave mesh "
+                                    "out, or redistribute(mesh, ...) it first.",
+                                    op, to_string(*own), to_string(*mesh)));
+      mesh = own;
+    }
+    if (!mesh) mesh = world_mesh(input.device().type());
+    TORCH_CHECK_INDEX(mesh_dim >= -mesh->ndim() && mesh_dim < mesh->ndim(),
+                      fmt::format("[{}] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).", op,
+                                  mesh_dim, to_string(*mesh), -mesh->ndim(), mesh->ndim()));
+    if (mesh_dim < 0) mesh_dim += mesh->ndim();
+    if (is_plain()) mesh = line_of(mesh, std::exchange(mesh_dim, 0));
+  }
+
+  bool is_plain() const { return !is_dtensor(input); }
+  const Placement& placement() const { return spec_of(input)->placements()[mesh_dim]; }
+
+  int64_t wrapped(int64_t dim) const {
+    TORCH_CHECK_INDEX(dim >= -input.dim() && dim < input.dim(),
+                      fmt::format("[{}] dim {} does not exist: the tensor is of shape [{}]. Use a dim in [{}, {}).", op,
+                                  dim, fmt::join(input.sizes(), ", "), -input.dim(), input.dim()));
+    return dim < 0 ? dim + input.dim() : dim;
+  }
+
+  /// Throws where the DTensor's placement is not what the move starts from.
+  void check_start(bool is_right, const char* wanted) const {
+    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] on mesh dim {} the tensor is {}; this starts from {}. Use "
+                                            "redistribute() for other moves.",
+                                            op, mesh_dim, to_string(placement()), wanted));
+  }
+
+  at::Tensor moved_to(const Placement& to) const { return placed_on(input, mesh_dim, to); }
+
+  /// This rank's plain tensor as one placed `from`, whose gradient is laid out as `grad`.
+  at::Tensor given_as(const Placement& from, const Placement& grad) const {
+    return from_local(input, mesh, {from}, {.shape = Dims(input.sizes()), .grad_placements = Placements{grad}});
+  }
+};
+
+}  // namespace
+
+MeshPtr line_of(const MeshPtr& mesh, int64_t mesh_dim) {
+  if (mesh->ndim() == 1) return mesh;
+  Dims coord = mesh->coord().value_or(Dims(mesh->ndim()));
+  RankGrid line{{mesh->size(mesh_dim)}, {}};
+  for (coord[mesh_dim] = 0; coord[mesh_dim] < mesh->size(mesh_dim); ++coord[mesh_dim])
+    line.ranks.push_back(mesh->grid().rank_at(coord));
+  return DeviceMesh::create(mesh->world(), mesh->device_type(), std::move(line));
+}
+
+MeshPtr world_mesh(c10::DeviceType device_type) {
+  const auto world = World::current();
+  std::vector<int64_t> ranks(world->size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return DeviceMesh::create(world, device_type, {{world->size()}, std::move(ranks)});
+}
+
+at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce) {
+  const Move move("mp_copy", input, axis);
+  const Placement copy = Placement::replicate();
+  if (move.is_plain()) return to_local(move.given_as(copy, copy), Placements{Placement::partial(reduce)});
+  move.check_start(move.placement().is_replicate(), "Replicate()");
+  TORCH_CHECK_VALUE(
+      reduce == Reduce::kSum,
+      fmt::format("[mp_copy] reduce_op \"{}\" has no place with a DTensor: its gradient says itself how it "
+                  "is to be reduced. Leave it out.",
+                  to_string(reduce)));
+  // Out and in again: the gradient comes to the pieces laid out as they are, its sums taken.
+  return from_pieces(to_pieces(input), spec_of(input));
+}
+
+at::Tensor mp_reduce(const at::Tensor& input, const MeshAxis& axis, Reduce reduce) {
+  const Move move("mp_reduce", input, axis);
+  const Placement copy = Placement::replicate();
+  if (move.is_plain()) return to_local(placed_on(move.given_as(Placement::partial(reduce), copy), 0, copy));
+  const std::string wanted = to_string(Placement::partial(reduce));
+  move.check_start(move.placement() == Placement::partial(reduce), wanted.c_str());
+  return move.moved_to(copy);
+}
+
+at::Tensor mp_scatter(const at::Tensor& input, int64_t dim, const MeshAxis& axis) {
+  const Move move("mp_scatter", input, axis);
+  const Placement part = Placement::shard(move.wrapped(dim)), copy = Placement::replicate();
+  if (move.is_plain()) return to_local(placed_on(move.given_as(copy, copy), 0, part));
+  move.check_start(move.placement().is_replicate() || move.placement().is_partial(), "Replicate() or Partial()");
+  return move.moved_to(part);
+}
+
+at::Tensor mp_gather(const at::Tensor& input, int64_t dim, const MeshAxis& axis) {
+  const Move move("mp_gather", input, axis);
+  dim = move.wrapped(dim);
+  const Placement copy = Placement::replicate();
+  if (!move.is_plain()) {
+    const std::string wanted = to_string(Placement::shard(dim));
+    move.check_start(move.placement().is_shard(dim) || move.placement().is_enumerable(), wanted.c_str());
+    return move.moved_to(copy);
+  }
+  if (!move.mesh->is_member()) return at::empty({0}, input.options());
+  return to_local(placed_on(joined_parts(input, dim, move.mesh, move.op), 0, copy));
+}
+
+}  // namespace shardwise

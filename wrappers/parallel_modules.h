@@ -1,0 +1,133 @@
+// wrappers/parallel_modules.h: model-parallel layers as torch::nn modules. What they compute stands in parallel_layers.h, how
+// their parameters are cut and drawn in parallel_weight.h.
+//
+//   ColumnParallelLinear up(ColumnParallelLinearOptions(8, 32).mesh(mesh).gather_output(false));
+//   RowParallelLinear down(RowParallelLinearOptions(32, 8).mesh(mesh).input_is_parallel(true));
+//   at::Tensor y = down(at::gelu(up(x)));     // one all-reduce each way
+//
+// Parameters are DTensors; sizes need not divide by the number of ranks. Without a mesh all ranks of the world are one, on CPUs.
+// Making a module sends nothing; every rank makes it, after the same torch::manual_seed.
+#pragma once
+
+#include "wrappers/parallel_layers.h"
+#include "wrappers/parallel_weight.h"
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace shardwise {
+
+/// What all layers with parameters are told.
+template <class Self>
+struct ParallelOptions {
+  Self& mesh(MeshPtr value) { return set(mesh_, std::move(value)); }
+  Self& mesh_dim(int64_t value) { return set(mesh_dim_, value); }
+  /// A name that initialize_() knows, for the weight. Biases start at 0.
+  Self& init_type(std::string value) { return set(init_type_, std::move(value)); }
+  Self& dtype(at::ScalarType value) { return set(dtype_, value); }
+
+  MeshPtr mesh_ = nullptr;
+  int64_t mesh_dim_ = 0;
+  std::string init_type_ = "xavier_normal";
+  at::ScalarType dtype_ = at::kFloat;
+
+ protected:
+  template <class Value>
+  Self& set(Value& member, Value value) {
+    member = std::move(value);
+    return static_cast<Self&>(*this);
+  }
+};
+
+struct ColumnParallelLinearOptions : ParallelOptions<ColumnParallelLinearOptions> {
+  ColumnParallelLinearOptions(int64_t in_features, int64_t out_features)
+      : in_features_(in_features), out_features_(out_features) {}
+  auto& bias(bool value) { return set(bias_, value); }
+  auto& gather_output(bool value) { return set(gather_output_, value); }
+  /// Blocks of the output (3 for fused queries, keys and values), each cut over all ranks.
+  auto& stride(int64_t value) { return set(stride_, value); }
+
+  int64_t in_features_, out_features_;
+  bool bias_ = true;
+  bool gather_output_ = true;
+  int64_t stride_ = 1;
+};
+
+/// input @ weight.T + bias; weight [out, in] and bias [out], cut along out.
+class ColumnParallelLinearImpl : public torch::nn::Module {
+ public:
+  explicit ColumnParallelLinearImpl(ColumnParallelLinearOptions options);
+  at::Tensor forward(const at::Tensor& input);
+  void reset_parameters();
+
+  ColumnParallelLinearOptions options;
+  at::Tensor weight, bias;  // the bias is undefined where there is none
+};
+TORCH_MODULE(ColumnParallelLinear);
+
+struct RowParallelLinearOptions : ParallelOptions<RowParallelLinearOptions> {
+  RowParallelLinearOptions(int64_t in_features, int64_t out_features)
+      : in_features_(in_features), out_features_(out_features) {}
+  auto& bias(bool value) { return set(bias_, value); }
+  auto& input_is_parallel(bool value) { return set(input_is_parallel_, value); }
+  /// Blocks of the input, as of the column layer before it.
+  auto& stride(int64_t value) { return set(stride_, value); }
+
+  int64_t in_features_, out_features_;
+  bool bias_ = true;
+  bool input_is_parallel_ = false;
+  int64_t stride_ = 1;
+};
+
+/// input @ weight.T + bias; weight [out, in] cut along in, bias [out] whole on every rank.
+class RowParallelLinearImpl : public torch::nn::Module {
+ public:
+  explicit RowParallelLinearImpl(RowParallelLinearOptions options);
+  at::Tensor forward(const at::Tensor& input);
+  void reset_parameters();
+
+  RowParallelLinearOptions options;
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(RowParallelLinear);
+
+struct ParallelEmbeddingOptions : ParallelOptions<ParallelEmbeddingOptions> {
+  ParallelEmbeddingOptions(int64_t num_embeddings, int64_t embedding_dim)
+      : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {}
+  auto& padding_idx(std::optional<int64_t> value) { return set(call_.padding_idx, value); }
+  auto& max_norm(std::optional<double> value) { return set(call_.max_norm, value); }
+  auto& norm_type(double value) { return set(call_.norm_type, value); }
+  auto& scale_grad_by_freq(bool value) { return set(call_.scale_grad_by_freq, value); }
+  auto& sparse(bool value) { return set(call_.sparse, value); }
+  auto& gather_output(bool value) { return set(call_.gather_output, value); }
+  /// The dim of the table that is cut: 1 for columns, 0 for rows.
+  auto& dim(int64_t value) { return set(dim_, value); }
+
+  int64_t num_embeddings_, embedding_dim_;
+  int64_t dim_ = 1;
+  ParallelEmbeddingCall call_;
+};
+
+/// Rows of a table [num_embeddings, embedding_dim] by ids; the padding row starts at 0.
+class ParallelEmbeddingImpl : public torch::nn::Module {
+ public:
+  explicit ParallelEmbeddingImpl(ParallelEmbeddingOptions options);
+  at::Tensor forward(const at::Tensor& ids);
+  void reset_parameters();
+
+  ParallelEmbeddingOptions options;
+  at::Tensor weight;
+};
+TORCH_MODULE(ParallelEmbedding);
+
+/// vocab_parallel_cross_entropy(logits, target, options).
+class VocabParallelCrossEntropyImpl : public torch::nn::Module {
+ public:
+  explicit VocabParallelCrossEntropyImpl(CrossEntropyCall options = {}) : options(std::move(options)) {}
+  at::Tensor forward(const at::Tensor& logits, const at::Tensor& target);
+
+  CrossEntropyCall options;
+};
+TORCH_MODULE(VocabParallelCrossEntropy);
+
+}  // namespace shardwise

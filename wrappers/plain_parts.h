@@ -1,0 +1,30 @@
+// wrappers/plain_parts.h: torch.Tensors as model-parallel layers take them: copies, or each rank's part along one dim.
+#pragma once
+
+#include "runtime/dtensor.h"
+
+namespace shardwise {
+
+/// Throws, in the name of `op`, c10::IndexError where the mesh of `weight` has no dim `mesh_dim`, and c10::ValueError where `input`
+/// is a DTensor of another mesh.
+void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weight, int64_t mesh_dim);
+
+/// `tensor` itself where it is distributed, else a replica on every dim of `mesh`.
+at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
+
+/// The tensor whose part along `dim` each rank gives, on a 1-D mesh. Extents are exchanged: two messages of a few numbers.
+/// Throws: c10::ValueError in the name of `op`, alike on all ranks, where parts differ in another dim or in dtype, or is
+/// 0-dim. Pre: this rank is a member.
+at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op);
+
+/// What this rank holds of a tensor: its only piece, or its pieces one after the other along the last dim.
+at::Tensor local_part(const at::Tensor& tensor);
+
+/// The reverse: the tensor of `spec` of which `part` has this rank's pieces one after the other along the last dim.
+/// Throws: c10::ValueError in the name of `op` where the part is not as wide as they are.
+at::Tensor from_part(const at::Tensor& part, const SpecPtr& spec, const char* op);
+
+/// `tensor` with another placement on one mesh dim.
+at::Tensor placed_on(const at::Tensor& tensor, int64_t mesh_dim, const Placement& placement);
+
+}  // namespace shardwise
