@@ -119,7 +119,7 @@ def measure(title, sides, problem, args):
 
 
 def say(*lines):
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and lines:
         print(*lines, sep="\n", flush=True)
 
 
