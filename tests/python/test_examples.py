@@ -1,6 +1,7 @@
 """The examples do what their head comments say: each `$ command` there runs, and prints what stands below it."""
 
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -77,6 +78,9 @@ def test_example_prints_what_its_head_comment_says(command: str, expected: str) 
     program = next(word for word in shlex.split(command) if "examples/" in word)
     if not (ROOT / program).exists():
         pytest.skip(f"{program} is not built (it needs Gloo's headers)")
+    text = re.match(r"Text of Python ([\d.]+\d)", expected)
+    if text and text[1] != platform.python_version():
+        pytest.skip(f"the output is that of Python {text[1]}'s text")
     assert_same_text(run(command), expected)
 
 
@@ -89,12 +93,29 @@ def test_torchrec_sharding_prints_the_same_in_python_and_cpp(example: str) -> No
     assert run(f"torchrun --no-python --nproc-per-node 4 {program} -e {example}") == printed
 
 
+def test_word_vectors_are_learnt_alike_on_one_rank_and_on_four() -> None:
+    one, four = (
+        [
+            float(loss)
+            for loss in re.findall(
+                r"\d\.\d{4}", run(f"torchrun --nproc-per-node {n} examples/train_word_vectors.py --epochs 3")
+            )
+        ]
+        for n in (1, 4)
+    )
+    assert len(four) == 3 and four[0] > four[1] > four[2]
+    assert four == pytest.approx(one, abs=2e-4)
+
+
 def test_every_example_has_a_session() -> None:
     assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
         "parallel_mlp.py",
         "sentence_embeddings.py",
+        "sharded_embedding.cpp",
+        "sharded_embedding.py",
         "torchrec_sharding.cpp",
         "torchrec_sharding.py",
+        "train_word_vectors.py",
         "unmodified_models.py",
     }
 
