@@ -1,0 +1,33 @@
+// kernels/id_groups.h: ids sorted by the row they name, so that each row is handled once.
+//
+//   ids 7 2 7 9 2, rows [0, 8):   rows 2 7   starts 0 2 4   order 1 4 0 2   group_of 1 0 1 -1 0
+#pragma once
+
+#include "kernels/rows.h"
+
+namespace shardwise::kernels {
+
+/// The lowest and the highest id; {INT64_MAX, INT64_MIN} of none.
+struct IdRange {
+  int64_t lowest;
+  int64_t highest;
+};
+IdRange range_of(const Ids& ids, int64_t begin, int64_t end);
+
+/// Memory for group_ids(), of `ids.n` entries each (`starts` one more; `scratch` twice as many).
+struct GroupMemory {
+  int64_t* rows;
+  int64_t* starts;
+  int64_t* order;
+  int64_t* group_of;  // null: not wanted
+  uint64_t* scratch;
+};
+
+/// Groups the ids in [first_row, first_row + n_rows) but for `skipped`: group g is row `first_row + rows[g]`, its ids stand at
+/// `order[starts[g] .. starts[g + 1])` in the order given; rows ascend. Returns the number of groups.
+///
+/// Radix sort by the row's significant bits (Knuth, The Art of Computer Programming, vol. 3, 5.2.5). Cost: a pass over the ids per 11 bits.
+/// Pre: bits of n_rows and of ids.n are at most 64 together.
+int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped, const GroupMemory& memory);
+
+}  // namespace shardwise::kernels
