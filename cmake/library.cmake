@@ -1,14 +1,20 @@
-# libshardwise: placements/ and plans/ (pure, without torch's headers), runtime/, ops/ and wrappers/. No Python.
+# libshardwise: placements/ and plans/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
 
 file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp plans/*.cpp)
 add_library(shardwise_placements OBJECT ${placements_sources})
 target_link_libraries(shardwise_placements PUBLIC shardwise_base)
 set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)
 
+file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.cpp)
+add_library(shardwise_kernels OBJECT ${kernel_sources})
+target_link_libraries(shardwise_kernels PRIVATE shardwise_warnings)
+target_include_directories(shardwise_kernels PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
+
 file(GLOB library_sources CONFIGURE_DEPENDS runtime/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp)
 add_library(shardwise SHARED ${library_sources})
 add_library(shardwise::shardwise ALIAS shardwise)
-target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements)
+target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements shardwise_kernels)
 target_include_directories(shardwise PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

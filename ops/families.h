@@ -45,14 +45,17 @@ void register_view_copies(RuleTable& table);
 void register_views(RuleTable& table);
 
 // indexing/
-void register_embedding();
-void register_embedding_bag();
 void register_gather(RuleTable& table);
 void register_index(RuleTable& table);
 void register_index_along();
 void register_masks();
 void register_search(RuleTable& table);
 void register_selection_grad();
+
+// embedding/
+void register_embedding();
+void register_embedding_bag();
+void register_embedding_renorm();
 
 // spatial/
 void register_convolution(RuleTable& table);

@@ -34,6 +34,8 @@ void register_operators() {
   register_matmul(table);
   register_linear(table);
   register_embedding();
+  register_embedding_bag();
+  register_embedding_renorm();
   register_views(table);
   register_permutations(table);
   register_slices(table);
@@ -54,7 +56,6 @@ void register_operators() {
   register_index_along();
   register_masks();
   register_slice_writes();
-  register_embedding_bag();
   register_search(table);
   register_hot();  // these have their rules by now
   register_dispatch();

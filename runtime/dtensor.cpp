@@ -6,6 +6,7 @@
 #include "runtime/collectives.h"
 #include "runtime/comm_trace.h"
 #include "runtime/execute.h"
+#include "runtime/sparse_move.h"
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
@@ -86,7 +87,9 @@ struct ToPiecesBackward final : torch::autograd::Node {
 at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec) {
   Shards shards;
   for (const at::Tensor& piece : pieces) shards.push_back(detached(piece));
-  at::Tensor result = wrap(spec, std::move(shards));
+  const bool is_sparse = !pieces.empty() && pieces[0].is_sparse();
+  at::Tensor result =
+      is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
   if (std::ranges::any_of(pieces, records)) {
     auto node = make_node<FromPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(pieces));
@@ -128,6 +131,7 @@ variable_list taken_out(const at::Tensor& tensor, const SpecPtr& grad_spec) {
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   const auto* impl = maybe_dtensor(tensor);
   const CommScope scope(CommScope::is_operator() ? CommScope::current_op() : "redistribute");
+  if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
   if (!options.async_op || impl->spec() == to) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});
@@ -339,9 +343,13 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
   TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.",
                                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
-  const Dims strides = options.stride                                      ? *options.stride
-                       : local.dim() == static_cast<int64_t>(sizes.size()) ? dense_strides(sizes, local.strides())
-                                                                           : row_major_strides(sizes);
+  const bool is_sparse = local.is_sparse();
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
+                              "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
+  const Dims strides = options.stride ? *options.stride
+                       : !is_sparse && local.dim() == static_cast<int64_t>(sizes.size())
+                           ? dense_strides(sizes, local.strides())
+                           : row_major_strides(sizes);
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {
@@ -351,6 +359,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
   std::vector<at::Tensor> pieces;
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
+  if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
   const bool is_given = options.grad_placements && records(local);
   return wrap_pieces(pieces, spec, is_given ? spec->with_placements(*options.grad_placements) : nullptr);
 }
@@ -374,7 +383,8 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
                     fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
                                 "LocalShardsWrapper.",
                                 spec->mesh()->rank(), shards.size(), to_string(*spec)));
-  if (shards.empty()) return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()));
+  if (shards.empty())
+    return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout()));
   // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
   if (!records(tensor) && !tensor._fw_grad(0).defined())
     return c10::GradMode::is_enabled() ? detached(shards[0]) : shards[0];
@@ -409,6 +419,11 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
     to.push_back(from->with_placements(placements[i]));
   }
   if (tensors.empty()) return {};
+  if (std::ranges::any_of(tensors, &at::Tensor::is_sparse)) {
+    std::vector<at::Tensor> results;
+    for (size_t i = 0; i < tensors.size(); ++i) results.push_back(redistribute(tensors[i], placements[i]));
+    return results;
+  }
   return std::ranges::any_of(tensors, records)
              ? RedistributeMany::apply(at::TensorList(tensors), to, options, bucket_bytes)
              : moved_together(tensors, to, options, bucket_bytes);

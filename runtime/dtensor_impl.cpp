@@ -1,6 +1,7 @@
 #include "runtime/dtensor_impl.h"
 
 #include "runtime/moved_view.h"
+#include "runtime/sparse.h"
 
 #include <atomic>
 #include <exception>
@@ -43,16 +44,18 @@ const c10::Storage& no_storage() {
   return *storage;
 }
 
-/// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2.
-c10::DispatchKeySet keys_of(c10::Device device) {
+/// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2. A sparse tensor has its key
+/// besides: operators come to that first.
+c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
   const auto backend = device.is_cuda() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
-  return c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
 
 }  // namespace
 
-DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device)
-    : TensorImpl(keys_of(device), c10::scalarTypeToTypeMeta(spec->dtype()), device),
+DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
+    : TensorImpl(keys_of(device, is_sparse), c10::scalarTypeToTypeMeta(spec->dtype()), device),
       spec_(std::move(spec)),
       shards_(std::move(shards)) {
   sizes_and_strides_.set_sizes(spec_->sizes());
@@ -77,13 +80,16 @@ void DTensorImpl::settle() const {
   pending_.reset();
 }
 
-const c10::Storage& DTensorImpl::storage() const { return shards().empty() ? no_storage() : shards_[0].storage(); }
+const c10::Storage& DTensorImpl::storage() const {
+  return is_sparse() || shards().empty() ? no_storage() : shards_[0].storage();
+}
 
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
-  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_);
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_, is_sparse());
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->moved_view_ = moved_view_;
+  result->entries_ = entries_;
   result->local_kind_ = local_kind_;
   announce(at::Tensor(result));
   return result;
@@ -106,6 +112,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   shards_ = other->shards();
   pending_.reset();
   moved_view_ = other->moved_view_;
+  entries_ = other->entries_;
   local_kind_ = other->local_kind_;
 }
 
@@ -116,11 +123,27 @@ void DTensorImpl::release_resources() {
   shards_.clear();
 }
 
-at::Tensor wrap(SpecPtr spec, Shards shards) {
+namespace {
+
+at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entries) {
   const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
-  auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device);
+  const bool is_sparse = entries != nullptr;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      shards.empty() || shards[0].is_sparse() == is_sparse,
+      "[DTensor] an operator gave sparse pieces of what it takes for a dense tensor, or dense ones of "
+      "a sparse tensor. Use to_dense() first.");
+  auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);
+  if (is_sparse) maybe_dtensor(tensor)->set_entries(std::move(entries));
   announce(tensor);
   return tensor;
+}
+
+}  // namespace
+
+at::Tensor wrap(SpecPtr spec, Shards shards) { return make(std::move(spec), std::move(shards), nullptr); }
+
+at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries) {
+  return make(std::move(spec), std::move(shards), std::make_shared<SparseEntries>(std::move(entries)));
 }
 
 void set_wrap_hook(WrapHook hook) { wrap_hook = hook; }

@@ -18,11 +18,13 @@ inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPriva
 enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
 class MovedView;
+struct SparseEntries;
 
-/// Sizes and strides are the global ones; storage is the first piece's. Made by wrap().
+/// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(SpecPtr spec, Shards shards, c10::Device device);
+  /// `is_sparse`: the pieces are sparse COO tensors (runtime/sparse.h), and so is this: layout() says it.
+  DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
 
   const SpecPtr& spec() const { return spec_; }
   /// Waits where they are still on their way; fetches a moved view again whose source was written to.
@@ -38,6 +40,10 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Of a view whose values had to be moved, how they come and go; null for all others.
   const std::shared_ptr<MovedView>& moved_view() const { return moved_view_; }
   void set_moved_view(std::shared_ptr<MovedView> view) { moved_view_ = std::move(view); }
+
+  /// Of a sparse tensor what is known of its entries, of its indices whose they are; null for all others.
+  const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
+  void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
 
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
@@ -61,6 +67,7 @@ class DTensorImpl final : public c10::TensorImpl {
   mutable Shards shards_;
   mutable std::unique_ptr<PendingMove> pending_;
   std::shared_ptr<MovedView> moved_view_;
+  std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;
 };
 

@@ -1,4 +1,4 @@
-"""Checks who includes whom: placements <- plans <- runtime <- ops, wrappers <- python; no tensors in the first two."""
+"""Checks who includes whom: placements <- plans <- runtime <- ops <- wrappers <- python, kernels <- ops; no tensors in the pure rooms."""
 
 import re
 import sys
@@ -7,10 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 ROOMS_SEEN_BY = {
+    "kernels": {"kernels"},
     "placements": {"placements"},
     "plans": {"placements", "plans"},
     "runtime": {"placements", "plans", "runtime"},
-    "ops": {"placements", "plans", "runtime", "ops"},
+    "ops": {"kernels", "placements", "plans", "runtime", "ops"},
     "wrappers": {"placements", "plans", "runtime", "wrappers"},
     "python": {"placements", "plans", "runtime", "ops", "wrappers", "python", "shardwise"},
 }
@@ -32,7 +33,7 @@ def complaints(path: Path, room: str) -> list[str]:
                 found.append(f'{place}: {room}/ may not include "{target}"')
             elif not (ROOT / target).is_file():
                 found.append(f'{place}: "{target}" does not exist')
-        if room in ("placements", "plans") and FORBIDDEN_IN_PURE.match(target):
+        if room in ("kernels", "placements", "plans") and FORBIDDEN_IN_PURE.match(target):
             found.append(f"{place}: {room}/ is free of tensors and may not include <{target}>")
         if room != "python" and re.match(r"^(Python\.h|pybind11/|torch/csrc/utils/pybind)", target):
             found.append(f"{place}: only python/ may include <{target}>")

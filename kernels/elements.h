@@ -1,0 +1,79 @@
+// kernels/elements.h: what one kernel needs to work on every kind of element, compiled for several CPUs. For sources of this room.
+#pragma once
+
+#include "kernels/rows.h"
+
+#include <cstring>
+#include <type_traits>
+
+// An entry point compiled for the baseline and for AVX2 with FMA and F16C (Haswell), with all that it calls inlined; the loader
+// picks one. Elsewhere than on x86-64 the compiler's baseline has to do.
+#if defined(__x86_64__) && defined(__gnu_linux__)
+#define SHARDWISE_KERNEL __attribute__((target_clones("arch=haswell", "default"), flatten))
+#else
+#define SHARDWISE_KERNEL
+#endif
+
+namespace shardwise::kernels {
+
+/// The upper half of a float32, rounded to nearest even.
+struct BFloat16 {
+  uint16_t bits;
+
+  BFloat16() = default;
+  explicit BFloat16(float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, sizeof wide);
+    const uint32_t rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
+    bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+  }
+  explicit operator float() const {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+};
+using Half = _Float16;
+
+/// What elements of type T are summed in.
+template <class T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class T>
+Sum<T> load(const T& element) {
+  return static_cast<Sum<T>>(element);
+}
+
+/// Calls `body` with a value of the C++ type of `element`.
+template <class Body>
+void with_element(Element element, const Body& body) {
+  switch (element) {
+    case Element::kFloat:
+      return body(float{});
+    case Element::kDouble:
+      return body(double{});
+    case Element::kBFloat16:
+      return body(BFloat16{});
+    case Element::kHalf:
+      return body(Half{});
+  }
+}
+
+/// Calls `body` with the ids as an array of their type.
+template <class Body>
+void with_ids(const Ids& ids, const Body& body) {
+  if (ids.are_int32)
+    body(static_cast<const int32_t*>(ids.data));
+  else
+    body(static_cast<const int64_t*>(ids.data));
+}
+
+/// Asks for the beginning of a row that is wanted soon.
+inline void prefetch(const void* row, int64_t n_bytes) {
+  const auto* bytes = static_cast<const char*>(row);
+  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line);
+}
+inline constexpr int64_t kAhead = 8;  // rows between asking for one and using it
+
+}  // namespace shardwise::kernels

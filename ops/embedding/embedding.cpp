@@ -1,0 +1,193 @@
+// ops/embedding/embedding.cpp: lookups in a table of any layout. The table never moves: ids go to its rows, or rows to the ids that name
+// them (lookup_plan.h says which).
+//
+// aten's own derivative knows how many rows the table has, not where they are: here it is a function of its own.
+#include "ops/embedding/row_gradient.h"
+#include "ops/embedding/table_lookup.h"
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kOp = "aten::embedding";
+
+SpecPtr spec_of_result(const TableLookup& lookup, Placements placements) {
+  Dims sizes(lookup.ids.sizes());
+  sizes.push_back(lookup.table->sizes()[1]);
+  return Spec::intern(lookup.table->mesh(), sizes, std::move(placements), row_major_strides(sizes),
+                      lookup.table->dtype());
+}
+
+/// Of a table of several pieces: each fills in its columns of the ids in its rows.
+at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10::ArrayRef<at::Tensor> pieces,
+                          const at::TensorOptions& options) {
+  const at::Tensor result = at::zeros(sizes, options), rows = result.view({-1, sizes.back()});
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Box& box = lookup.table->boxes()[i];
+    lookup_rows_into(rows.narrow(1, box.offsets[1], box.sizes[1]), pieces[i], lookup.own_ids(), box.offsets[0]);
+  }
+  return result;
+}
+
+/// This rank's rows of the result. Pre: a member.
+at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const SpecPtr& found) {
+  const Shards& pieces = maybe_dtensor(weight)->shards();
+  if (lookup.route)
+    return lookup_rows(lookup.route->fetch(pieces), lookup.route->groups().group_of, 0).view(found->boxes()[0].sizes);
+  if (lookup.table->layout().is_enumerable())
+    return look_up_pieces(lookup, found->boxes()[0].sizes, pieces,
+                          at::TensorOptions().dtype(found->dtype()).device(weight.device()));
+  return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
+}
+
+at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
+  const SpecPtr found = spec_of_result(lookup, lookup.plan.found);
+  Shards pieces;
+  if (found->is_member()) pieces.push_back(find_rows(lookup, weight, found));
+  const at::Tensor result = wrap(found, std::move(pieces));
+  return lookup.plan.result == lookup.plan.found ? result : redistribute(result, lookup.plan.result);
+}
+
+/// Everything a backward knows besides the gradient and the ids.
+struct Saved : torch::CustomClassHolder {
+  TableLookup lookup;
+  LookupOptions options;
+  int64_t padding_idx;
+  bool by_freq;
+  bool is_sparse;
+  at::Tensor table;  // only with an optimizer
+  std::shared_ptr<RowOptimizer> optimizer;
+};
+using SavedPtr = c10::intrusive_ptr<Saved>;
+
+/// The lookup as its backward repeats it: where ids are replicated, and their gradients cut, rows are given to their owners by the ranks
+/// that hold the gradients.
+TableLookup cut_as(const Spec& grad, const SavedPtr& saved) {
+  const TableLookup& lookup = saved->lookup;
+  Placements cut = lookup.plan.ids;
+  for (size_t m = 0; m < cut.size(); ++m) {
+    const Placement& of_grad = grad.placements()[m];
+    const bool is_of_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
+    if (cut[m].is_replicate() && is_of_ids && !lookup.table->placements()[m].is_replicate()) cut[m] = of_grad;
+  }
+  if (lookup.route || cut == lookup.plan.ids) return lookup;
+  LookupOptions options = saved->options;
+  options.checks_ids = false;  // they were
+  TableLookup again = TableLookup::start(lookup.op, lookup.table, redistribute(lookup.ids, cut), options);
+  return again.plan.asks_any() ? again : lookup;
+}
+
+std::vector<BoxGrads> grads_of_boxes(const TableLookup& lookup, const at::Tensor& grad) {
+  if (!lookup.table->is_member()) return {};
+  const at::Tensor& piece = maybe_dtensor(grad)->shards()[0];
+  RowGrads rows{piece.reshape({lookup.own_ids().numel(), piece.size(-1)})};
+  if (rows.values.stride(1) != 1) rows.values = rows.values.contiguous();
+  if (lookup.route) return lookup.route->give(sum_groups(rows, lookup.route->groups()));
+  std::vector<BoxGrads> boxes;
+  for (const Box& box : lookup.table->boxes()) {
+    const int64_t first = rows.values.size(1) == lookup.table->sizes()[1] ? box.offsets[1] : 0;
+    boxes.push_back({lookup.own_ids(), rows.columns(first, box.sizes[1])});
+  }
+  return boxes;
+}
+
+/// The table's gradient, laid out as the table, Partial where other ranks looked up other ids; undefined where an optimizer took it.
+at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
+  const BelowGuard guard;
+  const CommScope scope("aten::embedding_backward");
+  const TableLookup lookup = cut_as(*spec_of(grad), saved);
+  const bool is_whole = saved->optimizer || saved->is_sparse;
+  const Placements now = is_whole ? without_partial(spec_of(grad)->placements()) : spec_of(grad)->placements().vec();
+  const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
+  const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
+                                 grad.scalar_type());
+  std::vector<BoxGrads> boxes = grads_of_boxes(lookup, redistribute(grad, plan.grad));
+  if (!saved->optimizer) return dense_gradient(spec, boxes, saved->padding_idx);
+  apply_gradient(saved->table, *saved->optimizer, spec, std::move(boxes), saved->padding_idx);
+  return {};
+}
+
+void keep(AutogradContext* ctx, const SavedPtr& saved, const at::Tensor& ids) {
+  ctx->save_for_backward({ids});
+  ctx->saved_data["saved"] = c10::IValue::make_capsule(saved);
+}
+SavedPtr kept(const AutogradContext* ctx) {
+  return SavedPtr::reclaim_copy(static_cast<Saved*>(ctx->saved_data.at("saved").toCapsule().get()));
+}
+
+/// The table's gradient as a function of the result's.
+struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids, const SavedPtr& saved) {
+    keep(ctx, saved, ids);
+    return table_grad(grad, saved);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::Tensor ids = ctx->get_saved_variables()[0];
+    at::Tensor rows = at::embedding(grads[0], ids);
+    if (const int64_t skipped = kept(ctx)->padding_idx; skipped >= 0) rows = rows * ids.ne(skipped).unsqueeze(-1);
+    return {rows, {}, {}};
+  }
+};
+
+struct Embedding : torch::autograd::Function<Embedding> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const SavedPtr& saved,
+                            const at::Tensor& ids) {
+    const BelowGuard guard;
+    saved->lookup = TableLookup::start(kOp, spec_of(weight), ids, saved->options);
+    keep(ctx, saved, saved->lookup.ids);
+    return look_up(saved->lookup, weight);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    at::Tensor grad = grads[0];
+    if (!grad.defined()) return {{}, {}, {}};
+    const SavedPtr saved = kept(ctx);
+    const at::Tensor ids = ctx->get_saved_variables()[0];
+    if (saved->by_freq) grad = grad * inverse_counts(ids, grad.scalar_type()).unsqueeze(-1);
+    if (saved->optimizer) return {table_grad(grad, saved), {}, {}};
+    return {EmbeddingGrad::apply(grad, ids, saved), {}, {}};
+  }
+};
+
+at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/,
+                 bool /*sparse*/) {
+  const at::Tensor table = prepared_table(kOp, weight);
+  check_padding(kOp, padding_idx, table.size(0));
+  const BelowGuard guard;
+  const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
+  return look_up(TableLookup::start(kOp, spec_of(table), own, LookupScope::current()), table);
+}
+
+at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
+                                bool sparse) {
+  if (!weight.requires_grad() || !c10::GradMode::is_enabled()) return embed(weight, ids, padding_idx, by_freq, sparse);
+  const at::Tensor table = prepared_table(kOp, weight);
+  check_padding(kOp, padding_idx, table.size(0));
+  auto saved = c10::make_intrusive<Saved>();
+  saved->options = LookupScope::current();
+  saved->padding_idx = padding_idx;
+  saved->by_freq = by_freq;
+  saved->is_sparse = sparse;
+  saved->optimizer = fused_optimizer(weight);
+  if (saved->optimizer) saved->table = weight.detach();
+  return Embedding::apply(table, saved, prepared_ids(kOp, ids, *spec_of(table)));
+}
+
+}  // namespace
+
+void register_embedding() {
+  aten_kernels().impl("embedding", &embed);
+  aten_autograd_kernels().impl("embedding", &differentiable_embed);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,87 @@
+// ops/embedding/embedding_renorm.cpp: max_norm: rows that ids name anywhere in the group, and only those, made no longer than it.
+#include "ops/embedding/id_check.h"
+#include "ops/embedding/row_kernels.h"
+#include "ops/embedding/table_lookup.h"
+#include "ops/families.h"
+#include "ops/kernels.h"
+#include "runtime/below.h"
+#include "runtime/collectives.h"
+
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kOp = "aten::embedding_renorm_";
+
+void check(const at::Tensor& table, double max_norm, double p) {
+  TORCH_CHECK_VALUE(max_norm > 0, fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kOp,
+                                              max_norm));
+  TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kOp, p));
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
+                                "redistribute().",
+                                kOp, to_string(spec_of(table)->placements())));
+}
+
+Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kSum; }
+
+/// Rows cut by columns: what each rank's columns give is reduced along the mesh dims that cut them.
+void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, double p, double max_norm) {
+  const Box& box = spec.boxes()[0];
+  const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
+  const at::Tensor powers = row_powers(piece, groups.rows, p);
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (spec.placements()[m].is_shard(1))
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), powers, reduction_of(p));
+  shorten_rows(piece, groups.rows, p, max_norm, powers);
+}
+
+/// Pieces of any kind: parts of one row may lie on any ranks, so the powers of all rows named are reduced among all.
+void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& ids, double p, double max_norm) {
+  const at::Tensor all = group_ids(ids, 0, spec.sizes()[0]).rows;
+  const at::Tensor powers = at::zeros({all.numel()}, all.options().dtype(at::kDouble));
+  std::vector<std::pair<IdGroups, at::Tensor>> parts;  // the groups of each piece, and where they are among all
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Box& box = spec.boxes()[i];
+    IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
+    at::Tensor places = at::searchsorted(all, groups.rows + box.offsets[0]);
+    const at::Tensor of_piece = row_powers(pieces[i], groups.rows, p);
+    if (std::isinf(p))
+      powers.index_reduce_(0, places, of_piece, "amax");
+    else
+      powers.index_add_(0, places, of_piece);
+    parts.emplace_back(std::move(groups), std::move(places));
+  }
+  all_reduce(*spec.mesh()->group(), powers, reduction_of(p));
+  for (size_t i = 0; i < pieces.size(); ++i)
+    shorten_rows(pieces[i], parts[i].first.rows, p, max_norm, powers.index_select(0, parts[i].second));
+}
+
+at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm, double norm_type) {
+  prepared_table(kOp, self);
+  check(self, max_norm, norm_type);
+  const Spec& spec = *spec_of(self);
+  const BelowGuard guard;
+  const at::Tensor ids = prepared_ids(kOp, indices, spec);
+  if (LookupScope::current().checks_ids) check_ids(kOp, ids, spec.sizes()[0]);
+  const at::Tensor all = redistribute(ids, Placements(spec.placements().size()));
+  if (!spec.is_member()) return self;
+  const at::Tensor& own = maybe_dtensor(all)->shards()[0];
+  const Shards& pieces = maybe_dtensor(self)->shards();
+  if (spec.layout().is_enumerable())
+    shorten_pieces(spec, pieces, own, norm_type, max_norm);
+  else
+    shorten(spec, pieces[0], own, norm_type, max_norm);
+  return self;
+}
+
+}  // namespace
+
+void register_embedding_renorm() { aten_kernels().impl("embedding_renorm_", &renorm); }
+
+}  // namespace shardwise

@@ -1,0 +1,45 @@
+#include "ops/embedding/id_check.h"
+
+#include "ops/embedding/row_kernels.h"
+#include "runtime/collectives.h"
+#include "runtime/dtensor.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+void IdBounds::add(const at::Tensor& ids) {
+  if (const auto range = range_of_ids(ids)) add(range->first, range->second);
+}
+
+void IdBounds::add(int64_t other_lowest, int64_t other_highest) {
+  lowest = std::min(lowest, other_lowest);
+  highest = std::max(highest, other_highest);
+}
+
+void IdBounds::check(const char* op, int64_t n_rows) const {
+  if (lowest > highest) return;  // no ids at all
+  const int64_t worst = lowest < 0 && -lowest > highest - n_rows ? lowest : highest;
+  TORCH_CHECK_INDEX(lowest >= 0 && highest < n_rows,
+                    fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op, worst,
+                                n_rows, n_rows));
+}
+
+void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
+  const auto* impl = maybe_dtensor(ids);
+  const Spec& spec = *impl->spec();
+  if (!spec.is_member()) return;
+  IdBounds bounds;
+  for (const at::Tensor& piece : impl->shards()) bounds.add(piece);
+  at::Tensor numbers = at::tensor({~bounds.lowest, bounds.highest}, at::kLong).to(ids.device());  // a maximum is a minimum's
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (!spec.placements()[m].is_replicate())
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), numbers, Reduce::kMax);
+  numbers = numbers.cpu();
+  IdBounds{~numbers[0].item<int64_t>(), numbers[1].item<int64_t>()}.check(op, n_rows);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,26 @@
+// ops/embedding/id_check.h: ids out of range, found on all ranks alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+
+namespace shardwise {
+
+/// The lowest and the highest of all ids seen.
+struct IdBounds {
+  int64_t lowest = std::numeric_limits<int64_t>::max();
+  int64_t highest = std::numeric_limits<int64_t>::min();
+
+  void add(const at::Tensor& ids);
+  void add(int64_t other_lowest, int64_t other_highest);
+  /// Throws: c10::IndexError naming the id that is farthest off, where one is not in [0, n_rows).
+  void check(const char* op, int64_t n_rows) const;
+};
+
+/// The same for distributed ids: the ranks tell each other where ids are cut. Cost: a pass over this rank's ids; a message of two
+/// numbers per mesh dim that cuts them.
+void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows);
+
+}  // namespace shardwise

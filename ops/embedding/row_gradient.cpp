@@ -1,0 +1,90 @@
+#include "ops/embedding/row_gradient.h"
+
+#include "runtime/below.h"
+#include "runtime/collectives.h"
+#include "runtime/messages.h"
+#include "runtime/moved_view.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+namespace shardwise {
+namespace {
+
+IdGroups groups_in(const Box& box, const at::Tensor& ids, int64_t skipped) {
+  return group_ids(ids, box.offsets[0], box.sizes[0], skipped);
+}
+
+/// What all members of `group` have, by their order: each row's sum from each of them.
+BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& sums) {
+  const at::Tensor numbers = rows.cpu();
+  const auto* begin = numbers.const_data_ptr<int64_t>();
+  const auto all = all_gather_numbers(group, std::vector<int64_t>(begin, begin + numbers.numel()));
+  std::vector<at::Tensor> ids, parts;
+  std::vector<Message> sends, receives;
+  for (size_t member = 0; member < all.size(); ++member) {
+    const auto n = static_cast<int64_t>(all[member].size());
+    const bool is_self = static_cast<int64_t>(member) == group.index;
+    ids.push_back(at::tensor(all[member], at::kLong).to(rows.device()));
+    parts.push_back(is_self ? sums : at::empty({n, sums.size(1)}, sums.options()));
+    if (is_self || sums.size(1) == 0) continue;
+    if (n > 0) receives.push_back({group.ranks[member], parts.back()});
+    if (sums.numel() > 0) sends.push_back({group.ranks[member], sums});
+  }
+  exchange(group, std::move(sends), std::move(receives))->wait();
+  return {at::cat(ids), {at::cat(parts)}};
+}
+
+/// `spec` is Partial along the dims where other ranks looked up other ids: this brings theirs here.
+void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
+  for (size_t m = 0; m < spec->placements().size(); ++m) {
+    if (!spec->placements()[m].is_partial()) continue;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      const IdGroups groups = groups_in(spec->boxes()[i], boxes[i].ids, skipped);
+      boxes[i] = gathered(*spec->mesh()->group(static_cast<int64_t>(m)), groups.rows + spec->boxes()[i].offsets[0],
+                          sum_groups(boxes[i].grads, groups));
+    }
+  }
+}
+
+/// Sums of squares over whole rows, whose columns may be cut, divided by their width.
+at::Tensor mean_squares(const Spec& spec, const RowGrads& grads, const IdGroups& groups) {
+  bool are_whole = true;
+  for (const Placement& placement : spec.placements()) are_whole &= !placement.is_shard(1);
+  if (are_whole) return {};
+  at::Tensor squares = grad_squares(grads, groups);
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (spec.placements()[m].is_shard(1)) all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), squares, Reduce::kSum);
+  return squares.div_(static_cast<double>(spec.sizes()[1]));
+}
+
+}  // namespace
+
+at::Tensor dense_gradient(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+  Shards pieces;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const Box& box = spec->boxes()[i];
+    pieces.push_back(sum_rows(boxes[i].grads, groups_in(box, boxes[i].ids, skipped), box.sizes[0]));
+  }
+  return wrap(spec, std::move(pieces));
+}
+
+void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, std::vector<BoxGrads> boxes,
+                    int64_t skipped) {
+  const BelowGuard guard;
+  complete(spec, boxes, skipped);
+  optimizer.begin_step();
+  const bool needs_squares = optimizer.options().kind == RowOptimizer::Kind::kRowWiseAdagrad;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const IdGroups groups = groups_in(spec->boxes()[i], boxes[i].ids, skipped);
+    const at::Tensor squares = needs_squares ? mean_squares(*spec, boxes[i].grads, groups) : at::Tensor();
+    optimizer.update_rows(maybe_dtensor(table)->shards()[i], i, boxes[i].grads, groups, squares);
+  }
+  if (table.is_inference())
+    MovedView::count_write();
+  else
+    table.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace shardwise

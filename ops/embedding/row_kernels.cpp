@@ -1,0 +1,269 @@
+#include "ops/embedding/row_kernels.h"
+
+#include "kernels/bag_pool.h"
+#include "kernels/id_groups.h"
+#include "kernels/row_lookup.h"
+#include "kernels/row_norms.h"
+#include "kernels/row_sums.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return kernels::Element::kFloat;
+    case at::kDouble:
+      return kernels::Element::kDouble;
+    case at::kBFloat16:
+      return kernels::Element::kBFloat16;
+    case at::kHalf:
+      return kernels::Element::kHalf;
+    default:
+      return {};
+  }
+}
+
+kernels::Element element_of(at::ScalarType dtype) {
+  const auto element = maybe_element(dtype);
+  TORCH_CHECK_TYPE(element, fmt::format("[aten::embedding] the table is {}. Its gradients, sums and norms take float32, "
+                                        "float64, bfloat16 and float16.",
+                                        c10::toString(dtype)));
+  return *element;
+}
+
+/// Kernels that only copy take any dtype as one of its size.
+kernels::Element element_of_copies(const at::Tensor& rows) {
+  return rows.element_size() == 8   ? kernels::Element::kDouble
+         : rows.element_size() == 4 ? kernels::Element::kFloat
+                                    : kernels::Element::kHalf;
+}
+
+kernels::Ids ids_of(const at::Tensor& ids) {
+  return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
+}
+
+at::Tensor with_adjoining_elements(const at::Tensor& rows) {
+  return rows.stride(-1) == 1 || rows.size(-1) <= 1 ? rows : rows.contiguous();
+}
+
+at::TensorOptions numbers_like(const at::Tensor& tensor) {
+  return at::TensorOptions().dtype(at::kLong).device(tensor.device());
+}
+
+at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+int64_t row_bytes(const at::Tensor& rows) { return std::max<int64_t>(rows.size(-1), 1) * rows.element_size(); }
+
+kernels::Bags bags_of(const IdBags& bags) {
+  return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
+          bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
+}
+
+const int64_t* numbers_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
+}
+
+/// What a bag costs, bytes.
+int64_t bag_cost(const IdBags& bags, const at::Tensor& rows) {
+  return row_bytes(rows) * (1 + bags.ids.numel() / std::max<int64_t>(bags.offsets.numel(), 1));
+}
+
+}  // namespace
+
+void share_out(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& part) {
+  if (n > 0) at::parallel_for(0, n, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(cost, 1)), part);
+}
+
+kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
+  return {rows.mutable_data_ptr(), element_of(rows.scalar_type()), first_row, rows.size(0), rows.size(1),
+          rows.stride(0)};
+}
+
+kernels::GradRows grad_rows_of(const RowGrads& grads) {
+  return {grads.values.const_data_ptr(),
+          element_of(grads.values.scalar_type()),
+          grads.values.size(1),
+          grads.values.stride(0),
+          numbers_of(grads.row_of),
+          grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
+          numbers_of(grads.chosen)};
+}
+
+RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
+  if (width == values.size(1)) return *this;
+  return {values.narrow(1, begin, width), row_of, factors,
+          chosen.defined() ? chosen.narrow(1, begin, width).contiguous() : chosen};
+}
+
+at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
+  std::vector<int64_t> shape = ids.sizes().vec();
+  shape.push_back(rows.size(1));
+  if (ids.numel() == 0 || rows.numel() == 0) return at::zeros(shape, rows.options());
+  if (rows.is_cpu() && rows.element_size() >= 2 && rows.element_size() <= 8) {
+    const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
+    at::Tensor results = at::empty(shape, rows.options());
+    const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
+                              from.stride(0)};
+    share_out(ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
+      kernels::look_up(table, ids_of(wanted), kernels::Miss::kZero, results.mutable_data_ptr(), table.width, begin, end);
+    });
+    return results;
+  }
+  const at::Tensor row = ids.reshape(-1) - first_row;
+  const at::Tensor is_elsewhere = row.lt(0).logical_or_(row.ge(rows.size(0)));
+  return rows.index_select(0, row.clamp(0, rows.size(0) - 1)).masked_fill_(is_elsewhere.unsqueeze(1), 0).view(shape);
+}
+
+void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
+  if (ids.numel() == 0 || rows.numel() == 0) return;
+  if (rows.is_cpu() && rows.element_size() >= 2 && rows.element_size() <= 8) {
+    const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
+    const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
+                              from.stride(0)};
+    share_out(ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
+      kernels::look_up(table, ids_of(wanted), kernels::Miss::kKeep, results.mutable_data_ptr(), results.stride(0),
+                       begin, end);
+    });
+    return;
+  }
+  const at::Tensor row = ids.reshape(-1) - first_row;
+  const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);
+  results.index_copy_(0, here, rows.index_select(0, row.index_select(0, here)));
+}
+
+std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
+  if (ids.numel() == 0) return {};
+  const at::Tensor all = ids.contiguous();
+  std::mutex mutex;
+  kernels::IdRange range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+  share_out(ids.numel(), ids.element_size(), [&](int64_t begin, int64_t end) {
+    const kernels::IdRange part = kernels::range_of(ids_of(all), begin, end);
+    const std::lock_guard lock(mutex);
+    range = {std::min(range.lowest, part.lowest), std::max(range.highest, part.highest)};
+  });
+  return std::pair{range.lowest, range.highest};
+}
+
+IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of) {
+  const at::Tensor flat = ids.reshape(-1).contiguous();
+  const int64_t n = flat.numel();
+  const auto options = numbers_like(ids);
+  IdGroups groups{at::empty({n}, options), at::empty({n + 1}, options), at::empty({n}, options),
+                  with_group_of ? at::empty({n}, options) : at::Tensor()};
+  const at::Tensor scratch = at::empty({2 * n}, options);
+  const kernels::GroupMemory memory{groups.rows.mutable_data_ptr<int64_t>(), groups.starts.mutable_data_ptr<int64_t>(),
+                                    groups.order.mutable_data_ptr<int64_t>(),
+                                    with_group_of ? groups.group_of.mutable_data_ptr<int64_t>() : nullptr,
+                                    reinterpret_cast<uint64_t*>(scratch.mutable_data_ptr<int64_t>())};
+  const int64_t n_groups = kernels::group_ids(ids_of(flat), first_row, n_rows, skipped, memory);
+  groups.rows = groups.rows.narrow(0, 0, n_groups);
+  groups.starts = groups.starts.narrow(0, 0, n_groups + 1);
+  return groups;
+}
+
+namespace {
+
+void sum_into(const at::Tensor& results, const RowGrads& grads, const IdGroups& groups, const int64_t* rows) {
+  const kernels::GradRows from = grad_rows_of(grads);
+  share_out(groups.n(), row_bytes(results), [&](int64_t begin, int64_t end) {
+    kernels::sum_groups(from, groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(), rows,
+                        results.mutable_data_ptr(), results.stride(0), begin, end);
+  });
+}
+
+/// The gradients one by one, for dtypes that the kernels do not know.
+at::Tensor one_by_one(const RowGrads& grads) {
+  at::Tensor values = grads.row_of.defined() ? grads.values.index_select(0, grads.row_of) : grads.values;
+  return grads.factors.defined() ? values * grads.factors.unsqueeze(1) : values;
+}
+
+}  // namespace
+
+at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
+  if (!maybe_element(grads.values.scalar_type())) {
+    const at::Tensor sums = at::zeros({groups.n(), grads.values.size(1)}, grads.values.options());
+    const at::Tensor group_of =
+        at::arange(groups.n(), groups.rows.options()).repeat_interleave(groups.starts.diff(), 0, groups.order.numel());
+    return sums.index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
+  }
+  at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
+  sum_into(sums, grads, groups, nullptr);
+  return sums;
+}
+
+at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows) {
+  at::Tensor result = at::zeros({n_rows, grads.values.size(1)}, grads.values.options());
+  if (result.numel() == 0) return result;
+  if (maybe_element(grads.values.scalar_type()))
+    sum_into(result, grads, groups, groups.rows.const_data_ptr<int64_t>());
+  else
+    result.index_copy_(0, groups.rows, sum_groups(grads, groups));
+  return result;
+}
+
+at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& bags, kernels::Pooling pooling,
+                     at::Tensor* chosen) {
+  const at::Tensor from = with_adjoining_elements(rows);
+  at::Tensor results = at::empty({bags.offsets.numel(), rows.size(1)}, rows.options());
+  if (chosen != nullptr) *chosen = at::empty(results.sizes(), numbers_like(rows));
+  const kernels::Rows table = rows_of(from, first_row);
+  share_out(bags.offsets.numel(), bag_cost(bags, rows), [&](int64_t begin, int64_t end) {
+    kernels::pool(table, ids_of(bags.ids), bags_of(bags), pooling, -std::numeric_limits<double>::infinity(),
+                  results.mutable_data_ptr(), chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>(), begin,
+                  end);
+  });
+  return results;
+}
+
+RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pooling pooling, const at::Tensor& chosen) {
+  RowGrads grads{with_adjoining_elements(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
+  if (bags.weights.defined() || pooling == kernels::Pooling::kMean)
+    grads.factors = at::empty({bags.ids.numel()}, grad.options().dtype(sum_type(grad.scalar_type())));
+  share_out(bags.offsets.numel(), 16 * (1 + bags.ids.numel() / std::max<int64_t>(bags.offsets.numel(), 1)),
+            [&](int64_t begin, int64_t end) {
+              kernels::spread_bags(bags_of(bags), ids_of(bags.ids), pooling, element_of(grad.scalar_type()),
+                                   grads.row_of.mutable_data_ptr<int64_t>(),
+                                   grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr, begin, end);
+            });
+  return grads;
+}
+
+at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags& bags, const RowGrads& grads) {
+  at::Tensor result = at::empty({bags.ids.numel()}, rows.options());
+  const at::Tensor from = with_adjoining_elements(rows);
+  const kernels::Rows table = rows_of(from, first_row);
+  share_out(bags.ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
+    kernels::dot_rows(table, ids_of(bags.ids), bags.padding, grad_rows_of(grads), result.mutable_data_ptr(), begin, end);
+  });
+  return result;
+}
+
+at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
+  at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
+  share_out(numbers.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
+    kernels::row_powers(rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), p, powers.mutable_data_ptr<double>(),
+                        begin, end);
+  });
+  return powers;
+}
+
+void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
+                  const at::Tensor& powers) {
+  share_out(numbers.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
+    kernels::shorten_rows(rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), p, max_norm,
+                          powers.const_data_ptr<double>(), begin, end);
+  });
+}
+
+}  // namespace shardwise

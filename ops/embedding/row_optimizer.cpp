@@ -1,0 +1,142 @@
+#include "ops/embedding/row_optimizer.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kOp = "fuse_optimizer";
+
+void check_table(const at::Tensor& table) {
+  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
+                                                  "distribute_tensor(x, mesh, [Replicate()]).",
+                                                  kOp, fmt::join(table.sizes(), ", ")));
+  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].", kOp,
+                                                  fmt::join(table.sizes(), ", "), table.dim()));
+  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
+                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kOp,
+                               c10::toString(table.scalar_type())));
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
+                                "redistribute().",
+                                kOp, to_string(spec_of(table)->placements())));
+}
+
+void check_options(const RowOptimizer::Options& options) {
+  const auto check = [](bool is_right, const char* name, double value, const char* rule) {
+    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] {} is {}. Use {}.", kOp, name, value, rule));
+  };
+  check(options.lr >= 0, "lr", options.lr, "a number of 0 or more");
+  check(options.eps >= 0, "eps", options.eps, "a number of 0 or more");
+  check(options.initial_accumulator >= 0, "initial_accumulator_value", options.initial_accumulator,
+        "a number of 0 or more");
+  if (options.kind != RowOptimizer::Kind::kAdam) return;
+  check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "one in [0, 1)");
+  check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "one in [0, 1)");
+}
+
+/// A tensor of `value` laid out as the table, or as its rows.
+at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
+  const Spec& spec = *spec_of(table);
+  const auto dtype = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (!per_row) return full(spec.sizes(), value, spec.mesh(), spec.placements().vec(), dtype);
+  Placements placements = spec.placements().vec();
+  for (Placement& placement : placements) {
+    if (placement.is_shard(1)) placement = Placement::replicate();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !placement.is_enumerable(),
+        fmt::format("[{}] row-wise Adagrad keeps one number a row, and {} cuts by pieces. Use Adagrad, or cut by "
+                    "Shard(0) or Shard(1).",
+                    kOp, to_string(placement)));
+  }
+  return full({spec.sizes()[0]}, value, spec.mesh(), std::move(placements), dtype);
+}
+
+/// Which tables have one. Tables come and go: an entry counts while its table lives.
+struct Registry {
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> table;
+    std::shared_ptr<RowOptimizer> optimizer;
+  };
+  std::mutex mutex;
+  std::unordered_map<c10::TensorImpl*, Entry> entries;
+
+  static Registry& get() {
+    static auto* registry = new Registry;  // outlives tables that are freed at exit
+    return *registry;
+  }
+};
+
+}  // namespace
+
+RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : options_(options) {
+  check_table(table);
+  check_options(options);
+  if (options.kind == Kind::kSgd) return;
+  const bool is_adam = options.kind == Kind::kAdam;
+  const double initial = is_adam ? 0 : options.initial_accumulator;
+  for (int i = 0; i < (is_adam ? 2 : 1); ++i)
+    state_.push_back(state_of(table, options.kind == Kind::kRowWiseAdagrad, initial));
+}
+
+void RowOptimizer::set_lr(double lr) {
+  Options options = options_;
+  options.lr = lr;
+  check_options(options);
+  options_ = options;
+}
+
+kernels::RowUpdate RowOptimizer::update() const {
+  kernels::RowUpdate update{options_.kind, options_.lr, options_.eps, options_.beta1, options_.beta2};
+  if (options_.kind == Kind::kAdam)
+    update.lr *= std::sqrt(1 - std::pow(options_.beta2, n_steps_)) / (1 - std::pow(options_.beta1, n_steps_));
+  return update;
+}
+
+void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
+                               const at::Tensor& mean_squares) const {
+  const auto memory = [&](size_t i) {
+    return i < state_.size() ? maybe_dtensor(state_[i])->shards()[box].mutable_data_ptr() : nullptr;
+  };
+  const kernels::RowState state{memory(0), memory(1)};
+  const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
+  share_out(groups.n(), 4 * grads.values.size(1) * grads.values.element_size(), [&](int64_t begin, int64_t end) {
+    kernels::update_rows(rows_of(piece, 0), state, update(), grad_rows_of(grads),
+                         groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(),
+                         groups.rows.const_data_ptr<int64_t>(), squares, begin, end);
+  });
+}
+
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
+  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
+  share_out(groups.n(), grads.values.size(1) * grads.values.element_size(), [&](int64_t begin, int64_t end) {
+    kernels::grad_squares(grad_rows_of(grads), groups.order.const_data_ptr<int64_t>(),
+                          groups.starts.const_data_ptr<int64_t>(), squares.mutable_data_ptr<double>(), begin, end);
+  });
+  return squares;
+}
+
+void fuse_optimizer(const at::Tensor& table, std::shared_ptr<RowOptimizer> optimizer) {
+  check_table(table);
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  std::erase_if(registry.entries, [](const auto& entry) { return entry.second.table.expired(); });
+  auto* impl = table.unsafeGetTensorImpl();
+  registry.entries.erase(impl);
+  if (optimizer) registry.entries.emplace(impl, Registry::Entry{table.getIntrusivePtr(), std::move(optimizer)});
+}
+
+std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.entries.find(table.unsafeGetTensorImpl());
+  return found == registry.entries.end() || found->second.table.expired() ? nullptr : found->second.optimizer;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,189 @@
+#include "ops/embedding/row_route.h"
+
+#include "ops/embedding/id_check.h"
+#include "runtime/collectives.h"
+#include "runtime/messages.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// The coordinates of `rank` are this rank's but along `asks`.
+bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& asks) {
+  const auto coord = mesh.grid().coord_of(rank);
+  for (size_t m = 0; m < asks.size(); ++m)
+    if (!asks[m] && (*coord)[m] != (*mesh.coord())[m]) return false;
+  return true;
+}
+
+/// Along one dim its own group will do, unless ids differ along others too and all ranks must hear of a bad one.
+GroupPtr group_along(const DeviceMesh& mesh, const std::vector<bool>& asks, bool ids_are_cut_elsewhere) {
+  const auto first = std::ranges::find(asks, true);
+  const bool is_only = std::count(asks.begin(), asks.end(), true) == 1;
+  return is_only && !ids_are_cut_elsewhere ? mesh.group(first - asks.begin()) : mesh.group();
+}
+
+at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.narrow(0, begin, end - begin); }
+
+}  // namespace
+
+std::shared_ptr<const RowRoute> RowRoute::make(const char* op, const SpecPtr& table, std::vector<bool> asks,
+                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids) {
+  auto route = std::make_shared<RowRoute>();
+  route->table_ = table;
+  route->asks_along_ = std::move(asks);
+  route->group_ = group_along(*table->mesh(), route->asks_along_, ids_are_cut_elsewhere);
+  route->groups_ = group_ids(ids, 0, table->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true);
+  route->find_asks();
+  route->exchange_counts(op, ids, checks_ids);
+  route->exchange_ids();
+  return route;
+}
+
+void RowRoute::find_asks() {
+  const at::Tensor rows = groups_.rows.cpu();
+  const auto* begin = rows.const_data_ptr<int64_t>();
+  const auto* end = begin + rows.numel();
+  const auto first_from = [&](int64_t row) { return std::lower_bound(begin, end, row) - begin; };
+  columns_ = {table_->sizes()[1], 0};
+  for (const int64_t rank : group_->ranks) {
+    if (!is_partner(*table_->mesh(), rank, asks_along_)) continue;
+    for (const Box& box : table_->layout().boxes(rank)) {
+      const Interval in_box = box.interval(0);
+      asks_.push_back({rank, box, first_from(in_box.begin), first_from(in_box.end)});
+      if (box.empty()) asks_.back().end = asks_.back().begin;
+      if (box.sizes[1] == 0) continue;
+      columns_ = {std::min(columns_.begin, box.interval(1).begin), std::max(columns_.end, box.interval(1).end)};
+    }
+  }
+  if (columns_.begin > columns_.end) columns_ = {0, 0};
+}
+
+void RowRoute::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {
+  const size_t n_own_boxes = table_->boxes().size();
+  IdBounds bounds;
+  if (checks_ids) bounds.add(ids);
+  std::vector<int64_t> sent, send_splits, receive_splits;
+  for (const int64_t rank : group_->ranks) {
+    const size_t before = sent.size();
+    if (checks_ids) sent.insert(sent.end(), {bounds.lowest, bounds.highest});
+    for (const Ask& ask : asks_)
+      if (ask.rank == rank) sent.push_back(ask.n());
+    send_splits.push_back(static_cast<int64_t>(sent.size() - before));
+    const bool asks_us = is_partner(*table_->mesh(), rank, asks_along_);
+    receive_splits.push_back((checks_ids ? 2 : 0) + (asks_us ? static_cast<int64_t>(n_own_boxes) : 0));
+  }
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  const int64_t n_received = std::accumulate(receive_splits.begin(), receive_splits.end(), int64_t{0});
+  const at::Tensor device_counts = at::tensor(sent, options).to(groups_.rows.device());
+  const at::Tensor arrived = at::empty({n_received}, device_counts.options());
+  all_to_all(*group_, arrived, device_counts, receive_splits, send_splits);
+  const at::Tensor on_cpu = arrived.cpu();
+  const auto* next = on_cpu.const_data_ptr<int64_t>();
+  std::vector<int64_t> n_ordered(n_own_boxes, 0);
+  for (size_t member = 0; member < receive_splits.size(); ++member) {
+    const auto* end = next + receive_splits[member];
+    if (checks_ids) {
+      bounds.add(next[0], next[1]);
+      next += 2;
+    }
+    for (size_t box = 0; next != end; ++next, ++box) {
+      const int64_t begin = n_ordered[box];
+      n_ordered[box] += *next;
+      orders_.push_back({group_->ranks[member], box, begin, n_ordered[box]});
+    }
+  }
+  if (checks_ids) bounds.check(op, table_->sizes()[0]);
+  for (const int64_t n : n_ordered) ordered_.push_back(at::empty({n}, groups_.rows.options().dtype(wire_type())));
+}
+
+at::ScalarType RowRoute::wire_type() const {
+  return table_->sizes()[0] <= std::numeric_limits<int32_t>::max() ? at::kInt : at::kLong;
+}
+
+void RowRoute::for_each_own(const std::function<void(const Ask&, const Order&)>& use) const {
+  const int64_t self = table_->mesh()->rank();
+  const auto is_own = [&](const auto& item) { return item.rank == self; };
+  auto order = std::ranges::find_if(orders_, is_own);
+  for (auto ask = std::ranges::find_if(asks_, is_own); ask != asks_.end() && is_own(*ask); ++ask, ++order)
+    if (ask->n() > 0) use(*ask, *order);
+}
+
+void RowRoute::exchange_ids() {
+  const at::Tensor wanted = groups_.rows.to(wire_type());
+  std::vector<Message> sends, receives;
+  for (const Ask& ask : asks_)
+    if (ask.rank != table_->mesh()->rank() && ask.n() > 0)
+      sends.push_back({ask.rank, part(wanted, ask.begin, ask.end)});
+  for (const Order& order : orders_)
+    if (order.rank != table_->mesh()->rank() && order.n() > 0)
+      receives.push_back({order.rank, part(ordered_[order.box], order.begin, order.end)});
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  for_each_own([&](const Ask& ask, const Order& order) {
+    part(ordered_[order.box], order.begin, order.end).copy_(part(wanted, ask.begin, ask.end));
+  });
+  messages->wait();
+}
+
+at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
+  const auto options = at::TensorOptions().dtype(table_->dtype()).device(groups_.rows.device());
+  const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
+  std::vector<Message> sends, receives;
+  std::vector<std::pair<at::Tensor, at::Tensor>> bands;  // what arrives apart, and its place
+  for (const Order& order : orders_) {
+    const Box& box = table_->boxes()[order.box];
+    if (order.rank == table_->mesh()->rank() || order.n() == 0 || box.empty()) continue;
+    const at::Tensor found = at::empty({order.n(), box.sizes[1]}, options);
+    sends.push_back({order.rank, found, [=, this, piece = pieces[order.box]] {
+                       lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end),
+                                        table_->boxes()[order.box].offsets[0]);
+                     }});
+  }
+  for (const Ask& ask : asks_) {
+    if (ask.rank == table_->mesh()->rank() || ask.n() == 0) continue;
+    at::Tensor place = part(rows, ask.begin, ask.end);
+    if (!spans(ask.box)) {
+      place = place.narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]);
+      bands.emplace_back(at::empty({ask.n(), ask.box.sizes[1]}, options), place);
+      place = bands.back().first;
+    }
+    receives.push_back({ask.rank, place});
+  }
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  for_each_own([&](const Ask& ask, const Order& order) {
+    lookup_rows_into(
+        part(rows, ask.begin, ask.end).narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]),
+        pieces[order.box], part(ordered_[order.box], order.begin, order.end), ask.box.offsets[0]);
+  });
+  messages->wait();
+  for (const auto& [values, place] : bands) place.copy_(values);
+  return rows;
+}
+
+std::vector<BoxGrads> RowRoute::give(const at::Tensor& sums) const {
+  std::vector<BoxGrads> given;
+  for (size_t box = 0; box < ordered_.size(); ++box)
+    given.push_back({ordered_[box], {at::empty({ordered_[box].numel(), table_->boxes()[box].sizes[1]}, sums.options())}});
+  const auto band_of = [&](const Ask& ask) {
+    return part(sums, ask.begin, ask.end).narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]);
+  };
+  const auto place_of = [&](const Order& order) { return part(given[order.box].grads.values, order.begin, order.end); };
+  std::vector<Message> sends, receives;
+  for (const Ask& ask : asks_)
+    if (ask.rank != table_->mesh()->rank() && ask.n() > 0) sends.push_back({ask.rank, band_of(ask).contiguous()});
+  for (const Order& order : orders_)
+    if (order.rank != table_->mesh()->rank() && order.n() > 0 && !table_->boxes()[order.box].empty())
+      receives.push_back({order.rank, place_of(order)});
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  for_each_own([&](const Ask& ask, const Order& order) { place_of(order).copy_(band_of(ask)); });
+  messages->wait();
+  return given;
+}
+
+}  // namespace shardwise

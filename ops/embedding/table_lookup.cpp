@@ -1,0 +1,99 @@
+#include "ops/embedding/table_lookup.h"
+
+#include "ops/embedding/id_check.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/comm_policy.h"
+#include "runtime/dispatch.h"
+
+#include <ATen/ops/_unique2.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+at::Tensor prepared_table(const char* op, const at::Tensor& weight) {
+  TORCH_CHECK_TYPE(
+      is_dtensor(weight),
+      fmt::format("[{}] got a torch.Tensor of shape [{}] as the table next to a DTensor of ids. Wrap it with "
+                  "distribute_tensor(x, mesh, [Replicate()]).",
+                  op, fmt::join(weight.sizes(), ", ")));
+  TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
+                                                   op, fmt::join(weight.sizes(), ", "), weight.dim()));
+  Placements placements = spec_of(weight)->placements().vec();
+  for (Placement& placement : placements)
+    if (placement.is_partial() && !is_linear(placement.reduce())) placement = Placement::replicate();
+  return placements == spec_of(weight)->placements() ? weight : redistribute(weight, std::move(placements));
+}
+
+at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table, bool may_be_plain) {
+  const auto type = ids.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt,
+                   fmt::format("[{}] ids are {}. Use int64 or int32.", op, c10::toString(type)));
+  at::Tensor own = ids;
+  if (!is_dtensor(ids)) {
+    TORCH_CHECK_TYPE(
+        ids.dim() == 0 || may_be_plain || ImplicitReplication::is_on(),
+        fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
+                    "[Replicate()]), or work under implicit_replication().",
+                    op, fmt::join(ids.sizes(), ", ")));
+    own = from_local(ids, table.mesh(), Placements(table.placements().size()), {.shape = Dims(ids.sizes())});
+  }
+  const Spec& spec = *spec_of(own);
+  TORCH_CHECK_VALUE(
+      spec.mesh() == table.mesh(),
+      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", op,
+                  to_string(*table.mesh()), to_string(*spec.mesh())));
+  const BelowGuard guard;
+  Placements whole = without_partial(spec.placements());
+  if (spec.layout().is_enumerable()) whole = {Placement::replicate()};
+  return whole == spec.placements() ? own : redistribute(own, std::move(whole));
+}
+
+void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
+  TORCH_CHECK_VALUE(padding_idx < std::max<int64_t>(n_rows, 1),
+                    fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in "
+                                "[0, {}), or none.",
+                                op, padding_idx, n_rows, n_rows));
+}
+
+TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids,
+                               const LookupOptions& options, std::optional<int64_t> n_results) {
+  const SpecPtr& spec = spec_of(ids);
+  TableLookup lookup{op, table, plan_lookup(*table, *spec, options.exchange, n_results), ids, nullptr};
+  if (lookup.plan.ids != spec->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
+  if (!lookup.plan.asks_any()) {
+    if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
+    return lookup;
+  }
+  check_comm_policy(*spec, *spec->replicated());
+  bool are_cut_elsewhere = false;
+  for (size_t m = 0; m < lookup.plan.asks.size(); ++m)
+    are_cut_elsewhere |= !lookup.plan.asks[m] && lookup.plan.ids[m].is_shard();
+  if (table->is_member())
+    lookup.route =
+        RowRoute::make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
+  return lookup;
+}
+
+at::Tensor TableLookup::own_ids() const {
+  const Shards& pieces = maybe_dtensor(ids)->shards();
+  return pieces.empty() ? at::empty({0}, at::TensorOptions().dtype(ids.scalar_type()).device(ids.device())) : pieces[0];
+}
+
+at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
+  const BelowGuard guard;
+  const at::Tensor all = redistribute(ids, Placements(spec_of(ids)->placements().size()));
+  std::vector<at::Tensor> pieces;
+  for (const at::Tensor& piece : maybe_dtensor(all)->shards()) {
+    const auto [values, places, counts] =
+        at::_unique2(piece, /*sorted=*/false, /*return_inverse=*/true, /*return_counts=*/true);
+    pieces.push_back(counts.to(dtype).reciprocal().index_select(0, places.reshape(-1)).view(ids.sizes()));
+  }
+  return from_pieces(std::move(pieces), Spec::intern(spec_of(ids)->mesh(), ids.sizes(), spec_of(all)->placements().vec(),
+                                                     row_major_strides(ids.sizes()), dtype));
+}
+
+}  // namespace shardwise
