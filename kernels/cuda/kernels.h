@@ -1,0 +1,64 @@
+// kernels/cuda/kernels.h: the kernels of this room on a GPU; for what each does, see the header of its namesake.
+//
+// Every pointer is one into device memory, those inside of Rows, Ids, Bags and GradRows too. `stream` is a cudaStream_t. Calls return at once,
+// but for group_ids(); work that is empty starts nothing. Sums have a fixed order, so results are the same on every run, though not bit by
+// bit the CPU's. Accesses are 16 bytes wide where addresses, widths and steps are multiples of 16 bytes, else one element.
+//
+// Throws std::runtime_error when CUDA does not start a kernel. What goes wrong within one is CUDA's to tell, at the next call that waits.
+#pragma once
+
+#include "kernels/bag_pool.h"
+#include "kernels/id_groups.h"
+#include "kernels/row_lookup.h"
+#include "kernels/row_norms.h"
+#include "kernels/row_sums.h"
+#include "kernels/row_updates.h"
+
+namespace shardwise::kernels::cuda {
+
+void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream);
+
+/// The range goes to device memory, for the caller to copy when it likes.
+void range_of(const Ids& ids, IdRange* range, void* stream);
+
+/// Words of GroupMemory::scratch for `n_ids` ids: a little more than two each.
+int64_t group_scratch(int64_t n_ids);
+
+/// Waits for the stream, as callers need the number of groups on the host.
+int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped, const GroupMemory& memory,
+                  void* stream);
+
+/// Groups as group_ids() made them of `n_ids` ids.
+struct Groups {
+  const int64_t* order;
+  const int64_t* starts;
+  int64_t n;
+  int64_t n_ids;
+};
+
+/// Bytes of `scratch` (its address a multiple of 16) that the next three need: 8 per id, and 1/64 of the gradients in float
+/// (double). An id named very often has its gradients summed by many warps at a time, and their sums added after.
+int64_t sum_scratch(const GradRows& grads, int64_t n_ids);
+
+void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
+                void* scratch, void* stream);
+
+void grad_squares(const GradRows& grads, const Groups& groups, double* results, void* scratch, void* stream);
+
+void update_rows(const Rows& table, const RowState& state, const RowUpdate& update, const GradRows& grads,
+                 const Groups& groups, const int64_t* rows, const double* mean_squares, void* scratch, void* stream);
+
+void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
+          int64_t* chosen, void* stream);
+
+void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
+                 void* stream);
+
+void dot_rows(const Rows& table, const Ids& ids, int64_t padding, const GradRows& grads, void* results, void* stream);
+
+/// For the `n` rows at `rows`.
+void row_powers(const Rows& table, const int64_t* rows, int64_t n, double p, double* results, void* stream);
+void shorten_rows(const Rows& table, const int64_t* rows, int64_t n, double p, double max_norm, const double* powers,
+                  void* stream);
+
+}  // namespace shardwise::kernels::cuda
