@@ -71,7 +71,8 @@ void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, do
     is_first = false;
   });
   if (!is_first) return;
-  std::fill_n(result, table.width, static_cast<T>(static_cast<Sum<T>>(none)));
+  const double value = count(bags, ids, bag) > 0 ? none : 0;
+  std::fill_n(result, table.width, static_cast<T>(static_cast<Sum<T>>(value)));
   if (chosen != nullptr) std::fill_n(chosen, table.width, -1);
 }
 

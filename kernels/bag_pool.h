@@ -7,7 +7,7 @@ namespace shardwise::kernels {
 
 /// Row b of `results` [bags, width] (the table's kind, contiguous) is bag b's sum, mean or maximum over the ids of this piece, for b in
 /// [begin, end). A mean divides by all ids of the bag, other pieces' too, so that the pieces' results add up to it. A maximum without
-/// an id here is `none`; `chosen` [bags, width], unless null, takes the id's place that it came from (the first, of several; -1
+/// an id here is `none`, of a bag without ids that count 0; `chosen` [bags, width], unless null, takes the id's place that it came from (the first, of several; -1
 /// of none), a NaN being the largest. Cost: one pass over the rows named, float32 (double) sums, no memory.
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
           int64_t* chosen, int64_t begin, int64_t end);

@@ -86,8 +86,9 @@ void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, 
 SHARDWISE_KERNEL void grad_squares(const GradRows& grads, const int64_t* order, const int64_t* starts, double* results,
                                    int64_t begin, int64_t end) {
   with_element(grads.element, [&]<class T>(T) {
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
-      results[g] = (first == 0 ? 0 : results[g]) + static_cast<double>(square_sum(sum, n));
+    std::fill(results + begin, results + end, 0.0);
+    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t, int64_t n, const Sum<T>* sum) {
+      results[g] += static_cast<double>(square_sum(sum, n));
     });
   });
 }

@@ -88,7 +88,10 @@ __global__ void __launch_bounds__(kThreads)
         places[c] = k;
       }
     };
-    for_each_row<kN>(table, ids, bags, bag, column, static_cast<const T*>(nullptr), compare);
+    const int64_t n = for_each_row<kN>(table, ids, bags, bag, column, static_cast<const T*>(nullptr), compare);
+    if (n == 0)
+#pragma unroll
+      for (int c = 0; c < kN; ++c) largest[c] = 0;
     store_sums(results + index * table.width + column, largest);
     if (chosen == nullptr) continue;
 #pragma unroll

@@ -51,14 +51,15 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
 }
 
 int64_t BagOffsets::bags_before(int64_t place) const {
-  if (place == 0) return 0;
   if (place >= n_ids_) return n_;
+  if (place == 0) return 0;
   const auto* first = offsets_.const_data_ptr<int64_t>();
   return std::lower_bound(first, first + n_, place) - first;
 }
 
 bool BagOffsets::fit(const Layout& ids) const {
-  if (!is_known() || ids.is_enumerable()) return !is_known();
+  if (!is_known() || ids.is_replicated()) return true;
+  if (n_ids_ == 0) return false;
   return std::ranges::all_of(ids.intervals(0), [&](const Interval& interval) {
     const int64_t place = interval.begin, bag = bags_before(place);
     return place == 0 || place >= n_ids_ || (bag < n_ && offsets_[bag].item<int64_t>() == place);
@@ -82,7 +83,7 @@ Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const
 }
 
 at::Tensor BagOffsets::within(Interval ids, c10::Device device) const {
-  const int64_t first = bags_before(ids.begin), end = bags_before(ids.end);
+  const int64_t first = ids.begin == 0 ? 0 : bags_before(ids.begin), end = bags_before(ids.end);
   return (offsets_.narrow(0, first, end - first) - ids.begin).to(device);
 }
 

@@ -63,7 +63,7 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchan
   bool ids_moved = false;  // explicit sizes of inner cuts speak of the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
-    const bool stay = plan.asks[m] || (!cuts(of_table) && of_ids.is_shard());
+    const bool stay = plan.asks[m] || (of_table.is_replicate() && of_ids.is_shard());
     const Placement there = !stay                                  ? Placement::replicate()
                             : ids_moved && !of_ids.sizes().empty() ? Placement::shard(of_ids.dim())
                                                                    : of_ids;

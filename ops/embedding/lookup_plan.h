@@ -5,6 +5,7 @@
 //   Shard(1)               Replicate    Shard(last dim): nothing is sent
 //   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of lookup_options.h
 //   Replicate              as they are  as the ids: nothing is sent
+//   Partial                Replicate    Partial likewise; where ids were cut, reduced to them
 #pragma once
 
 #include "ops/embedding/lookup_options.h"

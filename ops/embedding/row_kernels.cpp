@@ -1,22 +1,14 @@
 #include "ops/embedding/row_kernels.h"
 
-#include "kernels/bag_pool.h"
-#include "kernels/id_groups.h"
-#include "kernels/row_lookup.h"
-#include "kernels/row_norms.h"
-#include "kernels/row_sums.h"
+#include "ops/embedding/row_launch.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <functional>
 #include <limits>
-#include <mutex>
 #include <vector>
 
 namespace shardwise {
@@ -66,8 +58,6 @@ at::TensorOptions numbers_like(const at::Tensor& tensor) {
 
 at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-int64_t row_bytes(const at::Tensor& rows) { return std::max<int64_t>(rows.size(-1), 1) * rows.element_size(); }
-
 kernels::Bags bags_of(const IdBags& bags) {
   return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
           bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
@@ -77,16 +67,7 @@ const int64_t* numbers_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
 }
 
-/// What a bag costs, bytes.
-int64_t bag_cost(const IdBags& bags, const at::Tensor& rows) {
-  return row_bytes(rows) * (1 + bags.ids.numel() / std::max<int64_t>(bags.offsets.numel(), 1));
-}
-
 }  // namespace
-
-void share_out(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& part) {
-  if (n > 0) at::parallel_for(0, n, std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(cost, 1)), part);
-}
 
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
   return {rows.mutable_data_ptr(), element_of(rows.scalar_type()), first_row, rows.size(0), rows.size(1),
@@ -109,26 +90,38 @@ int64_t IdGroups::place_of(int64_t row) const {
   return place < n() && rows[place].item<int64_t>() == row ? place : -1;
 }
 
+launch::Groups groups_of(const IdGroups& groups) {
+  return {groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(),
+          groups.rows.const_data_ptr<int64_t>(), groups.n(), groups.order.numel()};
+}
+
 RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
   if (width == values.size(1)) return *this;
   return {values.narrow(1, begin, width), row_of, factors,
           chosen.defined() ? chosen.narrow(1, begin, width).contiguous() : chosen};
 }
 
+namespace {
+
+/// Copies into `results`, whose rows are `step` elements apart. False where there is no kernel for the dtype or the device.
+bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row, kernels::Miss miss,
+               const at::Tensor& results, int64_t step) {
+  if (!launch::has_kernels(rows.device()) || rows.element_size() < 2 || rows.element_size() > 8) return false;
+  const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
+  const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
+                            from.stride(0)};
+  launch::look_up(rows.device(), table, ids_of(wanted), miss, results.mutable_data_ptr(), step);
+  return true;
+}
+
+}  // namespace
+
 at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(rows.size(1));
   if (ids.numel() == 0 || rows.numel() == 0) return at::zeros(shape, rows.options());
-  if (rows.is_cpu() && rows.element_size() >= 2 && rows.element_size() <= 8) {
-    const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
-    at::Tensor results = at::empty(shape, rows.options());
-    const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
-                              from.stride(0)};
-    share_out(ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
-      kernels::look_up(table, ids_of(wanted), kernels::Miss::kZero, results.mutable_data_ptr(), table.width, begin, end);
-    });
-    return results;
-  }
+  at::Tensor results = at::empty(shape, rows.options());
+  if (copy_rows(rows, ids, first_row, kernels::Miss::kZero, results, rows.size(1))) return results;
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor is_elsewhere = row.lt(0).logical_or_(row.ge(rows.size(0)));
   return rows.index_select(0, row.clamp(0, rows.size(0) - 1)).masked_fill_(is_elsewhere.unsqueeze(1), 0).view(shape);
@@ -136,16 +129,7 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   if (ids.numel() == 0 || rows.numel() == 0) return;
-  if (rows.is_cpu() && rows.element_size() >= 2 && rows.element_size() <= 8) {
-    const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
-    const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
-                              from.stride(0)};
-    share_out(ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
-      kernels::look_up(table, ids_of(wanted), kernels::Miss::kKeep, results.mutable_data_ptr(), results.stride(0),
-                       begin, end);
-    });
-    return;
-  }
+  if (copy_rows(rows, ids, first_row, kernels::Miss::kKeep, results, results.stride(0))) return;
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);
   results.index_copy_(0, here, rows.index_select(0, row.index_select(0, here)));
@@ -154,13 +138,7 @@ void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const a
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
   if (ids.numel() == 0) return {};
   const at::Tensor all = ids.contiguous();
-  std::mutex mutex;
-  kernels::IdRange range{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
-  share_out(ids.numel(), ids.element_size(), [&](int64_t begin, int64_t end) {
-    const kernels::IdRange part = kernels::range_of(ids_of(all), begin, end);
-    const std::lock_guard lock(mutex);
-    range = {std::min(range.lowest, part.lowest), std::max(range.highest, part.highest)};
-  });
+  const kernels::IdRange range = launch::range_of(ids.device(), ids_of(all));
   return std::pair{range.lowest, range.highest};
 }
 
@@ -170,26 +148,18 @@ IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int
   const auto options = numbers_like(ids);
   IdGroups groups{at::empty({n}, options), at::empty({n + 1}, options), at::empty({n}, options),
                   with_group_of ? at::empty({n}, options) : at::Tensor()};
-  const at::Tensor scratch = at::empty({2 * n}, options);
+  const at::Tensor scratch = at::empty({launch::group_scratch(ids.device(), n)}, options);
   const kernels::GroupMemory memory{groups.rows.mutable_data_ptr<int64_t>(), groups.starts.mutable_data_ptr<int64_t>(),
                                     groups.order.mutable_data_ptr<int64_t>(),
                                     with_group_of ? groups.group_of.mutable_data_ptr<int64_t>() : nullptr,
                                     reinterpret_cast<uint64_t*>(scratch.mutable_data_ptr<int64_t>())};
-  const int64_t n_groups = kernels::group_ids(ids_of(flat), first_row, n_rows, skipped, memory);
+  const int64_t n_groups = launch::group_ids(ids.device(), ids_of(flat), first_row, n_rows, skipped, memory);
   groups.rows = groups.rows.narrow(0, 0, n_groups);
   groups.starts = groups.starts.narrow(0, 0, n_groups + 1);
   return groups;
 }
 
 namespace {
-
-void sum_into(const at::Tensor& results, const RowGrads& grads, const IdGroups& groups, const int64_t* rows) {
-  const kernels::GradRows from = grad_rows_of(grads);
-  share_out(groups.n(), row_bytes(results), [&](int64_t begin, int64_t end) {
-    kernels::sum_groups(from, groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(), rows,
-                        results.mutable_data_ptr(), results.stride(0), begin, end);
-  });
-}
 
 /// The gradients one by one, for dtypes that the kernels do not know.
 at::Tensor one_by_one(const RowGrads& grads) {
@@ -207,7 +177,8 @@ at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
     return sums.index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
   }
   at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
-  sum_into(sums, grads, groups, nullptr);
+  launch::sum_groups(sums.device(), grad_rows_of(grads), groups_of(groups), /*to_rows=*/false, sums.mutable_data_ptr(),
+                     sums.stride(0));
   return sums;
 }
 
@@ -215,7 +186,8 @@ at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_row
   at::Tensor result = at::zeros({n_rows, grads.values.size(1)}, grads.values.options());
   if (result.numel() == 0) return result;
   if (maybe_element(grads.values.scalar_type()))
-    sum_into(result, grads, groups, groups.rows.const_data_ptr<int64_t>());
+    launch::sum_groups(result.device(), grad_rows_of(grads), groups_of(groups), /*to_rows=*/true,
+                       result.mutable_data_ptr(), result.stride(0));
   else
     result.index_copy_(0, groups.rows, sum_groups(grads, groups));
   return result;
@@ -227,11 +199,8 @@ at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& ba
   at::Tensor results = at::empty({bags.offsets.numel(), rows.size(1)}, rows.options());
   if (chosen != nullptr) *chosen = at::empty(results.sizes(), numbers_like(rows));
   const kernels::Rows table = rows_of(from, first_row);
-  share_out(bags.offsets.numel(), bag_cost(bags, rows), [&](int64_t begin, int64_t end) {
-    kernels::pool(table, ids_of(bags.ids), bags_of(bags), pooling, -std::numeric_limits<double>::infinity(),
-                  results.mutable_data_ptr(), chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>(), begin,
-                  end);
-  });
+  launch::pool(rows.device(), table, ids_of(bags.ids), bags_of(bags), pooling, -std::numeric_limits<double>::infinity(),
+               results.mutable_data_ptr(), chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>());
   return results;
 }
 
@@ -239,12 +208,9 @@ RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pool
   RowGrads grads{with_adjoining_elements(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
   if (bags.weights.defined() || pooling == kernels::Pooling::kMean)
     grads.factors = at::empty({bags.ids.numel()}, grad.options().dtype(sum_type(grad.scalar_type())));
-  share_out(bags.offsets.numel(), 16 * (1 + bags.ids.numel() / std::max<int64_t>(bags.offsets.numel(), 1)),
-            [&](int64_t begin, int64_t end) {
-              kernels::spread_bags(bags_of(bags), ids_of(bags.ids), pooling, element_of(grad.scalar_type()),
-                                   grads.row_of.mutable_data_ptr<int64_t>(),
-                                   grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr, begin, end);
-            });
+  launch::spread_bags(grad.device(), bags_of(bags), ids_of(bags.ids), pooling, element_of(grad.scalar_type()),
+                      grads.row_of.mutable_data_ptr<int64_t>(),
+                      grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr);
   return grads;
 }
 
@@ -252,27 +218,21 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   at::Tensor result = at::empty({bags.ids.numel()}, rows.options());
   const at::Tensor from = with_adjoining_elements(rows);
   const kernels::Rows table = rows_of(from, first_row);
-  share_out(bags.ids.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
-    kernels::dot_rows(table, ids_of(bags.ids), bags.padding, grad_rows_of(grads), result.mutable_data_ptr(), begin, end);
-  });
+  launch::dot_rows(rows.device(), table, ids_of(bags.ids), bags.padding, grad_rows_of(grads), result.mutable_data_ptr());
   return result;
 }
 
 at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
   at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
-  share_out(numbers.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
-    kernels::row_powers(rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), p, powers.mutable_data_ptr<double>(),
-                        begin, end);
-  });
+  launch::row_powers(rows.device(), rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), numbers.numel(), p,
+                     powers.mutable_data_ptr<double>());
   return powers;
 }
 
 void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
                   const at::Tensor& powers) {
-  share_out(numbers.numel(), row_bytes(rows), [&](int64_t begin, int64_t end) {
-    kernels::shorten_rows(rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), p, max_norm,
-                          powers.const_data_ptr<double>(), begin, end);
-  });
+  launch::shorten_rows(rows.device(), rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), numbers.numel(), p, max_norm,
+                       powers.const_data_ptr<double>());
 }
 
 }  // namespace shardwise

@@ -1,14 +1,13 @@
 // ops/embedding/row_kernels.h: the kernels of kernels/ on plain tensors of one rank; no messages.
 //
 // Shapes: rows [n, width], a piece of a table whose row 0 is row `first_row`; ids [...] of int32 or int64. Ids of other pieces' rows are
-// skipped. On the CPU the work is shared out over at::get_num_threads() threads.
+// skipped.
 #pragma once
 
-#include "kernels/rows.h"
+#include "ops/embedding/row_launch.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <optional>
 #include <utility>
 
@@ -82,7 +81,6 @@ void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, d
 /// The view of a tensor that the kernels take. Pre: it is of a floating dtype and its rows' elements adjoin.
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row);
 kernels::GradRows grad_rows_of(const RowGrads& grads);
-/// Calls `part(begin, end)` for parts of [0, n) on several threads; `cost`: bytes per item.
-void share_out(int64_t n, int64_t cost, const std::function<void(int64_t, int64_t)>& part);
+launch::Groups groups_of(const IdGroups& groups);
 
 }  // namespace shardwise

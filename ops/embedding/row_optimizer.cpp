@@ -107,19 +107,12 @@ void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGra
   };
   const kernels::RowState state{memory(0), memory(1)};
   const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
-  share_out(groups.n(), 4 * grads.values.size(1) * grads.values.element_size(), [&](int64_t begin, int64_t end) {
-    kernels::update_rows(rows_of(piece, 0), state, update(), grad_rows_of(grads),
-                         groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(),
-                         groups.rows.const_data_ptr<int64_t>(), squares, begin, end);
-  });
+  launch::update_rows(piece.device(), rows_of(piece, 0), state, update(), grad_rows_of(grads), groups_of(groups), squares);
 }
 
 at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
   at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
-  share_out(groups.n(), grads.values.size(1) * grads.values.element_size(), [&](int64_t begin, int64_t end) {
-    kernels::grad_squares(grad_rows_of(grads), groups.order.const_data_ptr<int64_t>(),
-                          groups.starts.const_data_ptr<int64_t>(), squares.mutable_data_ptr<double>(), begin, end);
-  });
+  launch::grad_squares(squares.device(), grad_rows_of(grads), groups_of(groups), squares.mutable_data_ptr<double>());
   return squares;
 }
 

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <limits>
@@ -57,12 +58,34 @@ void RowRoute::find_asks() {
     for (const Box& box : table_->layout().boxes(rank)) {
       const Interval in_box = box.interval(0);
       asks_.push_back({rank, box, first_from(in_box.begin), first_from(in_box.end)});
-      if (box.empty()) asks_.back().end = asks_.back().begin;
-      if (box.sizes[1] == 0) continue;
+      if (box.sizes[1] == 0) continue;  // it is told of ids all the same: it may keep a number per row
       columns_ = {std::min(columns_.begin, box.interval(1).begin), std::max(columns_.end, box.interval(1).end)};
     }
   }
   if (columns_.begin > columns_.end) columns_ = {0, 0};
+  drop_unowned();
+}
+
+/// Rows of ranks that differ along other mesh dims too are none of ours to find.
+void RowRoute::drop_unowned() {
+  std::vector<std::pair<int64_t, int64_t>> owned;
+  for (const Ask& ask : asks_) owned.emplace_back(ask.begin, ask.end);
+  std::ranges::sort(owned);
+  at::Tensor is_unowned;
+  int64_t next = 0;
+  const auto drop = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    if (!is_unowned.defined()) is_unowned = at::zeros({groups_.n()}, groups_.rows.options().dtype(at::kBool));
+    is_unowned.narrow(0, begin, end - begin).fill_(true);
+  };
+  for (const auto& [begin, end] : owned) {
+    drop(next, begin);
+    next = std::max(next, end);
+  }
+  drop(next, groups_.n());
+  if (is_unowned.defined())
+    groups_.group_of.masked_fill_(
+        is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
 }
 
 void RowRoute::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {
@@ -138,7 +161,7 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
   std::vector<std::pair<at::Tensor, at::Tensor>> bands;  // what arrives apart, and its place
   for (const Order& order : orders_) {
     const Box& box = table_->boxes()[order.box];
-    if (order.rank == table_->mesh()->rank() || order.n() == 0 || box.empty()) continue;
+    if (order.rank == table_->mesh()->rank() || order.n() == 0 || box.sizes[1] == 0) continue;
     const at::Tensor found = at::empty({order.n(), box.sizes[1]}, options);
     sends.push_back({order.rank, found, [=, this, piece = pieces[order.box]] {
                        lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end),
@@ -146,10 +169,10 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
                      }});
   }
   for (const Ask& ask : asks_) {
-    if (ask.rank == table_->mesh()->rank() || ask.n() == 0) continue;
+    if (ask.rank == table_->mesh()->rank() || ask.n() == 0 || ask.box.sizes[1] == 0) continue;
     at::Tensor place = part(rows, ask.begin, ask.end);
     if (!spans(ask.box)) {
-      place = place.narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]);
+      place = place.narrow(1, column_of(ask.box), ask.box.sizes[1]);
       bands.emplace_back(at::empty({ask.n(), ask.box.sizes[1]}, options), place);
       place = bands.back().first;
     }
@@ -158,7 +181,7 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
   const auto messages = exchange(*group_, std::move(sends), std::move(receives));
   for_each_own([&](const Ask& ask, const Order& order) {
     lookup_rows_into(
-        part(rows, ask.begin, ask.end).narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]),
+        part(rows, ask.begin, ask.end).narrow(1, column_of(ask.box), ask.box.sizes[1]),
         pieces[order.box], part(ordered_[order.box], order.begin, order.end), ask.box.offsets[0]);
   });
   messages->wait();
@@ -171,14 +194,15 @@ std::vector<BoxGrads> RowRoute::give(const at::Tensor& sums) const {
   for (size_t box = 0; box < ordered_.size(); ++box)
     given.push_back({ordered_[box], {at::empty({ordered_[box].numel(), table_->boxes()[box].sizes[1]}, sums.options())}});
   const auto band_of = [&](const Ask& ask) {
-    return part(sums, ask.begin, ask.end).narrow(1, ask.box.offsets[1] - columns_.begin, ask.box.sizes[1]);
+    return part(sums, ask.begin, ask.end).narrow(1, column_of(ask.box), ask.box.sizes[1]);
   };
   const auto place_of = [&](const Order& order) { return part(given[order.box].grads.values, order.begin, order.end); };
   std::vector<Message> sends, receives;
   for (const Ask& ask : asks_)
-    if (ask.rank != table_->mesh()->rank() && ask.n() > 0) sends.push_back({ask.rank, band_of(ask).contiguous()});
+    if (ask.rank != table_->mesh()->rank() && ask.n() > 0 && ask.box.sizes[1] > 0)
+      sends.push_back({ask.rank, band_of(ask).contiguous()});
   for (const Order& order : orders_)
-    if (order.rank != table_->mesh()->rank() && order.n() > 0 && !table_->boxes()[order.box].empty())
+    if (order.rank != table_->mesh()->rank() && order.n() > 0 && table_->boxes()[order.box].sizes[1] > 0)
       receives.push_back({order.rank, place_of(order)});
   const auto messages = exchange(*group_, std::move(sends), std::move(receives));
   for_each_own([&](const Ask& ask, const Order& order) { place_of(order).copy_(band_of(ask)); });

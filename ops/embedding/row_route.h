@@ -30,7 +30,7 @@ class RowRoute {
   static std::shared_ptr<const RowRoute> make(const char* op, const SpecPtr& table, std::vector<bool> asks,
                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
 
-  /// This rank's ids by the rows they name; `group_of` too.
+  /// This rank's ids by the rows they name; `group_of` too, -1 for rows that nobody along `asks` owns.
   const IdGroups& groups() const { return groups_; }
   /// The columns of the rows that come.
   Interval columns() const { return columns_; }
@@ -60,12 +60,15 @@ class RowRoute {
   };
 
   void find_asks();
+  void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
   /// Ids travel in 32 bits where they fit.
   at::ScalarType wire_type() const;
   /// Calls `use(ask, order)` for what this rank asks of its own boxes.
   void for_each_own(const std::function<void(const Ask&, const Order&)>& use) const;
+  /// Its first column among those that come.
+  int64_t column_of(const Box& box) const { return box.sizes[1] == 0 ? 0 : box.offsets[1] - columns_.begin; }
   bool spans(const Box& box) const { return box.interval(1) == columns_; }
 
   SpecPtr table_;

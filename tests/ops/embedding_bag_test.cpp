@@ -100,10 +100,16 @@ TEST(EmbeddingBagTest, IncludedLastOffsetsEndTheLastBag) {
 }
 
 TEST(EmbeddingBagTest, FrequenciesCountTheWholeBatch) {
+  // The judge pools what embedding() finds: torch 2.13's embedding_bag counts other ids than the row's own on the CPU.
+  const auto ids_of = [](const Tensors& t) { return ids_in(t[1], 3); };
   for (const int64_t mode : {kSum, kMean})
     expect_dense_bags("scale_grad_by_freq",
                       [=](const Tensors& t) {
-                        return pooled(t[0], ids_in(t[1], 3), at::tensor({0, 2, 5}), mode, {}, {.by_freq = true});
+                        if (is_dtensor(t[0])) return pooled(t[0], ids_of(t), at::tensor({0, 2, 5}), mode, {}, {.by_freq = true});
+                        const auto rows = at::embedding(t[0], ids_of(t), -1, /*scale_grad_by_freq=*/true);
+                        const auto sizes = at::tensor({2, 3, 3}, at::kDouble).unsqueeze(1);
+                        const auto sums = at::zeros({3, 2}, at::kDouble).index_add(0, at::tensor({0, 0, 1, 1, 1, 2, 2, 2}), rows);
+                        return mode == kMean ? sums / sizes : sums;
                       },
                       {{3, 2}, {8}}, {.is_exact = false, .max_combinations = 12});
 }
@@ -133,7 +139,7 @@ TEST(EmbeddingBagTest, PiecesOfAGridAreDense) {
       for (const Placement& of_ids : {kReplicate, kRows})
         for (const int64_t mode : {kSum, kMean, kMax}) {
           const LookupScope scope({.exchange = exchange});
-          const auto dense = at::rand({9, 6}, at::kDouble).sub_(0.5);
+          const auto dense = at::arange(54, at::kDouble).view({9, 6}).mul(2.7).sin();
           const auto plain = lay_out(dense, mesh, {kReplicate}), table = lay_out(plain, mesh, {grid}).requires_grad_();
           const auto judge = full_tensor(plain).requires_grad_();
           const auto values = pooled(table, lay_out(ids, mesh, {of_ids}), offsets, mode);

@@ -89,7 +89,8 @@ TEST(EmbeddingRenormTest, PiecesOfAGridAreDense) {
       at::Tensor table = lay_out(dense, mesh, {grid});
       at::embedding_renorm_(table, lay_out(at::tensor({8, 0, 4}), mesh, {Placement::shard(0)}), 1.5, p);
       const auto all = full_tensor(table);
-      if (mesh->is_member()) EXPECT_TRUE(all.allclose(at::embedding_renorm_(dense, at::tensor({8, 0, 4}), 1.5, p)));
+      if (!mesh->is_member()) continue;
+      EXPECT_TRUE(all.allclose(at::embedding_renorm_(dense, at::tensor({8, 0, 4}), 1.5, p)));
     }
   });
 }
