@@ -51,20 +51,19 @@ WITHOUT_UNIQUE = f"{BY_HAND}: all_to_all"
 MEMORY_CALLS = 5
 
 
-def same_as_dense(call, problem):
+def check(call, dense_result, dense_grad):
     result, grad = call()
-    dense_result, dense_grad = problem.dense()
     torch.testing.assert_close(result.view_as(dense_result), dense_result, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(grad() if callable(grad) else grad, dense_grad, rtol=1e-4, atol=1e-3)
 
 
 def checked_calls(sides, problem):
     """By name; each has run once, and given what the dense computation gives."""
-    calls = {}
+    calls, dense = {}, problem.dense()
     for name, build in sides.items():
         calls[name] = build(problem)
         try:
-            same_as_dense(calls[name], problem)
+            check(calls[name], *dense)
         except AssertionError as error:
             raise AssertionError(f"{name} on rank {dist.get_rank()}: {error}") from None
     return calls
