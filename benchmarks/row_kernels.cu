@@ -99,14 +99,18 @@ void measure(Element element, const char* element_name, int64_t width, double zi
   const double grouping = seconds([&] { n_groups = cuda::group_ids(wanted, 0, kRows, -1, memory, nullptr); });
   const cuda::Groups groups{order.data, starts.data, n_groups, kIds};
 
-  const auto n = static_cast<double>(kIds), n_named = static_cast<double>(n_groups), bytes = static_cast<double>(row_bytes);
+  const auto n = static_cast<double>(kIds), n_named = static_cast<double>(n_groups),
+             bytes = static_cast<double>(row_bytes);
   const double copy_rate = 2 * n * bytes / seconds([&] {
-    check(cudaMemcpyAsync(results.data, grads.data, static_cast<size_t>(kIds * row_bytes), cudaMemcpyDeviceToDevice));
-  });
-  std::printf("%s, width %lld, %s ids, %lld of %lld rows named; a copy: %.0f GB/s\n", element_name, static_cast<long long>(width),
-              zipf == 0 ? "uniform" : "Zipf(1.05)", static_cast<long long>(n_groups), static_cast<long long>(kRows),
-              copy_rate / 1e9);
-  const auto time = [&](const char* name, double n_bytes, const auto& call) { report(name, seconds(call), n_bytes, copy_rate); };
+                             check(cudaMemcpyAsync(results.data, grads.data, static_cast<size_t>(kIds * row_bytes),
+                                                   cudaMemcpyDeviceToDevice));
+                           });
+  std::printf("%s, width %lld, %s ids, %lld of %lld rows named; a copy: %.0f GB/s\n", element_name,
+              static_cast<long long>(width), zipf == 0 ? "uniform" : "Zipf(1.05)", static_cast<long long>(n_groups),
+              static_cast<long long>(kRows), copy_rate / 1e9);
+  const auto time = [&](const char* name, double n_bytes, const auto& call) {
+    report(name, seconds(call), n_bytes, copy_rate);
+  };
   std::printf("  %-22s %8.3f ms\n", "group_ids", grouping * 1e3);
   time("look_up", 2 * n * bytes, [&] { cuda::look_up(piece, wanted, Miss::kZero, results.data, width, nullptr); });
   time("pool", (n + kBags) * bytes,
@@ -118,8 +122,8 @@ void measure(Element element, const char* element_name, int64_t width, double zi
   using Kind = RowUpdate::Kind;
   for (const Kind kind : {Kind::kSgd, Kind::kRowWiseAdagrad})
     time(kind == Kind::kSgd ? "update_rows SGD" : "update_rows row-wise", (n + 2 * n_named) * bytes, [&] {
-      cuda::update_rows(piece, {state.data, nullptr}, {kind, 0.01, 1e-8, 0, 0}, per_id, groups, rows.data, nullptr, scratch.data,
-                        nullptr);
+      cuda::update_rows(piece, {state.data, nullptr}, {kind, 0.01, 1e-8, 0, 0}, per_id, groups, rows.data, nullptr,
+                        scratch.data, nullptr);
     });
 }
 

@@ -29,9 +29,9 @@ if(SHARDWISE_HAS_GLOO)
 endif()
 
 # Kernels take raw pointers and a stream. Where nvcc is found they compile; where torch knows CUDA they are linked.
-file(GLOB kernel_sources CONFIGURE_DEPENDS runtime/*.cu ops/*.cu ops/*/*.cu wrappers/*.cu)
-if(SHARDWISE_HAS_NVCC AND kernel_sources)
-  add_library(shardwise_kernels_cuda OBJECT ${kernel_sources})
+file(GLOB cuda_sources CONFIGURE_DEPENDS kernels/cuda/*.cu)
+if(SHARDWISE_HAS_NVCC AND cuda_sources)
+  add_library(shardwise_kernels_cuda OBJECT ${cuda_sources})
   target_include_directories(shardwise_kernels_cuda PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(shardwise_kernels_cuda PRIVATE shardwise_warnings)
   if(ShardwiseTorch_CUDA)

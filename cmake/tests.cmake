@@ -1,4 +1,5 @@
-# placements_test and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise) and gloo_test.
+# placements_test and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
 if(NOT TARGET GTest::gtest_main)
@@ -48,4 +49,28 @@ if(SHARDWISE_HAS_GLOO)
   add_test(NAME gloo_test COMMAND ${Python_EXECUTABLE} -m torch.distributed.run
     --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:gloo_test>)
   set_tests_properties(gloo_test PROPERTIES TIMEOUT 300)
+endif()
+
+# The kernels for GPUs against those for the CPU: once on a GPU, skipped where none is, and once emulated, with each .cu read by the
+# C++ compiler.
+if(TARGET shardwise_kernels_cuda)
+  find_package(CUDAToolkit REQUIRED)
+  add_executable(cuda_kernels_test tests/kernels/cuda_kernels_test.cu)
+  target_include_directories(cuda_kernels_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(cuda_kernels_test PRIVATE
+    shardwise_kernels_cuda shardwise_kernels shardwise_warnings GTest::gtest_main)
+  add_test(NAME cuda_kernels_test COMMAND cuda_kernels_test)
+
+  set(emulated_sources tests/kernels/emulated_cuda/emulated_cuda.cpp)
+  foreach(source IN LISTS cuda_sources ITEMS ${PROJECT_SOURCE_DIR}/tests/kernels/cuda_kernels_test.cu)
+    get_filename_component(name ${source} NAME_WE)
+    file(CONFIGURE OUTPUT emulated_cuda/${name}.cpp CONTENT "#include \"emulated_cuda.h\"\n#include \"${source}\"\n")
+    list(APPEND emulated_sources ${PROJECT_BINARY_DIR}/emulated_cuda/${name}.cpp)
+  endforeach()
+  add_executable(emulated_cuda_kernels_test ${emulated_sources})
+  target_include_directories(emulated_cuda_kernels_test PRIVATE ${PROJECT_SOURCE_DIR} tests/kernels/emulated_cuda)
+  target_include_directories(emulated_cuda_kernels_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_options(emulated_cuda_kernels_test PRIVATE -Wno-unknown-pragmas)
+  target_link_libraries(emulated_cuda_kernels_test PRIVATE shardwise_kernels shardwise_warnings GTest::gtest_main)
+  add_test(NAME emulated_cuda_kernels_test COMMAND emulated_cuda_kernels_test)
 endif()

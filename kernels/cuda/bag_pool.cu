@@ -124,8 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, int kN>
-__global__ void __launch_bounds__(kThreads)
-    dot(Rows table, Ids ids, int64_t padding, GradRows grads, T* results) {
+__global__ void __launch_bounds__(kThreads) dot(Rows table, Ids ids, int64_t padding, GradRows grads, T* results) {
   const int64_t k = team_index();
   if (k >= ids.n) return;
   const int64_t id = id_at(ids, k), row = padding >= 0 && id == padding ? -1 : row_of(table, id);
@@ -153,10 +152,11 @@ void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, 
     const Teams teams(divided_up(table.width, kN));
     auto* into = static_cast<T*>(results);
     if (pooling == Pooling::kMax)
-      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, static_cast<Sum<T>>(none), into,
-             chosen);
+      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, static_cast<Sum<T>>(none),
+             into, chosen);
     else
-      launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean, into);
+      launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean,
+             into);
   });
 }
 

@@ -26,7 +26,8 @@ __device__ void add_places(const GradRows& grads, const int64_t* order, int64_t 
 #pragma unroll
   for (int i = 0; i < kCount; ++i) rows[i] = grads.row_of == nullptr ? ids[i] : grads.row_of[ids[i]];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) packs[i] = load<kN>(static_cast<const T*>(grads.data) + rows[i] * grads.step + column);
+  for (int i = 0; i < kCount; ++i)
+    packs[i] = load<kN>(static_cast<const T*>(grads.data) + rows[i] * grads.step + column);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const Sum<T> factor = grads.factors == nullptr ? Sum<T>{1} : static_cast<const Sum<T>*>(grads.factors)[ids[i]];

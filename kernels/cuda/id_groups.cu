@@ -33,7 +33,10 @@ struct Scratch {
   void* temporary;
 
   Scratch(uint64_t* begin, int64_t n)
-      : words(begin), others(begin + n), n_groups(reinterpret_cast<int64_t*>(begin + 2 * n)), temporary(begin + 2 * n + 1) {}
+      : words(begin),
+        others(begin + n),
+        n_groups(reinterpret_cast<int64_t*>(begin + 2 * n)),
+        temporary(begin + 2 * n + 1) {}
 };
 
 __global__ void pack_ids(Rows table, Ids ids, int64_t skipped, Packing packing, uint64_t* words) {
@@ -84,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) find_range(Ids ids, IdRange* range) 
     highest = id > highest ? id : highest;
   }
   for (unsigned step = 16; step > 0; step /= 2) {
-    const long long other_lowest = __shfl_xor_sync(~0u, lowest, step), other_highest = __shfl_xor_sync(~0u, highest, step);
+    const long long other_lowest = __shfl_xor_sync(~0u, lowest, step),
+                    other_highest = __shfl_xor_sync(~0u, highest, step);
     lowest = other_lowest < lowest ? other_lowest : lowest;
     highest = other_highest > highest ? other_highest : highest;
   }
@@ -131,7 +135,8 @@ int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t ski
   const int end_bit = packing.place_bits + std::max(1, bits_of(n_rows + 1));
   size_t n_bytes = 0;
   check(cub::DeviceRadixSort::SortKeys(nullptr, n_bytes, words, ids.n, packing.place_bits, end_bit, on), kName);
-  check(cub::DeviceRadixSort::SortKeys(scratch.temporary, n_bytes, words, ids.n, packing.place_bits, end_bit, on), kName);
+  check(cub::DeviceRadixSort::SortKeys(scratch.temporary, n_bytes, words, ids.n, packing.place_bits, end_bit, on),
+        kName);
 
   uint64_t* numbers = words.Alternate();
   launch(kName, mark_firsts, each, ids.n, 1, true, stream, words.Current(), ids.n, n_rows, packing, numbers);

@@ -15,7 +15,8 @@ inline constexpr int kThreads = 256;  // of a block
 
 inline void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
-  throw std::runtime_error(std::string("[kernels::cuda::") + what + "] CUDA refused: " + cudaGetErrorString(code) + "." +
+  throw std::runtime_error(std::string("[kernels::cuda::") + what + "] CUDA refused: " + cudaGetErrorString(code) +
+                           "." +
                            (code == cudaErrorNoKernelImageForDevice
                                 ? " Build with -DCMAKE_CUDA_ARCHITECTURES=<this GPU's compute capability>."
                                 : ""));
@@ -40,7 +41,8 @@ void launch(const char* name, void (*kernel)(Params...), const Teams& teams, int
             bool rows_stay_whole, void* stream, const Args&... args) {
   if (n_rows == 0 || teams.tiles == 0) return;
   const int64_t per_block = int64_t{teams.per_block()} * rows_per_team, n_blocks = (n_rows + per_block - 1) / per_block;
-  if (n_blocks > INT32_MAX) throw std::runtime_error(std::string("[kernels::cuda::") + name + "] " + std::to_string(n_rows) +
+  if (n_blocks > INT32_MAX)
+    throw std::runtime_error(std::string("[kernels::cuda::") + name + "] " + std::to_string(n_rows) +
                              " rows are more than one grid holds. Split them.");
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(n_blocks),

@@ -39,8 +39,8 @@ void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_
   const auto copy = [&]<class Word>(Word) {
     constexpr int64_t kBytes = sizeof(Word);
     const int64_t width = table.width * bytes / kBytes;
-    launch("look_up", copy_rows<Word>, Teams(width), ids.n, kRows, false, stream, table, table.step * bytes / kBytes, ids,
-           miss == Miss::kKeep, static_cast<Word*>(results), result_step * bytes / kBytes, width);
+    launch("look_up", copy_rows<Word>, Teams(width), ids.n, kRows, false, stream, table, table.step * bytes / kBytes,
+           ids, miss == Miss::kKeep, static_cast<Word*>(results), result_step * bytes / kBytes, width);
   };
   switch (alignment_of({table.data, results}, {table.step * bytes, result_step * bytes, table.width * bytes})) {
     case 16:

@@ -118,8 +118,9 @@ void grad_squares(const GradRows& grads, const Groups& groups, double* results, 
   const int64_t bytes = size_of(grads.element);
   const int64_t alignment = alignment_of({grads.data, scratch}, {grads.step * bytes, grads.width * bytes});
   if (grads.width == 0 && groups.n > 0)
-    check(cudaMemsetAsync(results, 0, static_cast<size_t>(groups.n) * sizeof(double), static_cast<cudaStream_t>(stream)),
-          "grad_squares");
+    check(
+        cudaMemsetAsync(results, 0, static_cast<size_t>(groups.n) * sizeof(double), static_cast<cudaStream_t>(stream)),
+        "grad_squares");
   with_packs(grads.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
     for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream, Squares<T>{results});
   });
@@ -135,17 +136,17 @@ void update_rows(const Rows& table, const RowState& state, const RowUpdate& upda
     using S = Sum<T>;
     const double* squares = mean_squares;
     if (is_row_wise && mean_squares == nullptr && Teams(divided_up(grads.width, kN)).tiles > 1) {
-      double* found = reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, groups.n_ids)) - groups.n_ids;
+      double* found =
+          reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, groups.n_ids)) - groups.n_ids;
       grad_squares(grads, groups, found, scratch, stream);
       squares = found;
     }
     const Rates<S> rates{static_cast<S>(update.lr), static_cast<S>(update.eps), static_cast<S>(update.beta1),
                          static_cast<S>(update.beta2)};
-    for_each_sum<T, kN>(
-        "update_rows", grads, groups, is_row_wise, scratch, stream,
-        UpdatedRows<T>{update.kind, rates, static_cast<T*>(table.data), table.step, table.width,
-                       static_cast<S*>(state.first), static_cast<S*>(state.second), rows, squares,
-                       mean_squares == nullptr ? static_cast<double>(grads.width) : 1.0});
+    for_each_sum<T, kN>("update_rows", grads, groups, is_row_wise, scratch, stream,
+                        UpdatedRows<T>{update.kind, rates, static_cast<T*>(table.data), table.step, table.width,
+                                       static_cast<S*>(state.first), static_cast<S*>(state.second), rows, squares,
+                                       mean_squares == nullptr ? static_cast<double>(grads.width) : 1.0});
   });
 }
 

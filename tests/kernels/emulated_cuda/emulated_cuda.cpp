@@ -135,7 +135,9 @@ cudaError_t cudaMemcpy(void* into, const void* from, size_t n, cudaMemcpyKind) {
 cudaError_t cudaMemcpyAsync(void* into, const void* from, size_t n, cudaMemcpyKind kind, cudaStream_t) {
   return cudaMemcpy(into, from, n, kind);
 }
-cudaError_t cudaMemsetAsync(void* into, int value, size_t n, cudaStream_t) { return std::memset(into, value, n), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* into, int value, size_t n, cudaStream_t) {
+  return std::memset(into, value, n), cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "an error of the emulation"; }

@@ -1,17 +1,16 @@
-// tests/kernels/cuda_kernels.cu: every kernel of kernels/cuda/ against its namesake for the CPU, on random tables, ids and gradients.
+// tests/kernels/cuda_kernels_test.cu: every kernel of kernels/cuda/ against its namesake for the CPU, on random tables, ids and gradients.
 //
-// Built by nvcc it runs on a GPU, and where none is leaves with 77, "skipped". Built by the C++ compiler, as emulated_cuda_kernels, it
-// runs anywhere; see emulated_cuda/.
+// Built by nvcc it runs on a GPU, and is skipped where none is. Built by the C++ compiler, as emulated_cuda_kernels_test, it runs
+// anywhere; see emulated_cuda/.
 #include "kernels/cuda/kernels.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -23,12 +22,9 @@ namespace {
 
 std::mt19937_64 random_bits(7);
 std::string now;  // what is being compared
-int n_compared = 0, n_different = 0;
 
 void complain(const std::string& what, int64_t i, double found, double wanted) {
-  if (++n_different <= 20)
-    std::printf("DIFFERENT %s, %s[%lld]: GPU %.9g, CPU %.9g\n", now.c_str(), what.c_str(), static_cast<long long>(i), found,
-                wanted);
+  ADD_FAILURE() << now << ", " << what << "[" << i << "]: GPU " << found << ", CPU " << wanted;
 }
 
 /// An array here and on the device. The device's part begins as far from a multiple of 16 bytes as `shift` says.
@@ -58,11 +54,10 @@ struct Both {
 template <class T>
 void compare(const std::string& what, const Both<T>& both, double tolerance = 0, int64_t n = -1) {
   const std::vector<T> found = both.back();
-  ++n_compared;
   for (int64_t i = 0; i < (n < 0 ? static_cast<int64_t>(found.size()) : n); ++i) {
     const auto a = static_cast<double>(found[i]), b = static_cast<double>(both.here[i]);
     if (std::isnan(a) && std::isnan(b)) continue;
-    if (a != b && !(std::abs(a - b) <= tolerance * std::max(1.0, std::abs(b)))) complain(what, i, a, b);
+    if (a != b && !(std::abs(a - b) <= tolerance * std::max(1.0, std::abs(b)))) return complain(what, i, a, b);
   }
 }
 
@@ -76,8 +71,8 @@ using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Sums of some hundred numbers around 1, rounded once.
 template <class T>
-constexpr double kTolerance = std::is_same_v<T, double>  ? 1e-12
-                              : std::is_same_v<T, float> ? 1e-4
+constexpr double kTolerance = std::is_same_v<T, double>   ? 1e-12
+                              : std::is_same_v<T, float>  ? 1e-4
                               : std::is_same_v<T, __half> ? 3e-3
                                                           : 2e-2;
 
@@ -98,7 +93,10 @@ std::vector<Id> some_ids(const std::string& kind, int64_t n) {
   std::vector<Id> ids(n);
   for (Id& id : ids) {
     if (kind == "uniform") id = static_cast<Id>(below(kTableRows));
-    if (kind == "Zipf") id = static_cast<Id>(kFirstRow + static_cast<int64_t>(std::pow(70.0, 1 - std::pow(static_cast<double>(below(1000)) / 1000, 0.4))) - 1);
+    if (kind == "Zipf")
+      id = static_cast<Id>(
+          kFirstRow + static_cast<int64_t>(std::pow(70.0, 1 - std::pow(static_cast<double>(below(1000)) / 1000, 0.4))) -
+          1);
     if (kind == "one") id = 17;
   }
   if (kind == "uniform" && n > 2) ids[1] = std::numeric_limits<Id>::min(), ids[2] = std::numeric_limits<Id>::max();
@@ -118,8 +116,11 @@ struct Case {
   static constexpr double kClose = kTolerance<T>;
 
   Case(const std::string& kind, int64_t n_ids, int64_t table_width, int64_t padding, int64_t shift)
-      : width(table_width), step(table_width + padding), n(n_ids),
-        table(numbers<T>(kRows * (table_width + padding)), shift), ids(some_ids<Id>(kind, n_ids)) {}
+      : width(table_width),
+        step(table_width + padding),
+        n(n_ids),
+        table(numbers<T>(kRows * (table_width + padding)), shift),
+        ids(some_ids<Id>(kind, n_ids)) {}
 
   Rows rows_of(const void* data) const { return {const_cast<void*>(data), kElement<T>, kFirstRow, kRows, width, step}; }
   Ids ids_of(const Id* data) const { return {data, sizeof(Id) == 4, n}; }
@@ -137,13 +138,16 @@ struct Case {
     Both<IdRange> range(1);
     cuda::range_of(ids_of(ids.there), range.there, nullptr);
     const IdRange wanted = range_of(ids_of(ids.here.data()), 0, n), found = range.back()[0];
-    if (wanted.lowest != found.lowest || wanted.highest != found.highest) complain("range", 0, found.lowest, wanted.lowest);
+    if (wanted.lowest != found.lowest || wanted.highest != found.highest)
+      complain("range", 0, found.lowest, wanted.lowest);
     std::vector<uint64_t> scratch(2 * n + 1);
     Both<uint64_t> scratch_there(cuda::group_scratch(n));
-    n_groups = group_ids(ids_of(ids.here.data()), kFirstRow, kRows, skipped,
-                         {rows.here.data(), starts.here.data(), order.here.data(), group_of.here.data(), scratch.data()});
-    const int64_t n_found = cuda::group_ids(ids_of(ids.there), kFirstRow, kRows, skipped,
-                                            {rows.there, starts.there, order.there, group_of.there, scratch_there.there}, nullptr);
+    n_groups =
+        group_ids(ids_of(ids.here.data()), kFirstRow, kRows, skipped,
+                  {rows.here.data(), starts.here.data(), order.here.data(), group_of.here.data(), scratch.data()});
+    const int64_t n_found =
+        cuda::group_ids(ids_of(ids.there), kFirstRow, kRows, skipped,
+                        {rows.there, starts.there, order.there, group_of.there, scratch_there.there}, nullptr);
     if (n_found != n_groups) complain("groups", 0, static_cast<double>(n_found), static_cast<double>(n_groups));
     compare("rows", rows, 0, n_groups);
     compare("starts", starts, 0, n_groups + 1);
@@ -165,7 +169,12 @@ struct Case {
     for (int64_t i = 0; i < n_grads * width; ++i) chosen.here[i] = std::max<int64_t>(0, i / width * 3 + below(4) - 1);
     Both<int64_t> row_of_there(row_of.here), chosen_there(chosen.here);
     const auto grads = [&](const T* at, const int64_t* bag, const S* factor, const int64_t* choice) {
-      return GradRows{at, kElement<T>, width, grad_step, in_bags ? bag : nullptr, kind == "of bags" ? factor : nullptr,
+      return GradRows{at,
+                      kElement<T>,
+                      width,
+                      grad_step,
+                      in_bags ? bag : nullptr,
+                      kind == "of bags" ? factor : nullptr,
                       kind == "chosen" ? choice : nullptr};
     };
     const GradRows here = grads(data.here.data(), row_of.here.data(), factors.here.data(), chosen.here.data());
@@ -186,8 +195,8 @@ struct Case {
 
   void write_sums(const GradRows& here, const GradRows& there, bool to_rows) {
     Both<T> results(numbers<T>((to_rows ? kRows : n_groups) * step));
-    sum_groups(here, order.here.data(), starts.here.data(), to_rows ? rows.here.data() : nullptr, results.here.data(), step, 0,
-               n_groups);
+    sum_groups(here, order.here.data(), starts.here.data(), to_rows ? rows.here.data() : nullptr, results.here.data(),
+               step, 0, n_groups);
     cuda::sum_groups(there, groups(), to_rows ? rows.there : nullptr, results.there, step, sum_scratch.there, nullptr);
     compare("sums", results, kClose);
   }
@@ -228,13 +237,14 @@ struct Case {
       const bool is_max = pooling == Pooling::kMax;
       pool(rows_of(values.here.data()), ids_of(ids.here.data()), here, pooling, -3, results.here.data(),
            is_max ? chosen.here.data() : nullptr, 0, n_bags);
-      cuda::pool(rows_of(values.there), ids_of(ids.there), there, pooling, -3, results.there, is_max ? chosen.there : nullptr,
-                 nullptr);
+      cuda::pool(rows_of(values.there), ids_of(ids.there), there, pooling, -3, results.there,
+                 is_max ? chosen.there : nullptr, nullptr);
       compare(name, results, kClose);
       compare(name + " chosen", chosen);
       Both<int64_t> bag_of(n);
       Both<S> factors(n);
-      spread_bags(here, ids_of(ids.here.data()), pooling, kElement<T>, bag_of.here.data(), factors.here.data(), 0, n_bags);
+      spread_bags(here, ids_of(ids.here.data()), pooling, kElement<T>, bag_of.here.data(), factors.here.data(), 0,
+                  n_bags);
       cuda::spread_bags(there, ids_of(ids.there), pooling, kElement<T>, bag_of.there, factors.there, nullptr);
       compare("spread_bags", bag_of);
       compare("spread_bags factors", factors, 1e-6);
@@ -243,7 +253,8 @@ struct Case {
       const Both<int64_t> row_of(bag_of.here);
       Both<T> dots(n);
       dot_rows(rows_of(table.here.data()), ids_of(ids.here.data()), padding,
-               {grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr}, dots.here.data(), 0, n);
+               {grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr}, dots.here.data(), 0,
+               n);
       cuda::dot_rows(rows_of(table.there), ids_of(ids.there), padding,
                      {grads.there, kElement<T>, width, step, row_of.there, nullptr, nullptr}, dots.there, nullptr);
       compare("dot_rows", dots, kClose);
@@ -271,7 +282,7 @@ struct Case {
 };
 
 template <class T, class Id>
-void run_cases(const char* name) {
+void run_cases() {
   const int64_t widths[] = {1, 7, 64, 100, 128, 130, 264};
   const char* kinds[] = {"uniform", "Zipf", "one"};
   const int64_t paddings[] = {0, 8, 3};  // between rows: none; aligned, the rows themselves not; not aligned
@@ -280,38 +291,38 @@ void run_cases(const char* name) {
     for (const int64_t n : {0, 1, 128, 700}) {
       const char* kind = kinds[turn % 3];
       const int64_t padding = paddings[turn++ / 3 % 3];
-        const std::string base = std::string(name) + ", width " + std::to_string(width) + " + " + std::to_string(padding) + ", " +
-                                 std::to_string(n) + " ids " + kind + ":";
-        Case<T, Id> c(kind, n, width, padding, padding == 8 ? 1 : 0);
+      const std::string base = "width " + std::to_string(width) + " + " + std::to_string(padding) + ", " +
+                               std::to_string(n) + " ids " + kind + ":";
+      Case<T, Id> c(kind, n, width, padding, padding == 8 ? 1 : 0);
+      now = base;
+      c.look_up_rows(turn % 2 == 0 ? Miss::kZero : Miss::kKeep, width + padding);
+      now = base;
+      c.group(turn % 2 == 0 ? -1 : kFirstRow + 2);
+      for (const char* grads : {"per id", "of bags", "chosen", "one"}) {
         now = base;
-        c.look_up_rows(turn % 2 == 0 ? Miss::kZero : Miss::kKeep, width + padding);
-        now = base;
-        c.group(turn % 2 == 0 ? -1 : kFirstRow + 2);
-        for (const char* grads : {"per id", "of bags", "chosen", "one"}) {
-          now = base;
-          c.sums(grads);
-        }
-        now = base;
-        c.bags(turn % 2 == 0, turn % 4 < 2 ? -1 : 17);
-        const double norms[] = {1, 2, 3, std::numeric_limits<double>::infinity(), 0, 2.5};
-        now = base;
-        c.norms(norms[turn % 6]);
+        c.sums(grads);
+      }
+      now = base;
+      c.bags(turn % 2 == 0, turn % 4 < 2 ? -1 : 17);
+      const double norms[] = {1, 2, 3, std::numeric_limits<double>::infinity(), 0, 2.5};
+      now = base;
+      c.norms(norms[turn % 6]);
     }
 }
 
-}  // namespace
-
-int main() {
-  int n_devices = 0;
-  if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
-    std::puts("no CUDA device");
-    return 77;
+template <class Types>
+struct CudaKernelsTest : testing::Test {
+  void SetUp() override {
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) GTEST_SKIP() << "no CUDA device";
   }
-  run_cases<float, int64_t>("float, int64");
-  run_cases<float, int32_t>("float, int32");
-  run_cases<double, int64_t>("double, int64");
-  run_cases<__nv_bfloat16, int32_t>("bfloat16, int32");
-  run_cases<__half, int64_t>("half, int64");
-  std::printf("%d arrays compared, %d numbers different\n", n_compared, n_different);
-  return n_different == 0 ? 0 : 1;
+};
+using Types = testing::Types<std::pair<float, int64_t>, std::pair<float, int32_t>, std::pair<double, int64_t>,
+                             std::pair<__nv_bfloat16, int32_t>, std::pair<__half, int64_t>>;
+TYPED_TEST_SUITE(CudaKernelsTest, Types);
+
+TYPED_TEST(CudaKernelsTest, GiveWhatTheCpusGive) {
+  run_cases<typename TypeParam::first_type, typename TypeParam::second_type>();
 }
+
+}  // namespace
