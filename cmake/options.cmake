@@ -20,7 +20,7 @@ add_library(shardwise_warnings INTERFACE)
 target_compile_options(shardwise_warnings INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wnon-virtual-dtor;-Woverloaded-virtual;-Wundef;-Wvla>"
   "$<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>"  # {.shape = sizes} means the other options' defaults
-  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False alarms of GCC 12 wherever c10::SmallVector or std::string is inlined into our code (GCC bug 105651 is one).
   target_compile_options(shardwise_warnings INTERFACE

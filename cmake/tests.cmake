@@ -1,4 +1,4 @@
-# placements_test and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# placements_test (placements/ alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
 # cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
@@ -18,14 +18,6 @@ if(placements_tests)
   add_executable(placements_test ${placements_tests})
   target_link_libraries(placements_test PRIVATE shardwise_placements GTest::gtest_main)
   add_test(NAME placements_test COMMAND placements_test)
-endif()
-
-file(GLOB kernels_tests CONFIGURE_DEPENDS tests/kernels/*_test.cpp)
-if(kernels_tests)
-  add_executable(kernels_test ${kernels_tests})
-  target_link_libraries(kernels_test PRIVATE shardwise_kernels shardwise_base GTest::gtest_main)
-  target_include_directories(kernels_test PRIVATE ${PROJECT_SOURCE_DIR})
-  add_test(NAME kernels_test COMMAND kernels_test)
 endif()
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
@@ -70,7 +62,7 @@ if(TARGET shardwise_kernels_cuda)
   add_executable(emulated_cuda_kernels_test ${emulated_sources})
   target_include_directories(emulated_cuda_kernels_test PRIVATE ${PROJECT_SOURCE_DIR} tests/kernels/emulated_cuda)
   target_include_directories(emulated_cuda_kernels_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-  target_compile_options(emulated_cuda_kernels_test PRIVATE -Wno-unknown-pragmas -fno-strict-aliasing)
+  target_compile_options(emulated_cuda_kernels_test PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
   target_link_libraries(emulated_cuda_kernels_test PRIVATE shardwise_kernels shardwise_warnings GTest::gtest_main)
   add_test(NAME emulated_cuda_kernels_test COMMAND emulated_cuda_kernels_test)
 endif()

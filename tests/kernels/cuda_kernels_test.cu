@@ -112,7 +112,7 @@ struct Case {
   Both<Id> ids;
   int64_t n_groups = 0;
   Both<int64_t> rows{n}, starts{n + 1}, order{n}, group_of{n};
-  Both<char> sum_scratch{cuda::sum_scratch({.element = kElement<T>, .width = width}, n)};
+  Both<char> sum_scratch{cuda::sum_scratch(GradRows{nullptr, kElement<T>, width, step, nullptr, nullptr, nullptr}, n)};
   static constexpr double kClose = kTolerance<T>;
 
   Case(const std::string& kind, int64_t n_ids, int64_t table_width, int64_t padding, int64_t shift)
@@ -142,12 +142,12 @@ struct Case {
       complain("range", 0, found.lowest, wanted.lowest);
     std::vector<uint64_t> scratch(2 * n + 1);
     Both<uint64_t> scratch_there(cuda::group_scratch(n));
-    n_groups =
-        group_ids(ids_of(ids.here.data()), kFirstRow, kRows, skipped,
-                  {rows.here.data(), starts.here.data(), order.here.data(), group_of.here.data(), scratch.data()});
-    const int64_t n_found =
-        cuda::group_ids(ids_of(ids.there), kFirstRow, kRows, skipped,
-                        {rows.there, starts.there, order.there, group_of.there, scratch_there.there}, nullptr);
+    n_groups = group_ids(
+        ids_of(ids.here.data()), kFirstRow, kRows, skipped,
+        GroupMemory{rows.here.data(), starts.here.data(), order.here.data(), group_of.here.data(), scratch.data()});
+    const int64_t n_found = cuda::group_ids(
+        ids_of(ids.there), kFirstRow, kRows, skipped,
+        GroupMemory{rows.there, starts.there, order.there, group_of.there, scratch_there.there}, nullptr);
     if (n_found != n_groups) complain("groups", 0, static_cast<double>(n_found), static_cast<double>(n_groups));
     compare("rows", rows, 0, n_groups);
     compare("starts", starts, 0, n_groups + 1);
@@ -206,9 +206,10 @@ struct Case {
     const int64_t n_state = kind == RowUpdate::Kind::kRowWiseAdagrad ? kRows : kRows * width;
     Both<T> updated(table.here);
     Both<S> first(numbers<S>(n_state, 0.5, 1)), second(numbers<S>(n_state, 0.5, 1));
-    update_rows(rows_of(updated.here.data()), {first.here.data(), second.here.data()}, update, here, order.here.data(),
-                starts.here.data(), rows.here.data(), means == nullptr ? nullptr : means->here.data(), 0, n_groups);
-    cuda::update_rows(rows_of(updated.there), {first.there, second.there}, update, there, groups(), rows.there,
+    update_rows(rows_of(updated.here.data()), RowState{first.here.data(), second.here.data()}, update, here,
+                order.here.data(), starts.here.data(), rows.here.data(),
+                means == nullptr ? nullptr : means->here.data(), 0, n_groups);
+    cuda::update_rows(rows_of(updated.there), RowState{first.there, second.there}, update, there, groups(), rows.there,
                       means == nullptr ? nullptr : means->there, sum_scratch.there, nullptr);
     const std::string name = "update " + std::to_string(static_cast<int>(kind));
     compare(name + " rows", updated, kClose);
@@ -253,10 +254,11 @@ struct Case {
       const Both<int64_t> row_of(bag_of.here);
       Both<T> dots(n);
       dot_rows(rows_of(table.here.data()), ids_of(ids.here.data()), padding,
-               {grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr}, dots.here.data(), 0,
-               n);
+               GradRows{grads.here.data(), kElement<T>, width, step, row_of.here.data(), nullptr, nullptr},
+               dots.here.data(), 0, n);
       cuda::dot_rows(rows_of(table.there), ids_of(ids.there), padding,
-                     {grads.there, kElement<T>, width, step, row_of.there, nullptr, nullptr}, dots.there, nullptr);
+                     GradRows{grads.there, kElement<T>, width, step, row_of.there, nullptr, nullptr}, dots.there,
+                     nullptr);
       compare("dot_rows", dots, kClose);
     }
   }
