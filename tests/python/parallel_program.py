@@ -1,5 +1,6 @@
-"""Run by test_parallel.py under torchrun: parallel_program.py save|load FOLDER, on any number of ranks."""
+"""Run by test_parallel.py under torchrun: parallel_program.py save|load|draw FOLDER, on any number of ranks."""
 
+import resource
 import sys
 
 import torch
@@ -18,8 +19,21 @@ def layers(stride: int) -> nn.Sequential:
     )
 
 
+def draw() -> None:
+    """A table of 128 MiB, of which a rank never has much more than its part."""
+    torch.zeros(10).normal_()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+    table = ParallelEmbedding(1 << 17, 256)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown * 1024 < table.weight.to_local().nbytes + (16 << 20), grown
+
+
 def main(part: str, folder: str) -> None:
     dist.init_process_group("gloo")
+    if part == "draw":
+        draw()
+        print(part)
+        return dist.destroy_process_group()
     torch.manual_seed(0)
     saved = layers(stride=2)  # the same values on any number of ranks
     if part == "save":

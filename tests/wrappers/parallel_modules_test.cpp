@@ -100,6 +100,27 @@ TEST(ParallelModulesTest, M6TheMlpIsDenseForwardAndBackward) {
       });
 }
 
+TEST(ParallelModulesTest, E7GradientsAreNotWTimesTooLargeWhereEachRankReplaysTheLoss) {
+  run_ranks(4, [](World&) {
+    const MeshPtr mesh = make_mesh({4});
+    const at::Tensor ids = at::tensor({3, 0, 3}), ones = at::ones({3, 6}, at::kDouble).requires_grad_();
+    for (const int64_t dim : {0, 1}) {
+      ParallelEmbedding table(ParallelEmbeddingOptions(5, 6).mesh(mesh).dim(dim));
+      const at::Tensor grad = full_tensor(torch::autograd::grad({table(ids).sum()}, {table->weight})[0]);
+      EXPECT_TRUE(grad.equal(at::tensor({1, 0, 0, 2, 0}, at::kFloat).unsqueeze(1).expand({5, 6}))) << dim;
+    }
+    ColumnParallelLinear up(ColumnParallelLinearOptions(6, 7).mesh(mesh).dtype(at::kDouble).init_type("ones"));
+    RowParallelLinear down(RowParallelLinearOptions(6, 7).mesh(mesh).dtype(at::kDouble).init_type("ones"));
+    for (const Tensors& p :
+         {Tensors{up(ones).sum(), up->weight, up->bias}, {down(ones).sum(), down->weight, down->bias}}) {
+      const Tensors grads = torch::autograd::grad({p[0]}, {p[1], p[2], ones});
+      EXPECT_TRUE(full_tensor(grads[0]).equal(at::full({7, 6}, 3., at::kDouble)));
+      EXPECT_TRUE(grads[2].equal(at::full({3, 6}, 7., at::kDouble)));
+      EXPECT_TRUE(full_tensor(grads[1]).equal(at::full({7}, 3., at::kDouble)));
+    }
+  });
+}
+
 TEST(ParallelModulesTest, M6OnOneDimOfA2DMeshWithTheBatchOnTheOther) {
   run_ranks(6, [](World&) {
     const MeshPtr mesh = make_mesh({2, 3}, {5, 3, 1, 0, 2, 4});
