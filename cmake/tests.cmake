@@ -1,4 +1,4 @@
-# placements_test (placements/ alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# placements_test and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
 # cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
@@ -18,6 +18,13 @@ if(placements_tests)
   add_executable(placements_test ${placements_tests})
   target_link_libraries(placements_test PRIVATE shardwise_placements GTest::gtest_main)
   add_test(NAME placements_test COMMAND placements_test)
+endif()
+
+file(GLOB kernels_tests CONFIGURE_DEPENDS tests/kernels/*_test.cpp)
+if(kernels_tests)
+  add_executable(kernels_test ${kernels_tests})
+  target_link_libraries(kernels_test PRIVATE shardwise_kernels shardwise_base GTest::gtest_main)
+  add_test(NAME kernels_test COMMAND kernels_test)
 endif()
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS

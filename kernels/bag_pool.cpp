@@ -23,7 +23,7 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
 template <class T, class Id, class Use>
 void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, const Use& use) {
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
-  const auto row_of = [&](int64_t k) { return static_cast<uint64_t>(static_cast<int64_t>(ids[k]) - table.first_row); };
+  const auto row_of = [&](int64_t k) { return offset_of(ids[k], table.first_row); };
   const auto at = [&](uint64_t row) { return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.step; };
   const int64_t end = end_of(bags, bag);
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
@@ -116,7 +116,7 @@ SHARDWISE_KERNEL void dot_rows(const Rows& table, const Ids& ids, int64_t paddin
   with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       for (int64_t k = begin; k < end; ++k) {
-        const auto row = static_cast<uint64_t>(static_cast<int64_t>(id[k]) - table.first_row);
+        const auto row = offset_of(id[k], table.first_row);
         const bool counts = row < static_cast<uint64_t>(table.n_rows) &&
                             (padding < 0 || static_cast<int64_t>(id[k]) != padding);
         const T* values = static_cast<const T*>(table.data) + (counts ? static_cast<int64_t>(row) * table.step : 0);

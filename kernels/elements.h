@@ -69,6 +69,11 @@ void with_ids(const Ids& ids, const Body& body) {
     body(static_cast<const int64_t*>(ids.data));
 }
 
+/// The row of the piece that `id` names; beyond all rows where it is before the first.
+inline uint64_t offset_of(int64_t id, int64_t first_row) {
+  return static_cast<uint64_t>(id) - static_cast<uint64_t>(first_row);
+}
+
 /// Asks for the beginning of a row that is wanted soon.
 inline void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);

@@ -20,7 +20,8 @@ void sum_band(const GradRows& grads, const int64_t* order, int64_t n_ids, int64_
     const T* from = data + row * grads.step + first;
     if (grads.chosen != nullptr) {
       const int64_t* chosen = grads.chosen + row * grads.width + first;
-      for (int64_t c = 0; c < n; ++c) sum[c] += chosen[c] == id ? load(from[c]) : Sum<T>{0};
+      const Sum<T> factor = factors == nullptr ? 1 : factors[id];
+      for (int64_t c = 0; c < n; ++c) sum[c] += chosen[c] == id ? factor * load(from[c]) : Sum<T>{0};
     } else if (factors != nullptr) {
       const Sum<T> factor = factors[id];
       for (int64_t c = 0; c < n; ++c) sum[c] += factor * load(from[c]);

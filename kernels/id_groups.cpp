@@ -64,7 +64,7 @@ int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t ski
   int64_t n_here = 0;
   with_ids(ids, [&](const auto* id) {
     for (int64_t i = 0; i < ids.n; ++i) {
-      const auto row = static_cast<uint64_t>(static_cast<int64_t>(id[i]) - first_row);
+      const auto row = offset_of(id[i], first_row);
       words[n_here] = packing.pack(row, i);
       n_here += row < static_cast<uint64_t>(n_rows) && static_cast<int64_t>(id[i]) != skipped;
     }

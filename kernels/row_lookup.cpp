@@ -11,7 +11,7 @@ void copy_rows(const Rows& table, const Id* ids, int64_t n_ids, Miss miss, char*
   const auto* rows = static_cast<const char*>(table.data);
   const int64_t step = table.step * size_of(table.element);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
-  const auto row_of = [&](int64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - table.first_row); };
+  const auto row_of = [&](int64_t i) { return offset_of(ids[i], table.first_row); };
   for (int64_t i = begin; i < end; ++i) {
     if (i + kAhead < n_ids)
       if (const uint64_t later = row_of(i + kAhead); later < n_rows)
