@@ -6,10 +6,10 @@
 #include <cstring>
 #include <type_traits>
 
-// An entry point compiled for the baseline and for AVX2 with FMA and F16C (Haswell), with all that it calls inlined; the loader
+// An entry point compiled for the baseline and for AVX2 with FMA and F16C (x86-64-v3), with all that it calls inlined; the loader
 // picks one. Elsewhere than on x86-64 the compiler's baseline has to do.
 #if defined(__x86_64__) && defined(__gnu_linux__)
-#define SHARDWISE_KERNEL __attribute__((target_clones("arch=haswell", "default"), flatten))
+#define SHARDWISE_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default"), flatten))
 #else
 #define SHARDWISE_KERNEL
 #endif
@@ -78,6 +78,10 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
 inline void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line);
+}
+inline void prefetch_for_write(const void* row, int64_t n_bytes) {
+  const auto* bytes = static_cast<const char*>(row);
+  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, 1);
 }
 inline constexpr int64_t kAhead = 8;  // rows between asking for one and using it
 

@@ -25,6 +25,14 @@ void descend(T* row, int64_t n, const Sum<T>* grad, Sum<T> rate) {
   for (int64_t c = 0; c < n; ++c) row[c] = static_cast<T>(load(row[c]) - rate * grad[c]);
 }
 
+/// Asks for what an update of row `row` will write: its elements and so many arrays of state.
+template <class T>
+void prefetch_update(const Rows& table, const Sum<T>* first_state, const Sum<T>* second_state, int64_t row) {
+  prefetch_for_write(static_cast<T*>(table.data) + row * table.step, table.width * int64_t{sizeof(T)});
+  for (const Sum<T>* state : {first_state, second_state})
+    if (state != nullptr) prefetch_for_write(state + row * table.width, table.width * int64_t{sizeof(Sum<T>)});
+}
+
 template <class T>
 void adagrad(T* row, Sum<T>* squares, int64_t n, const Sum<T>* grad, const RowUpdate& update) {
   const auto lr = static_cast<Sum<T>>(update.lr), eps = static_cast<Sum<T>>(update.eps);
@@ -61,6 +69,7 @@ void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, 
   };
   if (mean_squares == nullptr && grads.width <= kBand) {
     for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
+      if (g + kAhead < end) prefetch_update<T>(table, nullptr, nullptr, rows[g + kAhead]);
       go_down(g, first, n, sum, rate_of(g, square_sum(sum, n) / static_cast<Sum<T>>(grads.width)));
     });
     return;
@@ -101,6 +110,7 @@ SHARDWISE_KERNEL void update_rows(const Rows& table, const RowState& state, cons
     if (update.kind == RowUpdate::Kind::kRowWiseAdagrad)
       return row_wise_adagrad<T>(table, first_state, update, grads, order, starts, rows, mean_squares, begin, end);
     for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
+      if (first == 0 && g + kAhead < end) prefetch_update<T>(table, first_state, second_state, rows[g + kAhead]);
       T* row = static_cast<T*>(table.data) + rows[g] * table.step + first;
       const int64_t at = rows[g] * table.width + first;
       if (update.kind == RowUpdate::Kind::kSgd)
