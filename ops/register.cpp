@@ -1,6 +1,7 @@
 #include "ops/register.h"
 
 #include "ops/families.h"
+#include "ops/sparse/sparse.h"
 #include "runtime/composite.h"
 #include "runtime/dispatch.h"
 #include "runtime/view_replay.h"
@@ -57,9 +58,12 @@ void register_operators() {
   register_masks();
   register_slice_writes();
   register_search(table);
+  register_sparse_entries();
+  register_sparse_reductions();
   register_hot();  // these have their rules by now
   register_dispatch();
   register_composites();
+  register_sparse();
   register_view_replay();
 }
 

@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/local_kind.h"
+#include "runtime/sparse.h"
 #include "wrappers/local_shards_wrapper.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -176,8 +177,11 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, Placements placements,
-                          const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind) {
-  at::Tensor tensor = from_pieces(std::move(pieces), Spec::intern(mesh, shape, std::move(placements), stride, dtype));
+                          const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind,
+                          int64_t sparse_dim) {
+  auto spec = Spec::intern(mesh, shape, std::move(placements), stride, dtype);
+  if (pieces.empty() && sparse_dim > 0) return wrap_sparse(std::move(spec), {}, {sparse_dim});
+  at::Tensor tensor = from_pieces(std::move(pieces), spec);
   keep_local_kind(tensor, static_cast<LocalKind>(local_kind));
   return tensor;
 }
@@ -272,8 +276,10 @@ void bind_dtensor(py::module_& module) {
              py::arg("tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
              py::arg("src_data_rank") = 0);
   module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
-             "A DTensor from this rank's pieces, in the order of its boxes.", py::arg("pieces"), py::arg("device_mesh"),
-             py::arg("placements"), py::arg("shape"), py::arg("stride"), py::arg("dtype"), py::arg("local_kind"));
+             "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
+             "ones.",
+             py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
+             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0);
   module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
              py::arg("tensor"));
   module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));

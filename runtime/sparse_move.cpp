@@ -11,6 +11,8 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
@@ -23,7 +25,12 @@ struct Pair {
 class SparseMove {
  public:
   SparseMove(const DTensorImpl& source, const Spec& to)
-      : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {}
+      : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
+    keeps_columns_ = !from_.layout().is_enumerable() && !to_.layout().is_enumerable();
+    for (size_t m = 0; m < from_.placements().size(); ++m)
+      if (cuts_columns(from_.placements()[m]) || cuts_columns(to_.placements()[m]))
+        keeps_columns_ &= from_.placements()[m] == to_.placements()[m];
+  }
 
   Shards run() {
     const int64_t self = from_.mesh()->rank();
@@ -51,7 +58,8 @@ class SparseMove {
     const Dims at = *from_.layout().grid().coord_of(sender), there = *to_.layout().grid().coord_of(receiver);
     for (size_t m = 0; m < at.size(); ++m) {
       const Placement &from = from_.placements()[m], &to = to_.placements()[m];
-      const bool stays = from.is_replicate() || (from.is_partial() && to.is_partial());
+      const bool stays =
+          from.is_replicate() || (from.is_partial() && to.is_partial()) || (keeps_columns_ && cuts_columns(from));
       if (stays && at[m] != there[m]) return false;
       if (to.is_partial() && !from.is_partial() && there[m] != 0) return false;
     }
@@ -64,9 +72,23 @@ class SparseMove {
     const auto pieces = from_.layout().boxes(sender), boxes = to_.layout().boxes(receiver);
     for (size_t piece = 0; piece < pieces.size(); ++piece)
       for (size_t box = 0; box < boxes.size(); ++box)
-        if (const Box common = intersect(pieces[piece], boxes[box]); !common.empty())
+        if (const Box common = intersect(pieces[piece], boxes[box]); is_due(common))
           result.push_back({piece, box, common});
     return result;
+  }
+
+  bool cuts_columns(const Placement& placement) const { return placement.is_shard() && placement.dim() >= sparse_dim_; }
+
+  /// Ranks that share rows have all of their entries, in one order, whichever columns they hold.
+  bool is_due(const Box& common) const {
+    if (to_.layout().is_enumerable()) return !common.empty();
+    return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
+  }
+
+  /// Of the values of `box`, cut to `common` in the dims before, those of `common` in dense dim `dim`.
+  at::Tensor part_of(const at::Tensor& values, int64_t dim, const Box& common, const Box& box) const {
+    const int64_t n = common.sizes[dim];
+    return values.narrow(dim - sparse_dim_ + 1, n == 0 ? 0 : common.offsets[dim] - box.offsets[dim], n);
   }
 
   /// The entries of an own piece that are in the common box.
@@ -86,9 +108,7 @@ class SparseMove {
       indices = indices.index_select(1, places);
       values = values.index_select(0, places);
     }
-    for (int64_t dim = sparse_dim_; dim < from_.dim(); ++dim)
-      values =
-          values.narrow(dim - sparse_dim_ + 1, pair.common.offsets[dim] - own.offsets[dim], pair.common.sizes[dim]);
+    for (int64_t dim = sparse_dim_; dim < from_.dim(); ++dim) values = part_of(values, dim, pair.common, own);
     return {indices + first_index(own, indices.options()), values};
   }
 
@@ -110,8 +130,7 @@ class SparseMove {
     if (const Dims sizes = value_sizes(box, values.size(0)); values.sizes() != sizes) {
       values = at::zeros(sizes, values.options());
       at::Tensor part = values;
-      for (int64_t dim = sparse_dim_; dim < to_.dim(); ++dim)
-        part = part.narrow(dim - sparse_dim_ + 1, pair.common.offsets[dim] - box.offsets[dim], pair.common.sizes[dim]);
+      for (int64_t dim = sparse_dim_; dim < to_.dim(); ++dim) part = part_of(part, dim, pair.common, box);
       part.copy_(entries.values);
     }
     taken_.resize(to_.boxes().size());
@@ -199,7 +218,8 @@ class SparseMove {
   const Spec& from_;
   const Spec& to_;
   int64_t sparse_dim_;
-  std::vector<std::vector<Pair>> outgoing_, incoming_;                              // by place in the group
+  bool keeps_columns_;                                  // dense dims are cut alike before and after
+  std::vector<std::vector<Pair>> outgoing_, incoming_;  // by place in the group
   std::vector<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> taken_;  // by box
 };
 

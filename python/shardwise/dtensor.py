@@ -84,7 +84,10 @@ class DTensor(torch.Tensor):
         return values.requires_grad_(requires_grad)
 
     def new(self, *args: Any, device: Any = None) -> torch.Tensor:  # type: ignore[override]
-        """An empty tensor of these sizes, or the values of a sequence: the old spelling of new_empty and new_tensor."""
+        """An empty tensor of these sizes, or the values of a sequence: the old spelling of new_empty and new_tensor.
+        Of a sparse tensor also the tensor of these indices, values and size: of torch.sparse_coo_tensor."""
+        if self.is_sparse and len(args) > 1 and isinstance(args[0], torch.Tensor):
+            return torch.sparse_coo_tensor(*args)
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].detach()
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
@@ -116,7 +119,8 @@ class DTensor(torch.Tensor):
             self.dtype,
             _C.local_kind_of(self),
         )
-        return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__)
+        entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
+        return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__, entries)
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
         from shardwise.checkpoint import write_items
@@ -144,9 +148,13 @@ def rebuild_dtensor(
     local_kind: int,
     requires_grad: bool,
     attributes: dict[str, Any],
+    entries: tuple[int, bool] | None = None,
 ) -> DTensor:
-    """Unpickles a DTensor from this rank's pieces."""
-    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind)
+    """Unpickles a DTensor from this rank's pieces. `entries`: of a sparse one its sparse dims, and whether it is coalesced."""
+    sparse_dim, is_coalesced = entries or (0, False)
+    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim)
+    if is_coalesced:
+        tensor._coalesced_(True)
     tensor.__dict__.update(attributes)
     tensor.requires_grad_(requires_grad)
     return tensor

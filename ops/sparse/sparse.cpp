@@ -1,0 +1,68 @@
+#include "ops/sparse/sparse.h"
+
+#include "ops/sparse/sparse_rule.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+namespace shardwise {
+namespace {
+
+constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse2;
+
+[[noreturn]] void refuse(const std::string& op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, fmt::format("[{}] is not there for sparse DTensors. Use to_dense(), or work on "
+                                                 "coalesce().values().",
+                                                 op));
+}
+
+class SparseKernel final : public c10::OperatorKernel {
+ public:
+  explicit SparseKernel(const c10::OperatorHandle& op) : info_(op), rule_(find_sparse_rule(info_)) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (!rule_) refuse(info_.name);
+    const CommScope scope(info_.name.c_str());
+    const KernelTrace trace(info_.name);
+    run_sparse(info_, *rule_, stack);
+  }
+
+ private:
+  OpInfo info_;
+  const SparseRule* rule_;
+};
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  refuse(c10::toString(op.operator_name()));
+}
+
+/// Made of other operators, whatever the tensors' layout.
+bool decomposes(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return true;
+  return op.operator_name().name.starts_with("aten::_foreach_") &&
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+}  // namespace
+
+AtenKernels& aten_sparse_kernels() {
+  static auto* kernels = new AtenKernels(kSparseKey);  // registrations last as long as the process
+  return *kernels;
+}
+
+void register_sparse() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || decomposes(*op) || op->hasKernelForDispatchKey(kSparseKey)) continue;
+    const OpInfo info(*op);
+    aten_sparse_kernels().impl(info.name.c_str() + 6,
+                               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SparseKernel>(*op)));
+  }
+  static auto& others = *new torch::Library(torch::Library::IMPL, "_", kSparseKey, __FILE__, __LINE__);
+  others.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace shardwise

@@ -1,0 +1,229 @@
+#include "ops/sparse/sparse_rule.h"
+
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/bound_call.h"
+#include "runtime/comm_trace.h"
+#include "runtime/dtensor.h"
+#include "runtime/sparse.h"
+
+#include <ATen/ops/_coalesce.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace shardwise {
+namespace {
+
+using Result = SparseRule::Result;
+
+const std::unordered_map<std::string_view, SparseRule>& rules() {
+  static const auto* rules = [] {
+    auto* table = new std::unordered_map<std::string_view, SparseRule>;
+    const auto add = [&](std::initializer_list<const char*> names, const SparseRule& rule) {
+      for (const char* name : names) table->emplace(name, rule);
+    };
+    add({"clone", "copy", "neg"}, {.is_linear = true});
+    add({"div", "mul"}, {.is_linear_by_numbers = true});
+    add({"add", "sub"}, {.result = Result::kSum, .is_linear = true});
+    add({"empty_like", "zero", "zeros_like"}, {.result = Result::kOther, .is_linear = true});
+    add({"sparse_mask", "_to_copy"}, {});  // whole numbers cut off each entry's fraction
+    add({"_to_dense"}, {.result = Result::kDense, .is_linear = true});
+    // Zero for zero, so that what is not there stays so.
+    add({"abs",   "asin", "asinh",   "atan",  "atanh", "ceil",       "deg2rad", "erf",     "erfinv", "expm1",
+         "floor", "frac", "isinf",   "isnan", "log1p", "nan_to_num", "pow",     "rad2deg", "relu",   "round",
+         "sgn",   "sign", "signbit", "sin",   "sinh",  "sqrt",       "tan",     "tanh",    "trunc"},
+        {.is_of_coalesced = true});
+    return table;
+  }();
+  return *rules;
+}
+
+class SparseCall {
+ public:
+  SparseCall(const OpInfo& op, const SparseRule& rule, torch::jit::Stack& stack)
+      : op_(op), rule_(rule), stack_(stack), first_(stack.size() - op.n_args()) {
+    bind();
+    lead();
+    move_others();
+  }
+
+  void run() {
+    std::vector<at::Tensor> pieces;
+    {
+      BelowGuard guard;
+      const Spec& spec = *leader().spec();
+      for (size_t i = 0; i < spec.boxes().size(); ++i) {
+        pieces.push_back(computed([&](size_t operand) { return local(operand, i); }));
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            pieces.back().sizes() == spec.boxes()[i].sizes,
+            fmt::format("[{}] gives other sizes than its operand's, which a sparse DTensor cannot follow. Use "
+                        "to_dense().",
+                        op_.name));
+      }
+      if (pieces.empty()) sample_ = computed([&](size_t operand) { return sample_of(operand); });
+    }
+    at::Tensor result = is_in_place() ? written() : wrapped(pieces);
+    stack_.resize(first_);
+    stack_.emplace_back(std::move(result));
+  }
+
+ private:
+  struct Given {
+    size_t arg;
+    at::Tensor tensor;
+    bool is_number() const { return tensor.dim() == 0; }
+  };
+
+  bool is_in_place() const { return op_.writes; }
+  const DTensorImpl& leader() const { return *maybe_dtensor(operands_[leader_].tensor); }
+
+  void bind() {
+    MeshPtr mesh;
+    for (size_t i = 0; i < op_.n_args(); ++i)
+      if (const auto& value = stack_[first_ + i]; value.isTensor() && value.toTensor().defined()) {
+        operands_.push_back({i, value.toTensor()});
+        if (const auto* impl = maybe_dtensor(value.toTensor()); impl && !mesh) mesh = impl->spec()->mesh();
+      }
+    for (Given& operand : operands_) {
+      const auto* impl = maybe_dtensor(operand.tensor);
+      if (!impl && !operand.is_number()) {
+        check_plain(op_, operand.tensor, operand.arg);
+        operand.tensor = from_local(operand.tensor, mesh, Placements(mesh->ndim()));
+      }
+      TORCH_CHECK_VALUE(
+          !impl || impl->spec()->mesh() == mesh,
+          fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                      op_.name, to_string(*mesh), to_string(*impl->spec()->mesh())));
+    }
+  }
+
+  /// Chooses the leader, and lets it be as the rule wants it.
+  void lead() {
+    const auto is_dense = [](const Given& operand) { return !operand.tensor.is_sparse() && !operand.is_number(); };
+    const bool has_dense = std::ranges::any_of(operands_, is_dense);
+    gives_dense_ = rule_.result == Result::kDense || (rule_.result == Result::kSum && has_dense);
+    const auto found = std::ranges::find_if(operands_, [&](const Given& operand) {
+      if (is_in_place()) return op_.args[operand.arg].is_written;
+      return gives_dense_ && has_dense ? is_dense(operand) : operand.tensor.is_sparse();
+    });
+    leader_ = found - operands_.begin();
+    at::Tensor& given = operands_[leader_].tensor;
+    n_sparse_ = std::ranges::count_if(operands_, [](const Given& operand) { return operand.tensor.is_sparse(); });
+    const bool by_numbers = std::ranges::all_of(
+        operands_, [&](const Given& operand) { return &operand.tensor == &given || operand.is_number(); });
+    const bool may_be_partial = rule_.is_linear || (rule_.is_linear_by_numbers && by_numbers);
+    if (const Spec& spec = *leader().spec(); spec.layout().is_partial() && !may_be_partial) {
+      check_not_in_place("a Partial");
+      given = redistribute(given, without_partial(spec.placements()));
+    }
+    if (rule_.is_of_coalesced && !leader().entries()->is_coalesced) {
+      check_not_in_place("uncoalesced entries");
+      given = at::_coalesce(given);
+    }
+  }
+
+  void check_not_in_place(const char* what) const {
+    TORCH_CHECK_VALUE(!is_in_place(), fmt::format("[{}] cannot write to {}: {}. Use the operator that gives a new "
+                                                  "tensor, or coalesce() first.",
+                                                  op_.name, what, to_string(*leader().spec())));
+  }
+
+  void move_others() {
+    const CommScope scope(op_.name.c_str());
+    const Spec& spec = *leader().spec();
+    for (Given& operand : operands_) {
+      if (&operand == &operands_[leader_] || !is_dtensor(operand.tensor)) continue;
+      const bool is_number = operand.is_number();
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          is_number || operand.tensor.sizes() == spec.sizes(),
+          fmt::format(
+              "[{}] got operands of shapes [{}] and [{}]: sparse DTensors are not broadcast. Expand one, or use "
+              "to_dense().",
+              op_.name, fmt::join(spec.sizes(), ", "), fmt::join(operand.tensor.sizes(), ", ")));
+      Placements to = is_number ? Placements(spec.placements().size()) : spec.placements().vec();
+      operand.tensor = redistribute(operand.tensor, std::move(to));
+    }
+  }
+
+  at::Tensor local(size_t operand, size_t piece) const {
+    const auto* impl = maybe_dtensor(operands_[operand].tensor);
+    if (!impl) return operands_[operand].tensor;
+    return impl->shards()[operands_[operand].is_number() ? 0 : piece];
+  }
+
+  /// A tensor of no elements like the operand, for ranks that hold no piece.
+  at::Tensor sample_of(size_t operand) const {
+    const auto* impl = maybe_dtensor(operands_[operand].tensor);
+    if (!impl) return operands_[operand].tensor;
+    const auto options = at::TensorOptions().dtype(impl->spec()->dtype()).device(impl->device());
+    const Dims sizes(impl->spec()->dim(), 0);
+    if (sizes.empty()) return at::ones({}, options);
+    if (!impl->is_sparse()) return at::empty(sizes, options);
+    const int64_t sparse_dim = impl->entries()->sparse_dim;
+    const Dims values(sizes.size() - sparse_dim + 1, 0);
+    return at::_sparse_coo_tensor_unsafe(at::empty({sparse_dim, 0}, options.dtype(at::kLong)),
+                                         at::empty(values, options), sizes);
+  }
+
+  template <class Local>
+  at::Tensor computed(const Local& local_of) const {
+    torch::jit::Stack stack(stack_.begin() + static_cast<std::ptrdiff_t>(first_), stack_.end());
+    for (size_t i = 0; i < operands_.size(); ++i) stack[operands_[i].arg] = local_of(i);
+    op_.handle.callBoxed(&stack);
+    return stack.at(0).toTensor();
+  }
+
+  bool keeps_entries() const { return rule_.result == Result::kSame && n_sparse_ < 2; }
+
+  at::Tensor written() const {
+    const at::Tensor tensor = operands_[leader_].tensor;
+    if (leader().is_sparse() && !keeps_entries()) *leader().entries() = {leader().entries()->sparse_dim};
+    return tensor;
+  }
+
+  at::Tensor wrapped(const std::vector<at::Tensor>& pieces) const {
+    const at::Tensor& any = pieces.empty() ? sample_ : pieces[0];
+    const Spec& spec = *leader().spec();
+    const bool is_new = leader().is_sparse() && !any.is_sparse();
+    auto result_spec = Spec::intern(spec.mesh(), spec.layout(),
+                                    is_new ? row_major_strides(spec.sizes()) : spec.strides(), any.scalar_type());
+    Shards shards(pieces.begin(), pieces.end());
+    if (!any.is_sparse()) return wrap(std::move(result_spec), std::move(shards));
+    SparseEntries entries{leader().entries()->sparse_dim};
+    if (keeps_entries()) entries = *leader().entries();
+    return wrap_sparse(std::move(result_spec), std::move(shards), std::move(entries));
+  }
+
+  const OpInfo& op_;
+  const SparseRule& rule_;
+  torch::jit::Stack& stack_;
+  size_t first_;
+  std::vector<Given> operands_;
+  size_t leader_ = 0;
+  int64_t n_sparse_ = 0;
+  bool gives_dense_ = false;
+  at::Tensor sample_;
+};
+
+}  // namespace
+
+const SparseRule* find_sparse_rule(const OpInfo& op) {
+  std::string_view name = std::string_view(op.name).substr(sizeof("aten::") - 1);
+  name = name.substr(0, name.find('.'));
+  if (name.ends_with('_')) name.remove_suffix(1);
+  const auto found = rules().find(name);
+  if (found == rules().end() || op.n_returns() != 1) return nullptr;
+  const bool is_out = op.writes && !op.args[0].is_written;
+  return is_out ? nullptr : &found->second;
+}
+
+void run_sparse(const OpInfo& op, const SparseRule& rule, torch::jit::Stack* stack) {
+  SparseCall(op, rule, *stack).run();
+}
+
+}  // namespace shardwise
