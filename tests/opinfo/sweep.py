@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 
 # What is not equal dense yet, and why.
 KNOWN = {
-    "to_sparse": "a DTensor has strided pieces",
     "nn.functional.linear_cross_entropy.chunked": "written in Python with plain buffers that results are written to",
     "nn.functional.linear_cross_entropy.chunked_none": "the same",
     "logcumsumexp": "torch's own float32 gradient is off by as much",
