@@ -3,18 +3,42 @@
 #include "kernels/group_sum.h"
 
 namespace shardwise::kernels {
+namespace {
 
-SHARDWISE_KERNEL void sum_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, const int64_t* rows,
-                                 void* results, int64_t result_step, int64_t begin, int64_t end) {
+/// The sums of groups [begin, end), each stored in the row that `row_at` gives of it.
+template <class T, class RowAt>
+void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
+                const RowAt& row_at) {
+  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
+    if (first == 0 && g + kAhead < end) prefetch_for_write(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
+    T* into = row_at(g) + first;
+    for (int64_t c = 0; c < n; ++c) into[c] = static_cast<T>(sum[c]);
+  });
+}
+
+}  // namespace
+
+SHARDWISE_KERNEL void sum_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, void* results,
+                                 int64_t begin, int64_t end) {
   with_element(grads.element, [&]<class T>(T) {
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
-      const auto row_at = [&](int64_t group) {
-        return static_cast<T*>(results) + (rows == nullptr ? group : rows[group]) * result_step;
-      };
-      if (first == 0 && g + kAhead < end) prefetch_for_write(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
-      T* into = row_at(g) + first;
-      for (int64_t c = 0; c < n; ++c) into[c] = static_cast<T>(sum[c]);
-    });
+    store_sums<T>(grads, order, starts, begin, end,
+                  [&](int64_t g) { return static_cast<T*>(results) + g * grads.width; });
+  });
+}
+
+SHARDWISE_KERNEL void sum_rows(const GradRows& grads, const int64_t* order, const int64_t* starts, const int64_t* rows,
+                               int64_t n_groups, void* results, int64_t first_row, int64_t end_row) {
+  const int64_t begin = std::lower_bound(rows, rows + n_groups, first_row) - rows;
+  const int64_t end = std::lower_bound(rows + begin, rows + n_groups, end_row) - rows;
+  with_element(grads.element, [&]<class T>(T) {
+    const auto at = [&](int64_t row) { return static_cast<T*>(results) + row * grads.width; };
+    int64_t next = first_row;
+    for (int64_t g = begin; g <= end; ++g) {
+      const int64_t row = g < end ? rows[g] : end_row;
+      if (next < row) std::memset(static_cast<void*>(at(next)), 0, static_cast<size_t>((row - next) * grads.width) * sizeof(T));
+      next = row + 1;
+    }
+    store_sums<T>(grads, order, starts, begin, end, [&](int64_t g) { return at(rows[g]); });
   });
 }
 

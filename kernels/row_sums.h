@@ -5,10 +5,15 @@
 
 namespace shardwise::kernels {
 
-/// For each group g in [begin, end), as group_ids() made them: the sum of the gradients of its ids, rounded once, written to row
-/// `rows[g]` of `results` (row g where `rows` is null), `result_step` elements apart, of the gradients' kind. Summed in the order
-/// given, so the same on every run. Cost: one pass over the gradients.
-void sum_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, const int64_t* rows, void* results,
-                int64_t result_step, int64_t begin, int64_t end);
+/// Row g of `results` [groups, width] (the gradients' kind, contiguous) is the sum of the gradients of group g's ids, rounded once, for g
+/// in [begin, end); groups as group_ids() made them. Summed in the order given, so the same on every run. Cost: one pass over the
+/// gradients.
+void sum_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, void* results, int64_t begin,
+                int64_t end);
+
+/// The same as rows of a table's gradient: of `results` [rows, width] the rows `rows[g]` are the sums, the others zeros, for rows
+/// [first_row, end_row). Every row is written once.
+void sum_rows(const GradRows& grads, const int64_t* order, const int64_t* starts, const int64_t* rows, int64_t n_groups,
+              void* results, int64_t first_row, int64_t end_row);
 
 }  // namespace shardwise::kernels

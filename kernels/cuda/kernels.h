@@ -40,6 +40,10 @@ struct Groups {
 /// (double). An id named very often has its gradients summed by many warps at a time, and their sums added after.
 int64_t sum_scratch(const GradRows& grads, int64_t n_ids);
 
+/// Zeros in memory: before sums go into some rows of it.
+void clear(void* memory, int64_t n_bytes, void* stream);
+
+/// Group g's sum goes into row g, or row `rows[g]` unless that is null, rows being `result_step` elements apart.
 void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
                 void* scratch, void* stream);
 

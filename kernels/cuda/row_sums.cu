@@ -35,4 +35,9 @@ void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows
   });
 }
 
+void clear(void* memory, int64_t n_bytes, void* stream) {
+  if (n_bytes > 0)
+    check(cudaMemsetAsync(memory, 0, static_cast<size_t>(n_bytes), static_cast<cudaStream_t>(stream)), "clear");
+}
+
 }  // namespace shardwise::kernels::cuda

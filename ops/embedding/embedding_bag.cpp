@@ -68,8 +68,11 @@ IdBags own_bags(const Call& call, const at::Tensor& weights) {
   const at::Tensor own = call.lookup.own_ids().contiguous();
   IdBags bags{own, call.offsets.within(ids, own.device()), call.padding, own_weights(weights)};
   if (!call.lookup.route) return bags;
-  bags.ids = call.lookup.route->groups().group_of;
-  bags.padding = call.lookup.route->groups().place_of(call.padding);
+  const IdGroups& groups = call.lookup.route->groups();
+  bags.ids = groups.group_of;
+  if (call.padding < 0) return bags;
+  bags.padding = groups.n();  // no place of a row, but the padding's own: where its row is elsewhere it must not count either
+  bags.ids = bags.ids.masked_fill(own.eq(call.padding), bags.padding);
   return bags;
 }
 

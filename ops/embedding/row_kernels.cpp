@@ -4,7 +4,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -82,12 +81,6 @@ kernels::GradRows grad_rows_of(const RowGrads& grads) {
           numbers_of(grads.row_of),
           grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
           numbers_of(grads.chosen)};
-}
-
-int64_t IdGroups::place_of(int64_t row) const {
-  if (row < 0 || n() == 0) return -1;
-  const int64_t place = at::searchsorted(rows, at::Scalar(row)).item<int64_t>();
-  return place < n() && rows[place].item<int64_t>() == row ? place : -1;
 }
 
 launch::Groups groups_of(const IdGroups& groups) {
@@ -177,19 +170,17 @@ at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
     return sums.index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
   }
   at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
-  launch::sum_groups(sums.device(), grad_rows_of(grads), groups_of(groups), /*to_rows=*/false, sums.mutable_data_ptr(),
-                     sums.stride(0));
+  launch::sum_groups(sums.device(), grad_rows_of(grads), groups_of(groups), sums.mutable_data_ptr());
   return sums;
 }
 
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows) {
-  at::Tensor result = at::zeros({n_rows, grads.values.size(1)}, grads.values.options());
-  if (result.numel() == 0) return result;
-  if (maybe_element(grads.values.scalar_type()))
-    launch::sum_groups(result.device(), grad_rows_of(grads), groups_of(groups), /*to_rows=*/true,
-                       result.mutable_data_ptr(), result.stride(0));
-  else
-    result.index_copy_(0, groups.rows, sum_groups(grads, groups));
+  const std::vector<int64_t> sizes{n_rows, grads.values.size(1)};
+  if (!maybe_element(grads.values.scalar_type()))
+    return at::zeros(sizes, grads.values.options()).index_copy_(0, groups.rows, sum_groups(grads, groups));
+  at::Tensor result = at::empty(sizes, grads.values.options());
+  if (result.numel() > 0)
+    launch::sum_rows(result.device(), grad_rows_of(grads), groups_of(groups), result.mutable_data_ptr(), n_rows);
   return result;
 }
 

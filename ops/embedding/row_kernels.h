@@ -29,8 +29,6 @@ struct IdGroups {
   at::Tensor group_of;  // [ids], -1 where an id is elsewhere; undefined unless asked for
 
   int64_t n() const { return rows.numel(); }
-  /// The group of `row`, -1 where there is none.
-  int64_t place_of(int64_t row) const;
 };
 
 /// Groups the ids in [first_row, first_row + n_rows) but for `skipped`. Cost: a pass over the ids per 11 bits of n_rows.

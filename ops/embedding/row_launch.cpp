@@ -113,15 +113,24 @@ int64_t group_ids(c10::Device device, const kernels::Ids& ids, int64_t first_row
   return kernels::group_ids(ids, first_row, n_rows, skipped, memory);
 }
 
-void sum_groups(c10::Device device, const kernels::GradRows& grads, const Groups& groups, bool to_rows, void* results,
-                int64_t result_step) {
-  const int64_t* rows = to_rows ? groups.rows : nullptr;
+void sum_groups(c10::Device device, const kernels::GradRows& grads, const Groups& groups, void* results) {
   SHARDWISE_ON_GPU(device, with_scratch(device, grads, groups, [&](void* memory, void* stream) {
-                     cuda::sum_groups(grads, on_gpu(groups), rows, results, result_step, memory, stream);
+                     cuda::sum_groups(grads, on_gpu(groups), nullptr, results, grads.width, memory, stream);
                    }));
   check_on_cpu(device);
   share_out(groups.n, bytes_of(grads), [&](int64_t begin, int64_t end) {
-    kernels::sum_groups(grads, groups.order, groups.starts, rows, results, result_step, begin, end);
+    kernels::sum_groups(grads, groups.order, groups.starts, results, begin, end);
+  });
+}
+
+void sum_rows(c10::Device device, const kernels::GradRows& grads, const Groups& groups, void* results, int64_t n_rows) {
+  SHARDWISE_ON_GPU(device, with_scratch(device, grads, groups, [&](void* memory, void* stream) {
+                     cuda::clear(results, n_rows * bytes_of(grads), stream);
+                     cuda::sum_groups(grads, on_gpu(groups), groups.rows, results, grads.width, memory, stream);
+                   }));
+  check_on_cpu(device);
+  share_out(n_rows, bytes_of(grads), [&](int64_t begin, int64_t end) {
+    kernels::sum_rows(grads, groups.order, groups.starts, groups.rows, groups.n, results, begin, end);
   });
 }
 

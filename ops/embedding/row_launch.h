@@ -39,9 +39,10 @@ struct Groups {
   int64_t n;
   int64_t n_ids;
 };
-/// `to_rows`: into the rows that the groups name, else into rows 0, 1, 2 ...
-void sum_groups(c10::Device device, const kernels::GradRows& grads, const Groups& groups, bool to_rows, void* results,
-                int64_t result_step);
+/// Into `results` [groups, width].
+void sum_groups(c10::Device device, const kernels::GradRows& grads, const Groups& groups, void* results);
+/// Into the rows that the groups name of `results` [n_rows, width], whose other rows become zeros.
+void sum_rows(c10::Device device, const kernels::GradRows& grads, const Groups& groups, void* results, int64_t n_rows);
 void grad_squares(c10::Device device, const kernels::GradRows& grads, const Groups& groups, double* results);
 void update_rows(c10::Device device, const kernels::Rows& table, const kernels::RowState& state,
                  const kernels::RowUpdate& update, const kernels::GradRows& grads, const Groups& groups,

@@ -195,8 +195,10 @@ struct Case {
 
   void write_sums(const GradRows& here, const GradRows& there, bool to_rows) {
     Both<T> results(numbers<T>((to_rows ? kRows : n_groups) * step));
-    sum_groups(here, order.here.data(), starts.here.data(), to_rows ? rows.here.data() : nullptr, results.here.data(),
-               step, 0, n_groups);
+    std::vector<T> sums(n_groups * width);
+    sum_groups(here, order.here.data(), starts.here.data(), sums.data(), 0, n_groups);
+    for (int64_t g = 0; g < n_groups; ++g)
+      std::copy_n(sums.data() + g * width, width, results.here.data() + (to_rows ? rows.here[g] : g) * step);
     cuda::sum_groups(there, groups(), to_rows ? rows.there : nullptr, results.there, step, sum_scratch.there, nullptr);
     compare("sums", results, kClose);
   }

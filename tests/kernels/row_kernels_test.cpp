@@ -167,11 +167,16 @@ TEST(RowKernelsTest, RangesOfIds) {
 
 TEST(RowKernelsTest, SumsAreRoundedOnce) {
   for_all_kinds([](Element element, bool as_int32, int64_t width) {
-    Matrix grads = Matrix(element, 60, width, 1).fill(4), results(element, 12, width);
-    const IdList ids(random_ids(60, 12, 5), as_int32);
+    Matrix grads = Matrix(element, 60, width, 1).fill(4), results(element, 12, width), compact(element, 12, width);
+    const IdList ids(random_ids(60, 10, 5), as_int32);
     const Grouped groups = grouped(ids.ids(), 0, 12);
-    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), results.memory.data(), width, 0,
-               groups.n);
+    std::ranges::fill(results.memory, char{1});  // rows without ids are to be cleared
+    for (const auto& [first, end] : {std::pair{0, 5}, std::pair{5, 12}})
+      sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, results.memory.data(),
+               first, end);
+    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), compact.memory.data(), 0, groups.n);
+    for (int64_t g = 0; g < groups.n; ++g)
+      for (int64_t c = 0; c < width; ++c) ASSERT_EQ(compact.get(g, c), results.get(groups.rows[g], c));
     Matrix expected(element, 12, width);
     for (int64_t c = 0; c < width; ++c)
       for (int64_t row = 0; row < 12; ++row) {
@@ -189,7 +194,7 @@ TEST(RowKernelsTest, SumsOfHalvesDoNotStandStill) {
     Matrix grads(element, 4096, 1), result(element, 1, 1);
     for (int64_t i = 0; i < 4096; ++i) grads.set(i, 0, 1);
     const Grouped groups = grouped(IdList(std::vector<int64_t>(4096, 0), false).ids(), 0, 1);
-    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), nullptr, result.memory.data(), 1, 0, 1);
+    sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), result.memory.data(), 0, 1);
     EXPECT_EQ(result.get(0, 0), 4096);
   }
 }
@@ -292,7 +297,7 @@ TEST(RowKernelsTest, OffsetsPass32Bits) {
     EXPECT_EQ(results.get(0, c), -grads.get(0, c) - grads.get(2, c));
     EXPECT_EQ(results.get(1, c), -grads.get(1, c));
   }
-  sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), memory, width, 0, groups.n);
+  sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, memory, 35'000'000, 35'000'002);
   EXPECT_EQ(static_cast<float*>(memory)[35'000'000 * width + 5], grads.get(1, 5));
   munmap(memory, n_bytes);
 }

@@ -59,3 +59,30 @@ CASES = [
 ]
 
 by_name = {"argvalues": CASES, "ids": [case.name for case in CASES]}
+
+
+# Tables of embeddings.
+TABLE_SHAPE = (11, 6)
+TABLE_GRID = [
+    Piece((0, 0), (4, 4), 1),
+    Piece((0, 4), (4, 2), 0),
+    Piece((4, 0), (7, 2), 1),
+    Piece((4, 2), (7, 4), 2),
+]
+TABLE_COLUMNS = [Piece((0, 0), (11, 2), 2), Piece((0, 2), (11, 3), 0), Piece((0, 5), (11, 1), 2)]
+
+TABLES = [
+    Case("one rank", 1, [0], TABLE_SHAPE, [Shard(0)]),
+    Case("rows", 4, [0, 1, 2, 3], TABLE_SHAPE, [Shard(0)]),
+    Case("uneven rows, one piece empty", 4, [2, 0, 3, 1], TABLE_SHAPE, [Shard(0, sizes=[1, 6, 0, 4])]),
+    Case("one rank has all rows", 3, [0, 1, 2], TABLE_SHAPE, [Shard(0, sizes=[0, 11, 0])]),
+    Case("columns", 3, [1, 2, 0], TABLE_SHAPE, [Shard(1)]),
+    Case("uneven columns", 3, [0, 1, 2], TABLE_SHAPE, [Shard(1, sizes=[4, 0, 2])]),
+    Case("replicated", 3, [0, 1, 2], TABLE_SHAPE, [Replicate()]),
+    Case("rows and columns", 4, [[0, 1], [2, 3]], TABLE_SHAPE, [Shard(0), Shard(1)]),
+    Case("nested rows", 4, [[3, 1], [0, 2]], TABLE_SHAPE, [Shard(0), Shard(0, sizes=[1, 5, 4, 1])]),
+    Case("replicated rows", 4, [[0, 1], [2, 3]], TABLE_SHAPE, [Replicate(), Shard(0)]),
+    Case("a rank outside", 4, [3, 1, 0], TABLE_SHAPE, [Shard(0)]),
+    Case("boxes", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_GRID)]),
+    Case("columns by the piece", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_COLUMNS)]),
+]

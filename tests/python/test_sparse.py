@@ -6,7 +6,10 @@ import pickle
 
 import pytest
 import torch
-from layouts import Case
+from layouts import TABLE_COLUMNS as COLUMNS
+from layouts import TABLE_GRID as GRID
+from layouts import TABLE_SHAPE as SHAPE
+from layouts import TABLES, Case
 from torch import nn
 
 import shardwise as sw
@@ -16,32 +19,8 @@ from shardwise.testing import run_ranks
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # said, or torch warns
 
-N_ROWS, N_COLUMNS = 11, 6
-SHAPE = (N_ROWS, N_COLUMNS)
-GRID = [
-    Piece((0, 0), (4, 4), 1),
-    Piece((0, 4), (4, 2), 0),
-    Piece((4, 0), (7, 2), 1),
-    Piece((4, 2), (7, 4), 2),
-]
-COLUMNS = [Piece((0, 0), (11, 2), 2), Piece((0, 2), (11, 3), 0), Piece((0, 5), (11, 1), 2)]
-
-CASES = [
-    Case("one rank", 1, [0], SHAPE, [Shard(0)]),
-    Case("rows", 4, [0, 1, 2, 3], SHAPE, [Shard(0)]),
-    Case("uneven rows, one piece empty", 4, [2, 0, 3, 1], SHAPE, [Shard(0, sizes=[1, 6, 0, 4])]),
-    Case("one rank has all rows", 3, [0, 1, 2], SHAPE, [Shard(0, sizes=[0, 11, 0])]),
-    Case("columns", 3, [1, 2, 0], SHAPE, [Shard(1)]),
-    Case("uneven columns", 3, [0, 1, 2], SHAPE, [Shard(1, sizes=[4, 0, 2])]),
-    Case("replicated", 3, [0, 1, 2], SHAPE, [Replicate()]),
-    Case("rows and columns", 4, [[0, 1], [2, 3]], SHAPE, [Shard(0), Shard(1)]),
-    Case("nested rows", 4, [[3, 1], [0, 2]], SHAPE, [Shard(0), Shard(0, sizes=[1, 5, 4, 1])]),
-    Case("replicated rows", 4, [[0, 1], [2, 3]], SHAPE, [Replicate(), Shard(0)]),
-    Case("a rank outside", 4, [3, 1, 0], SHAPE, [Shard(0)]),
-    Case("boxes", 3, [0, 1, 2], SHAPE, [EnumerableShard(GRID)]),
-    Case("columns by the piece", 3, [0, 1, 2], SHAPE, [EnumerableShard(COLUMNS)]),
-]
-by_name = {"argvalues": CASES, "ids": [case.name for case in CASES]}
+N_ROWS, N_COLUMNS = SHAPE
+by_name = {"argvalues": TABLES, "ids": [case.name for case in TABLES]}
 
 
 def plain_sparse(seed=0, n=7, dtype=torch.float64):
@@ -147,7 +126,7 @@ def test_a_replicated_table_takes_entries_that_lie_on_different_ranks(optimizer)
 
 
 def test_empty_gradients_leave_the_table():
-    case = CASES[1]
+    case = TABLES[1]
 
     def body():
         dense = torch.randn(SHAPE, dtype=torch.float64)
@@ -290,7 +269,7 @@ def test_redistribution_keeps_every_entry(source, target):
 
 
 def test_clip_grad_norm_counts_entries_of_one_row_together():
-    case = CASES[2]
+    case = TABLES[2]
     plain = plain_sparse(6)
 
     def body():
@@ -330,7 +309,7 @@ def test_copies_and_pickles(case, copied):
 
 
 def test_a_parameter_with_a_sparse_gradient_is_deep_copied():
-    case = CASES[1]
+    case = TABLES[1]
 
     def body():
         parameter = nn.Parameter(sw.distribute_tensor(torch.zeros(SHAPE).double(), case.mesh(), case.placements))
@@ -372,7 +351,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("call", "kind", "words"), MISTAKES)
 def test_errors_say_the_way_out(call, kind, words):
-    case = CASES[1]
+    case = TABLES[1]
 
     def body():
         sparse = distributed(plain_sparse(10), case)
