@@ -140,6 +140,9 @@ def unpooled(args, kind, is_batch_cut):
     title = f"unpooled, {'batch cut' if is_batch_cut else 'replicated'}, {kind} ids"
     figure = measure(title, unpooled_sides(is_batch_cut), problem, args)
     say(*compare_with(figure, SHARDWISE, BY_HAND, TARGET_BY_HAND))
+    if not is_batch_cut:
+        say(*compare_with(figure, f"{SHARDWISE}, all_to_all", BY_HAND, TARGET_BY_HAND))
+        say(*compare_with(figure, f"{SHARDWISE}, all_to_all", TORCH, TARGET_TORCH))
     if kind == "zipf" and is_batch_cut:
         say(*compare_with(figure, SHARDWISE, WITHOUT_UNIQUE, 1.0))
     say(*compare_with(figure, SHARDWISE, TORCH, TARGET_TORCH))
@@ -169,8 +172,9 @@ def memory(args, kind):
             continue
         peaks = []
         for n_rows in args.heights:
-            # The same ids: what they name differs, and nothing else.
-            problem = Problem(n_rows, N_COLUMNS, draw_ids(kind, min(args.heights), IDS_SHAPE), is_pooled, True)
+            # The same ids, spread over the table: each rank owns as many of them.
+            ids = draw_ids(kind, min(args.heights), IDS_SHAPE) * (n_rows // min(args.heights))
+            problem = Problem(n_rows, N_COLUMNS, ids, is_pooled, True)
             call = package(SHARDWISE, is_fused=is_fused)(problem)
             call()
             peaks.append(peak_over_base(call))

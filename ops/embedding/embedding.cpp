@@ -79,11 +79,11 @@ TableLookup cut_as(const Spec& grad, const SavedPtr& saved) {
     const bool is_of_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
     if (cut[m].is_replicate() && is_of_ids && !lookup.table->placements()[m].is_replicate()) cut[m] = of_grad;
   }
-  if (lookup.route || cut == lookup.plan.ids) return lookup;
+  if (lookup.gives() || cut == lookup.plan.ids) return lookup;
   LookupOptions options = saved->options;
   options.checks_ids = false;  // they were
   TableLookup again = TableLookup::start(lookup.op, lookup.table, redistribute(lookup.ids, cut), options);
-  return again.plan.asks_any() ? again : lookup;
+  return again.gives() || !again.table->is_member() ? again : lookup;
 }
 
 std::vector<BoxGrads> grads_of_boxes(const TableLookup& lookup, const at::Tensor& grad) {
@@ -91,7 +91,7 @@ std::vector<BoxGrads> grads_of_boxes(const TableLookup& lookup, const at::Tensor
   const at::Tensor& piece = maybe_dtensor(grad)->shards()[0];
   RowGrads rows{piece.reshape({lookup.own_ids().numel(), piece.size(-1)})};
   if (rows.values.stride(1) != 1) rows.values = rows.values.contiguous();
-  if (lookup.route) return lookup.route->give(sum_groups(rows, lookup.route->groups()));
+  if (lookup.gives()) return lookup.route->give(sum_groups(rows, lookup.route->groups()));
   std::vector<BoxGrads> boxes;
   for (const Box& box : lookup.table->boxes()) {
     const int64_t first = rows.values.size(1) == lookup.table->sizes()[1] ? box.offsets[1] : 0;

@@ -7,6 +7,7 @@
 #include "runtime/below.h"
 #include "runtime/collectives.h"
 
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -51,10 +52,8 @@ void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& id
     IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
     at::Tensor places = at::searchsorted(all, groups.rows + box.offsets[0]);
     const at::Tensor of_piece = row_powers(pieces[i], groups.rows, p);
-    if (std::isinf(p))
-      powers.index_reduce_(0, places, of_piece, "amax");
-    else
-      powers.index_add_(0, places, of_piece);
+    const at::Tensor so_far = powers.index_select(0, places);
+    powers.index_copy_(0, places, std::isinf(p) ? at::maximum(so_far, of_piece) : so_far + of_piece);
     parts.emplace_back(std::move(groups), std::move(places));
   }
   all_reduce(*spec.mesh()->group(), powers, reduction_of(p));

@@ -9,7 +9,8 @@
 
 namespace shardwise {
 
-/// How ranks that hold parts of the ids get rows of a table that is cut along the same mesh dims. Results lie where the ids do.
+/// How ranks that hold parts of the ids get rows of a table that is cut along the same mesh dims. Results lie where the ids do. Of ids that all
+/// have, a Partial is left that costs nothing yet; kAllToAll, named, brings the rows to all ranks instead (but pools bags first).
 enum class LookupExchange : uint8_t {
   kAuto,           // the faster one by the default link's latency and bandwidth: the other way round for few ids
   kReduceScatter,  // every rank gathers all ids, and what the ranks found is reduced (columns: exchanged) to where ids live

@@ -55,10 +55,16 @@ bool LookupPlan::asks_any() const { return std::ranges::find(asks, true) != asks
 
 LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchange, std::optional<int64_t> n_results) {
   LookupPlan plan;
-  plan.asks = common_cuts(table, ids);
-  const std::vector<bool> common = plan.asks;
-  const bool asks = plan.asks_any() && exchange != LookupExchange::kReduceScatter && are_bands(table, common) &&
-                    (exchange == LookupExchange::kAllToAll || asking_is_faster(table, ids, n_results.value_or(ids.numel()), common));
+  const std::vector<bool> common = common_cuts(table, ids);
+  const bool any_common = std::ranges::find(common, true) != common.end();
+  plan.asks = common;
+  if (!any_common && exchange == LookupExchange::kAllToAll && !n_results) {
+    for (size_t m = 0; m < common.size(); ++m) plan.asks[m] = cuts(table.placements()[m]);
+    plan.are_known = plan.asks_any();
+  }
+  const bool asks = plan.are_known || (any_common && exchange != LookupExchange::kReduceScatter && are_bands(table, common) &&
+                                       (exchange == LookupExchange::kAllToAll ||
+                                        asking_is_faster(table, ids, n_results.value_or(ids.numel()), common)));
   if (!asks) plan.asks.assign(common.size(), false);
   bool ids_moved = false;  // explicit sizes of inner cuts speak of the outer ones
   for (size_t m = 0; m < common.size(); ++m) {

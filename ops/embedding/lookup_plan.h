@@ -4,6 +4,7 @@
 //   Shard(0), pieces       Replicate    Partial(sum): nothing is sent
 //   Shard(1)               Replicate    Shard(last dim): nothing is sent
 //   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of lookup_options.h
+//   Shard(0), (1), pieces  Replicate    all-to-all asked for by name: Replicate, each row named sent once to each rank
 //   Replicate              as they are  as the ids: nothing is sent
 //   Partial                Replicate    Partial likewise; where ids were cut, reduced to them
 #pragma once
@@ -20,9 +21,10 @@ struct LookupPlan {
   Placements ids;       // where ids are looked up
   Placements found;     // of what each rank finds there, before it is moved
   Placements result;    // where it goes in the end
-  std::vector<bool> asks;  // mesh dims along which rows are asked of their owners (all-to-all) ...
+  std::vector<bool> asks;  // mesh dims along which rows come from their owners (all-to-all) ...
+  bool are_known = false;  // ... who have the same ids, so that nobody need ask
 
-  bool asks_any() const;   // ... instead of being looked up by all and reduced
+  bool asks_any() const;  // instead of lookups by all whose results are reduced
 };
 
 /// The plan of looking up `ids` in a table of layout `table`; results have the ids' dims and one more. The same on all ranks. `n_results`:

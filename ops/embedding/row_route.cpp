@@ -34,16 +34,31 @@ at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end) { return t
 
 }  // namespace
 
+RowRoute::RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, bool ids_are_cut_elsewhere)
+    : table_(table),
+      asks_along_(std::move(asks)),
+      group_(group_along(*table->mesh(), asks_along_, ids_are_cut_elsewhere)),
+      groups_(group_ids(ids, 0, table->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true)) {
+  find_asks();
+}
+
 std::shared_ptr<const RowRoute> RowRoute::make(const char* op, const SpecPtr& table, std::vector<bool> asks,
                                                const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids) {
-  auto route = std::make_shared<RowRoute>();
-  route->table_ = table;
-  route->asks_along_ = std::move(asks);
-  route->group_ = group_along(*table->mesh(), route->asks_along_, ids_are_cut_elsewhere);
-  route->groups_ = group_ids(ids, 0, table->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true);
-  route->find_asks();
+  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, ids_are_cut_elsewhere));
   route->exchange_counts(op, ids, checks_ids);
   route->exchange_ids();
+  return route;
+}
+
+std::shared_ptr<const RowRoute> RowRoute::make_known(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids) {
+  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, /*ids_are_cut_elsewhere=*/false));
+  route->is_known_ = true;
+  for (size_t box = 0; box < table->boxes().size(); ++box) {
+    const Ask& own = route->own_ask(box);
+    route->ordered_.push_back(part(route->groups_.rows, own.begin, own.end));
+    for (const int64_t rank : route->group_->ranks)
+      if (is_partner(*table->mesh(), rank, route->asks_along_)) route->orders_.push_back({rank, box, 0, own.n()});
+  }
   return route;
 }
 
@@ -130,12 +145,14 @@ at::ScalarType RowRoute::wire_type() const {
   return table_->sizes()[0] <= std::numeric_limits<int32_t>::max() ? at::kInt : at::kLong;
 }
 
-void RowRoute::for_each_own(const std::function<void(const Ask&, const Order&)>& use) const {
+const RowRoute::Ask& RowRoute::own_ask(size_t box) const {
   const int64_t self = table_->mesh()->rank();
-  const auto is_own = [&](const auto& item) { return item.rank == self; };
-  auto order = std::ranges::find_if(orders_, is_own);
-  for (auto ask = std::ranges::find_if(asks_, is_own); ask != asks_.end() && is_own(*ask); ++ask, ++order)
-    if (ask->n() > 0) use(*ask, *order);
+  return std::ranges::find_if(asks_, [&](const Ask& ask) { return ask.rank == self; })[static_cast<int64_t>(box)];
+}
+
+void RowRoute::for_each_own(const std::function<void(const Ask&, const Order&)>& use) const {
+  for (const Order& order : orders_)
+    if (order.rank == table_->mesh()->rank() && order.n() > 0) use(own_ask(order.box), order);
 }
 
 void RowRoute::exchange_ids() {
@@ -154,36 +171,47 @@ void RowRoute::exchange_ids() {
   messages->wait();
 }
 
+at::Tensor RowRoute::place_of(const Ask& ask, const at::Tensor& rows) const {
+  return part(rows, ask.begin, ask.end).narrow(1, column_of(ask.box), ask.box.sizes[1]);
+}
+
+void RowRoute::look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const {
+  for_each_own([&](const Ask& ask, const Order& order) {
+    lookup_rows_into(place_of(ask, rows), pieces[order.box], part(ordered_[order.box], order.begin, order.end),
+                     ask.box.offsets[0]);
+  });
+}
+
 at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
   const auto options = at::TensorOptions().dtype(table_->dtype()).device(groups_.rows.device());
+  const int64_t self = table_->mesh()->rank();
   const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
   std::vector<Message> sends, receives;
   std::vector<std::pair<at::Tensor, at::Tensor>> bands;  // what arrives apart, and its place
+  if (is_known_) look_up_own(rows, pieces);  // all are sent the same
   for (const Order& order : orders_) {
     const Box& box = table_->boxes()[order.box];
-    if (order.rank == table_->mesh()->rank() || order.n() == 0 || box.sizes[1] == 0) continue;
+    if (order.rank == self || order.n() == 0 || box.sizes[1] == 0) continue;
+    if (is_known_) {
+      sends.push_back({order.rank, place_of(own_ask(order.box), rows).contiguous()});
+      continue;
+    }
     const at::Tensor found = at::empty({order.n(), box.sizes[1]}, options);
     sends.push_back({order.rank, found, [=, this, piece = pieces[order.box]] {
-                       lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end),
-                                        table_->boxes()[order.box].offsets[0]);
+                       lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end), box.offsets[0]);
                      }});
   }
   for (const Ask& ask : asks_) {
-    if (ask.rank == table_->mesh()->rank() || ask.n() == 0 || ask.box.sizes[1] == 0) continue;
-    at::Tensor place = part(rows, ask.begin, ask.end);
+    if (ask.rank == self || ask.n() == 0 || ask.box.sizes[1] == 0) continue;
+    at::Tensor place = place_of(ask, rows);
     if (!spans(ask.box)) {
-      place = place.narrow(1, column_of(ask.box), ask.box.sizes[1]);
-      bands.emplace_back(at::empty({ask.n(), ask.box.sizes[1]}, options), place);
+      bands.emplace_back(at::empty(place.sizes(), options), place);
       place = bands.back().first;
     }
     receives.push_back({ask.rank, place});
   }
   const auto messages = exchange(*group_, std::move(sends), std::move(receives));
-  for_each_own([&](const Ask& ask, const Order& order) {
-    lookup_rows_into(
-        part(rows, ask.begin, ask.end).narrow(1, column_of(ask.box), ask.box.sizes[1]),
-        pieces[order.box], part(ordered_[order.box], order.begin, order.end), ask.box.offsets[0]);
-  });
+  if (!is_known_) look_up_own(rows, pieces);
   messages->wait();
   for (const auto& [values, place] : bands) place.copy_(values);
   return rows;

@@ -25,10 +25,13 @@ struct BoxGrads {
 class RowRoute {
  public:
   /// Exchanges counts and ids along the mesh dims `asks`: among the ranks that differ in those coordinates alone. `ids`: this rank's,
-  /// of any shape. Ids that are `skipped` are neither asked for nor given a gradient. Collective over the mesh's members.
+  /// of any shape. Collective over the mesh's members.
   /// Throws: c10::IndexError naming the worst id where `checks_ids` and one is out of range, on every rank.
   static std::shared_ptr<const RowRoute> make(const char* op, const SpecPtr& table, std::vector<bool> asks,
                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
+
+  /// The same where those ranks have equal ids: each knows what the others want, and nothing is sent until rows are. give() is not for it.
+  static std::shared_ptr<const RowRoute> make_known(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids);
 
   /// This rank's ids by the rows they name; `group_of` too, -1 for rows that nobody along `asks` owns.
   const IdGroups& groups() const { return groups_; }
@@ -59,12 +62,17 @@ class RowRoute {
     int64_t n() const { return end - begin; }
   };
 
+  RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, bool ids_are_cut_elsewhere);
   void find_asks();
   void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
+  /// This rank's ask of its own box.
+  const Ask& own_ask(size_t box) const;
   /// Ids travel in 32 bits where they fit.
   at::ScalarType wire_type() const;
+  void look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const;
+  at::Tensor place_of(const Ask& ask, const at::Tensor& rows) const;
   /// Calls `use(ask, order)` for what this rank asks of its own boxes.
   void for_each_own(const std::function<void(const Ask&, const Order&)>& use) const;
   /// Its first column among those that come.
@@ -73,6 +81,7 @@ class RowRoute {
 
   SpecPtr table_;
   std::vector<bool> asks_along_;
+  bool is_known_ = false;
   GroupPtr group_;
   IdGroups groups_;
   Interval columns_;

@@ -64,15 +64,16 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   const SpecPtr& spec = spec_of(ids);
   TableLookup lookup{op, table, plan_lookup(*table, *spec, options.exchange, n_results), ids, nullptr};
   if (lookup.plan.ids != spec->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
-  if (!lookup.plan.asks_any()) {
-    if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
-    return lookup;
-  }
+  if ((!lookup.plan.asks_any() || lookup.plan.are_known) && options.checks_ids)
+    check_ids(op, lookup.ids, table->sizes()[0]);
+  if (!lookup.plan.asks_any()) return lookup;
   check_comm_policy(*spec, *spec->replicated());
   bool are_cut_elsewhere = false;
   for (size_t m = 0; m < lookup.plan.asks.size(); ++m)
     are_cut_elsewhere |= !lookup.plan.asks[m] && lookup.plan.ids[m].is_shard();
-  if (table->is_member())
+  if (table->is_member() && lookup.plan.are_known)
+    lookup.route = RowRoute::make_known(table, lookup.plan.asks, lookup.own_ids());
+  else if (table->is_member())
     lookup.route =
         RowRoute::make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
   return lookup;

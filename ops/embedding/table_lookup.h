@@ -31,6 +31,8 @@ struct TableLookup {
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options,
                            std::optional<int64_t> n_results = {});
 
+  /// Gradients go back along the route: each rank has those of its own ids.
+  bool gives() const { return route && !plan.are_known; }
   /// This rank's ids; empty on a non-member.
   at::Tensor own_ids() const;
 };
