@@ -7,7 +7,7 @@
 namespace shardwise::kernels {
 namespace {
 
-constexpr int64_t kBand = 256;  // columns pooled at a time
+constexpr int64_t kBand = 64;  // columns pooled at a time: float32 sums of so many stay in registers
 
 int64_t end_of(const Bags& bags, int64_t bag) { return bag + 1 < bags.n ? bags.offsets[bag + 1] : bags.n_ids; }
 
@@ -35,25 +35,35 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   }
 }
 
+/// Columns [first, first + n) of a bag's sum over `divisor`. `Columns`: a constant where n is one.
+template <class T, class Id, class Columns>
+void sum_columns(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, Columns n, Sum<T> divisor,
+                 T* result) {
+  alignas(64) Sum<T> sum[kBand];  // nobody else can point here
+  for (int64_t c = 0; c < n; ++c) sum[c] = 0;
+  const auto* weights = static_cast<const T*>(bags.weights);
+  if (weights == nullptr)
+    for_each_row<T>(table, bags, ids, bag, [&](int64_t, const T* row) {
+      for (int64_t c = 0; c < n; ++c) sum[c] += load(row[first + c]);
+    });
+  else
+    for_each_row<T>(table, bags, ids, bag, [&](int64_t k, const T* row) {
+      const Sum<T> weight = load(weights[k]);
+      for (int64_t c = 0; c < n; ++c) sum[c] += weight * load(row[first + c]);
+    });
+  if (divisor != 1)
+    for (int64_t c = 0; c < n; ++c) sum[c] /= divisor;
+  for (int64_t c = 0; c < n; ++c) result[first + c] = static_cast<T>(sum[c]);
+}
+
 template <class T, class Id>
 void sum_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, bool is_mean, T* result) {
-  alignas(64) Sum<T> sum[kBand];
-  const auto* weights = static_cast<const T*>(bags.weights);
-  const Sum<T> n_ids = is_mean ? static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)) : 1;
+  const auto divisor = static_cast<Sum<T>>(is_mean ? std::max<int64_t>(count(bags, ids, bag), 1) : 1);
   for (int64_t first = 0; first < table.width; first += kBand) {
-    const int64_t n = std::min(kBand, table.width - first);
-    std::fill_n(sum, n, Sum<T>{0});
-    for_each_row<T>(table, bags, ids, bag, [&](int64_t k, const T* row) {
-      if (weights == nullptr) {
-        for (int64_t c = 0; c < n; ++c) sum[c] += load(row[first + c]);
-      } else {
-        const Sum<T> weight = load(weights[k]);
-        for (int64_t c = 0; c < n; ++c) sum[c] += weight * load(row[first + c]);
-      }
-    });
-    if (is_mean)
-      for (int64_t c = 0; c < n; ++c) sum[c] /= n_ids;
-    for (int64_t c = 0; c < n; ++c) result[first + c] = static_cast<T>(sum[c]);
+    if (first + kBand <= table.width)
+      sum_columns<T>(table, bags, ids, bag, first, std::integral_constant<int64_t, kBand>{}, divisor, result);
+    else
+      sum_columns<T>(table, bags, ids, bag, first, table.width - first, divisor, result);
   }
 }
 
