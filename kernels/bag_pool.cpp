@@ -16,7 +16,7 @@ template <class Id>
 int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   const int64_t begin = bags.offsets[bag], end = end_of(bags, bag);
   if (bags.padding < 0) return end - begin;
-  return end - begin - std::count(ids + begin, ids + end, static_cast<Id>(bags.padding));
+  return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
 /// Calls `use(k, row)` for each id k of a bag whose row is here, and asks for rows ahead of time.
@@ -24,7 +24,9 @@ template <class T, class Id, class Use>
 void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, const Use& use) {
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
   const auto row_of = [&](int64_t k) { return offset_of(ids[k], table.first_row); };
-  const auto at = [&](uint64_t row) { return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.step; };
+  const auto at = [&](uint64_t row) {
+    return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.step;
+  };
   const int64_t end = end_of(bags, bag);
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
     if (k + kAhead < bags.n_ids)
@@ -37,8 +39,8 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
 
 /// Columns [first, first + n) of a bag's sum over `divisor`. `Columns`: a constant where n is one.
 template <class T, class Id, class Columns>
-void sum_columns(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, Columns n, Sum<T> divisor,
-                 T* result) {
+void sum_columns(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, Columns n,
+                 Sum<T> divisor, T* result) {
   alignas(64) Sum<T> sum[kBand];  // nobody else can point here
   for (int64_t c = 0; c < n; ++c) sum[c] = 0;
   const auto* weights = static_cast<const T*>(bags.weights);
@@ -68,8 +70,7 @@ void sum_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, bo
 }
 
 template <class T, class Id>
-void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result,
-             int64_t* chosen) {
+void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result, int64_t* chosen) {
   bool is_first = true;
   for_each_row<T>(table, bags, ids, bag, [&](int64_t k, const T* row) {
     for (int64_t c = 0; c < table.width; ++c) {
@@ -127,10 +128,11 @@ SHARDWISE_KERNEL void dot_rows(const Rows& table, const Ids& ids, int64_t paddin
     with_ids(ids, [&](const auto* id) {
       for (int64_t k = begin; k < end; ++k) {
         const auto row = offset_of(id[k], table.first_row);
-        const bool counts = row < static_cast<uint64_t>(table.n_rows) &&
-                            (padding < 0 || static_cast<int64_t>(id[k]) != padding);
+        const bool counts =
+            row < static_cast<uint64_t>(table.n_rows) && (padding < 0 || static_cast<int64_t>(id[k]) != padding);
         const T* values = static_cast<const T*>(table.data) + (counts ? static_cast<int64_t>(row) * table.step : 0);
-        const T* grad = static_cast<const T*>(grads.data) + (grads.row_of == nullptr ? k : grads.row_of[k]) * grads.step;
+        const T* grad =
+            static_cast<const T*>(grads.data) + (grads.row_of == nullptr ? k : grads.row_of[k]) * grads.step;
         Sum<T> lanes[8] = {};
         if (counts)
           for (int64_t c = 0; c < table.width; ++c) lanes[c & 7] += load(values[c]) * load(grad[c]);

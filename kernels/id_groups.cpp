@@ -69,8 +69,7 @@ int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t ski
       n_here += row < static_cast<uint64_t>(n_rows) && static_cast<int64_t>(id[i]) != skipped;
     }
   });
-  words = sort_words(words, memory.scratch + ids.n, n_here, packing.place_bits,
-                     packing.place_bits + bits_of(n_rows));
+  words = sort_words(words, memory.scratch + ids.n, n_here, packing.place_bits, packing.place_bits + bits_of(n_rows));
   int64_t n_groups = 0;
   if (memory.group_of != nullptr) std::fill_n(memory.group_of, ids.n, -1);
   for (int64_t i = 0; i < n_here; ++i) {

@@ -35,7 +35,8 @@ SHARDWISE_KERNEL void sum_rows(const GradRows& grads, const int64_t* order, cons
     int64_t next = first_row;
     for (int64_t g = begin; g <= end; ++g) {
       const int64_t row = g < end ? rows[g] : end_row;
-      if (next < row) std::memset(static_cast<void*>(at(next)), 0, static_cast<size_t>((row - next) * grads.width) * sizeof(T));
+      if (next < row)
+        std::memset(static_cast<void*>(at(next)), 0, static_cast<size_t>((row - next) * grads.width) * sizeof(T));
       next = row + 1;
     }
     store_sums<T>(grads, order, starts, begin, end, [&](int64_t g) { return at(rows[g]); });

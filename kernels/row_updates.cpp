@@ -84,9 +84,8 @@ void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, 
       });
     }
     const Sum<T> rate = rate_of(g, static_cast<Sum<T>>(mean));
-    for_each_sum<T>(grads, order, starts, g, g + 1, [&](int64_t, int64_t first, int64_t n, const Sum<T>* sum) {
-      go_down(g, first, n, sum, rate);
-    });
+    for_each_sum<T>(grads, order, starts, g, g + 1,
+                    [&](int64_t, int64_t first, int64_t n, const Sum<T>* sum) { go_down(g, first, n, sum, rate); });
   }
 }
 

@@ -16,29 +16,50 @@ RowOptimizer::Kind kind_named(const std::string& name) {
                     "\". Use \"sgd\", \"adagrad\", \"row_wise_adagrad\" or \"adam\".");
 }
 
-std::shared_ptr<RowOptimizer> fuse(const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
-                                   double beta2, double initial_accumulator_value) {
-  auto optimizer = std::make_shared<RowOptimizer>(
-      table, RowOptimizer::Options{kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value});
-  fuse_optimizer(table, optimizer);
-  return optimizer;
+RowOptimizer::Options options(const std::string& kind, double lr, double eps, double beta1, double beta2,
+                              double initial_accumulator_value) {
+  return {kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value};
+}
+
+/// Calls a Python function from whatever thread a backward runs on.
+void set_before_step(RowOptimizer& optimizer, py::function function) {
+  const std::shared_ptr<py::function> shared(new py::function(std::move(function)), [](py::function* held) {
+    const py::gil_scoped_acquire gil;
+    delete held;
+  });
+  optimizer.set_before_step([shared] {
+    const py::gil_scoped_acquire gil;
+    (*shared)();
+  });
 }
 
 }  // namespace
 
 void bind_row_optimizer(py::module_& module) {
   py::class_<RowOptimizer, std::shared_ptr<RowOptimizer>>(
-      module, "RowOptimizer", "What the backward of lookups in one table applies to its rows; made by fuse_optimizer().")
-      .def("set_lr", &RowOptimizer::set_lr, py::arg("lr"), "The learning rate from now on.")
+      module, "RowOptimizer", "What the backward of lookups in one table applies to its rows. See shardwise.optim.")
+      .def(py::init([](const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
+                       double beta2, double initial_accumulator_value) {
+             const py::gil_scoped_release no_gil;
+             return std::make_shared<RowOptimizer>(table,
+                                                   options(kind, lr, eps, beta1, beta2, initial_accumulator_value));
+           }),
+           py::arg("table"), py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"),
+           py::arg("initial_accumulator_value"))
+      .def(
+          "set_options",
+          [](RowOptimizer& self, double lr, double eps, double beta1, double beta2) {
+            self.set_options({self.options().kind, lr, eps, beta1, beta2});
+          },
+          py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), "The numbers of the steps from now on.")
+      .def("set_before_step", &set_before_step, py::arg("function"), "Called before each step.")
       .def_property("n_steps", &RowOptimizer::n_steps, &RowOptimizer::set_n_steps, "Backwards so far.")
-      .def_property_readonly("state", &RowOptimizer::state, "The state tensors, laid out as the table: none, one or two.");
-  module.def("fuse_optimizer", &fuse, py::arg("table"), py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"),
-             py::arg("beta2"), py::arg("initial_accumulator_value"),
-             "Makes the backward of lookups in `table` update its rows. See shardwise.optim.",
-             py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "release_optimizer", [](const at::Tensor& table) { fuse_optimizer(table, nullptr); }, py::arg("table"),
-      "From now on lookups in `table` give gradients again.");
+      .def_property_readonly("state", &RowOptimizer::state,
+                             "The state tensors, laid out as the table: none, one or two.");
+  module.def("fuse_optimizer", &fuse_optimizer, py::arg("table"), py::arg("optimizer"),
+             "While `optimizer` lives, the backward of lookups in `table` updates its rows.");
+  module.def("release_optimizer", &release_optimizer, py::arg("table"), py::arg("optimizer"),
+             "From now on lookups in `table` give gradients again.");
 }
 
 }  // namespace shardwise

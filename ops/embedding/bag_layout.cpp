@@ -15,9 +15,8 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
   const auto* fall = std::is_sorted_until(first, end);
   TORCH_CHECK_VALUE(fall == end, fmt::format("[{}] offsets fall from {} to {} at {}. Give them in ascending order.", op,
                                              fall == end ? 0 : fall[-1], fall == end ? 0 : *fall, fall - first));
-  TORCH_CHECK_VALUE(end[-1] <= n_ids,
-                    fmt::format("[{}] the last offset is {}, of {} ids. Use offsets in [0, {}].", op, end[-1], n_ids,
-                                n_ids));
+  TORCH_CHECK_VALUE(end[-1] <= n_ids, fmt::format("[{}] the last offset is {}, of {} ids. Use offsets in [0, {}].", op,
+                                                  end[-1], n_ids, n_ids));
 }
 
 }  // namespace
@@ -46,6 +45,9 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   all = all.to(at::kCPU, at::kLong).contiguous();
   check_numbers(op, all, n_ids);
   if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();
+  TORCH_CHECK_VALUE(
+      bags.n_ > 0 || bags.n_ids_ == 0,
+      fmt::format("[{}] there are {} ids, but no bags for them. Give offsets that begin with 0.", op, bags.n_ids_));
   bags.offsets_ = all.narrow(0, 0, bags.n_);
   return bags;
 }

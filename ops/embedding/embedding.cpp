@@ -86,18 +86,13 @@ TableLookup cut_as(const Spec& grad, const SavedPtr& saved) {
   return again.gives() || !again.table->is_member() ? again : lookup;
 }
 
-std::vector<BoxGrads> grads_of_boxes(const TableLookup& lookup, const at::Tensor& grad) {
-  if (!lookup.table->is_member()) return {};
+/// The gradient rows of this rank's ids. `counts`: undefined, or 1 over how often each id occurs, laid out as the ids.
+RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::Tensor& counts) {
   const at::Tensor& piece = maybe_dtensor(grad)->shards()[0];
   RowGrads rows{piece.reshape({lookup.own_ids().numel(), piece.size(-1)})};
   if (rows.values.stride(1) != 1) rows.values = rows.values.contiguous();
-  if (lookup.gives()) return lookup.route->give(sum_groups(rows, lookup.route->groups()));
-  std::vector<BoxGrads> boxes;
-  for (const Box& box : lookup.table->boxes()) {
-    const int64_t first = rows.values.size(1) == lookup.table->sizes()[1] ? box.offsets[1] : 0;
-    boxes.push_back({lookup.own_ids(), rows.columns(first, box.sizes[1])});
-  }
-  return boxes;
+  if (counts.defined()) rows.scale(maybe_dtensor(counts)->shards()[0].reshape(-1));
+  return rows;
 }
 
 /// The table's gradient, laid out as the table, Partial where other ranks looked up other ids; undefined where an optimizer took it.
@@ -110,7 +105,11 @@ at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
-  return saved->end.take(spec, grads_of_boxes(lookup, redistribute(grad, plan.grad)), saved->padding_idx);
+  const at::Tensor moved = redistribute(grad, plan.grad);
+  const at::Tensor counts = saved->by_freq ? lookup.counts() : at::Tensor();
+  std::vector<BoxGrads> boxes;
+  if (spec->is_member()) boxes = lookup.grads_of_boxes(own_grads(lookup, moved, counts));
+  return saved->end.take(spec, std::move(boxes), saved->padding_idx);
 }
 
 void keep(AutogradContext* ctx, const SavedPtr& saved, const at::Tensor& ids) {
@@ -123,14 +122,17 @@ SavedPtr kept(const AutogradContext* ctx) {
 
 /// The table's gradient as a function of the result's.
 struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids, const SavedPtr& saved) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids,
+                            const SavedPtr& saved) {
     keep(ctx, saved, ids);
     return table_grad(grad, saved);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor ids = ctx->get_saved_variables()[0];
     at::Tensor rows = at::embedding(grads[0], ids);
-    if (const int64_t skipped = kept(ctx)->padding_idx; skipped >= 0) rows = rows * ids.ne(skipped).unsqueeze(-1);
+    const SavedPtr saved = kept(ctx);
+    if (saved->padding_idx >= 0) rows = rows * ids.ne(saved->padding_idx).unsqueeze(-1);
+    if (saved->by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
     return {rows, {}, {}};
   }
 };
@@ -144,11 +146,10 @@ struct Embedding : torch::autograd::Function<Embedding> {
     return look_up(saved->lookup, weight);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    at::Tensor grad = grads[0];
+    const at::Tensor& grad = grads[0];
     if (!grad.defined()) return {{}, {}, {}};
     const SavedPtr saved = kept(ctx);
     const at::Tensor ids = ctx->get_saved_variables()[0];
-    if (saved->by_freq) grad = grad * inverse_counts(ids, grad.scalar_type()).unsqueeze(-1);
     if (saved->end.is_complete()) return {table_grad(grad, saved), {}, {}};
     return {EmbeddingGrad::apply(grad, ids, saved), {}, {}};
   }

@@ -43,6 +43,7 @@ struct Call : torch::CustomClassHolder {
   IdBags bags;        // this rank's, by its ids or, along a route, by its places among the rows that came
   at::Tensor chosen;  // of maxima [bags, columns]: this rank's ids that were the largest, -1 of others
   at::Tensor rows;    // that came along a route, kept for the gradient of weights
+  bool wants_weights = false;
 };
 using CallPtr = c10::intrusive_ptr<Call>;
 
@@ -71,7 +72,8 @@ IdBags own_bags(const Call& call, const at::Tensor& weights) {
   const IdGroups& groups = call.lookup.route->groups();
   bags.ids = groups.group_of;
   if (call.padding < 0) return bags;
-  bags.padding = groups.n();  // no place of a row, but the padding's own: where its row is elsewhere it must not count either
+  bags.padding =
+      groups.n();  // no place of a row, but the padding's own: where its row is elsewhere it must not count either
   bags.ids = bags.ids.masked_fill(own.eq(call.padding), bags.padding);
   return bags;
 }
@@ -79,7 +81,9 @@ IdBags own_bags(const Call& call, const at::Tensor& weights) {
 /// Takes what is larger, or as large and of an earlier id.
 void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::Tensor& others,
                  const at::Tensor& others_chosen) {
-  const auto place = [](const at::Tensor& ids) { return ids.masked_fill(ids.lt(0), std::numeric_limits<int64_t>::max()); };
+  const auto place = [](const at::Tensor& ids) {
+    return ids.masked_fill(ids.lt(0), std::numeric_limits<int64_t>::max());
+  };
   const at::Tensor is_earlier = place(others_chosen).lt(place(chosen));
   const at::Tensor is_larger = others.gt(values).logical_or_(others.eq(values).logical_and_(is_earlier));
   values.copy_(at::where(is_larger, others, values));
@@ -143,22 +147,16 @@ at::Tensor pool(Call& call, const at::Tensor& weight, const at::Tensor& weights,
   Shards pieces;
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);
-    pieces.push_back(pool_here(call, maybe_dtensor(weight)->shards(), at::TensorOptions().dtype(weight.scalar_type()).device(weight.device())));
+    pieces.push_back(pool_here(call, maybe_dtensor(weight)->shards(),
+                               at::TensorOptions().dtype(weight.scalar_type()).device(weight.device())));
   }
-  if (!needs_grad || !weights.defined() || !weights.requires_grad()) call.rows = at::Tensor();
+  if (!needs_grad || !call.wants_weights) call.rows = at::Tensor();
   at::Tensor result = wrap(call.found, std::move(pieces));
   if (call.pooling == Pooling::kMax && call.found->layout().is_partial()) {
     result = reduce_maxima(call, result, needs_grad);
     moved = without_partial(moved);
   }
   return moved == spec_of(result)->placements() ? result : redistribute(result, std::move(moved));
-}
-
-/// 1 over how often each of this rank's ids occurs in the batch, taken into the factors.
-void scale_by_counts(const at::Tensor& counts, RowGrads& grads) {
-  const auto dtype = grads.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor own = maybe_dtensor(counts)->shards()[0].to(dtype);
-  grads.factors = grads.factors.defined() ? grads.factors * own : own;
 }
 
 struct Grads {
@@ -182,52 +180,41 @@ at::Tensor own_weights_grad(const Call& call, c10::ArrayRef<at::Tensor> pieces, 
   at::Tensor sum;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = call.lookup.table->boxes()[i];
-    const int64_t first = grads.values.size(1) == call.lookup.table->sizes()[1] ? box.offsets[1] : 0;
-    const at::Tensor part = weights_grad(pieces[i], box.offsets[0], call.bags, grads.columns(first, box.sizes[1]));
+    const at::Tensor part = weights_grad(pieces[i], box.offsets[0], call.bags, call.lookup.columns_of(box, grads));
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return sum.defined() ? sum : at::zeros(call.bags.ids.sizes(), grads.values.options());
 }
 
-std::vector<BoxGrads> grads_of_boxes(const Call& call, const RowGrads& grads) {
-  if (call.lookup.route) return call.lookup.route->give(sum_groups(grads, call.lookup.route->groups()));
-  std::vector<BoxGrads> boxes;
-  for (const Box& box : call.lookup.table->boxes()) {
-    const int64_t first = grads.values.size(1) == call.lookup.table->sizes()[1] ? box.offsets[1] : 0;
-    boxes.push_back({call.lookup.own_ids(), grads.columns(first, box.sizes[1])});
-  }
-  return boxes;
-}
-
-/// Gradients of the table, undefined where an optimizer took it, and of the weights. `weight`: undefined unless weights want one.
+/// Gradients of the table, undefined where an optimizer took it, and of the weights. `weight`: of the weights' lookups, without a route.
 Grads backward(const Call& call, const at::Tensor& grad, const at::Tensor& weight, bool of_table) {
   const BelowGuard guard;
   const CommScope scope("aten::embedding_bag_backward");
   Placements now = spec_of(grad)->placements().vec();
-  if (call.end.is_complete() || weight.defined()) now = without_partial(now);
+  if (call.end.is_complete() || call.wants_weights) now = without_partial(now);
   LookupPlan forward = call.lookup.plan;
   forward.found = call.found->placements().vec();
   const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, forward, now);
   const at::Tensor moved = redistribute(grad, plan.grad);
-  const at::Tensor counts = call.by_freq ? redistribute(inverse_counts(call.lookup.ids, at::kDouble), call.lookup.plan.ids)
-                                         : at::Tensor();
+  const at::Tensor counts = call.by_freq ? call.lookup.counts() : at::Tensor();
   const SpecPtr& table = call.lookup.table;
   Grads result;
   std::vector<BoxGrads> boxes;
   Shards weights_pieces;
   if (table->is_member()) {
     RowGrads grads = grads_of_bags(maybe_dtensor(moved)->shards()[0], call.bags, call.pooling, call.chosen);
-    if (weight.defined())
-      weights_pieces.push_back(own_weights_grad(call, maybe_dtensor(weight)->shards(), grads));
-    if (call.by_freq) scale_by_counts(counts, grads);
-    if (of_table) boxes = grads_of_boxes(call, grads);
+    if (call.wants_weights)
+      weights_pieces.push_back(
+          own_weights_grad(call, weight.defined() ? maybe_dtensor(weight)->shards() : Shards(), grads));
+    if (call.by_freq) grads.scale(maybe_dtensor(counts)->shards()[0]);
+    if (of_table) boxes = call.lookup.grads_of_boxes(grads);
   }
-  if (weight.defined())
+  if (call.wants_weights)
     result.weights = wrap(spec_of_weights_grad(call, plan, grad.scalar_type()), std::move(weights_pieces));
   if (of_table)
-    result.table = call.end.take(
-        Spec::intern(table->mesh(), table->sizes(), plan.table, table->strides(), grad.scalar_type()), std::move(boxes),
-        call.padding);
+    result.table =
+        call.end.take(Spec::intern(table->mesh(), table->sizes(), plan.table, table->strides(), grad.scalar_type()),
+                      std::move(boxes), call.padding);
   return result;
 }
 
@@ -235,9 +222,11 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const std::optional<at::Tensor>& weights,
                             const CallPtr& call) {
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    const bool wants_weights = weights && weights->requires_grad();
-    ctx->save_for_backward({wants_weights ? weight : at::Tensor(), call->lookup.ids});
-    return pool(*call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
+    call->wants_weights = weights && weights->requires_grad();
+    const at::Tensor result = pool(*call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
+    // Along a route the rows that came are kept instead.
+    ctx->save_for_backward({call->wants_weights && !call->lookup.route ? weight : at::Tensor(), call->lookup.ids});
+    return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return {{}, {}, {}};
@@ -245,8 +234,7 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
         !c10::GradMode::is_enabled() || !grads[0].requires_grad(),
         fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kOp));
     const auto call = CallPtr::reclaim_copy(static_cast<Call*>(ctx->saved_data.at("call").toCapsule().get()));
-    const Grads result =
-        shardwise::backward(*call, grads[0], ctx->get_saved_variables()[0], ctx->needs_input_grad(0));
+    const Grads result = shardwise::backward(*call, grads[0], ctx->get_saved_variables()[0], ctx->needs_input_grad(0));
     return {result.table, result.weights, {}};
   }
 };
@@ -254,13 +242,12 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
 /// Weights laid out as the ids.
 at::Tensor prepared_weights(const Call& call, const std::optional<at::Tensor>& weights) {
   if (!weights || !weights->defined()) return {};
-  TORCH_CHECK_VALUE(call.pooling == Pooling::kSum,
-                    fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.",
-                                kOp));
   TORCH_CHECK_VALUE(
-      weights->sizes() == call.lookup.ids.sizes(),
-      fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kOp,
-                  fmt::join(weights->sizes(), ", "), fmt::join(call.lookup.ids.sizes(), ", ")));
+      call.pooling == Pooling::kSum,
+      fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.", kOp));
+  TORCH_CHECK_VALUE(weights->sizes() == call.lookup.ids.sizes(),
+                    fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kOp,
+                                fmt::join(weights->sizes(), ", "), fmt::join(call.lookup.ids.sizes(), ", ")));
   TORCH_CHECK_TYPE(weights->scalar_type() == call.lookup.table->dtype(),
                    fmt::format("[{}] per_sample_weights are {}, the table {}. Use one dtype.", kOp,
                                c10::toString(weights->scalar_type()), c10::toString(call.lookup.table->dtype())));
@@ -271,15 +258,28 @@ at::Tensor prepared_weights(const Call& call, const std::optional<at::Tensor>& w
 }
 
 Pooling pooling_of(int64_t mode) {
-  TORCH_CHECK_VALUE(mode >= 0 && mode <= 2, fmt::format("[{}] there is no mode {}. Use 0 (sum), 1 (mean) or 2 (max).",
-                                                        kOp, mode));
+  TORCH_CHECK_VALUE(mode >= 0 && mode <= 2,
+                    fmt::format("[{}] there is no mode {}. Use 0 (sum), 1 (mean) or 2 (max).", kOp, mode));
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
+}
+
+/// Negative ones count from the last row; -1 where there is none.
+int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
+  if (!padding_idx) return -1;
+  TORCH_CHECK_VALUE(
+      *padding_idx >= -n_rows && *padding_idx < n_rows,
+      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.", kOp,
+                  *padding_idx, n_rows, -n_rows, n_rows));
+  return *padding_idx < 0 ? *padding_idx + n_rows : *padding_idx;
 }
 
 /// The bags' ids where the lookup needs them. Ids that are cut within bags are gathered.
 void start(Call& call, const at::Tensor& table, at::Tensor ids) {
   const BelowGuard guard;
-  if (!call.offsets.fit(spec_of(ids)->layout())) ids = redistribute(ids, Placements(spec_of(table)->mesh()->ndim()));
+  const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
+  if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
+  const LookupPlan plan = plan_lookup(*spec_of(table), *spec_of(ids), call.options.exchange, call.offsets.n());
+  if (!call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) ids = gathered();  // cut anew there
   call.lookup = TableLookup::start(kOp, spec_of(table), ids, call.options, call.offsets.n());
 }
 
@@ -287,7 +287,9 @@ using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 /// torch's other three results are its backward's own; ours needs none.
 Results with_nothing_else(at::Tensor result) {
-  const auto none = [&] { return empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong); };
+  const auto none = [&] {
+    return empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong);
+  };
   return {result, none(), none(), none()};
 }
 
@@ -301,9 +303,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
                                                     fmt::join(indices.sizes(), ", "), indices.dim()));
   call->options = LookupScope::current();
   call->by_freq = by_freq;
-  call->padding = padding_idx.value_or(-1);
-  if (padding_idx && *padding_idx < 0) call->padding += table.size(0);
-  check_padding(kOp, call->padding, table.size(0));
+  call->padding = padding_of(padding_idx, table.size(0));
   at::Tensor ids = prepared_ids(kOp, indices, *spec_of(table), /*may_be_plain=*/true);
   call->offsets = BagOffsets::read(kOp, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
   std::optional<at::Tensor> weights = per_sample_weights;
@@ -313,8 +313,8 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   }
   start(*call, table, ids);
   weights = prepared_weights(*call, weights);
-  const bool needs_grad = c10::GradMode::is_enabled() &&
-                          (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
+  const bool needs_grad =
+      c10::GradMode::is_enabled() && (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
   if (!needs_grad) return with_nothing_else(pool(*call, table, *weights, false));
   call->end = GradientEnd::of(weight, sparse);
   if (!weights->defined()) weights.reset();

@@ -20,8 +20,8 @@ namespace {
 constexpr const char* kOp = "aten::embedding_renorm_";
 
 void check(const at::Tensor& table, double max_norm, double p) {
-  TORCH_CHECK_VALUE(max_norm > 0, fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kOp,
-                                              max_norm));
+  TORCH_CHECK_VALUE(max_norm > 0,
+                    fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kOp, max_norm));
   TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kOp, p));
   TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
                     fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "

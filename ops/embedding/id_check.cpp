@@ -21,11 +21,13 @@ void IdBounds::add(int64_t other_lowest, int64_t other_highest) {
 }
 
 void IdBounds::check(const char* op, int64_t n_rows) const {
-  if (lowest > highest) return;  // no ids at all
-  const int64_t worst = lowest < 0 && -lowest > highest - n_rows ? lowest : highest;
-  TORCH_CHECK_INDEX(lowest >= 0 && highest < n_rows,
-                    fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op, worst,
-                                n_rows, n_rows));
+  if (lowest > highest) return;                                                     // no ids at all
+  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // how far off; of -2^63 too
+  const auto above = highest >= n_rows ? static_cast<uint64_t>(highest - n_rows) + 1 : 0;
+  const int64_t worst = below > above ? lowest : highest;
+  TORCH_CHECK_INDEX(
+      lowest >= 0 && highest < n_rows,
+      fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op, worst, n_rows, n_rows));
 }
 
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
@@ -34,7 +36,8 @@ void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
   if (!spec.is_member()) return;
   IdBounds bounds;
   for (const at::Tensor& piece : impl->shards()) bounds.add(piece);
-  at::Tensor numbers = at::tensor({~bounds.lowest, bounds.highest}, at::kLong).to(ids.device());  // a maximum is a minimum's
+  at::Tensor numbers =
+      at::tensor({~bounds.lowest, bounds.highest}, at::kLong).to(ids.device());  // a maximum is a minimum's
   for (size_t m = 0; m < spec.placements().size(); ++m)
     if (!spec.placements()[m].is_replicate())
       all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), numbers, Reduce::kMax);

@@ -10,11 +10,19 @@ namespace {
 bool is_sum(const Placement& placement) { return placement.is_partial() && is_linear(placement.reduce()); }
 bool cuts(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
 
+/// What one rank alone cuts is whole.
+bool is_cut(const Spec& table, size_t m) {
+  return cuts(table.placements()[m]) && table.mesh()->size(static_cast<int64_t>(m)) > 1;
+}
+bool is_whole(const Spec& table, size_t m) {
+  return table.placements()[m].is_replicate() || (cuts(table.placements()[m]) && !is_cut(table, m));
+}
+
 /// The dims along which ids are cut and rows elsewhere: where something must be sent.
 std::vector<bool> common_cuts(const Spec& table, const Spec& ids) {
   std::vector<bool> common;
   for (size_t m = 0; m < table.placements().size(); ++m)
-    common.push_back(cuts(table.placements()[m]) && ids.placements()[m].is_shard());
+    common.push_back(is_cut(table, m) && ids.placements()[m].is_shard());
   return common;
 }
 
@@ -29,7 +37,8 @@ bool are_bands(const Spec& table, const std::vector<bool>& asks) {
 /// Seconds on the default link, which counts a latency per message and each way's bytes apart.
 double seconds(int64_t n_messages, int64_t n_bytes) {
   const Link link;
-  return static_cast<double>(n_messages) * link.latency_us * 1e-6 + static_cast<double>(n_bytes) / (link.gb_per_s * 1e9);
+  return static_cast<double>(n_messages) * link.latency_us * 1e-6 +
+         static_cast<double>(n_bytes) / (link.gb_per_s * 1e9);
 }
 
 /// Ids gathered and results reduced, against counts, ids and rows sent to those concerned.
@@ -59,26 +68,27 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchan
   const bool any_common = std::ranges::find(common, true) != common.end();
   plan.asks = common;
   if (!any_common && exchange == LookupExchange::kAllToAll && !n_results) {
-    for (size_t m = 0; m < common.size(); ++m) plan.asks[m] = cuts(table.placements()[m]);
+    for (size_t m = 0; m < common.size(); ++m) plan.asks[m] = is_cut(table, m);
     plan.are_known = plan.asks_any();
   }
-  const bool asks = plan.are_known || (any_common && exchange != LookupExchange::kReduceScatter && are_bands(table, common) &&
-                                       (exchange == LookupExchange::kAllToAll ||
-                                        asking_is_faster(table, ids, n_results.value_or(ids.numel()), common)));
+  const bool asks =
+      plan.are_known || (any_common && exchange != LookupExchange::kReduceScatter && are_bands(table, common) &&
+                         (exchange == LookupExchange::kAllToAll ||
+                          asking_is_faster(table, ids, n_results.value_or(ids.numel()), common)));
   if (!asks) plan.asks.assign(common.size(), false);
   bool ids_moved = false;  // explicit sizes of inner cuts speak of the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
-    const bool stay = plan.asks[m] || (of_table.is_replicate() && of_ids.is_shard());
+    const bool stay = plan.asks[m] || is_whole(table, m);
     const Placement there = !stay                                  ? Placement::replicate()
                             : ids_moved && !of_ids.sizes().empty() ? Placement::shard(of_ids.dim())
                                                                    : of_ids;
     ids_moved |= of_ids.is_shard() && !stay;
     plan.ids.push_back(there);
-    plan.found.push_back(stay                                              ? there
-                         : of_table.is_shard(1)                            ? of_table.with_dim(ids.dim())
+    plan.found.push_back(stay                                               ? there
+                         : of_table.is_shard(1)                             ? of_table.with_dim(ids.dim())
                          : of_table.is_shard(0) || of_table.is_enumerable() ? Placement::partial()
-                                                                           : of_table);
+                                                                            : of_table);
     plan.result.push_back(of_ids.is_shard() ? of_ids : plan.found.back());
   }
   return plan;

@@ -18,9 +18,9 @@
 namespace shardwise {
 
 struct LookupPlan {
-  Placements ids;       // where ids are looked up
-  Placements found;     // of what each rank finds there, before it is moved
-  Placements result;    // where it goes in the end
+  Placements ids;          // where ids are looked up
+  Placements found;        // of what each rank finds there, before it is moved
+  Placements result;       // where it goes in the end
   std::vector<bool> asks;  // mesh dims along which rows come from their owners (all-to-all) ...
   bool are_known = false;  // ... who have the same ids, so that nobody need ask
 

@@ -58,7 +58,8 @@ at::Tensor mean_squares(const Spec& spec, const RowGrads& grads, const IdGroups&
   if (are_whole) return {};
   at::Tensor squares = grad_squares(grads, groups);
   for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard(1)) all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), squares, Reduce::kSum);
+    if (spec.placements()[m].is_shard(1))
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), squares, Reduce::kSum);
   return squares.div_(static_cast<double>(spec.sizes()[1]));
 }
 

@@ -30,9 +30,10 @@ std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
 
 kernels::Element element_of(at::ScalarType dtype) {
   const auto element = maybe_element(dtype);
-  TORCH_CHECK_TYPE(element, fmt::format("[aten::embedding] the table is {}. Its gradients, sums and norms take float32, "
-                                        "float64, bfloat16 and float16.",
-                                        c10::toString(dtype)));
+  TORCH_CHECK_TYPE(element,
+                   fmt::format("[embedding] the table is {}. Gradients, sums and norms of its rows take float32, "
+                               "float64, bfloat16 and float16.",
+                               c10::toString(dtype)));
   return *element;
 }
 
@@ -74,12 +75,9 @@ kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
 }
 
 kernels::GradRows grad_rows_of(const RowGrads& grads) {
-  return {grads.values.const_data_ptr(),
-          element_of(grads.values.scalar_type()),
-          grads.values.size(1),
-          grads.values.stride(0),
-          numbers_of(grads.row_of),
-          grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
+  return {grads.values.const_data_ptr(), element_of(grads.values.scalar_type()),
+          grads.values.size(1),          grads.values.stride(0),
+          numbers_of(grads.row_of),      grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
           numbers_of(grads.chosen)};
 }
 
@@ -109,10 +107,17 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
 
 }  // namespace
 
+void RowGrads::scale(const at::Tensor& by) {
+  const at::Tensor own = by.to(sum_type(values.scalar_type()));
+  factors = factors.defined() ? factors * own : own;
+}
+
 at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(rows.size(1));
   if (ids.numel() == 0 || rows.numel() == 0) return at::zeros(shape, rows.options());
+  if (rows.element_size() == 1 && rows.scalar_type() != at::kByte)  // float8 has hardly an operator
+    return lookup_rows(rows.view(at::kByte), ids, first_row).view(rows.scalar_type());
   at::Tensor results = at::empty(shape, rows.options());
   if (copy_rows(rows, ids, first_row, kernels::Miss::kZero, results, rows.size(1))) return results;
   const at::Tensor row = ids.reshape(-1) - first_row;
@@ -209,7 +214,8 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   at::Tensor result = at::empty({bags.ids.numel()}, rows.options());
   const at::Tensor from = with_adjoining_elements(rows);
   const kernels::Rows table = rows_of(from, first_row);
-  launch::dot_rows(rows.device(), table, ids_of(bags.ids), bags.padding, grad_rows_of(grads), result.mutable_data_ptr());
+  launch::dot_rows(rows.device(), table, ids_of(bags.ids), bags.padding, grad_rows_of(grads),
+                   result.mutable_data_ptr());
   return result;
 }
 

@@ -44,6 +44,8 @@ struct RowGrads {
 
   /// The same in the columns [begin, begin + width).
   RowGrads columns(int64_t begin, int64_t width) const;
+  /// Takes `by` [ids] into the factors.
+  void scale(const at::Tensor& by);
 };
 
 /// The sum of each group's gradients, [groups, width]. Summed in the order of ids, in float32 at least, and rounded once.

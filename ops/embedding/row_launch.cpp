@@ -18,7 +18,9 @@
 namespace shardwise::launch {
 namespace {
 
-int64_t bytes_of(const kernels::Rows& rows) { return std::max<int64_t>(rows.width, 1) * kernels::size_of(rows.element); }
+int64_t bytes_of(const kernels::Rows& rows) {
+  return std::max<int64_t>(rows.width, 1) * kernels::size_of(rows.element);
+}
 int64_t bytes_of(const kernels::GradRows& rows) {
   return std::max<int64_t>(rows.width, 1) * kernels::size_of(rows.element);
 }
@@ -26,9 +28,10 @@ int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::ma
 
 /// Pre: a device without its own kernels.
 void check_on_cpu(c10::Device device) {
-  TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu(), "[kernels] the tensors are on ", device,
-                              ", for which this build of Shardwise has no kernels. Build it where torch knows CUDA and nvcc is "
-                              "found, or use the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      device.is_cpu(), "[kernels] the tensors are on ", device,
+      ", for which this build of Shardwise has no kernels. Build it where torch knows CUDA and nvcc is "
+      "found, or use the CPU.");
 }
 
 #ifdef SHARDWISE_HAS_CUDA
@@ -75,9 +78,8 @@ void look_up(c10::Device device, const kernels::Rows& table, const kernels::Ids&
              int64_t result_step) {
   SHARDWISE_ON_GPU(device, cuda::look_up(table, ids, miss, results, result_step, stream_of(device)));
   check_on_cpu(device);
-  share_out(ids.n, bytes_of(table), [&](int64_t begin, int64_t end) {
-    kernels::look_up(table, ids, miss, results, result_step, begin, end);
-  });
+  share_out(ids.n, bytes_of(table),
+            [&](int64_t begin, int64_t end) { kernels::look_up(table, ids, miss, results, result_step, begin, end); });
 }
 
 kernels::IdRange range_of(c10::Device device, const kernels::Ids& ids) {
@@ -148,11 +150,13 @@ void update_rows(c10::Device device, const kernels::Rows& table, const kernels::
                  const kernels::RowUpdate& update, const kernels::GradRows& grads, const Groups& groups,
                  const double* mean_squares) {
   SHARDWISE_ON_GPU(device, with_scratch(device, grads, groups, [&](void* memory, void* stream) {
-                     cuda::update_rows(table, state, update, grads, on_gpu(groups), groups.rows, mean_squares, memory, stream);
+                     cuda::update_rows(table, state, update, grads, on_gpu(groups), groups.rows, mean_squares, memory,
+                                       stream);
                    }));
   check_on_cpu(device);
   share_out(groups.n, 4 * bytes_of(grads), [&](int64_t begin, int64_t end) {
-    kernels::update_rows(table, state, update, grads, groups.order, groups.starts, groups.rows, mean_squares, begin, end);
+    kernels::update_rows(table, state, update, grads, groups.order, groups.starts, groups.rows, mean_squares, begin,
+                         end);
   });
 }
 
@@ -178,12 +182,12 @@ void dot_rows(c10::Device device, const kernels::Rows& table, const kernels::Ids
               const kernels::GradRows& grads, void* results) {
   SHARDWISE_ON_GPU(device, cuda::dot_rows(table, ids, padding, grads, results, stream_of(device)));
   check_on_cpu(device);
-  share_out(ids.n, bytes_of(table), [&](int64_t begin, int64_t end) {
-    kernels::dot_rows(table, ids, padding, grads, results, begin, end);
-  });
+  share_out(ids.n, bytes_of(table),
+            [&](int64_t begin, int64_t end) { kernels::dot_rows(table, ids, padding, grads, results, begin, end); });
 }
 
-void row_powers(c10::Device device, const kernels::Rows& table, const int64_t* rows, int64_t n, double p, double* results) {
+void row_powers(c10::Device device, const kernels::Rows& table, const int64_t* rows, int64_t n, double p,
+                double* results) {
   SHARDWISE_ON_GPU(device, cuda::row_powers(table, rows, n, p, results, stream_of(device)));
   check_on_cpu(device);
   share_out(n, bytes_of(table),

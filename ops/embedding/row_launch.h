@@ -55,7 +55,8 @@ void spread_bags(c10::Device device, const kernels::Bags& bags, const kernels::I
 void dot_rows(c10::Device device, const kernels::Rows& table, const kernels::Ids& ids, int64_t padding,
               const kernels::GradRows& grads, void* results);
 
-void row_powers(c10::Device device, const kernels::Rows& table, const int64_t* rows, int64_t n, double p, double* results);
+void row_powers(c10::Device device, const kernels::Rows& table, const int64_t* rows, int64_t n, double p,
+                double* results);
 void shorten_rows(c10::Device device, const kernels::Rows& table, const int64_t* rows, int64_t n, double p,
                   double max_norm, const double* powers);
 

@@ -17,8 +17,8 @@ void check_table(const at::Tensor& table) {
   TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
                                                   "distribute_tensor(x, mesh, [Replicate()]).",
                                                   kOp, fmt::join(table.sizes(), ", ")));
-  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].", kOp,
-                                                  fmt::join(table.sizes(), ", "), table.dim()));
+  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
+                                                  kOp, fmt::join(table.sizes(), ", "), table.dim()));
   TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
                    fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kOp,
                                c10::toString(table.scalar_type())));
@@ -58,12 +58,13 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
   return full({spec.sizes()[0]}, value, spec.mesh(), std::move(placements), dtype);
 }
 
-/// Which tables have one. Tables come and go: an entry counts while its table lives.
+/// Which tables have one. An entry counts while its table and its optimizer live.
 struct Registry {
   using Table = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
     Table table;
-    std::shared_ptr<RowOptimizer> optimizer;
+    std::weak_ptr<RowOptimizer> optimizer;
+    bool is_over() const { return table.expired() || optimizer.expired(); }
   };
   std::mutex mutex;
   std::unordered_map<c10::TensorImpl*, Entry> entries;
@@ -79,6 +80,7 @@ struct Registry {
 RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : options_(options) {
   check_table(table);
   check_options(options);
+  table_ = spec_of(table);
   if (options.kind == Kind::kSgd) return;
   const bool is_adam = options.kind == Kind::kAdam;
   const double initial = is_adam ? 0 : options.initial_accumulator;
@@ -86,11 +88,14 @@ RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : op
     state_.push_back(state_of(table, options.kind == Kind::kRowWiseAdagrad, initial));
 }
 
-void RowOptimizer::set_lr(double lr) {
-  Options options = options_;
-  options.lr = lr;
+void RowOptimizer::set_options(const Options& options) {
   check_options(options);
-  options_ = options;
+  options_ = {options_.kind, options.lr, options.eps, options.beta1, options.beta2, options_.initial_accumulator};
+}
+
+void RowOptimizer::begin_step() {
+  if (before_step_) before_step_();
+  ++n_steps_;
 }
 
 kernels::RowUpdate RowOptimizer::update() const {
@@ -107,7 +112,8 @@ void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGra
   };
   const kernels::RowState state{memory(0), memory(1)};
   const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
-  launch::update_rows(piece.device(), rows_of(piece, 0), state, update(), grad_rows_of(grads), groups_of(groups), squares);
+  launch::update_rows(piece.device(), rows_of(piece, 0), state, update(), grad_rows_of(grads), groups_of(groups),
+                      squares);
 }
 
 at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
@@ -116,21 +122,48 @@ at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
   return squares;
 }
 
-void fuse_optimizer(const at::Tensor& table, std::shared_ptr<RowOptimizer> optimizer) {
-  check_table(table);
-  Registry& registry = Registry::get();
-  const std::lock_guard lock(registry.mutex);
-  std::erase_if(registry.entries, [](const auto& entry) { return entry.second.table.expired(); });
-  auto* impl = table.unsafeGetTensorImpl();
-  registry.entries.erase(impl);
-  if (optimizer) registry.entries.emplace(impl, Registry::Entry{Registry::Table(table.getIntrusivePtr()), std::move(optimizer)});
+namespace {
+
+void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
+  TORCH_CHECK_VALUE(
+      is_dtensor(table) && spec_of(table) == optimizer.table(),
+      fmt::format("[{}] the table is {}, the optimizer was made for {}. Make a new one of the table as it is.", kOp,
+                  is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor", to_string(*optimizer.table())));
 }
 
-std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table) {
+}  // namespace
+
+void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>& optimizer) {
+  check_table(table);
+  check_same(table, *optimizer);
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  std::erase_if(registry.entries, [](const auto& entry) { return entry.second.is_over(); });
+  const auto [entry, is_new] = registry.entries.try_emplace(
+      table.unsafeGetTensorImpl(), Registry::Entry{Registry::Table(table.getIntrusivePtr()), optimizer});
+  TORCH_CHECK_VALUE(is_new || entry->second.optimizer.lock() == optimizer,
+                    fmt::format("[{}] the table of shape [{}] has a fused optimizer already. Close that one first.",
+                                kOp, fmt::join(table.sizes(), ", ")));
+}
+
+void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
   const auto found = registry.entries.find(table.unsafeGetTensorImpl());
-  return found == registry.entries.end() || found->second.table.expired() ? nullptr : found->second.optimizer;
+  if (found != registry.entries.end() && found->second.optimizer.lock().get() == &optimizer)
+    registry.entries.erase(found);
+}
+
+std::shared_ptr<RowOptimizer> fused_optimizer(const at::Tensor& table) {
+  std::shared_ptr<RowOptimizer> optimizer;
+  {
+    Registry& registry = Registry::get();
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.entries.find(table.unsafeGetTensorImpl());
+    if (found != registry.entries.end() && !found->second.table.expired()) optimizer = found->second.optimizer.lock();
+  }
+  if (optimizer) check_same(table, *optimizer);
+  return optimizer;
 }
 
 }  // namespace shardwise

@@ -50,7 +50,8 @@ std::shared_ptr<const RowRoute> RowRoute::make(const char* op, const SpecPtr& ta
   return route;
 }
 
-std::shared_ptr<const RowRoute> RowRoute::make_known(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids) {
+std::shared_ptr<const RowRoute> RowRoute::make_known(const SpecPtr& table, std::vector<bool> asks,
+                                                     const at::Tensor& ids) {
   std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, /*ids_are_cut_elsewhere=*/false));
   route->is_known_ = true;
   for (size_t box = 0; box < table->boxes().size(); ++box) {
@@ -188,7 +189,7 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
   const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
   std::vector<Message> sends, receives;
   std::vector<std::pair<at::Tensor, at::Tensor>> bands;  // what arrives apart, and its place
-  if (is_known_) look_up_own(rows, pieces);  // all are sent the same
+  if (is_known_) look_up_own(rows, pieces);              // all are sent the same
   for (const Order& order : orders_) {
     const Box& box = table_->boxes()[order.box];
     if (order.rank == self || order.n() == 0 || box.sizes[1] == 0) continue;
@@ -198,7 +199,8 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
     }
     const at::Tensor found = at::empty({order.n(), box.sizes[1]}, options);
     sends.push_back({order.rank, found, [=, this, piece = pieces[order.box]] {
-                       lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end), box.offsets[0]);
+                       lookup_rows_into(found, piece, part(ordered_[order.box], order.begin, order.end),
+                                        box.offsets[0]);
                      }});
   }
   for (const Ask& ask : asks_) {
@@ -220,7 +222,8 @@ at::Tensor RowRoute::fetch(c10::ArrayRef<at::Tensor> pieces) const {
 std::vector<BoxGrads> RowRoute::give(const at::Tensor& sums) const {
   std::vector<BoxGrads> given;
   for (size_t box = 0; box < ordered_.size(); ++box)
-    given.push_back({ordered_[box], {at::empty({ordered_[box].numel(), table_->boxes()[box].sizes[1]}, sums.options())}});
+    given.push_back(
+        {ordered_[box], {at::empty({ordered_[box].numel(), table_->boxes()[box].sizes[1]}, sums.options())}});
   const auto band_of = [&](const Ask& ask) {
     return part(sums, ask.begin, ask.end).narrow(1, column_of(ask.box), ask.box.sizes[1]);
   };

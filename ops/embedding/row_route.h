@@ -31,7 +31,8 @@ class RowRoute {
                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
 
   /// The same where those ranks have equal ids: each knows what the others want, and nothing is sent until rows are. give() is not for it.
-  static std::shared_ptr<const RowRoute> make_known(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids);
+  static std::shared_ptr<const RowRoute> make_known(const SpecPtr& table, std::vector<bool> asks,
+                                                    const at::Tensor& ids);
 
   /// This rank's ids by the rows they name; `group_of` too, -1 for rows that nobody along `asks` owns.
   const IdGroups& groups() const { return groups_; }

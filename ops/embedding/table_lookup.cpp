@@ -74,14 +74,26 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   if (table->is_member() && lookup.plan.are_known)
     lookup.route = RowRoute::make_known(table, lookup.plan.asks, lookup.own_ids());
   else if (table->is_member())
-    lookup.route =
-        RowRoute::make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
+    lookup.route = RowRoute::make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
   return lookup;
 }
 
 at::Tensor TableLookup::own_ids() const {
   const Shards& pieces = maybe_dtensor(ids)->shards();
   return pieces.empty() ? at::empty({0}, at::TensorOptions().dtype(ids.scalar_type()).device(ids.device())) : pieces[0];
+}
+
+at::Tensor TableLookup::counts() const { return redistribute(inverse_counts(ids, at::kDouble), plan.ids); }
+
+RowGrads TableLookup::columns_of(const Box& box, const RowGrads& grads) const {
+  return grads.columns(grads.values.size(1) == table->sizes()[1] ? box.offsets[1] : 0, box.sizes[1]);
+}
+
+std::vector<BoxGrads> TableLookup::grads_of_boxes(const RowGrads& grads) const {
+  if (gives()) return route->give(sum_groups(grads, route->groups()));
+  std::vector<BoxGrads> boxes;
+  for (const Box& box : table->boxes()) boxes.push_back({own_ids(), columns_of(box, grads)});
+  return boxes;
 }
 
 at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
@@ -93,8 +105,9 @@ at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
         at::_unique2(piece, /*sorted=*/false, /*return_inverse=*/true, /*return_counts=*/true);
     pieces.push_back(counts.to(dtype).reciprocal().index_select(0, places.reshape(-1)).view(ids.sizes()));
   }
-  return from_pieces(std::move(pieces), Spec::intern(spec_of(ids)->mesh(), ids.sizes(), spec_of(all)->placements().vec(),
-                                                     row_major_strides(ids.sizes()), dtype));
+  return from_pieces(std::move(pieces),
+                     Spec::intern(spec_of(ids)->mesh(), ids.sizes(), spec_of(all)->placements().vec(),
+                                  row_major_strides(ids.sizes()), dtype));
 }
 
 }  // namespace shardwise

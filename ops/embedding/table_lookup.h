@@ -35,6 +35,14 @@ struct TableLookup {
   bool gives() const { return route && !plan.are_known; }
   /// This rank's ids; empty on a non-member.
   at::Tensor own_ids() const;
+  /// 1 / how often each id occurs in the whole batch, laid out as `ids`, float64.
+  at::Tensor counts() const;
+
+  /// What each of this rank's boxes gets of the gradient rows `grads` of this rank's ids, in the columns that it was found in. Collective
+  /// along the route.
+  std::vector<BoxGrads> grads_of_boxes(const RowGrads& grads) const;
+  /// Of `grads` the columns of `box`.
+  RowGrads columns_of(const Box& box, const RowGrads& grads) const;
 };
 
 /// 1 / how often each id occurs in the whole batch, of the ids' shape, replicated. Not differentiable.

@@ -61,7 +61,8 @@ struct IdList {
   std::vector<int32_t> narrow;
   bool are_int32;
 
-  IdList(std::vector<int64_t> ids, bool as_int32) : wide(std::move(ids)), narrow(wide.begin(), wide.end()), are_int32(as_int32) {}
+  IdList(std::vector<int64_t> ids, bool as_int32)
+      : wide(std::move(ids)), narrow(wide.begin(), wide.end()), are_int32(as_int32) {}
   Ids ids() const {
     return {are_int32 ? static_cast<const void*>(narrow.data()) : wide.data(), are_int32,
             static_cast<int64_t>(wide.size())};
@@ -84,8 +85,9 @@ Grouped grouped(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipp
   Grouped groups;
   std::vector<uint64_t> scratch(2 * ids.n);
   groups.rows.resize(ids.n), groups.starts.resize(ids.n + 1), groups.order.resize(ids.n), groups.group_of.resize(ids.n);
-  groups.n = group_ids(ids, first_row, n_rows, skipped,
-                       {groups.rows.data(), groups.starts.data(), groups.order.data(), groups.group_of.data(), scratch.data()});
+  groups.n = group_ids(
+      ids, first_row, n_rows, skipped,
+      {groups.rows.data(), groups.starts.data(), groups.order.data(), groups.group_of.data(), scratch.data()});
   groups.rows.resize(groups.n);
   groups.starts.resize(groups.n + 1);
   return groups;
@@ -172,8 +174,8 @@ TEST(RowKernelsTest, SumsAreRoundedOnce) {
     const Grouped groups = grouped(ids.ids(), 0, 12);
     std::ranges::fill(results.memory, char{1});  // rows without ids are to be cleared
     for (const auto& [first, end] : {std::pair{0, 5}, std::pair{5, 12}})
-      sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, results.memory.data(),
-               first, end);
+      sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n,
+               results.memory.data(), first, end);
     sum_groups(grads.grads(), groups.order.data(), groups.starts.data(), compact.memory.data(), 0, groups.n);
     for (int64_t g = 0; g < groups.n; ++g)
       for (int64_t c = 0; c < width; ++c) ASSERT_EQ(compact.get(g, c), results.get(groups.rows[g], c));
@@ -200,8 +202,8 @@ TEST(RowKernelsTest, SumsOfHalvesDoNotStandStill) {
 }
 
 /// The value of bag `bag` in column `c` over the ids of the piece.
-double pooled(const Matrix& table, int64_t first_row, const std::vector<int64_t>& ids, const Bags& bags, Pooling pooling,
-              const Matrix* weights, int64_t bag, int64_t c) {
+double pooled(const Matrix& table, int64_t first_row, const std::vector<int64_t>& ids, const Bags& bags,
+              Pooling pooling, const Matrix* weights, int64_t bag, int64_t c) {
   const int64_t end = bag + 1 < bags.n ? bags.offsets[bag + 1] : bags.n_ids;
   double sum = 0, largest = -std::numeric_limits<double>::infinity();
   int64_t n = 0;
@@ -227,12 +229,11 @@ TEST(RowKernelsTest, BagsOfThePiecesRows) {
         const bool is_weighted = pooling == Pooling::kSum && padding == 5;
         const Bags bags{offsets.data(), 6, 50, padding, is_weighted ? weights.memory.data() : nullptr};
         Matrix results(element, 6, width);
-        pool(table.rows(2), ids.ids(), bags, pooling, -std::numeric_limits<double>::infinity(), results.memory.data(), nullptr,
-             0, 6);
+        pool(table.rows(2), ids.ids(), bags, pooling, -std::numeric_limits<double>::infinity(), results.memory.data(),
+             nullptr, 0, 6);
         for (int64_t bag = 0; bag < 6; ++bag)
           for (int64_t c = 0; c < width; ++c) {
-            const double expected =
-                pooled(table, 2, ids.wide, bags, pooling, is_weighted ? &weights : nullptr, bag, c);
+            const double expected = pooled(table, 2, ids.wide, bags, pooling, is_weighted ? &weights : nullptr, bag, c);
             const double error = size_of(element) == 2 ? std::abs(expected) / 128 : 1e-5;
             if (expected == results.get(bag, c)) continue;  // infinities too
             ASSERT_NEAR(results.get(bag, c), expected, error) << bag << " " << c;
@@ -248,7 +249,8 @@ TEST(RowKernelsTest, MaximaNameTheFirstIdThatHasThem) {
   const std::vector<int64_t> offsets{0, 3, 5};
   Matrix results(Element::kFloat, 3, 1);
   std::vector<int64_t> chosen(3);
-  pool(table.rows(), ids.ids(), {offsets.data(), 3, 5, -1, nullptr}, Pooling::kMax, -9, results.memory.data(), chosen.data(), 0, 3);
+  pool(table.rows(), ids.ids(), {offsets.data(), 3, 5, -1, nullptr}, Pooling::kMax, -9, results.memory.data(),
+       chosen.data(), 0, 3);
   EXPECT_EQ(chosen, (std::vector<int64_t>{1, -1, -1}));
   EXPECT_EQ(results.get(0, 0), 5);
   EXPECT_EQ(results.get(1, 0), -9);  // ids, none of them here
@@ -297,7 +299,8 @@ TEST(RowKernelsTest, OffsetsPass32Bits) {
     EXPECT_EQ(results.get(0, c), -grads.get(0, c) - grads.get(2, c));
     EXPECT_EQ(results.get(1, c), -grads.get(1, c));
   }
-  sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, memory, 35'000'000, 35'000'002);
+  sum_rows(grads.grads(), groups.order.data(), groups.starts.data(), groups.rows.data(), groups.n, memory, 35'000'000,
+           35'000'002);
   EXPECT_EQ(static_cast<float*>(memory)[35'000'000 * width + 5], grads.get(1, 5));
   munmap(memory, n_bytes);
 }

@@ -37,12 +37,13 @@ at::Tensor pooled(const at::Tensor& table, const at::Tensor& ids, const at::Tens
 void expect_dense_bags(const std::string& name, const std::function<at::Tensor(const Tensors&)>& pool,
                        const std::vector<Dims>& sizes, const DenseOptions& options = {.is_exact = false}) {
   for (const LookupExchange exchange : kExchanges)
-    expect_same_as_dense(fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
-                         [&](const Tensors& t) {
-                           const LookupScope scope({.exchange = exchange});
-                           return pool(t);
-                         },
-                         sizes, options);
+    expect_same_as_dense(
+        fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
+        [&](const Tensors& t) {
+          const LookupScope scope({.exchange = exchange});
+          return pool(t);
+        },
+        sizes, options);
 }
 
 TEST(EmbeddingBagTest, AnyTableAndAnyBagsAreDense) {
@@ -50,17 +51,16 @@ TEST(EmbeddingBagTest, AnyTableAndAnyBagsAreDense) {
   const std::vector<std::vector<int64_t>> cases = {{0, 0, 3, 3, 4, 9}, {0, 3, 6}, {0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}};
   for (const auto& offsets : cases)
     for (const int64_t mode : {kSum, kMean, kMax})
-      expect_dense_bags(fmt::format("embedding_bag of mode {}", mode),
-                        [&, mode](const Tensors& t) { return pooled(t[0], ids_in(t[1], 7), at::tensor(offsets), mode); },
-                        {{7, 5}, {9}}, {.is_exact = false, .max_combinations = 20});
+      expect_dense_bags(
+          fmt::format("embedding_bag of mode {}", mode),
+          [&, mode](const Tensors& t) { return pooled(t[0], ids_in(t[1], 7), at::tensor(offsets), mode); },
+          {{7, 5}, {9}}, {.is_exact = false, .max_combinations = 20});
 }
 
 TEST(EmbeddingBagTest, NothingIsDense) {
   for (const int64_t mode : {kSum, kMean, kMax}) {
     expect_dense_bags("bags without ids",
-                      [=](const Tensors& t) {
-                        return pooled(t[0], ids_in(t[1], 7), at::zeros({3}, at::kLong), mode);
-                      },
+                      [=](const Tensors& t) { return pooled(t[0], ids_in(t[1], 7), at::zeros({3}, at::kLong), mode); },
                       {{7, 5}, {0}}, {.max_combinations = 12});
     expect_dense_bags("no bags",
                       [=](const Tensors& t) { return pooled(t[0], ids_in(t[1], 7), at::zeros({0}, at::kLong), mode); },
@@ -94,7 +94,8 @@ TEST(EmbeddingBagTest, IncludedLastOffsetsEndTheLastBag) {
   for (const int64_t mode : {kSum, kMean, kMax})
     expect_dense_bags("include_last_offset",
                       [=](const Tensors& t) {
-                        return pooled(t[0], ids_in(t[1], 5), at::tensor({0, 2, 2, 6}), mode, {}, {.include_last = true});
+                        return pooled(t[0], ids_in(t[1], 5), at::tensor({0, 2, 2, 6}), mode, {},
+                                      {.include_last = true});
                       },
                       {{5, 3}, {6}}, {.is_exact = false, .max_combinations = 12});
 }
@@ -105,10 +106,12 @@ TEST(EmbeddingBagTest, FrequenciesCountTheWholeBatch) {
   for (const int64_t mode : {kSum, kMean})
     expect_dense_bags("scale_grad_by_freq",
                       [=](const Tensors& t) {
-                        if (is_dtensor(t[0])) return pooled(t[0], ids_of(t), at::tensor({0, 2, 5}), mode, {}, {.by_freq = true});
+                        if (is_dtensor(t[0]))
+                          return pooled(t[0], ids_of(t), at::tensor({0, 2, 5}), mode, {}, {.by_freq = true});
                         const auto rows = at::embedding(t[0], ids_of(t), -1, /*scale_grad_by_freq=*/true);
                         const auto sizes = at::tensor({2, 3, 3}, at::kDouble).unsqueeze(1);
-                        const auto sums = at::zeros({3, 2}, at::kDouble).index_add(0, at::tensor({0, 0, 1, 1, 1, 2, 2, 2}), rows);
+                        const auto sums =
+                            at::zeros({3, 2}, at::kDouble).index_add(0, at::tensor({0, 0, 1, 1, 1, 2, 2, 2}), rows);
                         return mode == kMean ? sums / sizes : sums;
                       },
                       {{3, 2}, {8}}, {.is_exact = false, .max_combinations = 12});
@@ -185,6 +188,39 @@ TEST(EmbeddingBagTest, CutIdsOfWholeBagsCutTheBags) {
   });
 }
 
+TEST(EmbeddingBagTest, CutsThatALookupMovesIntoBagsAreGathered) {
+  // Ids are gathered along the dim that cuts rows; what is left cuts them anew, and that is within bags.
+  run_ranks(4, [](World&) {
+    const auto mesh = make_mesh({2, 2});
+    const auto dense = at::arange(30, at::kDouble).view({10, 3});
+    const auto ids = at::tensor({9, 4, 6, 4, 2, 0, 8, 4, 8, 0}), offsets = at::arange(0, 10, 2);
+    const auto expected = pooled(dense, ids, offsets, kSum);
+    for (const LookupExchange exchange : kExchanges)
+      for (const Placements& of_table : {Placements{kRows, kReplicate}, Placements{kReplicate, kRows}}) {
+        const LookupScope scope({.exchange = exchange});
+        const auto cut = redistribute(lay_out(ids, mesh, {kReplicate, kReplicate}),
+                                      {Placement::shard(0, {6, 4}), Placement::shard(0, {4, 2, 2, 2})});
+        EXPECT_TRUE(full_tensor(pooled(lay_out(dense, mesh, of_table), cut, offsets, kSum)).equal(expected));
+      }
+  });
+}
+
+TEST(EmbeddingBagTest, PaddingOfRowsElsewhereCountsNothing) {
+  run_ranks(4, [](World&) {
+    const auto mesh = make_mesh({2, 2});
+    const auto dense = at::arange(24, at::kDouble).view({8, 3}).add(1);
+    const auto ids = at::tensor({4, 7, 4, 2}), offsets = at::tensor({0, 2});
+    const auto expected = pooled(dense, ids, offsets, kMean, {}, {.padding = 4});
+    for (const LookupExchange exchange : kExchanges)
+      for (const Placements& of_table : {Placements{kRows, kRows}, Placements{kRows, kColumns}}) {
+        const LookupScope scope({.exchange = exchange});
+        const auto means = pooled(lay_out(dense, mesh, of_table), lay_out(ids, mesh, {kRows, kReplicate}), offsets,
+                                  kMean, {}, {.padding = 4});
+        EXPECT_TRUE(full_tensor(means).allclose(expected));
+      }
+  });
+}
+
 TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
   const auto error = [](const std::function<void(const at::Tensor&, const at::Tensor&)>& use) {
     return error_of_ranks(2, [&](World&) {
@@ -206,10 +242,12 @@ TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
   expect("[aten::embedding_bag] there is no mode 3.", at::tensor({0}), 3);
   expect("[aten::embedding_bag] per_sample_weights go with mode \"sum\" only.", at::tensor({0}), kMean, at::ones({4}));
   expect("[aten::embedding_bag] per_sample_weights have shape [3], the ids [4].", at::tensor({0}), kSum, at::ones({3}));
+  expect("[aten::embedding_bag] padding_idx -5 is no row of the table", at::tensor({0}), kSum, {}, {.padding = -5});
+  expect("[aten::embedding_bag] there are 4 ids, but no bags for them.", at::zeros({0}, at::kLong));
   expect("[aten::embedding_bag] padding_idx 4 is no row of the table", at::tensor({0}), kSum, {}, {.padding = 4});
-  expect_error("[aten::embedding_bag] id 4 is no row of the table", error([](const at::Tensor& table, const at::Tensor& ids) {
-                 pooled(table, ids + 1, at::tensor({0}), kSum);
-               }));
+  expect_error(
+      "[aten::embedding_bag] id 4 is no row of the table",
+      error([](const at::Tensor& table, const at::Tensor& ids) { pooled(table, ids + 1, at::tensor({0}), kSum); }));
 }
 
 }  // namespace

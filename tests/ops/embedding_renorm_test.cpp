@@ -24,15 +24,13 @@ at::Tensor renormed(const at::Tensor& table, const at::Tensor& numbers, double m
 TEST(EmbeddingRenormTest, RowsNamedAnywhereAreDense) {
   for (const double p : {1.0, 2.0, 3.0, 0.0, kInfinity})
     for (const double max_norm : {0.5, 4.0, 1000.0})
-      expect_same_as_dense("embedding_renorm_",
-                           [=](const Tensors& t) { return renormed(t[0], t[1], max_norm, p); }, {{10, 5}, {6}},
-                           {.is_exact = false, .with_grad = false, .max_combinations = 12});
+      expect_same_as_dense("embedding_renorm_", [=](const Tensors& t) { return renormed(t[0], t[1], max_norm, p); },
+                           {{10, 5}, {6}}, {.is_exact = false, .with_grad = false, .max_combinations = 12});
 }
 
 TEST(EmbeddingRenormTest, NoIdsChangeNothing) {
-  expect_same_as_dense("embedding_renorm_ of no ids",
-                       [](const Tensors& t) { return renormed(t[0], t[1], 0.1, 2); }, {{4, 3}, {0}},
-                       {.with_grad = false, .max_combinations = 12});
+  expect_same_as_dense("embedding_renorm_ of no ids", [](const Tensors& t) { return renormed(t[0], t[1], 0.1, 2); },
+                       {{4, 3}, {0}}, {.with_grad = false, .max_combinations = 12});
 }
 
 // Known mistakes of the older systems: a real id dropped in place of the dummy one, a norm over the local columns only, p = inf, the dummy
@@ -43,7 +41,8 @@ TEST(EmbeddingRenormTest, TrapEveryRealIdCounts) {
     const auto mesh = make_mesh({3});
     const auto table = lay_out(at::full({6, 4}, 10.0), mesh, {Placement::shard(0)});
     // Each rank names one row of another rank, the first and the last among them.
-    at::embedding_renorm_(const_cast<at::Tensor&>(table), lay_out(at::tensor({5, 0, 3}), mesh, {Placement::shard(0)}), 1, 2);
+    at::embedding_renorm_(const_cast<at::Tensor&>(table), lay_out(at::tensor({5, 0, 3}), mesh, {Placement::shard(0)}),
+                          1, 2);
     const auto norms = full_tensor(table).norm(2, {1});
     EXPECT_TRUE(norms.allclose(at::tensor({1., 20., 20., 1., 20., 1.}, norms.options()))) << world.rank() << norms;
   });

@@ -27,12 +27,13 @@ constexpr LookupExchange kExchanges[] = {LookupExchange::kAuto, LookupExchange::
 void expect_dense_lookups(const std::string& name, const std::function<at::Tensor(const Tensors&)>& look_up,
                           const std::vector<Dims>& sizes, const DenseOptions& options = {}) {
   for (const LookupExchange exchange : kExchanges)
-    expect_same_as_dense(fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
-                         [&](const Tensors& t) {
-                           const LookupScope scope({.exchange = exchange});
-                           return look_up(t);
-                         },
-                         sizes, options);
+    expect_same_as_dense(
+        fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
+        [&](const Tensors& t) {
+          const LookupScope scope({.exchange = exchange});
+          return look_up(t);
+        },
+        sizes, options);
 }
 
 TEST(EmbeddingTest, AnyTableAndAnyIdsAreDense) {
@@ -54,9 +55,10 @@ TEST(EmbeddingTest, AnyTableAndAnyIdsAreDense) {
 
 TEST(EmbeddingTest, EveryDtypeIsDense) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-    expect_dense_lookups("embedding of another dtype",
-                         [=](const Tensors& t) { return at::embedding(t[0].to(dtype), ids_in(t[1], 9)).to(at::kDouble); },
-                         {{9, 3}, {7}}, {.low = -8, .high = 8, .max_combinations = 12});
+    expect_dense_lookups(
+        "embedding of another dtype",
+        [=](const Tensors& t) { return at::embedding(t[0].to(dtype), ids_in(t[1], 9)).to(at::kDouble); }, {{9, 3}, {7}},
+        {.low = -8, .high = 8, .max_combinations = 12});
   for (const auto dtype : {at::kLong, at::kChar, at::kBool, at::kComplexDouble})
     expect_dense_lookups("embedding of integers and complex numbers",
                          [=](const Tensors& t) { return at::embedding(t[0].to(dtype), ids_in(t[1], 9)); },
@@ -95,7 +97,8 @@ TEST(EmbeddingTest, ResultsLieWhereIdsDo) {
         const LookupScope scope({.exchange = exchange});
         const auto dense = at::arange(7 * 6, at::kDouble).view({7, 6});
         const auto rows = at::embedding(lay_out(dense, mesh, of_table), lay_out(ids, mesh, of_ids));
-        const bool is_brought = exchange == LookupExchange::kAllToAll && of_ids[1] == cut;  // to ranks that have the same ids
+        const bool is_brought =
+            exchange == LookupExchange::kAllToAll && of_ids[1] == cut;  // to ranks that have the same ids
         EXPECT_EQ(to_string(spec_of(rows)->placements()),
                   to_string(is_brought && !of_table[1].is_shard(1) ? Placements{none, cut} : of_result));
         EXPECT_TRUE(full_tensor(rows).equal(at::embedding(dense, ids))) << to_string(of_table) << to_string(of_ids);
@@ -107,7 +110,8 @@ TEST(EmbeddingTest, EachRowIsAskedForOnce) {
   run_ranks(2, [](World& world) {
     const auto mesh = make_mesh({2});
     const auto table = lay_out(at::rand({8, 16}), mesh, {kRows});  // float32: rows of 64 bytes
-    const auto ids = lay_out(at::tensor({7, 6, 7, 7, 0, 0, 1, 5}), mesh, {kRows});  // rank 0 wants 6 and 7, rank 1 0 and 1
+    const auto ids =
+        lay_out(at::tensor({7, 6, 7, 7, 0, 0, 1, 5}), mesh, {kRows});  // rank 0 wants 6 and 7, rank 1 0 and 1
     CommTrace trace;
     const LookupScope scope({.exchange = LookupExchange::kAllToAll});
     at::embedding(table, ids);
@@ -144,7 +148,8 @@ TEST(EmbeddingTest, BackwardSendsGradientsOfCutIdsToTheirRowsOnly) {
       const auto rows = at::embedding(table, ids);
       CommTrace trace;
       const auto grad = torch::autograd::grad({rows}, {table}, {lay_out(at::ones({8, 16}), mesh, {kRows})})[0];
-      const int64_t again = of_ids.is_replicate() ? 8 + 2 * 4 : 0;  // which rank has which ids was not known: a count, two ids
+      const int64_t again =
+          of_ids.is_replicate() ? 8 + 2 * 4 : 0;  // which rank has which ids was not known: a count, two ids
       EXPECT_EQ(trace.bytes_received(), again + 2 * 64) << world.rank();
       EXPECT_EQ(spec_of(grad), spec_of(table));
       EXPECT_TRUE(full_tensor(grad).select(1, 0).equal(at::tensor({2, 1, 0, 0, 0, 1, 1, 3}, at::kFloat)));
@@ -163,7 +168,9 @@ TEST(EmbeddingTest, TrapGradientsCountEachLossOnce) {
         for (const Placement& of_ids : {kRows, kReplicate}) {
           const LookupScope scope({.exchange = exchange});
           const auto table = lay_out(at::rand({8, 4}), mesh, {of_table}).requires_grad_();
-          full_tensor(at::embedding(table, lay_out(ids, mesh, {of_ids}))).sum().backward();  // on every rank the whole loss
+          full_tensor(at::embedding(table, lay_out(ids, mesh, {of_ids})))
+              .sum()
+              .backward();  // on every rank the whole loss
           EXPECT_TRUE(full_tensor(table.grad()).select(1, 0).equal(counts)) << to_string(of_table) << to_string(of_ids);
         }
   });
@@ -194,8 +201,8 @@ TEST(EmbeddingTest, FewIdsAreGatheredAndManyAreAskedFor) {
       at::embedding(table, lay_out(at::arange(n_ids).remainder(40), mesh, {kRows}));
       return trace.bytes_received();
     };
-    for (const auto& [n_ids, expected] : {std::pair{int64_t{8}, LookupExchange::kReduceScatter},
-                                          std::pair{int64_t{100000}, LookupExchange::kAllToAll}})
+    for (const auto& [n_ids, expected] :
+         {std::pair{int64_t{8}, LookupExchange::kReduceScatter}, std::pair{int64_t{100000}, LookupExchange::kAllToAll}})
       EXPECT_EQ(bytes_of(n_ids, LookupExchange::kAuto), bytes_of(n_ids, expected));
   });
 }

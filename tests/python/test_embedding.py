@@ -1,6 +1,7 @@
 """Embedding tables through torch.nn.functional: every layout of the table and of ids, both exchanges, sparse gradients, optimizers of
 torch and fused ones, max_norm, bad input."""
 
+import copy
 import io
 
 import pytest
@@ -51,7 +52,9 @@ def on_ranks(case, body):
 def looked_up(table, ids, pooled, sparse=False):
     if not pooled:
         return F.embedding(ids, table, padding_idx=2, sparse=sparse)
-    return F.embedding_bag(ids.view(-1, 3), table, mode="mean" if pooled == "mean" else "sum", sparse=sparse, padding_idx=2)
+    return F.embedding_bag(
+        ids.view(-1, 3), table, mode="mean" if pooled == "mean" else "sum", sparse=sparse, padding_idx=2
+    )
 
 
 def train(table, ids_at, optimizer, pooled, n_steps=4, sparse=False):
@@ -88,7 +91,7 @@ def test_sparse_gradients_train_as_those_of_a_plain_table(case, optimizer, optio
             table = nn.Parameter(sw.distribute_tensor(dense_table(), mesh, case.placements))
             result = train(
                 table,
-                lambda step: sw.distribute_tensor(ids_of(step), mesh, placements),
+                lambda step, placements=placements: sw.distribute_tensor(ids_of(step), mesh, placements),
                 optimizer([table], **options),
                 pooled,
                 sparse=True,
@@ -121,7 +124,10 @@ def test_fused_optimizers_train_as_torchs(case, fused, judge, options, pooled, e
             optimizer = fused([table], **options)
             with sw.lookup_exchange(exchange):
                 result = train(
-                    table, lambda step: sw.distribute_tensor(ids_of(step), mesh, placements), optimizer, pooled
+                    table,
+                    lambda step, placements=placements: sw.distribute_tensor(ids_of(step), mesh, placements),
+                    optimizer,
+                    pooled,
                 )
             assert table.grad is None
             assert_equal(result, expected)
@@ -175,7 +181,6 @@ def test_schedules_change_the_rate_of_fused_optimizers():
         optimizer = sw.optim.FusedSGD([table], lr=1.0)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         for _ in range(3):
-            optimizer.zero_grad()
             F.embedding(ids, table).sum().backward()
             optimizer.step()
             schedule.step()
@@ -183,6 +188,57 @@ def test_schedules_change_the_rate_of_fused_optimizers():
         optimizer.close()
         F.embedding(ids, table).sum().backward()
         assert table.grad is not None and table.full_tensor()[1].item() == -1.75
+
+    run_ranks(2, body)
+
+
+def test_fused_optimizers_come_all_or_none_and_go_with_their_owner():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        ids = sw.distribute_tensor(torch.tensor([1]), mesh, [Replicate()])
+
+        def gives_gradient(table):
+            table.grad = None
+            F.embedding(ids, table).sum().backward()
+            return table.grad is not None
+
+        table = nn.Parameter(sw.distribute_tensor(torch.zeros(4, 1), mesh, [Shard(0)]))
+        with pytest.raises(TypeError, match=r"got a torch\.Tensor"):
+            sw.optim.FusedSGD([table, nn.Parameter(torch.rand(4, 1))])
+        assert gives_gradient(table)
+        optimizer = sw.optim.FusedSGD([table])
+        assert not gives_gradient(table)
+        with pytest.raises(ValueError, match="has a fused optimizer already"):
+            sw.optim.FusedSGD([table])
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.deepcopy(optimizer)
+        table.data = table.data.double()
+        with pytest.raises(ValueError, match="Make a new one of the table as it is"):
+            F.embedding(ids, table)
+        del optimizer
+        assert gives_gradient(table)
+
+    run_ranks(2, body)
+
+
+def test_loaded_numbers_are_used_and_state_keeps_its_dtype():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        ids = sw.distribute_tensor(torch.tensor([1, 1, 3]), mesh, [Shard(0)])
+
+        def new():
+            return nn.Parameter(sw.distribute_tensor(torch.full((4, 2), 0.3, dtype=torch.bfloat16), mesh, [Shard(0)]))
+
+        first, second = new(), new()
+        saved = sw.optim.FusedAdam([first], lr=0.1, betas=(0.5, 0.6))
+        loaded = sw.optim.FusedAdam([second])
+        F.embedding(ids, first).sum().backward()
+        second.data.copy_(first.data)
+        loaded.load_state_dict(saved.state_dict())
+        assert loaded.state[second]["exp_avg"].dtype == torch.float32
+        for table in (first, second):
+            F.embedding(ids, table).sum().backward()
+        assert torch.equal(first.full_tensor(), second.full_tensor())
 
     run_ranks(2, body)
 
@@ -218,7 +274,7 @@ def test_column_results_come_in_table_order_whatever_the_order_of_ranks():
         def body(rank, ranks=ranks):
             mesh = sw.DeviceMesh("cpu", ranks)
             cut = sw.distribute_tensor(table, mesh, [Shard(1)])
-            assert [n for n in cut.to_local().shape] == [6, [5, 5, 5, 2][ranks.index(rank)]]
+            assert list(cut.to_local().shape) == [6, [5, 5, 5, 2][ranks.index(rank)]]
             for of_ids in (Replicate(), Shard(0)):
                 rows = F.embedding(sw.distribute_tensor(ids, mesh, [of_ids]), cut)
                 assert rows.placements == (Shard(1) if of_ids == Replicate() else Shard(0),)
@@ -247,7 +303,11 @@ BAD = [
     (lambda table, ids: F.embedding(ids, table.view(5, 2, 2)), ValueError, "has 3 dims. Give [rows, columns]."),
     (lambda table, ids: F.embedding(ids, table, max_norm=0.0), ValueError, "max_norm is 0"),
     (lambda table, ids: F.embedding(ids, table, max_norm=-1.0), ValueError, "max_norm is -1"),
-    (lambda table, ids: F.embedding_bag(ids, table, torch.tensor([0, 9])), ValueError, "the last offset is 9, of 5 ids"),
+    (
+        lambda table, ids: F.embedding_bag(ids, table, torch.tensor([0, 9])),
+        ValueError,
+        "the last offset is 9, of 5 ids",
+    ),
     (lambda table, ids: sw.lookup_exchange("fastest"), ValueError, 'there is no exchange "fastest"'),
     (lambda table, ids: sw.optim.FusedSGD([table], lr=-1.0), ValueError, "lr is -1"),
     (lambda table, ids: sw.optim.FusedSGD([torch.rand(4, 2)], lr=1.0), TypeError, "got a torch.Tensor of shape [4, 2]"),
@@ -261,7 +321,7 @@ def test_bad_input_says_the_way_out_on_every_rank(call, kind, words, of_ids):
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
-        table = sw.distribute_tensor(torch.rand(5, 4), mesh, [Shard(0)])
+        table = nn.Parameter(sw.distribute_tensor(torch.rand(5, 4), mesh, [Shard(0)]))
         ids = sw.distribute_tensor(torch.arange(5), mesh, [of_ids])
         with pytest.raises(kind) as error:
             call(table, ids)

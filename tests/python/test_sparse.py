@@ -14,7 +14,6 @@ from torch import nn
 
 import shardwise as sw
 from shardwise import DTensor, EnumerableShard, Partial, Replicate, Shard
-from shardwise import ShardMetadata as Piece
 from shardwise.testing import run_ranks
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # said, or torch warns
