@@ -139,11 +139,14 @@ def test_the_readme_program_prints_what_the_readme_says(tmp_path):
     assert_same_text(run(f"torchrun --nproc-per-node 4 {tmp_path / 'first.py'}"), output)
 
 
-def test_the_readme_layers_send_what_the_readme_says(tmp_path):
-    section = (ROOT / "README.md").read_text().split("## Model-parallel layers")[1].split("\n## ")[0]
-    program = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    ") or not line)
-    (tmp_path / "layers.py").write_text(
+@pytest.mark.parametrize("heading", ["Embedding tables", "Model-parallel layers"])
+def test_the_readme_snippets_print_what_the_readme_says(tmp_path, heading):
+    section = (ROOT / "README.md").read_text().split(f"## {heading}")[1].split("\n## ")[0]
+    program = "\n".join(
+        line[4:] for line in section.split("\nprints")[0].splitlines() if line.startswith("    ") or not line
+    )
+    (tmp_path / "snippet.py").write_text(
         program + "\nimport torch.distributed as dist\n\ndist.destroy_process_group()\n"
     )
     (output,) = re.findall(r"^prints `(.*?)`", section, re.MULTILINE)
-    assert run(f"torchrun --nproc-per-node 4 {tmp_path / 'layers.py'}").count(output) == 4
+    assert run(f"torchrun --nproc-per-node 4 {tmp_path / 'snippet.py'}").count(output) == 4
