@@ -1,0 +1,67 @@
+#include "ops/embedding/bag_lookup.h"
+#include "placements/partial.h"
+#include "runtime/below.h"
+#include "runtime/comm_trace.h"
+
+#include <ATen/ops/zeros.h>
+
+namespace shardwise {
+namespace {
+
+/// Where the gradient of the weights lies: with their ids, Partial where ranks have other parts of the rows.
+SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& plan, at::ScalarType dtype) {
+  Placements placements = call.lookup.plan.ids;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_replicate()) continue;
+    if (!call.lookup.table->placements()[m].is_replicate()) placements[m] = Placement::partial();
+    if (plan.grad[m].is_partial()) placements[m] = plan.grad[m];
+  }
+  const c10::IntArrayRef sizes = call.lookup.ids.sizes();
+  return Spec::intern(call.lookup.table->mesh(), sizes, std::move(placements), row_major_strides(sizes), dtype);
+}
+
+at::Tensor own_weights_grad(const BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const RowGrads& grads) {
+  if (call.lookup.route) return weights_grad(call.rows, 0, call.bags, grads);
+  at::Tensor sum;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Box& box = call.lookup.table->boxes()[i];
+    const at::Tensor part = weights_grad(pieces[i], box.offsets[0], call.bags, call.lookup.columns_of(box, grads));
+    sum = sum.defined() ? sum.add_(part) : part;
+  }
+  return sum.defined() ? sum : at::zeros(call.bags.ids.sizes(), grads.values.options());
+}
+
+}  // namespace
+
+BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const at::Tensor& weight, bool of_table) {
+  const BelowGuard guard;
+  const CommScope scope("aten::embedding_bag_backward");
+  Placements now = spec_of(grad)->placements().vec();
+  if (call.end.is_complete() || call.wants_weights) now = without_partial(now);
+  LookupPlan forward = call.lookup.plan;
+  forward.found = call.found->placements().vec();
+  const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, forward, now);
+  const at::Tensor moved = redistribute(grad, plan.grad);
+  const at::Tensor counts = call.by_freq ? call.lookup.counts() : at::Tensor();
+  const SpecPtr& table = call.lookup.table;
+  BagGradients result;
+  std::vector<BoxGrads> boxes;
+  Shards weights_pieces;
+  if (table->is_member()) {
+    RowGrads grads = grads_of_bags(maybe_dtensor(moved)->shards()[0], call.bags, call.pooling, call.chosen);
+    if (call.wants_weights)
+      weights_pieces.push_back(
+          own_weights_grad(call, weight.defined() ? maybe_dtensor(weight)->shards() : Shards(), grads));
+    if (call.by_freq) grads.scale(maybe_dtensor(counts)->shards()[0]);
+    if (of_table) boxes = call.lookup.grads_of_boxes(grads);
+  }
+  if (call.wants_weights)
+    result.weights = wrap(spec_of_weights_grad(call, plan, grad.scalar_type()), std::move(weights_pieces));
+  if (of_table)
+    result.table =
+        call.end.take(Spec::intern(table->mesh(), table->sizes(), plan.table, table->strides(), grad.scalar_type()),
+                      std::move(boxes), call.padding);
+  return result;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,130 @@
+#include "ops/embedding/bag_lookup.h"
+
+#include "placements/partial.h"
+#include "runtime/below.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using kernels::Pooling;
+
+/// `placements` of [ids, columns] as the spec of [bags, columns].
+SpecPtr spec_of_bags(const BagLookup& call, const Placements& placements) {
+  const Spec& table = *call.lookup.table;
+  const Dims sizes{call.offsets.n(), table.sizes()[1]};
+  Placements of_bags = call.offsets.of_bags(table.mesh(), placements);
+  if (call.pooling == Pooling::kMax)
+    for (Placement& placement : of_bags)
+      if (placement.is_partial()) placement = Placement::partial(Reduce::kMax);
+  return Spec::intern(table.mesh(), sizes, std::move(of_bags), row_major_strides(sizes), table.dtype());
+}
+
+/// The piece of `weights` that goes with this rank's ids.
+at::Tensor own_weights(const at::Tensor& weights) {
+  return weights.defined() ? maybe_dtensor(weights)->shards()[0].contiguous() : weights;
+}
+
+/// This rank's bags; along a route their ids are places among the rows that come.
+IdBags own_bags(const BagLookup& call, const at::Tensor& weights) {
+  const Interval ids = spec_of(call.lookup.ids)->boxes()[0].interval(0);
+  const at::Tensor own = call.lookup.own_ids().contiguous();
+  IdBags bags{own, call.offsets.within(ids, own.device()), call.padding, own_weights(weights)};
+  if (!call.lookup.route) return bags;
+  const IdGroups& groups = call.lookup.route->groups();
+  bags.ids = groups.group_of;
+  if (call.padding < 0) return bags;
+  bags.padding =
+      groups.n();  // no place of a row, but the padding's own: where its row is elsewhere it must not count either
+  bags.ids = bags.ids.masked_fill(own.eq(call.padding), bags.padding);
+  return bags;
+}
+
+/// Takes what is larger, or as large and of an earlier id.
+void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::Tensor& others,
+                 const at::Tensor& others_chosen) {
+  const auto place = [](const at::Tensor& ids) {
+    return ids.masked_fill(ids.lt(0), std::numeric_limits<int64_t>::max());
+  };
+  const at::Tensor is_earlier = place(others_chosen).lt(place(chosen));
+  const at::Tensor is_larger = others.gt(values).logical_or_(others.eq(values).logical_and_(is_earlier));
+  values.copy_(at::where(is_larger, others, values));
+  chosen.copy_(at::where(is_larger, others_chosen, chosen));
+}
+
+/// Of a table of several pieces: each adds what it has in its columns.
+at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
+  const bool is_max = call.pooling == Pooling::kMax;
+  const at::Tensor nothing = at::empty({0, call.lookup.table->sizes()[1]}, options);
+  at::Tensor result = pool_rows(nothing, 0, call.bags, call.pooling, is_max ? &call.chosen : nullptr);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Box& box = call.lookup.table->boxes()[i];
+    const auto band = [&](const at::Tensor& tensor) { return tensor.narrow(1, box.offsets[1], box.sizes[1]); };
+    at::Tensor chosen;
+    const at::Tensor pooled = pool_rows(pieces[i], box.offsets[0], call.bags, call.pooling, is_max ? &chosen : nullptr);
+    if (is_max)
+      take_larger(band(result), band(call.chosen), pooled, chosen);
+    else
+      band(result).add_(pooled);
+  }
+  return result;
+}
+
+/// This rank's results, before they are moved. Pre: a member.
+at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
+  at::Tensor* chosen = call.pooling == Pooling::kMax ? &call.chosen : nullptr;
+  if (call.lookup.route) {
+    call.rows = call.lookup.route->fetch(pieces);
+    return pool_rows(call.rows, 0, call.bags, call.pooling, chosen);
+  }
+  if (call.lookup.table->layout().is_enumerable()) return pool_pieces(call, pieces, options);
+  return pool_rows(pieces[0], call.lookup.table->boxes()[0].offsets[0], call.bags, call.pooling, chosen);
+}
+
+/// The maxima of all ranks' rows. Where several ranks have the largest, it came from the first id: the ranks tell each other their
+/// places.
+at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_chosen) {
+  const Spec& spec = *spec_of(found);
+  const at::Tensor largest = redistribute(found, without_partial(spec.placements()));
+  if (!needs_chosen) return largest;
+  Placements of_places = spec.placements().vec();
+  for (Placement& placement : of_places)
+    if (placement.is_partial()) placement = Placement::partial(Reduce::kMin);
+  const auto places_spec = Spec::intern(spec.mesh(), spec.sizes(), of_places, spec.strides(), at::kLong);
+  Shards places;
+  if (spec.is_member()) {
+    const at::Tensor &mine = maybe_dtensor(found)->shards()[0], &all = maybe_dtensor(largest)->shards()[0];
+    const at::Tensor is_largest = mine.eq(all).logical_or_(mine.isnan()).logical_and_(call.chosen.ge(0));
+    places.push_back(call.chosen.masked_fill(is_largest.logical_not(), std::numeric_limits<int64_t>::max()));
+  }
+  const at::Tensor first = redistribute(wrap(places_spec, std::move(places)), without_partial(of_places));
+  if (spec.is_member()) call.chosen.masked_fill_(call.chosen.ne(maybe_dtensor(first)->shards()[0]), -1);
+  return largest;
+}
+
+}  // namespace
+
+at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor& weights, bool needs_grad) {
+  const BelowGuard guard;
+  call.found = spec_of_bags(call, call.lookup.plan.found);
+  Placements moved = spec_of_bags(call, call.lookup.plan.result)->placements().vec();
+  Shards pieces;
+  if (call.found->is_member()) {
+    call.bags = own_bags(call, weights);
+    pieces.push_back(pool_here(call, maybe_dtensor(weight)->shards(),
+                               at::TensorOptions().dtype(weight.scalar_type()).device(weight.device())));
+  }
+  if (!needs_grad || !call.wants_weights) call.rows = at::Tensor();
+  at::Tensor result = wrap(call.found, std::move(pieces));
+  if (call.pooling == Pooling::kMax && call.found->layout().is_partial()) {
+    result = reduce_maxima(call, result, needs_grad);
+    moved = without_partial(moved);
+  }
+  return moved == spec_of(result)->placements() ? result : redistribute(result, std::move(moved));
+}
+
+}  // namespace shardwise
