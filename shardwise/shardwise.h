@@ -1,6 +1,8 @@
 // shardwise/shardwise.h: everything a C++ program needs, but for modules: wrappers/parallel_modules.h brings torch::nn's headers.
 #pragma once
 
+#include "ops/embedding/lookup_options.h"
+#include "ops/embedding/row_optimizer.h"
 #include "placements/layout.h"
 #include "placements/picture.h"
 #include "plans/traffic.h"
