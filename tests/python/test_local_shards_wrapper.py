@@ -1,11 +1,10 @@
 """LocalShardsWrapper and its way to DTensor and back: requirements T1 to T7."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
+from copies import through_pickle, through_save
 from torch import nn
 
 import shardwise as sw
@@ -217,17 +216,6 @@ def test_t7_a_wrapper_that_wants_gradients_gets_a_wrapper():
         assert torch.equal(wrapper.grad.shards[0], torch.full_like(wrapper.detach().shards[0], 3))
 
     run_ranks(2, body)
-
-
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-def through_save(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("copied", [through_pickle, through_save, copy.deepcopy], ids=lambda f: f.__name__)

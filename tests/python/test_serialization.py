@@ -1,29 +1,18 @@
 """Pickles, torch.save and checkpoints."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from copies import through_pickle, through_save
 from layouts import by_name
 from torch import nn
 
 import shardwise as sw
 from shardwise import DTensor, Replicate, Shard
 from shardwise.testing import run_ranks
-
-
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-def through_save(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def assert_same(a, b):

@@ -1,11 +1,10 @@
 """Sparse DTensors: gradients of tables as torch.optim takes them, and the rest of what a plain sparse tensor can."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
+from copies import through_pickle, through_save
 from layouts import TABLE_COLUMNS as COLUMNS
 from layouts import TABLE_GRID as GRID
 from layouts import TABLE_SHAPE as SHAPE
@@ -279,17 +278,6 @@ def test_clip_grad_norm_counts_entries_of_one_row_together():
         assert_equal(parameter.grad, plain * (0.5 / (plain.norm() + 1e-6)))
 
     on_ranks(case, body)
-
-
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-def through_save(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.parametrize("copied", [through_pickle, through_save, copy.deepcopy], ids=lambda f: f.__name__)
