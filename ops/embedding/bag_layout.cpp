@@ -74,8 +74,7 @@ Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const
     if (!placement.is_shard(0)) placement = Placement::replicate();
   Placements of_bags(placements.size(), Placement::shard(0));
   if (is_known()) {
-    const int64_t all_ids = std::max<int64_t>(n_ids_, 0);
-    of_bags = Layout({all_ids}, mesh->grid_ptr(), of_ids).recut(0, [&](Interval interval) {
+    of_bags = Layout({n_ids_}, mesh->grid_ptr(), of_ids).recut(0, [&](Interval interval) {
       return bags_before(interval.end) - bags_before(interval.begin);
     });
   }

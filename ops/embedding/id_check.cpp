@@ -1,10 +1,9 @@
 #include "ops/embedding/id_check.h"
 
 #include "ops/embedding/row_kernels.h"
-#include "runtime/collectives.h"
+#include "ops/indexing/index_operand.h"
 #include "runtime/dtensor.h"
 
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,13 +35,8 @@ void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
   if (!spec.is_member()) return;
   IdBounds bounds;
   for (const at::Tensor& piece : impl->shards()) bounds.add(piece);
-  at::Tensor numbers =
-      at::tensor({~bounds.lowest, bounds.highest}, at::kLong).to(ids.device());  // a maximum is a minimum's
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (!spec.placements()[m].is_replicate())
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), numbers, Reduce::kMax);
-  numbers = numbers.cpu();
-  IdBounds{~numbers[0].item<int64_t>(), numbers[1].item<int64_t>()}.check(op, n_rows);
+  const auto [lowest, highest] = agreed_range(spec, {bounds.lowest, bounds.highest});
+  IdBounds{lowest, highest}.check(op, n_rows);
 }
 
 }  // namespace shardwise

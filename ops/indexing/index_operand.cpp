@@ -55,15 +55,18 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
     lowest = std::min(lowest, low.item<int64_t>());
     highest = std::max(highest, high.item<int64_t>());
   }
-  if (!spec.layout().is_replicated()) {
-    const at::Tensor bounds = at::tensor({~lowest, highest}, at::kLong);
-    for (size_t m = 0; m < spec.placements().size(); ++m)
-      if (!spec.placements()[m].is_replicate())
-        all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
-    lowest = ~bounds[0].item<int64_t>();
-    highest = bounds[1].item<int64_t>();
-  }
-  return std::pair(lowest, highest);
+  return agreed_range(spec, {lowest, highest});
+}
+
+std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
+  if (spec.layout().is_replicated()) return own;
+  at::Tensor bounds =
+      at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // a maximum is a minimum's
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (!spec.placements()[m].is_replicate())
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
+  bounds = bounds.cpu();
+  return {~bounds[0].item<int64_t>(), bounds[1].item<int64_t>()};
 }
 
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {

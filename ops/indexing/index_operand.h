@@ -1,7 +1,7 @@
 // ops/indexing/index_operand.h: tensors of indices as operands: distributed, free of sums, and in range on all ranks alike.
 #pragma once
 
-#include "runtime/device_mesh.h"
+#include "runtime/spec.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -17,6 +17,9 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
 /// The lowest and the highest index on all ranks; nothing where there are none, on ranks outside the mesh, and on devices, whose
 /// kernels check as torch's do. Replicated indices are read here; those that are cut cost an exchange of two numbers.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
+
+/// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: a message of two numbers per mesh dim that cuts it.
+std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own);
 
 /// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator counts. Equal on all
 /// ranks.
