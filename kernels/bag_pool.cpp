@@ -1,13 +1,11 @@
 #include "kernels/bag_pool.h"
 
-#include "kernels/elements.h"
+#include "kernels/row_bands.h"
 
 #include <algorithm>
 
 namespace shardwise::kernels {
 namespace {
-
-constexpr int64_t kBand = 64;  // columns pooled at a time: float32 sums of so many stay in registers
 
 int64_t end_of(const Bags& bags, int64_t bag) { return bag + 1 < bags.n ? bags.offsets[bag + 1] : bags.n_ids; }
 
@@ -19,68 +17,52 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
-/// Calls `use(k, row)` for each id k of a bag whose row is here, and asks for rows ahead of time.
-template <class T, class Id, class Use>
-void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, const Use& use) {
+/// Calls `take(row, k)` for each id k of a bag whose row is here and counts, and asks for columns [first, first + n) of rows ahead of time.
+template <class T, class Id, class N, class Take>
+void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
+                  const Take& take) {
+  const auto* data = static_cast<const T*>(table.data);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
-  const auto row_of = [&](int64_t k) { return offset_of(ids[k], table.first_row); };
-  const auto at = [&](uint64_t row) {
-    return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.step;
-  };
+  const int64_t first_row = table.first_row, step = table.step, padding = bags.padding, last = bags.n_ids - 1;
   const int64_t end = end_of(bags, bag);
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
-    if (k + kAhead < bags.n_ids)
-      if (const uint64_t later = row_of(k + kAhead); later < n_rows)
-        prefetch(at(later), table.width * static_cast<int64_t>(sizeof(T)));
-    const uint64_t row = row_of(k);
-    if (row < n_rows && (bags.padding < 0 || static_cast<int64_t>(ids[k]) != bags.padding)) use(k, at(row));
+    const uint64_t later = offset_of(ids[std::min(k + kAhead, last)], first_row);
+    if (later < n_rows) prefetch(data + static_cast<int64_t>(later) * step + first, n * int64_t{sizeof(T)});
+    const uint64_t row = offset_of(ids[k], first_row);
+    if (row < n_rows && (padding < 0 || static_cast<int64_t>(ids[k]) != padding))
+      take(data + static_cast<int64_t>(row) * step, k);
   }
-}
-
-/// Columns [first, first + n) of a bag's sum over `divisor`. `Columns`: a constant where n is one.
-template <class T, class Id, class Columns>
-void sum_columns(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, Columns n,
-                 Sum<T> divisor, T* result) {
-  alignas(64) Sum<T> sum[kBand];  // nobody else can point here
-  for (int64_t c = 0; c < n; ++c) sum[c] = 0;
-  const auto* weights = static_cast<const T*>(bags.weights);
-  if (weights == nullptr)
-    for_each_row<T>(table, bags, ids, bag, [&](int64_t, const T* row) {
-      for (int64_t c = 0; c < n; ++c) sum[c] += load(row[first + c]);
-    });
-  else
-    for_each_row<T>(table, bags, ids, bag, [&](int64_t k, const T* row) {
-      const Sum<T> weight = load(weights[k]);
-      for (int64_t c = 0; c < n; ++c) sum[c] += weight * load(row[first + c]);
-    });
-  if (divisor != 1)
-    for (int64_t c = 0; c < n; ++c) sum[c] /= divisor;
-  for (int64_t c = 0; c < n; ++c) result[first + c] = static_cast<T>(sum[c]);
 }
 
 template <class T, class Id>
 void sum_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, bool is_mean, T* result) {
   const auto divisor = static_cast<Sum<T>>(is_mean ? std::max<int64_t>(count(bags, ids, bag), 1) : 1);
-  for (int64_t first = 0; first < table.width; first += kBand) {
-    if (first + kBand <= table.width)
-      sum_columns<T>(table, bags, ids, bag, first, std::integral_constant<int64_t, kBand>{}, divisor, result);
+  const auto* weights = static_cast<const T*>(bags.weights);
+  for_each_band<T>(table.width, [&](int64_t first, auto& band) {
+    if (weights == nullptr)
+      for_each_row<T>(table, bags, ids, bag, first, band.n, [&](const T* row, int64_t) { band.add(row + first); });
     else
-      sum_columns<T>(table, bags, ids, bag, first, table.width - first, divisor, result);
-  }
+      for_each_row<T>(table, bags, ids, bag, first, band.n,
+                      [&](const T* row, int64_t k) { band.add(row + first, load(weights[k])); });
+    band.give([&](auto n, const Sum<T>* sums) {
+      for (int64_t c = 0; c < n; ++c) result[first + c] = static_cast<T>(divisor == 1 ? sums[c] : sums[c] / divisor);
+    });
+  });
 }
 
 template <class T, class Id>
 void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result, int64_t* chosen) {
   bool is_first = true;
-  for_each_row<T>(table, bags, ids, bag, [&](int64_t k, const T* row) {
+  const auto take = [&](const T* row, int64_t place) {
     for (int64_t c = 0; c < table.width; ++c) {
       const Sum<T> value = load(row[c]), largest = load(result[c]);
       if (!is_first && !(value > largest || (value != value && largest == largest))) continue;
       result[c] = row[c];
-      if (chosen != nullptr) chosen[c] = k;
+      if (chosen != nullptr) chosen[c] = place;
     }
     is_first = false;
-  });
+  };
+  for_each_row<T>(table, bags, ids, bag, 0, table.width, take);
   if (!is_first) return;
   const double value = count(bags, ids, bag) > 0 ? none : 0;
   std::fill_n(result, table.width, static_cast<T>(static_cast<Sum<T>>(value)));

@@ -45,6 +45,33 @@ Sum<T> load(const T& element) {
   return static_cast<Sum<T>>(element);
 }
 
+/// Sums of neighbouring columns in one register, as many as AVX2 holds.
+template <class T>
+inline constexpr size_t kLanes = 32 / sizeof(Sum<T>);
+template <class T>
+using Lanes [[gnu::vector_size(32)]] = Sum<T>;
+
+/// sums += row[0 .. kLanes). By reference: registers of AVX2 cannot be handed over where there are none.
+template <class T>
+void load_lanes(const T* row, Lanes<T>& lanes) {
+  if constexpr (std::is_same_v<T, Sum<T>>)
+    std::memcpy(&lanes, row, sizeof lanes);
+  else
+    for (size_t i = 0; i < kLanes<T>; ++i) lanes[i] = load(row[i]);
+}
+template <class T>
+void add_lanes(const T* row, Lanes<T>& sums) {
+  Lanes<T> lanes;
+  load_lanes(row, lanes);
+  sums += lanes;
+}
+template <class T>
+void add_lanes(const T* row, Sum<T> weight, Lanes<T>& sums) {
+  Lanes<T> lanes;
+  load_lanes(row, lanes);
+  sums += weight * lanes;
+}
+
 /// Calls `body` with a value of the C++ type of `element`.
 template <class Body>
 void with_element(Element element, const Body& body) {
@@ -83,6 +110,6 @@ inline void prefetch_for_write(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, 1);
 }
-inline constexpr int64_t kAhead = 8;  // rows between asking for one and using it
+inline constexpr int64_t kAhead = 16;  // rows between asking for one and using it
 
 }  // namespace shardwise::kernels

@@ -58,6 +58,14 @@ SHARDWISE_KERNEL IdRange range_of(const Ids& ids, int64_t begin, int64_t end) {
   return range;
 }
 
+SHARDWISE_KERNEL uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end) {
+  uint64_t digest = 0;
+  with_ids(ids, [&](const auto* id) {
+    for (int64_t i = begin; i < end; ++i) digest += stirred(id[i], i);
+  });
+  return digest;
+}
+
 int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped, const GroupMemory& memory) {
   const Packing packing{bits_of(ids.n)};
   uint64_t* words = memory.scratch;

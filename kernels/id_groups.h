@@ -14,6 +14,17 @@ struct IdRange {
 };
 IdRange range_of(const Ids& ids, int64_t begin, int64_t end);
 
+/// A number that differs where ids or their order do, but for one time in 2^64 or so; those of parts add up to the whole's.
+uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end);
+
+/// An id's part in it: id and place stirred by the multipliers of splitmix64 (Steele, Lea and Flood, 2014).
+SHARDWISE_ANYWHERE inline uint64_t stirred(int64_t id, int64_t place) {
+  uint64_t word = static_cast<uint64_t>(id) + static_cast<uint64_t>(place + 1) * 0x9e3779b97f4a7c15;
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
+  word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
+  return word ^ (word >> 31);
+}
+
 /// Memory for group_ids(), of `ids.n` entries each (`starts` one more; `scratch` twice as many).
 struct GroupMemory {
   int64_t* rows;

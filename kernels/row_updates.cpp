@@ -67,10 +67,14 @@ void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, 
   const auto go_down = [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum, Sum<T> rate) {
     descend(static_cast<T*>(table.data) + rows[g] * table.step + first, n, sum, rate);
   };
-  if (mean_squares == nullptr && grads.width <= kBand) {
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
+  constexpr int64_t kWhole = 256;
+  if (const int64_t width = grads.width; mean_squares == nullptr && width <= kWhole) {
+    alignas(64) Sum<T> whole[kWhole];
+    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
+      std::copy_n(sum, static_cast<int64_t>(n), whole + first);
+      if (first + n < width) return;
       if (g + kAhead < end) prefetch_update<T>(table, nullptr, nullptr, rows[g + kAhead]);
-      go_down(g, first, n, sum, rate_of(g, square_sum(sum, n) / static_cast<Sum<T>>(grads.width)));
+      go_down(g, 0, width, whole, rate_of(g, square_sum(whole, width) / static_cast<Sum<T>>(width)));
     });
     return;
   }
@@ -108,7 +112,7 @@ SHARDWISE_KERNEL void update_rows(const Rows& table, const RowState& state, cons
     auto *first_state = static_cast<Sum<T>*>(state.first), *second_state = static_cast<Sum<T>*>(state.second);
     if (update.kind == RowUpdate::Kind::kRowWiseAdagrad)
       return row_wise_adagrad<T>(table, first_state, update, grads, order, starts, rows, mean_squares, begin, end);
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum) {
+    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
       if (first == 0 && g + kAhead < end) prefetch_update<T>(table, first_state, second_state, rows[g + kAhead]);
       T* row = static_cast<T*>(table.data) + rows[g] * table.step + first;
       const int64_t at = rows[g] * table.width + first;

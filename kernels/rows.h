@@ -7,6 +7,13 @@
 
 #include <cstdint>
 
+// A function that both the CPU's and the device's kernels call.
+#ifdef __CUDACC__
+#define SHARDWISE_ANYWHERE __host__ __device__
+#else
+#define SHARDWISE_ANYWHERE
+#endif
+
 namespace shardwise::kernels {
 
 /// Elements of tables, gradients and results. Sums are float32, of doubles float64.

@@ -1,43 +1,29 @@
 #include "ops/embedding/lookup_options.h"
 #include "python/bindings.h"
+#include "python/scope.h"
 
-#include <optional>
 #include <string>
 
 namespace shardwise {
-namespace {
-
-/// A LookupScope that Python opens and closes, on one thread.
-class PyLookupExchange {
- public:
-  PyLookupExchange(const std::string& exchange, bool check_ids) : options_{to_lookup_exchange(exchange), check_ids} {}
-  void enter() { scope_.emplace(options_); }
-  void exit() { scope_.reset(); }
-
- private:
-  LookupOptions options_;
-  std::optional<LookupScope> scope_;
-};
-
-}  // namespace
 
 void bind_lookup_options(py::module_& module) {
-  py::class_<PyLookupExchange>(
+  using Scope = PyScope<LookupScope, LookupOptions>;
+  bind_scope<LookupScope, LookupOptions>(
       module, "lookup_exchange",
-      "In a `with` block, how this thread's lookups in a table get rows where the table and the ids are cut along the "
-      "same mesh dim:\n"
-      "\"reduce_scatter\" gathers the ids and reduces what the ranks found to where ids live; \"all_to_all\" asks the "
-      "owners of rows\n"
-      "for them, for each row once, and brings rows of replicated ids, which else give a Partial, to all ranks; "
-      "\"auto\" takes the faster by the default link's latency and bandwidth. Backwards go by the\n"
-      "options of their forward. `check_ids=False`: ids out of range are no error but give zeros, and nobody is asked "
-      "about them.\n"
+      "In a `with` block, how this thread's lookups go about a table that is cut along a mesh dim. `exchange`:\n"
+      "- \"all_to_all\": ids go to the ranks that own their rows, each id once, and rows come back to where ids live; "
+      "ids that all have need not be sent;\n"
+      "- \"reduce_scatter\": every rank gathers the ids, and what the ranks found is reduced to where ids live; of ids "
+      "that all have a Partial is left, and nothing is sent until it is used;\n"
+      "- \"auto\": the faster by the default link's latency and bandwidth; rows of ids that all have come to all.\n"
+      "Bags of ids that all have are pooled and left Partial by every one of them. Backwards go by the options of "
+      "their forward.\n"
+      "`check_ids=False`: ids out of range are no error but give zeros, and nobody is asked about them.\n"
       "Raises ValueError for another name.")
-      .def(py::init<const std::string&, bool>(), py::arg("exchange") = "auto", py::kw_only(),
-           py::arg("check_ids") = true)
-      .def("__enter__", &PyLookupExchange::enter)
-      .def("__exit__", [](PyLookupExchange& self, const py::args&) { self.exit(); });
-  module.attr("lookup_exchange").attr("__module__") = "shardwise";
+      .def(py::init([](const std::string& exchange, bool check_ids) {
+             return std::make_unique<Scope>(LookupOptions{to_lookup_exchange(exchange), check_ids});
+           }),
+           py::arg("exchange") = "auto", py::kw_only(), py::arg("check_ids") = true);
 }
 
 }  // namespace shardwise

@@ -4,7 +4,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include <numeric>
+#include <optional>
 
 namespace shardwise {
 namespace {
@@ -35,6 +35,14 @@ Known& known() {
   return *slot;
 }
 
+/// Without the GIL: it waits for the backend's threads, and those need it to drop tensors that Python knows.
+void close(const std::shared_ptr<World>& world) {
+  if (!world) return;
+  std::optional<py::gil_scoped_release> no_gil;
+  if (PyGILState_Check()) no_gil.emplace();
+  world->close();
+}
+
 }  // namespace
 
 std::shared_ptr<World> python_world() {
@@ -52,25 +60,34 @@ std::shared_ptr<World> python_world() {
     rank = group.attr("rank")().cast<int64_t>();
     everyone = group_by_name(group.attr("group_name").cast<std::string>());
   }
-  std::lock_guard lock(known().mutex);
-  if (known().everyone != everyone) {
+  std::shared_ptr<World> destroyed;
+  {
+    std::lock_guard lock(known().mutex);
+    if (known().everyone == everyone) return known().world;
     known().everyone = everyone;
-    known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group);
-    World::set_process(known().world);
+    destroyed = std::move(known().world);
+    world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group);
+    World::set_process(world);
   }
-  return known().world;
+  close(destroyed);
+  return world;
 }
 
 void forget_python_world() {
-  std::lock_guard lock(known().mutex);
-  if (known().world && World::maybe_current() == known().world) World::set_process(nullptr);
-  known().world.reset();
-  known().everyone.reset();
+  std::shared_ptr<World> world;
+  {
+    std::lock_guard lock(known().mutex);
+    world.swap(known().world);
+    known().everyone.reset();
+  }
+  if (world && World::maybe_current() == world) World::set_process(nullptr);
+  close(world);
 }
 
 void bind_world(py::module_& module) {
-  module.def("forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
-             "Lets go of the process group of torch.distributed; called when the interpreter ends.");
+  module.def(
+      "forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
+      "Lets go of the process groups of torch.distributed, so that their threads end before the interpreter does.");
 }
 
 }  // namespace shardwise

@@ -9,7 +9,7 @@
 
 namespace shardwise {
 
-/// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one.
+/// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;

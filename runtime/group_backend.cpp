@@ -7,18 +7,30 @@
 #include <fmt/ranges.h>
 
 namespace shardwise {
+namespace {
+
+c10d::ProcessGroup& open_group(const Group& group, const char* op) {
+  TORCH_CHECK_VALUE(group.process_group,
+                    fmt::format("[{}] the process group of ranks {} was destroyed. Make meshes and DTensors after "
+                                "init_process_group().",
+                                op, group.ranks));
+  return *group.process_group;
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
+  c10d::ProcessGroup& process_group = open_group(group, op);
   TORCH_CHECK_VALUE(
-      group.process_group->hasBackendForDeviceType(device),
+      process_group.hasBackendForDeviceType(device),
       fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one (gloo sends "
                   "cpu tensors, nccl cuda tensors).",
                   op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
-  return group.process_group->getBackend(device);
+  return process_group.getBackend(device);
 }
 
 c10::DeviceType numbers_device(const Group& group) {
-  return group.process_group->hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : c10::kCUDA;
+  return open_group(group, "group").hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : c10::kCUDA;
 }
 
 void check_contiguous(const char* op, const at::Tensor& tensor) {

@@ -74,6 +74,9 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto members = checked_members(ranks, size_);
   {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK_VALUE(!is_closed_,
+                      "[group] the process groups of these ranks were destroyed. Make meshes after "
+                      "init_process_group().");
     if (const auto found = groups_.find(members); found != groups_.end()) return found->second;
   }
   // No lock here: making a group waits for other ranks and may call Python.
@@ -83,10 +86,20 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
     process_group = everyone_;
   else if (members.size() > 1)
     process_group = make_group_(members);
-  const GroupPtr group =
+  auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);
-  return groups_.emplace(std::move(members), group).first->second;
+  return groups_.emplace(std::move(members), std::move(group)).first->second;
+}
+
+void World::close() {
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // their ends wait for threads: not under the lock
+  const std::lock_guard closing(mutex_);
+  is_closed_ = true;
+  make_group_ = nullptr;
+  dropped.push_back(std::move(everyone_));
+  for (const auto& [ranks, group] : groups_)
+    if (group) dropped.push_back(std::move(group->process_group));
 }
 
 }  // namespace shardwise

@@ -42,13 +42,18 @@ class World {
   /// Throws: c10::ValueError for an unknown or duplicate rank.
   GroupPtr group(c10::ArrayRef<int64_t> ranks);
 
+  /// Lets go of all process groups, which meshes would keep alive else: their threads end where nobody else holds them.
+  /// What is sent along them from then on is an error. Pre: nothing is under way.
+  void close();
+
  private:
   int64_t rank_;
   int64_t size_;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone_;
   MakeGroup make_group_;
   std::mutex mutex_;
-  std::map<std::vector<int64_t>, GroupPtr> groups_;
+  std::map<std::vector<int64_t>, std::shared_ptr<Group>> groups_;
+  bool is_closed_ = false;
 };
 
 }  // namespace shardwise

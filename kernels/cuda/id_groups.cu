@@ -97,13 +97,31 @@ __global__ void __launch_bounds__(kThreads) find_range(Ids ids, IdRange* range) 
   atomicMax(reinterpret_cast<long long*>(&range->highest), highest);
 }
 
+__global__ void set_zero(uint64_t* digest) { *digest = 0; }
+
+__global__ void __launch_bounds__(kThreads) find_digest(Ids ids, uint64_t* digest) {
+  unsigned long long sum = 0;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.y * blockDim.x + threadIdx.x; i < ids.n;
+       i += int64_t{gridDim.x} * kThreads)
+    sum += stirred(id_at(ids, i), i);
+  for (unsigned step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(digest), sum);
+}
+
+constexpr int64_t kMostRows = 2048;  // of 32 ids; the grid goes round, so that few warps meet at the result
+
 }  // namespace
 
 void range_of(const Ids& ids, IdRange* range, void* stream) {
   const Teams one(1), warps(32);
   launch("range_of", set_empty, one, 1, 1, true, stream, range);
-  constexpr int64_t kMostRows = 2048;  // of 32 ids; the grid goes round, so that few warps meet at the range
   launch("range_of", find_range, warps, std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids, range);
+}
+
+void digest_of(const Ids& ids, uint64_t* digest, void* stream) {
+  const Teams one(1), warps(32);
+  launch("digest_of", set_zero, one, 1, 1, true, stream, digest);
+  launch("digest_of", find_digest, warps, std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids, digest);
 }
 
 int64_t group_scratch(int64_t n_ids) {

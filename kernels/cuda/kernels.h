@@ -20,6 +20,7 @@ void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_
 
 /// The range goes to device memory, for the caller to copy when it likes.
 void range_of(const Ids& ids, IdRange* range, void* stream);
+void digest_of(const Ids& ids, uint64_t* digest, void* stream);
 
 /// Words of GroupMemory::scratch for `n_ids` ids: a little more than two each.
 int64_t group_scratch(int64_t n_ids);

@@ -9,12 +9,13 @@
 
 namespace shardwise {
 
-/// How ranks that hold parts of the ids get rows of a table that is cut along the same mesh dims. Results lie where the ids do. Of ids that all
-/// have, a Partial is left that costs nothing yet; kAllToAll, named, brings the rows to all ranks instead (but pools bags first).
+/// How rows of a table that is cut get to where their ids live. Bags of ids that all ranks have are a Partial whatever it is: they are
+/// pooled first.
 enum class LookupExchange : uint8_t {
-  kAuto,           // the faster one by the default link's latency and bandwidth: the other way round for few ids
-  kReduceScatter,  // every rank gathers all ids, and what the ranks found is reduced (columns: exchanged) to where ids live
-  kAllToAll,       // ids go to the ranks that own their rows, each once; the rows come back
+  kAuto,  // the faster one by the default link's latency and bandwidth; columns of ids that all ranks have stay cut
+  kReduceScatter,  // every rank gathers all ids, and what the ranks found is reduced (columns: exchanged) to where ids live.
+                   // Of ids that all have a Partial is left, and nothing is sent until it is used
+  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. What all have need not go
 };
 
 struct LookupOptions {

@@ -18,6 +18,8 @@ bool is_whole(const Spec& table, size_t m) {
   return table.placements()[m].is_replicate() || (cuts(table.placements()[m]) && !is_cut(table, m));
 }
 
+bool cuts_rows(const Spec& table, size_t m) { return is_cut(table, m) && !table.placements()[m].is_shard(1); }
+
 /// The dims along which ids are cut and rows elsewhere: where something must be sent.
 std::vector<bool> common_cuts(const Spec& table, const Spec& ids) {
   std::vector<bool> common;
@@ -44,15 +46,15 @@ double seconds(int64_t n_messages, int64_t n_bytes) {
 /// Ids gathered and results reduced, against counts, ids and rows sent to those concerned.
 bool asking_is_faster(const Spec& table, const Spec& ids, int64_t n_results, const std::vector<bool>& asks) {
   int64_t n_ranks = 1;
-  bool cuts_rows = false;
+  bool sums_rows = false;
   for (size_t m = 0; m < asks.size(); ++m) {
     if (!asks[m]) continue;
     n_ranks *= table.mesh()->size(static_cast<int64_t>(m));
-    cuts_rows |= !table.placements()[m].is_shard(1);
+    sums_rows |= cuts_rows(table, m);
   }
   const int64_t n_others = n_ranks - 1, n_ids = ids.numel(), n_own = n_ids / n_ranks;
   const int64_t row = table.sizes()[1] * table.element_bytes();
-  const int64_t n_found = cuts_rows ? n_results : n_results / n_ranks;  // rows that arrive: terms of all, or one's own
+  const int64_t n_found = sums_rows ? n_results : n_results / n_ranks;  // rows that arrive: terms of all, or one's own
   const double reducing = seconds(2 * n_others, (n_ids - n_own) * ids.element_bytes() + n_found * row);
   const double asking = seconds(3 * n_others, n_own * (4 + row));
   return asking < reducing;
@@ -66,9 +68,11 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchan
   LookupPlan plan;
   const std::vector<bool> common = common_cuts(table, ids);
   const bool any_common = std::ranges::find(common, true) != common.end();
+  const bool brings = exchange != LookupExchange::kReduceScatter && !n_results;  // rows of ids that all have, to all
   plan.asks = common;
-  if (!any_common && exchange == LookupExchange::kAllToAll && !n_results) {
-    for (size_t m = 0; m < common.size(); ++m) plan.asks[m] = is_cut(table, m);
+  if (!any_common && brings) {
+    for (size_t m = 0; m < common.size(); ++m)
+      plan.asks[m] = cuts_rows(table, m) || (is_cut(table, m) && exchange == LookupExchange::kAllToAll);
     plan.are_known = plan.asks_any();
   }
   const bool asks =
@@ -89,7 +93,7 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchan
                          : of_table.is_shard(1)                             ? of_table.with_dim(ids.dim())
                          : of_table.is_shard(0) || of_table.is_enumerable() ? Placement::partial()
                                                                             : of_table);
-    plan.result.push_back(of_ids.is_shard() ? of_ids : plan.found.back());
+    plan.result.push_back(of_ids.is_shard() || (brings && cuts_rows(table, m)) ? of_ids : plan.found.back());
   }
   return plan;
 }

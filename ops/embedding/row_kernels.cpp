@@ -140,6 +140,12 @@ std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
   return std::pair{range.lowest, range.highest};
 }
 
+int64_t digest_of_ids(const at::Tensor& ids) {
+  if (ids.numel() == 0) return 0;
+  const at::Tensor all = ids.contiguous();
+  return static_cast<int64_t>(launch::digest_of(ids.device(), ids_of(all)));
+}
+
 IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of) {
   const at::Tensor flat = ids.reshape(-1).contiguous();
   const int64_t n = flat.numel();

@@ -21,6 +21,9 @@ void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const a
 /// The lowest and the highest id; nothing without ids.
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids);
 
+/// A number that differs where ids or their order do. Cost: a pass over them.
+int64_t digest_of_ids(const at::Tensor& ids);
+
 /// Ids sorted by the row they name, all int64: group g is row `first_row + rows[g]`; its ids are `order[starts[g] .. starts[g + 1])`.
 struct IdGroups {
   at::Tensor rows;      // [groups], ascending

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <mutex>
 
@@ -100,6 +101,20 @@ kernels::IdRange range_of(c10::Device device, const kernels::Ids& ids) {
     range = {std::min(range.lowest, part.lowest), std::max(range.highest, part.highest)};
   });
   return range;
+}
+
+uint64_t digest_of(c10::Device device, const kernels::Ids& ids) {
+#ifdef SHARDWISE_HAS_CUDA
+  if (device.is_cuda()) {
+    const at::Tensor digest = at::empty({1}, at::TensorOptions().dtype(at::kLong).device(device));
+    cuda::digest_of(ids, reinterpret_cast<uint64_t*>(digest.mutable_data_ptr<int64_t>()), stream_of(device));
+    return static_cast<uint64_t>(digest.item<int64_t>());
+  }
+#endif
+  check_on_cpu(device);
+  std::atomic<uint64_t> digest = 0;
+  share_out(ids.n, 8, [&](int64_t begin, int64_t end) { digest += kernels::digest_of(ids, begin, end); });
+  return digest;
 }
 
 int64_t group_scratch(c10::Device device, int64_t n_ids) {

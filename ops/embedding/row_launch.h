@@ -25,6 +25,7 @@ void share_out(int64_t n, int64_t cost, const std::function<void(int64_t, int64_
 void look_up(c10::Device device, const kernels::Rows& table, const kernels::Ids& ids, kernels::Miss miss, void* results,
              int64_t result_step);
 kernels::IdRange range_of(c10::Device device, const kernels::Ids& ids);
+uint64_t digest_of(c10::Device device, const kernels::Ids& ids);
 
 /// Words of GroupMemory::scratch.
 int64_t group_scratch(c10::Device device, int64_t n_ids);

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -15,12 +16,15 @@
 namespace shardwise {
 namespace {
 
-/// The coordinates of `rank` are this rank's but along `asks`.
-bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& asks) {
-  const auto coord = mesh.grid().coord_of(rank);
+/// The coordinates of both are equal but along `asks`.
+bool are_partners(const DeviceMesh& mesh, int64_t rank, int64_t other, const std::vector<bool>& asks) {
+  const auto coord = mesh.grid().coord_of(rank), others = mesh.grid().coord_of(other);
   for (size_t m = 0; m < asks.size(); ++m)
-    if (!asks[m] && (*coord)[m] != (*mesh.coord())[m]) return false;
+    if (!asks[m] && (*coord)[m] != (*others)[m]) return false;
   return true;
+}
+bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& asks) {
+  return are_partners(mesh, rank, mesh.rank(), asks);
 }
 
 /// Along one dim its own group will do, unless ids differ along others too and all ranks must hear of a bad one.
@@ -50,9 +54,11 @@ std::shared_ptr<const RowRoute> RowRoute::make(const char* op, const SpecPtr& ta
   return route;
 }
 
-std::shared_ptr<const RowRoute> RowRoute::make_known(const SpecPtr& table, std::vector<bool> asks,
-                                                     const at::Tensor& ids) {
-  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, /*ids_are_cut_elsewhere=*/false));
+std::shared_ptr<const RowRoute> RowRoute::make_known(const char* op, const SpecPtr& table, std::vector<bool> asks,
+                                                     const at::Tensor& ids, bool ids_are_cut_elsewhere,
+                                                     bool checks_ids) {
+  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, ids_are_cut_elsewhere && checks_ids));
+  if (checks_ids) route->check_equal(op, ids);
   route->is_known_ = true;
   for (size_t box = 0; box < table->boxes().size(); ++box) {
     const Ask& own = route->own_ask(box);
@@ -102,6 +108,29 @@ void RowRoute::drop_unowned() {
   if (is_unowned.defined())
     groups_.group_of.masked_fill_(
         is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
+}
+
+/// Ranks that have unlike ids would wait for rows that nobody sends.
+void RowRoute::check_equal(const char* op, const at::Tensor& ids) const {
+  IdBounds bounds;
+  bounds.add(ids);
+  const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
+  const at::Tensor sent = own.repeat({group_->size()}).to(groups_.rows.device()), arrived = at::empty_like(sent);
+  const std::vector<int64_t> splits(group_->size(), own.numel());
+  all_to_all(*group_, arrived, sent, splits, splits);
+  const at::Tensor all = arrived.cpu().view({group_->size(), own.numel()});
+  const auto summary = all.accessor<int64_t, 2>();
+  for (int64_t i = 0; i < group_->size(); ++i) {
+    const int64_t rank = group_->ranks[i];
+    bounds.add(summary[i][0], summary[i][1]);
+    for (int64_t j = 0; j < i; ++j)
+      TORCH_CHECK_VALUE(
+          summary[i][2] == summary[j][2] || !are_partners(*table_->mesh(), rank, group_->ranks[j], asks_along_),
+          fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the same "
+                      "(distribute_tensor sends those of one), or cut them.",
+                      op, group_->ranks[j], rank));
+  }
+  bounds.check(op, table_->sizes()[0]);
 }
 
 void RowRoute::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {

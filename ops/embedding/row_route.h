@@ -30,9 +30,10 @@ class RowRoute {
   static std::shared_ptr<const RowRoute> make(const char* op, const SpecPtr& table, std::vector<bool> asks,
                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
 
-  /// The same where those ranks have equal ids: each knows what the others want, and nothing is sent until rows are. give() is not for it.
-  static std::shared_ptr<const RowRoute> make_known(const SpecPtr& table, std::vector<bool> asks,
-                                                    const at::Tensor& ids);
+  /// The same where those ranks have equal ids: each knows what the others want, and no ids are sent. give() is not for it.
+  /// Throws besides, where `checks_ids`: c10::ValueError where ids differ between ranks that should have the same.
+  static std::shared_ptr<const RowRoute> make_known(const char* op, const SpecPtr& table, std::vector<bool> asks,
+                                                    const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
 
   /// This rank's ids by the rows they name; `group_of` too, -1 for rows that nobody along `asks` owns.
   const IdGroups& groups() const { return groups_; }
@@ -68,6 +69,7 @@ class RowRoute {
   void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
+  void check_equal(const char* op, const at::Tensor& ids) const;
   /// This rank's ask of its own box.
   const Ask& own_ask(size_t box) const;
   /// Ids travel in 32 bits where they fit.

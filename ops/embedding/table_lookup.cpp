@@ -59,22 +59,42 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
                                 op, padding_idx, n_rows, n_rows));
 }
 
+namespace {
+
+/// Ids go to all that own their rows; where all have the ids, what each finds goes to all.
+void check_policy(const TableLookup& lookup) {
+  if (CommPolicyScope::current() == CommPolicy::kAllow) return;
+  const SpecPtr& ids = spec_of(lookup.ids);
+  if (!lookup.plan.are_known) return check_comm_policy(*ids, *ids->replicated());
+  Dims sizes(ids->sizes());
+  sizes.push_back(lookup.table->sizes()[1]);
+  Placements found = lookup.plan.found;
+  for (size_t m = 0; m < found.size(); ++m)
+    if (lookup.plan.asks[m]) found[m] = Placement::partial();
+  const auto spec_of_rows = [&](Placements placements) {
+    return Spec::intern(ids->mesh(), sizes, std::move(placements), row_major_strides(sizes), lookup.table->dtype());
+  };
+  check_comm_policy(*spec_of_rows(std::move(found)), *spec_of_rows(lookup.plan.found));
+}
+
+}  // namespace
+
 TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids,
                                const LookupOptions& options, std::optional<int64_t> n_results) {
   const SpecPtr& spec = spec_of(ids);
   TableLookup lookup{op, table, plan_lookup(*table, *spec, options.exchange, n_results), ids, nullptr};
   if (lookup.plan.ids != spec->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
-  if ((!lookup.plan.asks_any() || lookup.plan.are_known) && options.checks_ids)
-    check_ids(op, lookup.ids, table->sizes()[0]);
-  if (!lookup.plan.asks_any()) return lookup;
-  check_comm_policy(*spec, *spec->replicated());
+  if (!lookup.plan.asks_any()) {
+    if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
+    return lookup;
+  }
+  check_policy(lookup);
   bool are_cut_elsewhere = false;
   for (size_t m = 0; m < lookup.plan.asks.size(); ++m)
     are_cut_elsewhere |= !lookup.plan.asks[m] && lookup.plan.ids[m].is_shard();
-  if (table->is_member() && lookup.plan.are_known)
-    lookup.route = RowRoute::make_known(table, lookup.plan.asks, lookup.own_ids());
-  else if (table->is_member())
-    lookup.route = RowRoute::make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
+  const auto make = lookup.plan.are_known ? &RowRoute::make_known : &RowRoute::make;
+  if (table->is_member())
+    lookup.route = make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
   return lookup;
 }
 

@@ -140,6 +140,11 @@ struct Case {
     const IdRange wanted = range_of(ids_of(ids.here.data()), 0, n), found = range.back()[0];
     if (wanted.lowest != found.lowest || wanted.highest != found.highest)
       complain("range", 0, found.lowest, wanted.lowest);
+    Both<uint64_t> digest(1);
+    cuda::digest_of(ids_of(ids.there), digest.there, nullptr);
+    const uint64_t wanted_digest = digest_of(ids_of(ids.here.data()), 0, n), found_digest = digest.back()[0];
+    if (wanted_digest != found_digest)
+      complain("digest", 0, static_cast<double>(found_digest), static_cast<double>(wanted_digest));
     std::vector<uint64_t> scratch(2 * n + 1);
     Both<uint64_t> scratch_there(cuda::group_scratch(n));
     n_groups = group_ids(

@@ -167,6 +167,17 @@ TEST(RowKernelsTest, RangesOfIds) {
   }
 }
 
+TEST(RowKernelsTest, DigestsOfIds) {
+  for (const bool as_int32 : {false, true}) {
+    const IdList ids({5, -3, 9, 9, 0}, as_int32);
+    const uint64_t digest = digest_of(ids.ids(), 0, 5);
+    EXPECT_EQ(digest_of(ids.ids(), 0, 2) + digest_of(ids.ids(), 2, 5), digest);
+    for (const std::vector<int64_t>& other :
+         {std::vector<int64_t>{-3, 5, 9, 9, 0}, {5, -3, 9, 9, 1}, {8, -4, 9, 9, 0}, {5, -3, 9, 9}})
+      EXPECT_NE(digest_of(IdList(other, as_int32).ids(), 0, static_cast<int64_t>(other.size())), digest);
+  }
+}
+
 TEST(RowKernelsTest, SumsAreRoundedOnce) {
   for_all_kinds([](Element element, bool as_int32, int64_t width) {
     Matrix grads = Matrix(element, 60, width, 1).fill(4), results(element, 12, width), compact(element, 12, width);

@@ -86,10 +86,11 @@ TEST(EmbeddingTest, ResultsLieWhereIdsDo) {
     // The table's placements, the ids', the result's.
     const std::vector<std::tuple<Placements, Placements, Placements>> cases = {
         {{kRows, none}, {cut, none}, {cut, none}},
-        {{kRows, none}, {none, cut}, {Placement::partial(), cut}},
+        {{kRows, none}, {none, cut}, {none, cut}},
         {{kRows, kColumns}, {cut, none}, {cut, kColumns}},
         {{kRows, kColumns}, {cut, kRows}, {cut, kRows}},
-        {{kRows, kRows}, {cut, none}, {cut, Placement::partial()}},
+        {{kRows, kColumns}, {none, none}, {none, kColumns}},
+        {{kRows, kRows}, {cut, none}, {cut, none}},
         {{kColumns, kColumns}, {none, cut}, {kColumns, cut}},
         {{none, kRows}, {kRows, kRows}, {kRows, kRows}}};
     for (const LookupExchange exchange : kExchanges)
@@ -97,10 +98,14 @@ TEST(EmbeddingTest, ResultsLieWhereIdsDo) {
         const LookupScope scope({.exchange = exchange});
         const auto dense = at::arange(7 * 6, at::kDouble).view({7, 6});
         const auto rows = at::embedding(lay_out(dense, mesh, of_table), lay_out(ids, mesh, of_ids));
-        const bool is_brought =
-            exchange == LookupExchange::kAllToAll && of_ids[1] == cut;  // to ranks that have the same ids
-        EXPECT_EQ(to_string(spec_of(rows)->placements()),
-                  to_string(is_brought && !of_table[1].is_shard(1) ? Placements{none, cut} : of_result));
+        Placements expected = of_result;
+        for (size_t m = 0; m < 2; ++m) {
+          if (exchange == LookupExchange::kReduceScatter && of_table[m] == kRows && of_ids[m] == none)
+            expected[m] = Placement::partial();
+          if (exchange == LookupExchange::kAllToAll && of_ids == Placements{none, none})
+            expected[m] = none;  // columns too
+        }
+        EXPECT_EQ(to_string(spec_of(rows)->placements()), to_string(expected));
         EXPECT_TRUE(full_tensor(rows).equal(at::embedding(dense, ids))) << to_string(of_table) << to_string(of_ids);
       }
   });
@@ -120,20 +125,20 @@ TEST(EmbeddingTest, EachRowIsAskedForOnce) {
   });
 }
 
-TEST(EmbeddingTest, RowsOfReplicatedIdsAreBroughtOnceWhereAskedFor) {
+TEST(EmbeddingTest, RowsOfReplicatedIdsAreBroughtOnce) {
   run_ranks(4, [](World& world) {
     const auto mesh = make_mesh({4}, {2, 0, 3, 1});
     const auto dense = at::rand({8, 16});  // rows of 64 bytes, 2 a rank
     const auto table = lay_out(dense, mesh, {kRows}).requires_grad_();
     const auto ids = lay_out(at::tensor({7, 6, 7, 7, 0, 0, 1, 5}), mesh, {kReplicate});
-    const LookupScope scope({.exchange = LookupExchange::kAllToAll});
     CommTrace trace;
     const auto rows = at::embedding(table, ids);
     EXPECT_TRUE(spec_of(rows)->layout().is_replicated());
     const int64_t n_own = std::vector<int64_t>{2, 0, 1, 2}[(*mesh->coord())[0]];  // of rows 0, 1, 5, 6 and 7
-    EXPECT_EQ(trace.bytes_received(), (5 - n_own) * 64) << world.rank();
+    // Of each other rank lowest and highest id and the digest of all; rows.
+    EXPECT_EQ(trace.bytes_received(), 3 * 3 * 8 + (5 - n_own) * 64) << world.rank();
     rows.sum().backward();
-    EXPECT_EQ(trace.total_count(), 1);  // the backward sends nothing
+    EXPECT_EQ(trace.total_count(), 2);  // the backward sends nothing
     EXPECT_TRUE(full_tensor(table.grad()).select(1, 0).equal(at::tensor({2, 1, 0, 0, 0, 1, 1, 3}, at::kFloat)));
   });
 }
@@ -223,6 +228,7 @@ TEST(EmbeddingTest, RowsStayWhereTheyAre) {
     const Placements uneven{Placement::shard(0, {1, 3, 0, 4})};
     const auto table = lay_out(at::rand({8, 16}), mesh, uneven).requires_grad_();
     const auto ids = lay_out(at::arange(8).repeat(3), mesh, {kReplicate});
+    const LookupScope scope({.exchange = LookupExchange::kReduceScatter});
     CommTrace trace;
     const auto rows = at::embedding(table, ids);
     EXPECT_TRUE(spec_of(rows)->placements()[0].is_partial());
@@ -303,6 +309,28 @@ TEST(EmbeddingTest, IdsOutOfRangeStopRanksThatAskedForOthersToo) {
     const auto ids = lay_out(at::tensor({0, 1, 2, 99}), mesh, {kRows, kRows});  // 99 is the last rank's
     const LookupScope scope({.exchange = LookupExchange::kAllToAll});
     EXPECT_THROW(at::embedding(table, ids), c10::IndexError);
+  });
+}
+
+TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
+  run_ranks(4, [](World& world) {
+    const auto mesh = make_mesh({2, 2});
+    const Placement pieces = Placement::shard(0, {9, 1});
+    for (const Placements& of_table : {Placements{kRows, kRows}, {kReplicate, kRows}, {kReplicate, pieces}})
+      for (const Placements& of_ids : {Placements{kReplicate, kReplicate}, {kRows, kReplicate}}) {
+        if (of_table[0] == kRows && of_ids[0] == kRows) continue;  // asked for, whoever wants them
+        const auto table = lay_out(at::rand({10, 4}), mesh, of_table);
+        const auto own = at::tensor(std::vector<int64_t>{1, 2, world.rank() == 3 ? 4 : 3});
+        const auto ids = from_local(own, mesh, of_ids, {.shape = Dims{of_ids[0] == kRows ? 6 : 3}});
+        std::string error;
+        try {
+          at::embedding(table, ids);
+        } catch (const c10::ValueError& thrown) {
+          error = thrown.what_without_backtrace();
+        }
+        const bool is_apart = of_table[0] == kReplicate && of_ids[0] == kReplicate;  // from ranks 2 and 3
+        expect_error(is_apart && world.rank() < 2 ? "" : "[aten::embedding] ids are replicated over ranks", error);
+      }
   });
 }
 

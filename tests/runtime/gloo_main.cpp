@@ -9,7 +9,8 @@ int main(int argc, char** argv) {
   const auto world = shardwise::init_from_env(std::chrono::seconds(60));
   if (world->rank() > 0) {  // rank 0 reports; the others print what fails
     GTEST_FLAG_SET(brief, true);
-    GTEST_FLAG_SET(output, "");
+    testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_xml_generator());  // --gtest_output names one file for all
   }
   return RUN_ALL_TESTS();
 }

@@ -1,7 +1,9 @@
 #include "runtime/world.h"
 
+#include "runtime/collectives.h"
 #include "tests/support/ranks.h"
 
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 namespace shardwise {
@@ -53,6 +55,21 @@ TEST(WorldTest, GroupOfOneNeedsNoProcessGroup) {
     EXPECT_EQ(own->process_group, nullptr);
     EXPECT_EQ(own->size(), 1);
     EXPECT_EQ(world.group({1 - world.rank()}), nullptr);
+  });
+}
+
+TEST(WorldTest, ClosedWorldsLetGoOfTheirGroupsAndSendNothing) {
+  run_ranks(2, [](World& world) {
+    const GroupPtr group = everyone(world);
+    const at::Tensor ones = at::ones({2});
+    all_reduce(*group, ones, Reduce::kSum);
+    const auto process_group = group->process_group;
+    EXPECT_GT(process_group.use_count(), 1);
+    world.close();
+    EXPECT_EQ(process_group.use_count(), 1);
+    expect_error("[all_reduce] the process group of ranks [0, 1] was destroyed",
+                 error_of([&] { all_reduce(*group, ones, Reduce::kSum); }));
+    expect_error("[group] the process groups of these ranks were destroyed", error_of([&] { everyone(world); }));
   });
 }
 

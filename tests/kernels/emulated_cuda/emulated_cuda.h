@@ -75,6 +75,7 @@ void __stwb(Word* into, Word word) {
 
 inline void atomicMin(long long* at, long long value) { *at = value < *at ? value : *at; }
 inline void atomicMax(long long* at, long long value) { *at = value > *at ? value : *at; }
+inline void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
 
 template <class... Params>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Params... args) {
