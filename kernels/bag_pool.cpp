@@ -17,36 +17,43 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
-/// Calls `take(row, k)` for each id k of a bag whose row is here and counts, and asks for columns [first, first + n) of rows ahead of time.
+constexpr int64_t kBlock = 64;         // bags summed in one band of columns before the next
+constexpr int64_t kAheadOfBags = 32;  // ids between asking for a row and using it
+
+/// Calls `take(columns, k)` for each id k of a bag whose row is here and counts, `columns` being [first, first + n) of it, and asks for
+/// those of later rows; near the end of all ids once more for the same.
 template <class T, class Id, class N, class Take>
-void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
-                  const Take& take) {
-  const auto* data = static_cast<const T*>(table.data);
+void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n, const Take& take) {
+  const auto* data = reinterpret_cast<const char*>(static_cast<const T*>(table.data) + first);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
-  const int64_t first_row = table.first_row, step = table.step, padding = bags.padding, last = bags.n_ids - 1;
-  const int64_t end = end_of(bags, bag);
+  const int64_t first_row = table.first_row, step = table.step * int64_t{sizeof(T)}, end = end_of(bags, bag);
+  const uint64_t padding = offset_of(bags.padding, first_row);  // of none: beyond all rows
+  const Id* later_ids = end + kAheadOfBags <= bags.n_ids ? ids + kAheadOfBags : ids;
+  const auto at = [&](uint64_t row) { return data + static_cast<int64_t>(row) * step; };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
-    const uint64_t later = offset_of(ids[std::min(k + kAhead, last)], first_row);
-    if (later < n_rows) prefetch(data + static_cast<int64_t>(later) * step + first, n * int64_t{sizeof(T)});
-    const uint64_t row = offset_of(ids[k], first_row);
-    if (row < n_rows && (padding < 0 || static_cast<int64_t>(ids[k]) != padding))
-      take(data + static_cast<int64_t>(row) * step, k);
+    const uint64_t later = offset_of(later_ids[k], first_row), row = offset_of(ids[k], first_row);
+    if (later < n_rows) prefetch(at(later), n * int64_t{sizeof(T)});
+    if (row < n_rows && row != padding) take(reinterpret_cast<const T*>(at(row)), k);
   }
 }
 
+/// Structures by value: what is written to results could be theirs else, for all that the compiler knows.
 template <class T, class Id>
-void sum_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, bool is_mean, T* result) {
-  const auto divisor = static_cast<Sum<T>>(is_mean ? std::max<int64_t>(count(bags, ids, bag), 1) : 1);
+void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);
-  for_each_band<T>(table.width, [&](int64_t first, auto& band) {
+  for_each_band<T>(table.width, [&](int64_t first, const auto& zeros) {
+    const auto sum = [&](const auto& add) {
+      for (int64_t bag = begin; bag < end; ++bag) {
+        auto band = zeros;
+        for_each_row<T>(table, bags, ids, bag, first, band.n, [&](const T* columns, int64_t k) { add(band, columns, k); });
+        if (is_mean) band.divide(static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)));
+        band.store(results + bag * table.width + first);
+      }
+    };
     if (weights == nullptr)
-      for_each_row<T>(table, bags, ids, bag, first, band.n, [&](const T* row, int64_t) { band.add(row + first); });
+      sum([](auto& band, const T* columns, int64_t) { band.add(columns); });
     else
-      for_each_row<T>(table, bags, ids, bag, first, band.n,
-                      [&](const T* row, int64_t k) { band.add(row + first, load(weights[k])); });
-    band.give([&](auto n, const Sum<T>* sums) {
-      for (int64_t c = 0; c < n; ++c) result[first + c] = static_cast<T>(divisor == 1 ? sums[c] : sums[c] / divisor);
-    });
+      sum([&](auto& band, const T* columns, int64_t k) { band.add(columns, load(weights[k])); });
   });
 }
 
@@ -75,13 +82,15 @@ SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, 
                            void* results, int64_t* chosen, int64_t begin, int64_t end) {
   with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
-      for (int64_t bag = begin; bag < end; ++bag) {
-        T* result = static_cast<T*>(results) + bag * table.width;
-        if (pooling == Pooling::kMax)
-          max_bag(table, bags, id, bag, none, result, chosen == nullptr ? nullptr : chosen + bag * table.width);
-        else
-          sum_bag(table, bags, id, bag, pooling == Pooling::kMean, result);
+      T* rows = static_cast<T*>(results);
+      if (pooling != Pooling::kMax) {
+        for (int64_t block = begin; block < end; block += kBlock)
+          sum_bags(table, bags, id, pooling == Pooling::kMean, rows, block, std::min(block + kBlock, end));
+        return;
       }
+      for (int64_t bag = begin; bag < end; ++bag)
+        max_bag(table, bags, id, bag, none, rows + bag * table.width,
+                chosen == nullptr ? nullptr : chosen + bag * table.width);
     });
   });
 }

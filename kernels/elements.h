@@ -60,6 +60,13 @@ void load_lanes(const T* row, Lanes<T>& lanes) {
     for (size_t i = 0; i < kLanes<T>; ++i) lanes[i] = load(row[i]);
 }
 template <class T>
+void store_lanes(const Lanes<T>& lanes, T* row) {
+  if constexpr (std::is_same_v<T, Sum<T>>)
+    std::memcpy(row, &lanes, sizeof lanes);
+  else
+    for (size_t i = 0; i < kLanes<T>; ++i) row[i] = static_cast<T>(lanes[i]);
+}
+template <class T>
 void add_lanes(const T* row, Lanes<T>& sums) {
   Lanes<T> lanes;
   load_lanes(row, lanes);
@@ -104,6 +111,7 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
 /// Asks for the beginning of a row that is wanted soon.
 inline void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
+  asm("" : "+r"(bytes));  // one address for all lines: the compiler keeps one base for each otherwise, in memory
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line);
 }
 inline void prefetch_for_write(const void* row, int64_t n_bytes) {

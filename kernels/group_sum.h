@@ -23,23 +23,20 @@ void for_each_grad(const GradRows& grads, const int64_t* order, int64_t n_ids, i
   }
 }
 
-/// Of maxima: the gradients of a group's ids in the columns where they were the largest. Calls `use(first, n, sums)`.
+/// Calls `use(first, band)` with the sums, in the columns where a group's ids were the largest, of gradients of maxima.
 template <class T, class Use>
 void sum_chosen(const GradRows& grads, const int64_t* order, int64_t n_ids, const Use& use) {
   constexpr int64_t kColumns = 64;
   const auto* data = static_cast<const T*>(grads.data);
   const auto* factors = static_cast<const Sum<T>*>(grads.factors);
   for (int64_t first = 0; first < grads.width; first += kColumns) {
-    const int64_t n = std::min(kColumns, grads.width - first);
-    Sum<T> sums[kColumns] = {};
+    LooseBand<T, kColumns> band(std::min(kColumns, grads.width - first));
     for (int64_t k = 0; k < n_ids; ++k) {
       const int64_t id = order[k], row = grads.row_of == nullptr ? id : grads.row_of[id];
-      const int64_t* chosen = grads.chosen + row * grads.width + first;
-      const T* from = data + row * grads.step + first;
-      const Sum<T> factor = factors == nullptr ? 1 : factors[id];
-      for (int64_t c = 0; c < n; ++c) sums[c] += chosen[c] == id ? factor * load(from[c]) : Sum<T>{0};
+      band.add_chosen(data + row * grads.step + first, factors == nullptr ? 1 : factors[id],
+                      grads.chosen + row * grads.width + first, id);
     }
-    use(first, n, sums);
+    use(first, band);
   }
 }
 
@@ -50,26 +47,35 @@ void prefetch_grad(const GradRows& grads, const int64_t* order, int64_t k) {
   prefetch(static_cast<const T*>(grads.data) + row * grads.step, grads.width * static_cast<int64_t>(sizeof(T)));
 }
 
-/// Calls `use(g, first, n, sums)` with the sums of each band of columns [first, first + n) of each group in [begin, end); `n` is a
-/// constant of the compiler where it can be.
+/// Calls `use(g, first, band)` with the sums of columns [first, first + band.n), until all are covered, of each group in [begin, end).
 template <class T, class Use>
-void for_each_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
-                  const Use& use) {
+void for_each_band_of_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin,
+                             int64_t end, const Use& use) {
   const int64_t n_places = begin < end ? starts[end] : 0;
   for (int64_t g = begin; g < end; ++g) {
     const int64_t n_ids = starts[g + 1] - starts[g];
     const int64_t* ids = order + starts[g];
     for (int64_t k = starts[g] + kAhead; k < std::min(starts[g + 1] + kAhead, n_places); ++k)
       prefetch_grad<T>(grads, order, k);
+    const auto use_band = [&](int64_t first, const auto& band) { use(g, first, band); };
     if (grads.chosen != nullptr) {
-      sum_chosen<T>(grads, ids, n_ids, [&](int64_t first, int64_t n, const Sum<T>* sums) { use(g, first, n, sums); });
+      sum_chosen<T>(grads, ids, n_ids, use_band);
       continue;
     }
     for_each_band<T>(grads.width, [&](int64_t first, auto& band) {
       for_each_grad<T>(grads, ids, n_ids, first, [&](auto... grad) { band.add(grad...); });
-      band.give([&](auto n, const Sum<T>* sums) { use(g, first, n, sums); });
+      use_band(first, band);
     });
   }
+}
+
+/// Calls `use(g, first, n, sums)` likewise; `n` is a constant of the compiler where it can be.
+template <class T, class Use>
+void for_each_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
+                  const Use& use) {
+  for_each_band_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& band) {
+    band.give([&](auto n, const Sum<T>* sums) { use(g, first, n, sums); });
+  });
 }
 
 }  // namespace shardwise::kernels

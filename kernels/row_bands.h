@@ -22,6 +22,12 @@ class Band {
   void add(const T* columns, Sum<T> factor) {
     each([&](size_t i) { add_lanes(columns + i * kLanes<T>, factor, sums_[i]); });
   }
+  void divide(Sum<T> divisor) {
+    each([&](size_t i) { sums_[i] /= divisor; });
+  }
+  void store(T* columns) const {
+    each([&](size_t i) { store_lanes(sums_[i], columns + i * kLanes<T>); });
+  }
   /// Calls `use(n, numbers)`.
   template <class Use>
   void give(const Use& use) const {
@@ -38,16 +44,26 @@ class Band {
   Lanes<T> sums_[kN] = {};
 };
 
-/// The last columns, fewer than kLanes<T>.
-template <class T>
-class LastBand {
+/// The same of a number of columns, at most kMost, that the compiler does not know.
+template <class T, size_t kMost = 8>
+class LooseBand {
  public:
-  explicit LastBand(int64_t n_columns) : n(n_columns) {}
+  explicit LooseBand(int64_t n_columns) : n(n_columns) {}
   const int64_t n;
 
   void add(const T* columns) { add(columns, 1); }
   void add(const T* columns, Sum<T> factor) {
     for (int64_t c = 0; c < n; ++c) sums_[c] += factor * load(columns[c]);
+  }
+  /// Only the columns that are `id`'s.
+  void add_chosen(const T* columns, Sum<T> factor, const int64_t* chosen, int64_t id) {
+    for (int64_t c = 0; c < n; ++c) sums_[c] += chosen[c] == id ? factor * load(columns[c]) : Sum<T>{0};
+  }
+  void divide(Sum<T> divisor) {
+    for (int64_t c = 0; c < n; ++c) sums_[c] /= divisor;
+  }
+  void store(T* columns) const {
+    for (int64_t c = 0; c < n; ++c) columns[c] = static_cast<T>(sums_[c]);
   }
   template <class Use>
   void give(const Use& use) const {
@@ -55,7 +71,7 @@ class LastBand {
   }
 
  private:
-  Sum<T> sums_[8] = {};  // whole eights, by which some read
+  Sum<T> sums_[kMost] = {};
 };
 
 /// Calls `use(first, band)` with a band of zeros for columns [first, first + band.n), until all of `width` are covered.
@@ -73,7 +89,7 @@ void for_each_band(int64_t width, const Use& use) {
   cover(std::integral_constant<size_t, 2>{});
   cover(std::integral_constant<size_t, 1>{});
   if (first == width) return;
-  LastBand<T> band(width - first);
+  LooseBand<T> band(width - first);
   use(first, band);
 }
 

@@ -9,10 +9,9 @@ namespace {
 template <class T, class RowAt>
 void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                 const RowAt& row_at) {
-  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
+  for_each_band_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& band) {
     if (first == 0 && g + kAhead < end) prefetch_for_write(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
-    T* into = row_at(g) + first;
-    for (int64_t c = 0; c < n; ++c) into[c] = static_cast<T>(sum[c]);
+    band.store(row_at(g) + first);
   });
 }
 

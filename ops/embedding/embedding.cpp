@@ -22,6 +22,10 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "aten::embedding";
 
+TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options) {
+  return TableLookup::start(kOp, table, ids, plan_lookup(*table, *spec_of(ids), options.exchange), options);
+}
+
 SpecPtr spec_of_result(const TableLookup& lookup, Placements placements) {
   Dims sizes(lookup.ids.sizes());
   sizes.push_back(lookup.table->sizes()[1]);
@@ -82,7 +86,7 @@ TableLookup cut_as(const Spec& grad, const SavedPtr& saved) {
   if (lookup.gives() || cut == lookup.plan.ids) return lookup;
   LookupOptions options = saved->options;
   options.checks_ids = false;  // they were
-  TableLookup again = TableLookup::start(lookup.op, lookup.table, redistribute(lookup.ids, cut), options);
+  TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, cut), options);
   return again.gives() || !again.table->is_member() ? again : lookup;
 }
 
@@ -141,7 +145,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const SavedPtr& saved,
                             const at::Tensor& ids) {
     const BelowGuard guard;
-    saved->lookup = TableLookup::start(kOp, spec_of(weight), ids, saved->options);
+    saved->lookup = start_lookup(spec_of(weight), ids, saved->options);
     keep(ctx, saved, saved->lookup.ids);
     return look_up(saved->lookup, weight);
   }
@@ -161,7 +165,7 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
   check_padding(kOp, padding_idx, table.size(0));
   const BelowGuard guard;
   const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
-  return look_up(TableLookup::start(kOp, spec_of(table), own, LookupScope::current()), table);
+  return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table);
 }
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,

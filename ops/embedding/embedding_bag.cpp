@@ -76,20 +76,25 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
 void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
   const BelowGuard guard;
   const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
+  const auto planned = [&] {
+    return plan_lookup(*spec_of(table), *spec_of(ids), call.options.exchange, call.offsets.n());
+  };
   if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
-  const LookupPlan plan = plan_lookup(*spec_of(table), *spec_of(ids), call.options.exchange, call.offsets.n());
-  if (!call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) ids = gathered();  // cut anew there
-  call.lookup = TableLookup::start(kOp, spec_of(table), ids, call.options, call.offsets.n());
+  LookupPlan plan = planned();
+  if (plan.ids != spec_of(ids)->placements() &&
+      !call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) {  // cut anew there
+    ids = gathered();
+    plan = planned();
+  }
+  call.lookup = TableLookup::start(kOp, spec_of(table), ids, std::move(plan), call.options);
 }
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 /// torch's other three results are its backward's own; ours needs none.
 Results with_nothing_else(at::Tensor result) {
-  const auto none = [&] {
-    return empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong);
-  };
-  return {result, none(), none(), none()};
+  const at::Tensor none = empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong);
+  return {result, none, none, none};
 }
 
 Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool by_freq,

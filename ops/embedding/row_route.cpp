@@ -1,6 +1,5 @@
 #include "ops/embedding/row_route.h"
 
-#include "ops/embedding/id_check.h"
 #include "runtime/collectives.h"
 #include "runtime/messages.h"
 
@@ -110,10 +109,20 @@ void RowRoute::drop_unowned() {
         is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
 }
 
+/// Where all ids are in groups, these ascend.
+IdBounds RowRoute::bounds_of(const at::Tensor& ids) const {
+  IdBounds bounds;
+  const int64_t n = groups_.n();
+  if (groups_.starts[n].item<int64_t>() < ids.numel())
+    bounds.add(ids);
+  else if (n > 0)
+    bounds.add(groups_.rows[0].item<int64_t>(), groups_.rows[n - 1].item<int64_t>());
+  return bounds;
+}
+
 /// Ranks that have unlike ids would wait for rows that nobody sends.
 void RowRoute::check_equal(const char* op, const at::Tensor& ids) const {
-  IdBounds bounds;
-  bounds.add(ids);
+  IdBounds bounds = bounds_of(ids);
   const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
   const at::Tensor sent = own.repeat({group_->size()}).to(groups_.rows.device()), arrived = at::empty_like(sent);
   const std::vector<int64_t> splits(group_->size(), own.numel());
@@ -136,7 +145,7 @@ void RowRoute::check_equal(const char* op, const at::Tensor& ids) const {
 void RowRoute::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {
   const size_t n_own_boxes = table_->boxes().size();
   IdBounds bounds;
-  if (checks_ids) bounds.add(ids);
+  if (checks_ids) bounds = bounds_of(ids);
   std::vector<int64_t> sent, send_splits, receive_splits;
   for (const int64_t rank : group_->ranks) {
     const size_t before = sent.size();

@@ -6,6 +6,7 @@
 // sent: a message of counts to every rank, and per box the ids asked of it and their rows.
 #pragma once
 
+#include "ops/embedding/id_check.h"
 #include "ops/embedding/row_kernels.h"
 #include "runtime/group.h"
 #include "runtime/spec.h"
@@ -70,6 +71,7 @@ class RowRoute {
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
   void check_equal(const char* op, const at::Tensor& ids) const;
+  IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's ask of its own box.
   const Ask& own_ask(size_t box) const;
   /// Ids travel in 32 bits where they fit.

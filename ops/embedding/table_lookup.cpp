@@ -79,11 +79,10 @@ void check_policy(const TableLookup& lookup) {
 
 }  // namespace
 
-TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids,
-                               const LookupOptions& options, std::optional<int64_t> n_results) {
-  const SpecPtr& spec = spec_of(ids);
-  TableLookup lookup{op, table, plan_lookup(*table, *spec, options.exchange, n_results), ids, nullptr};
-  if (lookup.plan.ids != spec->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
+TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
+                               const LookupOptions& options) {
+  TableLookup lookup{op, table, std::move(plan), ids, nullptr};
+  if (lookup.plan.ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
   if (!lookup.plan.asks_any()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
     return lookup;

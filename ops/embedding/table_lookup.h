@@ -27,9 +27,9 @@ struct TableLookup {
   at::Tensor ids;                         // distributed as plan.ids
   std::shared_ptr<const RowRoute> route;  // null where plan asks nobody, and on non-members
 
-  /// Collective over the mesh's members; ids are those of prepared_ids(). `n_results`: as plan_lookup() wants it.
-  static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options,
-                           std::optional<int64_t> n_results = {});
+  /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them.
+  static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
+                           const LookupOptions& options);
 
   /// Gradients go back along the route: each rank has those of its own ids.
   bool gives() const { return route && !plan.are_known; }
