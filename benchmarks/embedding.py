@@ -140,9 +140,6 @@ def unpooled(args, kind, is_batch_cut):
     title = f"unpooled, {'batch cut' if is_batch_cut else 'replicated'}, {kind} ids"
     figure = measure(title, unpooled_sides(is_batch_cut), problem, args)
     say(*compare_with(figure, SHARDWISE, BY_HAND, TARGET_BY_HAND))
-    if not is_batch_cut:
-        say(*compare_with(figure, f"{SHARDWISE}, all_to_all", BY_HAND, TARGET_BY_HAND))
-        say(*compare_with(figure, f"{SHARDWISE}, all_to_all", TORCH, TARGET_TORCH))
     if kind == "zipf" and is_batch_cut:
         say(*compare_with(figure, SHARDWISE, WITHOUT_UNIQUE, 1.0))
     say(*compare_with(figure, SHARDWISE, TORCH, TARGET_TORCH))

@@ -75,10 +75,8 @@ def package(name, **choices):
 
 
 def unpooled_sides(is_batch_cut):
-    forced = {}
-    if hasattr(shardwise, "lookup_exchange"):
-        exchanges = EXCHANGES if is_batch_cut else ["all_to_all"]  # of replicated ids the other is the usual way
-        forced = {f"{SHARDWISE}, {exchange}": package(SHARDWISE, exchange=exchange) for exchange in exchanges}
+    exchanges = EXCHANGES if is_batch_cut else EXCHANGES[:1]  # of replicated ids "auto" is the other
+    forced = {f"{SHARDWISE}, {exchange}": package(SHARDWISE, exchange=exchange) for exchange in exchanges}
     ways = {"all_reduce": by_hand.all_reduce, "reduce_scatter": by_hand.reduce_scatter}
     if is_batch_cut:
         ways |= {"all_to_all": by_hand.all_to_all, "all_to_all, unique ids": by_hand.all_to_all_of_unique}

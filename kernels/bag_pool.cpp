@@ -17,13 +17,14 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
-constexpr int64_t kBlock = 64;         // bags summed in one band of columns before the next
+constexpr int64_t kBlock = 16;        // bags summed in one band of columns before the next
 constexpr int64_t kAheadOfBags = 32;  // ids between asking for a row and using it
 
 /// Calls `take(columns, k)` for each id k of a bag whose row is here and counts, `columns` being [first, first + n) of it, and asks for
 /// those of later rows; near the end of all ids once more for the same.
 template <class T, class Id, class N, class Take>
-void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n, const Take& take) {
+void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
+                  const Take& take) {
   const auto* data = reinterpret_cast<const char*>(static_cast<const T*>(table.data) + first);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
   const int64_t first_row = table.first_row, step = table.step * int64_t{sizeof(T)}, end = end_of(bags, bag);
@@ -32,7 +33,7 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   const auto at = [&](uint64_t row) { return data + static_cast<int64_t>(row) * step; };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
     const uint64_t later = offset_of(later_ids[k], first_row), row = offset_of(ids[k], first_row);
-    if (later < n_rows) prefetch(at(later), n * int64_t{sizeof(T)});
+    prefetch(at(later < n_rows ? later : 0), n * int64_t{sizeof(T)});
     if (row < n_rows && row != padding) take(reinterpret_cast<const T*>(at(row)), k);
   }
 }
@@ -45,7 +46,8 @@ void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T*
     const auto sum = [&](const auto& add) {
       for (int64_t bag = begin; bag < end; ++bag) {
         auto band = zeros;
-        for_each_row<T>(table, bags, ids, bag, first, band.n, [&](const T* columns, int64_t k) { add(band, columns, k); });
+        for_each_row<T>(table, bags, ids, bag, first, band.n,
+                        [&](const T* columns, int64_t k) { add(band, columns, k); });
         if (is_mean) band.divide(static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)));
         band.store(results + bag * table.width + first);
       }
