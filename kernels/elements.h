@@ -109,14 +109,11 @@ inline uint64_t offset_of(int64_t id, int64_t first_row) {
 }
 
 /// Asks for the beginning of a row that is wanted soon.
-inline void prefetch(const void* row, int64_t n_bytes) {
+template <bool kToWrite = false>
+void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
   asm("" : "+r"(bytes));  // one address for all lines: the compiler keeps one base for each otherwise, in memory
-  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line);
-}
-inline void prefetch_for_write(const void* row, int64_t n_bytes) {
-  const auto* bytes = static_cast<const char*>(row);
-  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, 1);
+  for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
 inline constexpr int64_t kAhead = 16;  // rows between asking for one and using it
 

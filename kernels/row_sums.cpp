@@ -10,7 +10,7 @@ template <class T, class RowAt>
 void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                 const RowAt& row_at) {
   for_each_band_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& band) {
-    if (first == 0 && g + kAhead < end) prefetch_for_write(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
+    if (first == 0 && g + kAhead < end) prefetch<true>(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
     band.store(row_at(g) + first);
   });
 }

@@ -28,9 +28,9 @@ void descend(T* row, int64_t n, const Sum<T>* grad, Sum<T> rate) {
 /// Asks for what an update of row `row` will write: its elements and so many arrays of state.
 template <class T>
 void prefetch_update(const Rows& table, const Sum<T>* first_state, const Sum<T>* second_state, int64_t row) {
-  prefetch_for_write(static_cast<T*>(table.data) + row * table.step, table.width * int64_t{sizeof(T)});
+  prefetch<true>(static_cast<T*>(table.data) + row * table.step, table.width * int64_t{sizeof(T)});
   for (const Sum<T>* state : {first_state, second_state})
-    if (state != nullptr) prefetch_for_write(state + row * table.width, table.width * int64_t{sizeof(Sum<T>)});
+    if (state != nullptr) prefetch<true>(state + row * table.width, table.width * int64_t{sizeof(Sum<T>)});
 }
 
 template <class T>
