@@ -2,6 +2,7 @@
 #include "python/casters.h"
 #include "python/mesh_args.h"
 #include "python/torch_world.h"
+#include "runtime/group_backend.h"
 #include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>
@@ -48,8 +49,8 @@ int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_
 /// The name by which torch.distributed knows the group along `mesh_dim`; none where this rank is alone in it or outside.
 std::optional<std::string> group_name(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
-  if (!group || !group->process_group) return std::nullopt;
-  return group->process_group->getGroupName();
+  if (!group || group->size() == 1) return std::nullopt;
+  return open_group(*group, "device_mesh").getGroupName();
 }
 
 std::string text_of(const DeviceMesh& mesh) {

@@ -1,7 +1,8 @@
-#include "ops/embedding/lookup_options.h"
 #include "python/bindings.h"
 #include "python/scope.h"
+#include "runtime/lookup_options.h"
 
+#include <memory>
 #include <string>
 
 namespace shardwise {
@@ -18,7 +19,9 @@ void bind_lookup_options(py::module_& module) {
       "- \"auto\": the faster by the default link's latency and bandwidth; rows of ids that all have come to all.\n"
       "Bags of ids that all have are pooled and left Partial by every one of them. Backwards go by the options of "
       "their forward.\n"
-      "`check_ids=False`: ids out of range are no error but give zeros, and nobody is asked about them.\n"
+      "`check_ids=False`: ids out of range are no error but give zeros, and nobody compares replicated ids: ranks "
+      "whose "
+      "ids differ may wait for each other for ever.\n"
       "Raises ValueError for another name.")
       .def(py::init([](const std::string& exchange, bool check_ids) {
              return std::make_unique<Scope>(LookupOptions{to_lookup_exchange(exchange), check_ids});

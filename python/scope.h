@@ -5,24 +5,26 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <optional>
+#include <memory>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace shardwise {
 
-/// A Scope that Python opens and closes, made of `options` each time.
+/// A Scope that Python opens and closes, made of `options` each time; within itself too.
 template <class Scope, class... Options>
 class PyScope {
  public:
   explicit PyScope(Options... options) : options_(std::move(options)...) {}
   void enter() {
-    std::apply([this](const auto&... options) { scope_.emplace(options...); }, options_);
+    std::apply([this](const auto&... options) { open_.push_back(std::make_unique<Scope>(options...)); }, options_);
   }
-  void exit() { scope_.reset(); }
+  void exit() { open_.pop_back(); }
 
  private:
   std::tuple<Options...> options_;
-  std::optional<Scope> scope_;
+  std::vector<std::unique_ptr<Scope>> open_;
 };
 
 /// The class `name` of shardwise, which still wants its py::init.

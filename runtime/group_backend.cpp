@@ -7,17 +7,14 @@
 #include <fmt/ranges.h>
 
 namespace shardwise {
-namespace {
 
 c10d::ProcessGroup& open_group(const Group& group, const char* op) {
   TORCH_CHECK_VALUE(group.process_group,
-                    fmt::format("[{}] the process group of ranks {} was destroyed. Make meshes and DTensors after "
-                                "init_process_group().",
+                    fmt::format("[{}] the process group of ranks {} was destroyed, or the program is ending. Make "
+                                "meshes and DTensors after init_process_group().",
                                 op, group.ranks));
   return *group.process_group;
 }
-
-}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
   c10d::ProcessGroup& process_group = open_group(group, op);

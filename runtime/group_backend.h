@@ -8,6 +8,10 @@
 
 namespace shardwise {
 
+/// Of a group of more than one rank. `op` is named by the error.
+/// Throws: c10::ValueError where it was destroyed.
+c10d::ProcessGroup& open_group(const Group& group, const char* op);
+
 /// The backend of `device` in the group, which has more than one rank. `op` is named by the error.
 /// Throws: c10::ValueError where it has none.
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);

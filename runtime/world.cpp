@@ -72,23 +72,24 @@ void World::set_process(std::shared_ptr<World> world) {
 
 GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto members = checked_members(ranks, size_);
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  MakeGroup make_group;
   {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK_VALUE(!is_closed_,
-                      "[group] the process groups of these ranks were destroyed. Make meshes after "
-                      "init_process_group().");
+                      "[group] the process groups of these ranks were destroyed, or the program is ending. Make meshes "
+                      "after init_process_group().");
     if (const auto found = groups_.find(members); found != groups_.end()) return found->second;
+    process_group = everyone_;
+    make_group = make_group_;
   }
   // No lock here: making a group waits for other ranks and may call Python.
   const auto own = std::find(members.begin(), members.end(), rank_);
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  if (members.size() == static_cast<size_t>(size_))
-    process_group = everyone_;
-  else if (members.size() > 1)
-    process_group = make_group_(members);
+  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 ? make_group(members) : nullptr;
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);
+  if (is_closed_ && group) group->process_group = nullptr;  // meanwhile
   return groups_.emplace(std::move(members), std::move(group)).first->second;
 }
 

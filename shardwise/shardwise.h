@@ -1,7 +1,6 @@
 // shardwise/shardwise.h: everything a C++ program needs, but for modules: wrappers/parallel_modules.h brings torch::nn's headers.
 #pragma once
 
-#include "ops/embedding/lookup_options.h"
 #include "ops/embedding/row_optimizer.h"
 #include "placements/layout.h"
 #include "placements/picture.h"
@@ -10,6 +9,7 @@
 #include "runtime/device_mesh.h"
 #include "runtime/dtensor.h"
 #include "runtime/env_world.h"
+#include "runtime/lookup_options.h"
 #include "runtime/thread_world.h"
 #include "wrappers/local_shards_wrapper.h"
 #include "wrappers/mp_moves.h"

@@ -1,4 +1,5 @@
 // wrappers/parallel_lookup.cpp: embedding tables and losses of which each rank has some columns, rows or classes.
+#include "runtime/lookup_options.h"
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
@@ -30,11 +31,12 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, c
     at::Tensor table = weight.detach();
     at::embedding_renorm_(table, own, *call.max_norm, call.norm_type);
   }
+  LookupOptions options = LookupScope::current();
+  const Placement& of_ids = spec_of(own)->placements()[call.mesh_dim];
+  if (!call.gather_output && of_ids.is_replicate()) options.exchange = LookupExchange::kReduceScatter;
+  const LookupScope scope(options);
   at::Tensor rows = at::embedding(weight, own, padding_idx, call.scale_grad_by_freq, call.sparse);
-  if (call.gather_output) {
-    const Placement& of_ids = spec_of(own)->placements()[call.mesh_dim];
-    rows = placed_on(rows, call.mesh_dim, of_ids.is_shard() ? of_ids : Placement::replicate());
-  }
+  if (call.gather_output) rows = placed_on(rows, call.mesh_dim, of_ids.is_shard() ? of_ids : Placement::replicate());
   return is_dtensor(ids) ? rows : local_part(rows);
 }
 

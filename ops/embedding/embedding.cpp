@@ -133,8 +133,9 @@ struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor ids = ctx->get_saved_variables()[0];
-    at::Tensor rows = at::embedding(grads[0], ids);
     const SavedPtr saved = kept(ctx);
+    const LookupScope scope(saved->options);
+    at::Tensor rows = at::embedding(grads[0], ids);
     if (saved->padding_idx >= 0) rows = rows * ids.ne(saved->padding_idx).unsqueeze(-1);
     if (saved->by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
     return {rows, {}, {}};

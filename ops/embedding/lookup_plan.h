@@ -1,16 +1,17 @@
 // ops/embedding/lookup_plan.h: where ids must lie for a lookup, and where its results come to lie; decided from layouts alone.
 //
 //   table on a mesh dim    ids there    result there
-//   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of lookup_options.h
-//   Shard(0), pieces       Replicate    Replicate: each row named is sent once to each rank. Bags, and by the other exchange:
-//                                       Partial(sum), and nothing is sent
+//   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of runtime/lookup_options.h
+//   Shard(0), pieces       Replicate    Replicate: each row named is sent once to each rank (or, where ids are cut along another
+//                                       dim that cuts the table, reduced). Bags, and by the other exchange: Partial(sum),
+//                                       and nothing is sent
 //   Shard(1)               Replicate    Shard(last dim), and nothing is sent; Replicate where the all-to-all is asked for by name
 //   Replicate              as they are  as the ids: nothing is sent
 //   Partial                Replicate    Partial likewise; where ids were cut, reduced to them
 #pragma once
 
-#include "ops/embedding/lookup_options.h"
 #include "runtime/dtensor.h"
+#include "runtime/lookup_options.h"
 
 #include <optional>
 #include <vector>

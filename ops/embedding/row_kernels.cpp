@@ -127,6 +127,8 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   if (ids.numel() == 0 || rows.numel() == 0) return;
+  if (rows.element_size() == 1 && rows.scalar_type() != at::kByte)
+    return lookup_rows_into(results.view(at::kByte), rows.view(at::kByte), ids, first_row);
   if (copy_rows(rows, ids, first_row, kernels::Miss::kKeep, results, results.stride(0))) return;
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);

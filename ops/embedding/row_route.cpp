@@ -15,49 +15,56 @@
 namespace shardwise {
 namespace {
 
-/// The coordinates of both are equal but along `asks`.
-bool are_partners(const DeviceMesh& mesh, int64_t rank, int64_t other, const std::vector<bool>& asks) {
+/// The coordinates of both ranks are equal along `dims`.
+bool agree_along(const DeviceMesh& mesh, int64_t rank, int64_t other, const std::vector<bool>& dims) {
   const auto coord = mesh.grid().coord_of(rank), others = mesh.grid().coord_of(other);
-  for (size_t m = 0; m < asks.size(); ++m)
-    if (!asks[m] && (*coord)[m] != (*others)[m]) return false;
+  for (size_t m = 0; m < dims.size(); ++m)
+    if (dims[m] && (*coord)[m] != (*others)[m]) return false;
   return true;
 }
-bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& asks) {
-  return are_partners(mesh, rank, mesh.rank(), asks);
+
+/// The coordinates of `rank` are this rank's but along `asks`.
+bool is_partner(const DeviceMesh& mesh, int64_t rank, std::vector<bool> asks) {
+  asks.flip();
+  return agree_along(mesh, rank, mesh.rank(), asks);
 }
 
-/// Along one dim its own group will do, unless ids differ along others too and all ranks must hear of a bad one.
-GroupPtr group_along(const DeviceMesh& mesh, const std::vector<bool>& asks, bool ids_are_cut_elsewhere) {
+/// Along one dim its own group will do, unless what is wrong with the ids of one line of ranks must be told to all.
+GroupPtr group_along(const DeviceMesh& mesh, const std::vector<bool>& asks, bool tells_all) {
   const auto first = std::ranges::find(asks, true);
   const bool is_only = std::count(asks.begin(), asks.end(), true) == 1;
-  return is_only && !ids_are_cut_elsewhere ? mesh.group(first - asks.begin()) : mesh.group();
+  return is_only && !tells_all ? mesh.group(first - asks.begin()) : mesh.group();
 }
 
 at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.narrow(0, begin, end - begin); }
 
 }  // namespace
 
-RowRoute::RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, bool ids_are_cut_elsewhere)
+RowRoute::RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, GroupPtr group)
     : table_(table),
       asks_along_(std::move(asks)),
-      group_(group_along(*table->mesh(), asks_along_, ids_are_cut_elsewhere)),
+      group_(std::move(group)),
       groups_(group_ids(ids, 0, table->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true)) {
   find_asks();
 }
 
 std::shared_ptr<const RowRoute> RowRoute::make(const char* op, const SpecPtr& table, std::vector<bool> asks,
-                                               const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids) {
-  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, ids_are_cut_elsewhere));
+                                               const at::Tensor& ids, const std::vector<bool>& cuts, bool checks_ids) {
+  bool are_cut_elsewhere = false;
+  for (size_t m = 0; m < cuts.size(); ++m) are_cut_elsewhere |= cuts[m] && !asks[m];
+  GroupPtr group = group_along(*table->mesh(), asks, are_cut_elsewhere);
+  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, std::move(group)));
   route->exchange_counts(op, ids, checks_ids);
   route->exchange_ids();
   return route;
 }
 
 std::shared_ptr<const RowRoute> RowRoute::make_known(const char* op, const SpecPtr& table, std::vector<bool> asks,
-                                                     const at::Tensor& ids, bool ids_are_cut_elsewhere,
+                                                     const at::Tensor& ids, const std::vector<bool>& cuts,
                                                      bool checks_ids) {
-  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, ids_are_cut_elsewhere && checks_ids));
-  if (checks_ids) route->check_equal(op, ids);
+  GroupPtr group = group_along(*table->mesh(), asks, checks_ids);
+  std::shared_ptr<RowRoute> route(new RowRoute(table, std::move(asks), ids, std::move(group)));
+  if (checks_ids) route->check_equal(op, ids, cuts);
   route->is_known_ = true;
   for (size_t box = 0; box < table->boxes().size(); ++box) {
     const Ask& own = route->own_ask(box);
@@ -120,8 +127,8 @@ IdBounds RowRoute::bounds_of(const at::Tensor& ids) const {
   return bounds;
 }
 
-/// Ranks that have unlike ids would wait for rows that nobody sends.
-void RowRoute::check_equal(const char* op, const at::Tensor& ids) const {
+/// Ranks that have unlike ids would wait for rows that nobody sends. Ids that are cut along `cuts` alone are equal elsewhere.
+void RowRoute::check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& cuts) const {
   IdBounds bounds = bounds_of(ids);
   const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
   const at::Tensor sent = own.repeat({group_->size()}).to(groups_.rows.device()), arrived = at::empty_like(sent);
@@ -134,7 +141,7 @@ void RowRoute::check_equal(const char* op, const at::Tensor& ids) const {
     bounds.add(summary[i][0], summary[i][1]);
     for (int64_t j = 0; j < i; ++j)
       TORCH_CHECK_VALUE(
-          summary[i][2] == summary[j][2] || !are_partners(*table_->mesh(), rank, group_->ranks[j], asks_along_),
+          summary[i][2] == summary[j][2] || !agree_along(*table_->mesh(), rank, group_->ranks[j], cuts),
           fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the same "
                       "(distribute_tensor sends those of one), or cut them.",
                       op, group_->ranks[j], rank));

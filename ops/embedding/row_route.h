@@ -26,15 +26,16 @@ struct BoxGrads {
 class RowRoute {
  public:
   /// Exchanges counts and ids along the mesh dims `asks`: among the ranks that differ in those coordinates alone. `ids`: this rank's,
-  /// of any shape. Collective over the mesh's members.
+  /// of any shape; they are cut along `cuts`. Collective over the mesh's members.
   /// Throws: c10::IndexError naming the worst id where `checks_ids` and one is out of range, on every rank.
   static std::shared_ptr<const RowRoute> make(const char* op, const SpecPtr& table, std::vector<bool> asks,
-                                              const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
+                                              const at::Tensor& ids, const std::vector<bool>& cuts, bool checks_ids);
 
   /// The same where those ranks have equal ids: each knows what the others want, and no ids are sent. give() is not for it.
   /// Throws besides, where `checks_ids`: c10::ValueError where ids differ between ranks that should have the same.
   static std::shared_ptr<const RowRoute> make_known(const char* op, const SpecPtr& table, std::vector<bool> asks,
-                                                    const at::Tensor& ids, bool ids_are_cut_elsewhere, bool checks_ids);
+                                                    const at::Tensor& ids, const std::vector<bool>& cuts,
+                                                    bool checks_ids);
 
   /// This rank's ids by the rows they name; `group_of` too, -1 for rows that nobody along `asks` owns.
   const IdGroups& groups() const { return groups_; }
@@ -65,12 +66,12 @@ class RowRoute {
     int64_t n() const { return end - begin; }
   };
 
-  RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, bool ids_are_cut_elsewhere);
+  RowRoute(const SpecPtr& table, std::vector<bool> asks, const at::Tensor& ids, GroupPtr group);
   void find_asks();
   void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
-  void check_equal(const char* op, const at::Tensor& ids) const;
+  void check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& cuts) const;
   IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's ask of its own box.
   const Ask& own_ask(size_t box) const;

@@ -70,7 +70,8 @@ void check_policy(const TableLookup& lookup) {
   sizes.push_back(lookup.table->sizes()[1]);
   Placements found = lookup.plan.found;
   for (size_t m = 0; m < found.size(); ++m)
-    if (lookup.plan.asks[m]) found[m] = Placement::partial();
+    if (lookup.plan.asks[m])
+      found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
   const auto spec_of_rows = [&](Placements placements) {
     return Spec::intern(ids->mesh(), sizes, std::move(placements), row_major_strides(sizes), lookup.table->dtype());
   };
@@ -88,12 +89,10 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
     return lookup;
   }
   check_policy(lookup);
-  bool are_cut_elsewhere = false;
-  for (size_t m = 0; m < lookup.plan.asks.size(); ++m)
-    are_cut_elsewhere |= !lookup.plan.asks[m] && lookup.plan.ids[m].is_shard();
+  std::vector<bool> cuts;
+  for (const Placement& of_ids : lookup.plan.ids) cuts.push_back(of_ids.is_shard());
   const auto make = lookup.plan.are_known ? &RowRoute::make_known : &RowRoute::make;
-  if (table->is_member())
-    lookup.route = make(op, table, lookup.plan.asks, lookup.own_ids(), are_cut_elsewhere, options.checks_ids);
+  if (table->is_member()) lookup.route = make(op, table, lookup.plan.asks, lookup.own_ids(), cuts, options.checks_ids);
   return lookup;
 }
 

@@ -1,6 +1,6 @@
 // Pooled lookups: any table, ids and bags against dense ones, pooled before they are sent.
-#include "ops/embedding/lookup_options.h"
 #include "runtime/comm_trace.h"
+#include "runtime/lookup_options.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

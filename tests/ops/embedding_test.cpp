@@ -1,7 +1,7 @@
 // Lookups: any table and any ids against dense ones, gradients that stay with their rows, and ids that are no rows.
-#include "ops/embedding/lookup_options.h"
 #include "runtime/comm_policy.h"
 #include "runtime/comm_trace.h"
+#include "runtime/lookup_options.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -63,6 +63,21 @@ TEST(EmbeddingTest, EveryDtypeIsDense) {
     expect_dense_lookups("embedding of integers and complex numbers",
                          [=](const Tensors& t) { return at::embedding(t[0].to(dtype), ids_in(t[1], 9)); },
                          {{9, 3}, {7}}, {.with_grad = false, .max_combinations = 12});
+}
+
+TEST(EmbeddingTest, TablesOfFloat8AreRowsOfBytes) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({3});
+    const auto dense = at::arange(28, at::kFloat).view({7, 4}).to(at::kFloat8_e4m3fn), ids = at::tensor({6, 0, 6, 3});
+    const auto bytes = dense.view(at::kByte).index_select(0, ids);
+    for (const Placement& of_ids : {kRows, kReplicate}) {
+      const LookupScope scope({.exchange = LookupExchange::kAllToAll});
+      const auto own = from_pieces({dense.chunk(3)[(*mesh->coord())[0]]},
+                                   Spec::intern(mesh, Dims{7, 4}, {kRows}, Dims{4, 1}, at::kFloat8_e4m3fn));
+      const auto rows = redistribute(at::embedding(own, lay_out(ids, mesh, {of_ids})), {kReplicate});
+      EXPECT_TRUE(maybe_dtensor(rows)->shards()[0].view(at::kByte).equal(bytes));
+    }
+  });
 }
 
 TEST(EmbeddingTest, PaddingGetsNoGradient) {
@@ -316,7 +331,8 @@ TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
   run_ranks(4, [](World& world) {
     const auto mesh = make_mesh({2, 2});
     const Placement pieces = Placement::shard(0, {9, 1});
-    for (const Placements& of_table : {Placements{kRows, kRows}, {kReplicate, kRows}, {kReplicate, pieces}})
+    for (const Placements& of_table :
+         {Placements{kRows, kRows}, {kReplicate, kRows}, {kReplicate, pieces}, {kRows, kColumns}})
       for (const Placements& of_ids : {Placements{kReplicate, kReplicate}, {kRows, kReplicate}}) {
         if (of_table[0] == kRows && of_ids[0] == kRows) continue;  // asked for, whoever wants them
         const auto table = lay_out(at::rand({10, 4}), mesh, of_table);
@@ -328,8 +344,7 @@ TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
         } catch (const c10::ValueError& thrown) {
           error = thrown.what_without_backtrace();
         }
-        const bool is_apart = of_table[0] == kReplicate && of_ids[0] == kReplicate;  // from ranks 2 and 3
-        expect_error(is_apart && world.rank() < 2 ? "" : "[aten::embedding] ids are replicated over ranks", error);
+        expect_error("[aten::embedding] ids are replicated over ranks", error);
       }
   });
 }

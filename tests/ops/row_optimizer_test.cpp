@@ -1,7 +1,7 @@
 // Optimizers fused into the backward of lookups, against the same steps taken with a dense gradient.
 #include "ops/embedding/row_optimizer.h"
-#include "ops/embedding/lookup_options.h"
 #include "placements/partial.h"
+#include "runtime/lookup_options.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 

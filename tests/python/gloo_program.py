@@ -77,6 +77,12 @@ def new_world(folder):
         dist.barrier()
         dist.destroy_process_group()
     assert len(set(map(id, meshes))) == 3 and meshes[0] != meshes[1]
+    try:
+        meshes[0].get_group(0)  # None would be all ranks of the new world, for torch
+    except ValueError as error:
+        assert "was destroyed" in str(error)
+    else:
+        raise AssertionError("a mesh of a world that is gone gave a group")
 
 
 def left_open(folder):

@@ -331,3 +331,18 @@ def test_bad_input_says_the_way_out_on_every_rank(call, kind, words, of_ids):
 
     run_ranks(3, body)
     assert sorted(failed) == [0, 1, 2]
+
+
+def test_a_scope_may_be_opened_within_itself():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.distribute_tensor(dense_table(), mesh, [Shard(0)])
+        ids = sw.distribute_tensor(ids_of(0), mesh, [Replicate()])
+        scope = sw.lookup_exchange("reduce_scatter")
+        with scope:
+            with scope:
+                pass
+            assert F.embedding(ids, table).placements == (sw.Partial(),)
+        assert F.embedding(ids, table).placements == (Replicate(),)
+
+    run_ranks(2, body)

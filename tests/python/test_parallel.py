@@ -72,6 +72,15 @@ def test_m6_the_mlp_trains_as_nn_sequential_does(n_ranks, placement):
     run_ranks(n_ranks, body)
 
 
+def test_m2_a_table_cut_by_rows_that_gathers_nothing_gives_terms_to_be_reduced():
+    def body(rank):
+        table = ParallelEmbedding(10, 3, dim=0, gather_output=False)
+        ids = torch.tensor([1, 9, 3])
+        torch.testing.assert_close(sw.parallel.mp_reduce(table(ids)), table.weight.full_tensor()[ids])
+
+    run_ranks(4, body)
+
+
 def test_m3_one_all_reduce_each_way():
     def body(rank):
         up = ColumnParallelLinear(8, 32, gather_output=False)

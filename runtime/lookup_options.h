@@ -1,4 +1,4 @@
-// ops/embedding/lookup_options.h: how this thread's lookups in cut tables go about it.
+// runtime/lookup_options.h: how this thread's lookups in cut tables go about it.
 //
 //   const LookupScope scope({.exchange = LookupExchange::kAllToAll});
 //   at::embedding(table, ids);
@@ -20,8 +20,9 @@ enum class LookupExchange : uint8_t {
 
 struct LookupOptions {
   LookupExchange exchange = LookupExchange::kAuto;
-  /// Ids out of range are errors on every rank. Costs a pass over the ids and, where ids are cut, two numbers in a message.
-  /// Without it such ids give zeros and no gradient.
+  /// Ids out of range are errors on every rank, and so are replicated ones that differ where rows are brought to them. Costs a pass over
+  /// the ids and some numbers in a message. Without it ids out of range give zeros and no gradient, and ranks whose ids differ may wait
+  /// for each other for ever.
   bool checks_ids = true;
 };
 

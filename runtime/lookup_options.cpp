@@ -1,4 +1,4 @@
-#include "ops/embedding/lookup_options.h"
+#include "runtime/lookup_options.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
