@@ -51,7 +51,7 @@ inline constexpr size_t kLanes = 32 / sizeof(Sum<T>);
 template <class T>
 using Lanes [[gnu::vector_size(32)]] = Sum<T>;
 
-/// sums += row[0 .. kLanes). By reference: registers of AVX2 cannot be handed over where there are none.
+/// kLanes elements from `row` on. By reference: registers of AVX2 cannot be handed over where there are none.
 template <class T>
 void load_lanes(const T* row, Lanes<T>& lanes) {
   if constexpr (std::is_same_v<T, Sum<T>>)
@@ -66,6 +66,7 @@ void store_lanes(const Lanes<T>& lanes, T* row) {
   else
     for (size_t i = 0; i < kLanes<T>; ++i) row[i] = static_cast<T>(lanes[i]);
 }
+/// sums += row[0 .. kLanes), times `factor`.
 template <class T>
 void add_lanes(const T* row, Lanes<T>& sums) {
   Lanes<T> lanes;
@@ -73,10 +74,10 @@ void add_lanes(const T* row, Lanes<T>& sums) {
   sums += lanes;
 }
 template <class T>
-void add_lanes(const T* row, Sum<T> weight, Lanes<T>& sums) {
+void add_lanes(const T* row, Sum<T> factor, Lanes<T>& sums) {
   Lanes<T> lanes;
   load_lanes(row, lanes);
-  sums += weight * lanes;
+  sums += factor * lanes;
 }
 
 /// Calls `body` with a value of the C++ type of `element`.

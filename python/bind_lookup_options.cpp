@@ -20,8 +20,7 @@ void bind_lookup_options(py::module_& module) {
       "Bags of ids that all have are pooled and left Partial by every one of them. Backwards go by the options of "
       "their forward.\n"
       "`check_ids=False`: ids out of range are no error but give zeros, and nobody compares replicated ids: ranks "
-      "whose "
-      "ids differ may wait for each other for ever.\n"
+      "whose ids differ may wait for each other for ever.\n"
       "Raises ValueError for another name.")
       .def(py::init([](const std::string& exchange, bool check_ids) {
              return std::make_unique<Scope>(LookupOptions{to_lookup_exchange(exchange), check_ids});

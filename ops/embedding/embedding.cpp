@@ -26,13 +26,6 @@ TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const Look
   return TableLookup::start(kOp, table, ids, plan_lookup(*table, *spec_of(ids), options.exchange), options);
 }
 
-SpecPtr spec_of_result(const TableLookup& lookup, Placements placements) {
-  Dims sizes(lookup.ids.sizes());
-  sizes.push_back(lookup.table->sizes()[1]);
-  return Spec::intern(lookup.table->mesh(), sizes, std::move(placements), row_major_strides(sizes),
-                      lookup.table->dtype());
-}
-
 /// Of a table of several pieces: each fills in its columns of the ids in its rows.
 at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10::ArrayRef<at::Tensor> pieces,
                           const at::TensorOptions& options) {
@@ -56,7 +49,7 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const 
 }
 
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
-  const SpecPtr found = spec_of_result(lookup, lookup.plan.found);
+  const SpecPtr found = lookup.spec_of_rows(lookup.plan.found);
   Shards pieces;
   if (found->is_member()) pieces.push_back(find_rows(lookup, weight, found));
   const at::Tensor result = wrap(found, std::move(pieces));

@@ -105,6 +105,9 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
   return true;
 }
 
+/// float8 has hardly an operator.
+bool travels_as_bytes(const at::Tensor& rows) { return rows.element_size() == 1 && rows.scalar_type() != at::kByte; }
+
 }  // namespace
 
 void RowGrads::scale(const at::Tensor& by) {
@@ -116,8 +119,7 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(rows.size(1));
   if (ids.numel() == 0 || rows.numel() == 0) return at::zeros(shape, rows.options());
-  if (rows.element_size() == 1 && rows.scalar_type() != at::kByte)  // float8 has hardly an operator
-    return lookup_rows(rows.view(at::kByte), ids, first_row).view(rows.scalar_type());
+  if (travels_as_bytes(rows)) return lookup_rows(rows.view(at::kByte), ids, first_row).view(rows.scalar_type());
   at::Tensor results = at::empty(shape, rows.options());
   if (copy_rows(rows, ids, first_row, kernels::Miss::kZero, results, rows.size(1))) return results;
   const at::Tensor row = ids.reshape(-1) - first_row;
@@ -127,8 +129,7 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   if (ids.numel() == 0 || rows.numel() == 0) return;
-  if (rows.element_size() == 1 && rows.scalar_type() != at::kByte)
-    return lookup_rows_into(results.view(at::kByte), rows.view(at::kByte), ids, first_row);
+  if (travels_as_bytes(rows)) return lookup_rows_into(results.view(at::kByte), rows.view(at::kByte), ids, first_row);
   if (copy_rows(rows, ids, first_row, kernels::Miss::kKeep, results, results.stride(0))) return;
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);

@@ -10,23 +10,26 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 
 namespace shardwise {
 namespace {
 
-/// The coordinates of both ranks are equal along `dims`.
-bool agree_along(const DeviceMesh& mesh, int64_t rank, int64_t other, const std::vector<bool>& dims) {
-  const auto coord = mesh.grid().coord_of(rank), others = mesh.grid().coord_of(other);
-  for (size_t m = 0; m < dims.size(); ++m)
-    if (dims[m] && (*coord)[m] != (*others)[m]) return false;
+/// The coordinates of `rank` are this rank's but along `asks`.
+bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& asks) {
+  const auto coord = mesh.grid().coord_of(rank);
+  for (size_t m = 0; m < asks.size(); ++m)
+    if (!asks[m] && (*coord)[m] != (*mesh.coord())[m]) return false;
   return true;
 }
 
-/// The coordinates of `rank` are this rank's but along `asks`.
-bool is_partner(const DeviceMesh& mesh, int64_t rank, std::vector<bool> asks) {
-  asks.flip();
-  return agree_along(mesh, rank, mesh.rank(), asks);
+/// The same for ranks that have the same ids, where these are cut along `cuts`.
+Dims place_along(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& cuts) {
+  Dims place = *mesh.grid().coord_of(rank);
+  for (size_t m = 0; m < cuts.size(); ++m)
+    if (!cuts[m]) place[m] = 0;
+  return place;
 }
 
 /// Along one dim its own group will do, unless what is wrong with the ids of one line of ranks must be told to all.
@@ -136,15 +139,15 @@ void RowRoute::check_equal(const char* op, const at::Tensor& ids, const std::vec
   all_to_all(*group_, arrived, sent, splits, splits);
   const at::Tensor all = arrived.cpu().view({group_->size(), own.numel()});
   const auto summary = all.accessor<int64_t, 2>();
+  std::map<Dims, int64_t> first_at;
   for (int64_t i = 0; i < group_->size(); ++i) {
     const int64_t rank = group_->ranks[i];
     bounds.add(summary[i][0], summary[i][1]);
-    for (int64_t j = 0; j < i; ++j)
-      TORCH_CHECK_VALUE(
-          summary[i][2] == summary[j][2] || !agree_along(*table_->mesh(), rank, group_->ranks[j], cuts),
-          fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the same "
-                      "(distribute_tensor sends those of one), or cut them.",
-                      op, group_->ranks[j], rank));
+    const int64_t first = first_at.try_emplace(place_along(*table_->mesh(), rank, cuts), i).first->second;
+    TORCH_CHECK_VALUE(summary[i][2] == summary[first][2],
+                      fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the "
+                                  "same (distribute_tensor sends those of one), or cut them.",
+                                  op, group_->ranks[first], rank));
   }
   bounds.check(op, table_->sizes()[0]);
 }

@@ -66,16 +66,11 @@ void check_policy(const TableLookup& lookup) {
   if (CommPolicyScope::current() == CommPolicy::kAllow) return;
   const SpecPtr& ids = spec_of(lookup.ids);
   if (!lookup.plan.are_known) return check_comm_policy(*ids, *ids->replicated());
-  Dims sizes(ids->sizes());
-  sizes.push_back(lookup.table->sizes()[1]);
   Placements found = lookup.plan.found;
   for (size_t m = 0; m < found.size(); ++m)
     if (lookup.plan.asks[m])
       found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
-  const auto spec_of_rows = [&](Placements placements) {
-    return Spec::intern(ids->mesh(), sizes, std::move(placements), row_major_strides(sizes), lookup.table->dtype());
-  };
-  check_comm_policy(*spec_of_rows(std::move(found)), *spec_of_rows(lookup.plan.found));
+  check_comm_policy(*lookup.spec_of_rows(std::move(found)), *lookup.spec_of_rows(lookup.plan.found));
 }
 
 }  // namespace
@@ -94,6 +89,12 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   const auto make = lookup.plan.are_known ? &RowRoute::make_known : &RowRoute::make;
   if (table->is_member()) lookup.route = make(op, table, lookup.plan.asks, lookup.own_ids(), cuts, options.checks_ids);
   return lookup;
+}
+
+SpecPtr TableLookup::spec_of_rows(Placements placements) const {
+  Dims sizes(ids.sizes());
+  sizes.push_back(table->sizes()[1]);
+  return Spec::intern(table->mesh(), sizes, std::move(placements), row_major_strides(sizes), table->dtype());
 }
 
 at::Tensor TableLookup::own_ids() const {

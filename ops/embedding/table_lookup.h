@@ -31,6 +31,8 @@ struct TableLookup {
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
                            const LookupOptions& options);
 
+  /// Of the rows looked up, [ids..., columns], laid out as `placements`.
+  SpecPtr spec_of_rows(Placements placements) const;
   /// Gradients go back along the route: each rank has those of its own ids.
   bool gives() const { return route && !plan.are_known; }
   /// This rank's ids; empty on a non-member.

@@ -1,8 +1,7 @@
 // Pooled lookups: any table, ids and bags against dense ones, pooled before they are sent.
 #include "runtime/comm_trace.h"
-#include "runtime/lookup_options.h"
-#include "tests/support/dense.h"
 #include "tests/support/layouts.h"
+#include "tests/support/lookups.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
@@ -14,13 +13,6 @@ namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
 constexpr int64_t kSum = 0, kMean = 1, kMax = 2;
-constexpr LookupExchange kExchanges[] = {LookupExchange::kAuto, LookupExchange::kReduceScatter,
-                                         LookupExchange::kAllToAll};
-
-/// Ids laid out as `numbers`.
-at::Tensor ids_in(const at::Tensor& numbers, int64_t n_rows) {
-  return (numbers.detach() * 16).to(at::kLong).remainder(n_rows);
-}
 
 struct BagOptions {
   bool by_freq = false;
@@ -36,14 +28,7 @@ at::Tensor pooled(const at::Tensor& table, const at::Tensor& ids, const at::Tens
 
 void expect_dense_bags(const std::string& name, const std::function<at::Tensor(const Tensors&)>& pool,
                        const std::vector<Dims>& sizes, const DenseOptions& options = {.is_exact = false}) {
-  for (const LookupExchange exchange : kExchanges)
-    expect_same_as_dense(
-        fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
-        [&](const Tensors& t) {
-          const LookupScope scope({.exchange = exchange});
-          return pool(t);
-        },
-        sizes, options);
+  expect_dense_lookups(name, pool, sizes, options);
 }
 
 TEST(EmbeddingBagTest, AnyTableAndAnyBagsAreDense) {

@@ -1,9 +1,8 @@
 // Lookups: any table and any ids against dense ones, gradients that stay with their rows, and ids that are no rows.
 #include "runtime/comm_policy.h"
 #include "runtime/comm_trace.h"
-#include "runtime/lookup_options.h"
-#include "tests/support/dense.h"
 #include "tests/support/layouts.h"
+#include "tests/support/lookups.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
@@ -14,27 +13,6 @@ namespace shardwise {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
-
-/// Ids laid out as `numbers`.
-at::Tensor ids_in(const at::Tensor& numbers, int64_t n_rows) {
-  return (numbers.detach() * 16).to(at::kLong).remainder(n_rows);
-}
-
-constexpr LookupExchange kExchanges[] = {LookupExchange::kAuto, LookupExchange::kReduceScatter,
-                                         LookupExchange::kAllToAll};
-
-/// expect_same_as_dense() by each exchange.
-void expect_dense_lookups(const std::string& name, const std::function<at::Tensor(const Tensors&)>& look_up,
-                          const std::vector<Dims>& sizes, const DenseOptions& options = {}) {
-  for (const LookupExchange exchange : kExchanges)
-    expect_same_as_dense(
-        fmt::format("{} by exchange {}", name, static_cast<int>(exchange)),
-        [&](const Tensors& t) {
-          const LookupScope scope({.exchange = exchange});
-          return look_up(t);
-        },
-        sizes, options);
-}
 
 TEST(EmbeddingTest, AnyTableAndAnyIdsAreDense) {
   // Rows, columns, shape of the ids.
