@@ -3,9 +3,9 @@
 //   cmake --build build --target benchmark_dispatch && OMP_NUM_THREADS=1 build/benchmark_dispatch
 //
 // One rank, one thread, [4, 4] floats; microseconds per call, the fastest of 200 batches on each side, in turns.
-#include "runtime/decision.h"
-#include "runtime/dtensor.h"
-#include "runtime/thread_world.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/decision.h"
+#include "runtime/threads/thread_world.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -1,8 +1,8 @@
 // benchmarks/planning.cpp: microseconds of a plan that is known, and of one that is not, with this rank's boxes.
 //
 //   cmake --build build --target benchmark_planning && build/benchmark_planning
-#include "runtime/plan_cache.h"
-#include "runtime/thread_world.h"
+#include "runtime/redistribute/plan_cache.h"
+#include "runtime/threads/thread_world.h"
 
 #include <fmt/format.h>
 

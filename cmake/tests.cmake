@@ -28,7 +28,7 @@ if(kernels_tests)
 endif()
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
-  tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*_test.cpp tests/ops/*_test.cpp tests/wrappers/*_test.cpp)
+  tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/wrappers/*_test.cpp)
 if(runtime_tests)
   shardwise_objects(runtime_test_objects ${runtime_tests})
   target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)
@@ -40,8 +40,8 @@ endif()
 
 # The collectives once more, on three processes over Gloo.
 if(SHARDWISE_HAS_GLOO)
-  shardwise_objects(gloo_test_objects tests/runtime/gloo_main.cpp
-    tests/runtime/collectives_test.cpp tests/runtime/messages_test.cpp tests/runtime/order_check_test.cpp)
+  shardwise_objects(gloo_test_objects tests/runtime/comm/gloo_main.cpp
+    tests/runtime/comm/collectives_test.cpp tests/runtime/comm/messages_test.cpp tests/runtime/comm/order_check_test.cpp)
   target_link_libraries(gloo_test_objects PUBLIC GTest::gtest)
   add_executable(gloo_test)
   target_link_libraries(gloo_test PRIVATE gloo_test_objects)

@@ -1,6 +1,6 @@
 #include "kernels/bag_pool.h"
 
-#include "kernels/row_bands.h"
+#include "kernels/column_blocks.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // kernels/group_sum.h: the sum of the gradients of one group, column by column. For sources of this room.
 #pragma once
 
-#include "kernels/row_bands.h"
+#include "kernels/column_blocks.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // ops/families.h: the operator families, one function and one file each, by folder.
 #pragma once
 
-#include "runtime/rule.h"
+#include "runtime/rules/rule.h"
 
 namespace shardwise {
 

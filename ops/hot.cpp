@@ -1,7 +1,7 @@
 // ops/hot.cpp: the operators that models call most, with kernels of their own signatures instead of boxed ones.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/unboxed.h"
+#include "ops/support/kernels.h"
+#include "runtime/dispatch/unboxed.h"
 
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/bmm_ops.h>

@@ -2,9 +2,9 @@
 
 #include "ops/families.h"
 #include "ops/sparse/sparse.h"
-#include "runtime/composite.h"
-#include "runtime/dispatch.h"
-#include "runtime/view_replay.h"
+#include "runtime/dispatch/composite.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/view_replay.h"
 
 namespace shardwise {
 

@@ -1,7 +1,7 @@
 #include "placements/layout.h"
 
-#include "placements/cover.h"
-#include "placements/cut.h"
+#include "placements/split.h"
+#include "placements/tiling.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>

@@ -1,6 +1,6 @@
 #include "placements/picture.h"
 
-#include "placements/mosaic.h"
+#include "placements/grid_drawing.h"
 #include "placements/rank_names.h"
 #include "placements/rank_table.h"
 

@@ -1,6 +1,6 @@
 #include "placements/placement.h"
 
-#include "placements/cover.h"
+#include "placements/tiling.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>

@@ -1,7 +1,7 @@
 #include "plans/traffic.h"
 
-#include "placements/cut.h"
 #include "placements/rank_table.h"
+#include "placements/split.h"
 #include "plans/transfers.h"
 
 #include <c10/util/Exception.h>

@@ -1,6 +1,6 @@
 #include "python/bindings.h"
 #include "python/scope.h"
-#include "runtime/comm_policy.h"
+#include "runtime/redistribute/comm_policy.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 #include "python/bindings.h"
-#include "runtime/comm_trace.h"
+#include "runtime/comm/comm_trace.h"
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 #include "python/casters.h"
 #include "python/mesh_args.h"
 #include "python/torch_world.h"
-#include "runtime/group_backend.h"
+#include "runtime/comm/group_backend.h"
 #include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>

@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "python/scope.h"
-#include "runtime/decision.h"
-#include "runtime/dispatch.h"
+#include "runtime/dispatch/decision.h"
+#include "runtime/dispatch/dispatch.h"
 
 namespace shardwise {
 

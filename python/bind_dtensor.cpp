@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "runtime/local_kind.h"
-#include "runtime/sparse.h"
+#include "runtime/api/local_kind.h"
+#include "runtime/tensor/sparse.h"
 #include "wrappers/local_shards_wrapper.h"
 
 #include <torch/csrc/Exceptions.h>

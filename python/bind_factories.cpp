@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 
-#include "runtime/random.h"
+#include "runtime/api/random.h"
 
 #include <torch/csrc/Exceptions.h>
 

@@ -1,6 +1,6 @@
+#include "ops/embedding/lookup_options.h"
 #include "python/bindings.h"
 #include "python/scope.h"
-#include "runtime/lookup_options.h"
 
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
 #include "python/bindings.h"
-#include "runtime/op_trace.h"
+#include "runtime/dispatch/op_trace.h"
 
 #include <optional>
 

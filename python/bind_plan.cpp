@@ -1,7 +1,7 @@
 #include "plans/traffic.h"
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "runtime/execute.h"
+#include "runtime/redistribute/execute.h"
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>

@@ -1,6 +1,6 @@
 #include "python/bindings.h"
-#include "runtime/dispatch.h"
-#include "runtime/propagate.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/rules/propagate.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>

@@ -1,5 +1,5 @@
 #include "python/bindings.h"
-#include "runtime/thread_world.h"
+#include "runtime/threads/thread_world.h"
 
 #include <torch/csrc/Exceptions.h>
 

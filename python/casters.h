@@ -4,7 +4,7 @@
 //   meshes       ours, or a torch.distributed.device_mesh.DeviceMesh
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -1,7 +1,7 @@
 // python/mesh_args.h: meshes and their dims as Python functions take them: given, named or left out.
 #pragma once
 
-#include "runtime/device_mesh.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <optional>
 #include <string>

@@ -1,7 +1,7 @@
 // python/torch_world.h: the World of a Python process, made from torch.distributed.
 #pragma once
 
-#include "runtime/world.h"
+#include "runtime/comm/world.h"
 
 namespace shardwise {
 

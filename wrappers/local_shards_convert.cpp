@@ -1,9 +1,9 @@
 // wrappers/local_shards_convert.cpp: from a wrapper to a distributed tensor and back.
-#include "wrappers/found_cut.h"
+#include "wrappers/infer_layout.h"
 #include "wrappers/local_shards_wrapper.h"
 
 #include "placements/partial.h"
-#include "runtime/local_kind.h"
+#include "runtime/api/local_kind.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>

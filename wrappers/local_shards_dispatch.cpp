@@ -1,9 +1,9 @@
 #include "wrappers/local_shards_dispatch.h"
 
-#include "runtime/below.h"
-#include "runtime/dtensor_impl.h"
-#include "runtime/propagate.h"
-#include "runtime/rule.h"
+#include "runtime/rules/propagate.h"
+#include "runtime/rules/rule.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
 #include "wrappers/piece_run.h"
 
 #include <ATen/ops/equal.h>

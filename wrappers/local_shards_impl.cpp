@@ -1,6 +1,6 @@
 #include "wrappers/local_shards_impl.h"
 
-#include "runtime/spec.h"
+#include "runtime/tensor/spec.h"
 
 #include <atomic>
 #include <set>

@@ -1,6 +1,6 @@
 #include "wrappers/local_shards_wrapper.h"
 
-#include "placements/cover.h"
+#include "placements/tiling.h"
 
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -8,7 +8,7 @@
 // views that keep the cut. Operands need the same offsets; 0-dim tensors count for every piece. All others are an error.
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 #include "wrappers/local_shards_impl.h"
 
 namespace shardwise {

@@ -13,7 +13,7 @@
 //   at::Tensor y = mp_reduce(at::linear(hidden, own_columns_of_w2), {mesh});
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 namespace shardwise {
 

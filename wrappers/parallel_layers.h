@@ -14,7 +14,7 @@
 //   at::Tensor y = row_parallel_linear(at::relu(h), w2, b2, {.input_is_parallel = true});    // one all-reduce each way
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <limits>
 #include <optional>

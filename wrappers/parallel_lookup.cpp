@@ -1,5 +1,5 @@
 // wrappers/parallel_lookup.cpp: embedding tables and losses of which each rank has some columns, rows or classes.
-#include "runtime/lookup_options.h"
+#include "ops/embedding/lookup_options.h"
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"

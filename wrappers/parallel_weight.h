@@ -6,7 +6,7 @@
 //   initialize_(w, "xavier_normal");   // the same values on any number of ranks; each draws its own part
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <optional>
 #include <string>

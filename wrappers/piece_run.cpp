@@ -1,7 +1,7 @@
 #include "wrappers/piece_run.h"
 
-#include "runtime/below.h"
-#include "runtime/spec.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/spec.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>

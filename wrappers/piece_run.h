@@ -1,7 +1,7 @@
 // wrappers/piece_run.h: one call on wrappers, carried out piece by piece.
 #pragma once
 
-#include "runtime/op_info.h"
+#include "runtime/rules/op_info.h"
 #include "wrappers/local_shards_impl.h"
 
 #include <ATen/core/stack.h>

@@ -1,7 +1,7 @@
 #include "wrappers/plain_parts.h"
 
-#include "runtime/collectives.h"
-#include "runtime/comm_trace.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
 
 #include <ATen/ops/cat.h>
 

@@ -1,7 +1,7 @@
 // wrappers/plain_parts.h: torch.Tensors as model-parallel layers take them: copies, or each rank's part along one dim.
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 namespace shardwise {
 

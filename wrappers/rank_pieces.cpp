@@ -1,7 +1,7 @@
 #include "wrappers/rank_pieces.h"
 
-#include "runtime/collectives.h"
-#include "runtime/comm_trace.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
 
 #include <fmt/ranges.h>
 

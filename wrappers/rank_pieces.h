@@ -1,7 +1,7 @@
 // wrappers/rank_pieces.h: what each rank of a mesh says of its pieces, told to all of them once.
 #pragma once
 
-#include "runtime/device_mesh.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <c10/core/ScalarType.h>
 

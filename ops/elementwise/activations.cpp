@@ -1,7 +1,7 @@
 // ops/elementwise/activations.cpp: activations and their derivatives, which are linear in the gradient, their first argument.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/overloads.h"
+#include "ops/support/kernels.h"
+#include "ops/support/overloads.h"
 
 #include <ATen/ops/abs.h>
 #include <ATen/ops/clamp_max.h>

@@ -1,7 +1,7 @@
 // ops/elementwise/copies.cpp: copies, casts and aliases.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/overloads.h"
+#include "ops/support/kernels.h"
+#include "ops/support/overloads.h"
 
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/neg.h>

@@ -1,7 +1,7 @@
 // ops/elementwise/foreach.cpp: lists of tensors, element by element: foreach and fused optimizer steps.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/overloads.h"
+#include "ops/support/kernels.h"
+#include "ops/support/overloads.h"
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max.h>

@@ -1,6 +1,6 @@
 // ops/elementwise/pointwise.cpp: elementwise operators, with broadcasting.
 #include "ops/families.h"
-#include "ops/overloads.h"
+#include "ops/support/overloads.h"
 
 namespace shardwise {
 namespace {

@@ -1,7 +1,7 @@
 #include "ops/embedding/bag_lookup.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/comm_trace.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -3,7 +3,7 @@
 //   offsets 0 2 2 5 of 6 ids:   bags [0, 2) [2, 2) [2, 5) [5, 6); ids cut 2, 4: bags cut 1, 3
 #pragma once
 
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 namespace shardwise {
 

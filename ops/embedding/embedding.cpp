@@ -5,9 +5,9 @@
 #include "ops/embedding/row_gradient.h"
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>

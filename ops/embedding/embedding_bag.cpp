@@ -1,8 +1,8 @@
 // ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h does the work.
 #include "ops/embedding/bag_lookup.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/below.h"
+#include "ops/support/kernels.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>

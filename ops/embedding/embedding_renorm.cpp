@@ -3,9 +3,9 @@
 #include "ops/embedding/row_kernels.h"
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/below.h"
-#include "runtime/collectives.h"
+#include "ops/support/kernels.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/searchsorted.h>

@@ -2,7 +2,7 @@
 
 #include "ops/embedding/row_kernels.h"
 #include "ops/indexing/index_operand.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // ops/embedding/lookup_plan.h: where ids must lie for a lookup, and where its results come to lie; decided from layouts alone.
 //
 //   table on a mesh dim    ids there    result there
-//   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of runtime/lookup_options.h
+//   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
 //   Shard(0), pieces       Replicate    Replicate: each row named is sent once to each rank (or, where ids are cut along another
 //                                       dim that cuts the table, reduced). Bags, and by the other exchange: Partial(sum),
 //                                       and nothing is sent
@@ -10,8 +10,8 @@
 //   Partial                Replicate    Partial likewise; where ids were cut, reduced to them
 #pragma once
 
-#include "runtime/dtensor.h"
-#include "runtime/lookup_options.h"
+#include "ops/embedding/lookup_options.h"
+#include "runtime/api/dtensor.h"
 
 #include <optional>
 #include <vector>

@@ -1,11 +1,11 @@
 #include "ops/embedding/row_gradient.h"
 
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/collectives.h"
-#include "runtime/messages.h"
-#include "runtime/moved_view.h"
-#include "runtime/sparse.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/messages.h"
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/sparse.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>

@@ -4,7 +4,7 @@
 
 #include "ops/embedding/row_optimizer.h"
 #include "ops/embedding/row_route.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <memory>
 

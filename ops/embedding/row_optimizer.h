@@ -9,7 +9,7 @@
 
 #include "kernels/row_updates.h"
 #include "ops/embedding/row_kernels.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <functional>
 #include <memory>

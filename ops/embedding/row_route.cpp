@@ -1,7 +1,7 @@
 #include "ops/embedding/row_route.h"
 
-#include "runtime/collectives.h"
-#include "runtime/messages.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/messages.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>

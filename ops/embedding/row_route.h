@@ -8,8 +8,8 @@
 
 #include "ops/embedding/id_check.h"
 #include "ops/embedding/row_kernels.h"
-#include "runtime/group.h"
-#include "runtime/spec.h"
+#include "runtime/comm/group.h"
+#include "runtime/tensor/spec.h"
 
 #include <functional>
 #include <memory>

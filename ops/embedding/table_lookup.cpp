@@ -2,9 +2,9 @@
 
 #include "ops/embedding/id_check.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/comm_policy.h"
-#include "runtime/dispatch.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/redistribute/comm_policy.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/_unique2.h>
 #include <ATen/ops/empty.h>

@@ -5,13 +5,13 @@
 //   scatter: self cut along dim   each rank writes what falls into its window; index and src replicated
 //           index cut along dim   what is added may be Partial(sum)
 //   both: the other dims cut alike
-#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/window.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>

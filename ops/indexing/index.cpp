@@ -6,15 +6,15 @@
 //   replicated                 cut                      cut likewise; what is added may be Partial(sum)
 #include "ops/indexing/index.h"
 
-#include "ops/axes.h"
-#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/masked_rows.h"
 #include "ops/indexing/window.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/axes.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,10 +1,10 @@
 // ops/indexing/index_along.cpp: indexing one dim by a vector (select, add, copy, fill, reduce) and all elements by their number (take, put).
-#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/scatter_reduce.h>

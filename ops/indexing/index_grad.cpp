@@ -1,8 +1,8 @@
 #include "ops/indexing/index_grad.h"
 
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -1,7 +1,7 @@
 // ops/indexing/index_grad.h: where the gradient of what was looked up by index comes to lie.
 #pragma once
 
-#include "runtime/spec.h"
+#include "runtime/tensor/spec.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 // ops/indexing/index_operand.h: tensors of indices as operands: distributed, free of sums, and in range on all ranks alike.
 #pragma once
 
-#include "runtime/spec.h"
+#include "runtime/tensor/spec.h"
 
 #include <ATen/core/Tensor.h>
 

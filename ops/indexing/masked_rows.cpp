@@ -2,10 +2,10 @@
 
 #include "ops/indexing/index_grad.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/collectives.h"
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/index.h>
 #include <ATen/ops/zeros.h>

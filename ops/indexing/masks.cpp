@@ -2,16 +2,16 @@
 // ranks outside the mesh do not take part.
 //
 // A mask that one mesh dim cuts along dim 0 gives places cut likewise, as many as each rank has.
-#include "ops/beside.h"
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/masked_rows.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/nonzero.h>

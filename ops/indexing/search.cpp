@@ -1,7 +1,7 @@
 // ops/indexing/search.cpp: where values lie among others, which of them occur, and how often.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/count_nonzero.h>

@@ -1,8 +1,8 @@
 // ops/indexing/selection_grad.cpp: the derivatives of what picks values by index: max, min, median and kthvalue along a dim, sort, topk.
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/WrapDimMinimal.h>

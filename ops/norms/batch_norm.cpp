@@ -1,7 +1,7 @@
 // ops/norms/batch_norm.cpp: batch and instance norm. Statistics are of the whole batch, from the sums of what each rank has.
-#include "ops/by_rule.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/by_rule.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/batch_norm.h>

@@ -2,7 +2,7 @@
 //
 // It goes by operators of our own, which read the sizes off their tensors where torch's are told them.
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>

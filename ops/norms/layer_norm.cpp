@@ -1,8 +1,8 @@
 // ops/norms/layer_norm.cpp: layer norm and RMS norm. Over dims that are cut the ranks share mean and variance, and no values; where
 // those dims are whole layer norm's rule holds.
-#include "ops/by_rule.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/by_rule.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>

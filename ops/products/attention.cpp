@@ -1,7 +1,7 @@
 // ops/products/attention.cpp: scaled dot product attention as products and a softmax, so that batch, heads and queries stay cut.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>

@@ -1,7 +1,7 @@
 // ops/products/distances.cpp: distances between rows, and rows cut down to a length.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/spatial/planes.h"
+#include "ops/support/planes.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,8 +1,8 @@
 // ops/products/linear.cpp: aten::linear, caught whole so that no batch dim is flattened, and its gradients.
-#include "ops/axes.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
 #include "ops/products/weight_grad.h"
+#include "ops/support/axes.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/ops/matmul.h>
 

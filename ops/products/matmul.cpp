@@ -1,8 +1,8 @@
 // ops/products/matmul.cpp: contractions. A cut contracted factor gives Partial(sum), and what is added is added once.
-#include "ops/axes.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
 #include "ops/products/weight_grad.h"
+#include "ops/support/axes.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmv.h>

@@ -1,7 +1,7 @@
 #include "ops/products/weight_grad.h"
 
 #include "ops/families.h"
-#include "runtime/dtensor_impl.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,8 +1,8 @@
 // ops/random/dropout.cpp: values dropped at random. Which ones follows from their global index, so replicas agree and pieces differ.
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 #include "placements/partial.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/leaky_relu.h>

@@ -3,9 +3,9 @@
 // Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout. The operators that
 // give a new tensor draw into one laid out as their argument.
 #include "ops/families.h"
-#include "ops/kernels.h"
 #include "ops/random/random_fill.h"
-#include "runtime/philox.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/philox.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty_like.h>

@@ -1,10 +1,10 @@
 #include "ops/random/random_fill.h"
 
-#include "ops/dim_pieces.h"
+#include "ops/support/dim_pieces.h"
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/dtensor.h"
-#include "runtime/random.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/api/random.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/any.h>

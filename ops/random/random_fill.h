@@ -1,7 +1,7 @@
 // ops/random/random_fill.h: random numbers in the place of a distributed tensor's values, by global element index.
 #pragma once
 
-#include "runtime/dtensor_impl.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/Generator.h>
 

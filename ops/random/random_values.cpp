@@ -1,12 +1,12 @@
 // ops/random/random_values.cpp: distributions whose parameters are tensors: bernoulli, normal, poisson, multinomial and their like.
-#include "ops/dim_pieces.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
 #include "ops/random/random_fill.h"
 #include "ops/random/samplers.h"
+#include "ops/support/dim_pieces.h"
+#include "ops/support/kernels.h"
 #include "placements/partial.h"
-#include "runtime/dtensor.h"
-#include "runtime/random.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/api/random.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/add.h>

@@ -4,7 +4,7 @@
 // Poisson and binomial distributions, 1974) until few trials are left.
 #pragma once
 
-#include "runtime/philox.h"
+#include "runtime/api/philox.h"
 
 namespace shardwise {
 

@@ -3,9 +3,9 @@
 // Each rank has its terms; their sum is left Partial and divided by the global count. Gradients likewise: the count is the
 // whole loss's, whatever part of it a rank holds.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/dispatch.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/dispatch.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>

@@ -4,11 +4,11 @@
 // targets that are among its classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the sum over ranks is the
 // loss.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/below.h"
-#include "runtime/collectives.h"
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/aminmax.h>

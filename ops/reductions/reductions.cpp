@@ -1,6 +1,6 @@
 // ops/reductions/reductions.cpp: reductions over some dims or all.
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/abs.h>

@@ -1,8 +1,8 @@
 // ops/reductions/softmax.cpp: softmax and its logarithm. A cut dim stays cut: the ranks tell each other the largest values and the sums, of
 // extent 1 there. (Online normalizer calculation for softmax, 2018, combines parts likewise.)
-#include "ops/by_rule.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/by_rule.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_softmax.h>

@@ -1,7 +1,7 @@
 // ops/shapes/cat.cpp: tensors side by side.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/plain_gradients.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_gradients.h"
 
 #include <ATen/ops/cat_ops.h>
 

@@ -1,7 +1,7 @@
 // ops/shapes/diagonals.cpp: triangles and diagonals of matrices, counted from where this rank's piece lies.
 #include "ops/families.h"
 #include "placements/partial.h"
-#include "runtime/propagate.h"
+#include "runtime/rules/propagate.h"
 
 #include <c10/core/WrapDimMinimal.h>
 

@@ -1,7 +1,7 @@
 // ops/shapes/permute.cpp: dims in another order, and new ones of extent 1. Cuts, sums and pieces come along; nothing moves.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/propagate.h"
+#include "ops/support/kernels.h"
+#include "runtime/rules/propagate.h"
 
 #include <numeric>
 

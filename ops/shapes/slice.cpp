@@ -3,11 +3,11 @@
 // A slice of a cut dim keeps, of every piece, the elements chosen; nothing moves. A selected index of a cut dim is a slice of one
 // element, which is then brought to all ranks of that mesh dim.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/autograd_node.h"
-#include "runtime/dtensor.h"
-#include "runtime/propagate.h"
-#include "runtime/view_replay.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/view_replay.h"
+#include "runtime/rules/propagate.h"
+#include "runtime/tensor/autograd_node.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>

@@ -3,8 +3,8 @@
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/arange.h>
 #include <c10/core/WrapDimMinimal.h>

@@ -1,6 +1,6 @@
 // ops/shapes/view_copies.cpp: views whose results are copied, and views of complex numbers.
 #include "ops/families.h"
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

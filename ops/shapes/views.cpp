@@ -1,10 +1,10 @@
 // ops/shapes/views.cpp: the same elements in other dims: reshaped, squeezed, expanded. Any Partial passes. Slices stand in slice.cpp,
 // other orders of the dims in permute.cpp.
-#include "ops/axes.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
-#include "runtime/moved_view.h"
+#include "ops/support/axes.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/copied_view.h"
 
 #include <c10/core/WrapDimMinimal.h>
 #include <fmt/format.h>

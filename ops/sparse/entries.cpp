@@ -2,9 +2,9 @@
 #include "ops/sparse/sparse.h"
 
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/dtensor.h"
-#include "runtime/sparse.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/sparse.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>

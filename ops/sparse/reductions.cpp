@@ -1,6 +1,6 @@
 // ops/sparse/reductions.cpp: all values of a sparse tensor as one. What is not there counts as 0, to sums as to norms of a positive order.
 #include "ops/sparse/sparse.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/any.h>

@@ -1,7 +1,7 @@
 // ops/sparse/sparse.h: operators on sparse tensors. They come here before they come to the dense ones' kernels.
 #pragma once
 
-#include "ops/kernels.h"
+#include "ops/support/kernels.h"
 
 namespace shardwise {
 

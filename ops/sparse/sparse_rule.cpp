@@ -1,11 +1,11 @@
 #include "ops/sparse/sparse_rule.h"
 
 #include "placements/partial.h"
-#include "runtime/below.h"
-#include "runtime/bound_call.h"
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
-#include "runtime/sparse.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/bound_call.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/sparse.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>

@@ -6,7 +6,7 @@
 // its layout, the operator runs on each piece, and the result is laid out likewise.
 #pragma once
 
-#include "runtime/op_info.h"
+#include "runtime/rules/op_info.h"
 
 namespace shardwise {
 

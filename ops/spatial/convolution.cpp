@@ -5,8 +5,8 @@
 // gradient of the bias, a sum, to sum().
 #include "ops/spatial/convolution.h"
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "runtime/dtensor.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution.h>

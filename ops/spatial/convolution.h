@@ -1,7 +1,7 @@
 // ops/spatial/convolution.h: convolutions of plain pieces, and of tensors whose spatial dims are cut.
 #pragma once
 
-#include "runtime/dtensor_impl.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <array>
 #include <optional>

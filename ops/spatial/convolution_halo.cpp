@@ -1,9 +1,9 @@
 // ops/spatial/convolution_halo.cpp: convolutions whose spatial dims stay cut.
 #include "ops/spatial/convolution.h"
 #include "ops/spatial/halo.h"
-#include "runtime/below.h"
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>

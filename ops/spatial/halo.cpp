@@ -1,6 +1,6 @@
 #include "ops/spatial/halo.h"
 
-#include "runtime/messages.h"
+#include "runtime/comm/messages.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>

@@ -1,7 +1,7 @@
 // ops/spatial/halo.h: pieces of a cut dim together with what lies beside them on other ranks; plain tensors.
 #pragma once
 
-#include "runtime/device_mesh.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
 

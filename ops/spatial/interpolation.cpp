@@ -1,9 +1,9 @@
 // ops/spatial/interpolation.cpp: values between the points of a grid: upsampling, sampling at given places, and the grids themselves.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/spatial/planes.h"
-#include "runtime/below.h"
-#include "runtime/dtensor.h"
+#include "ops/support/planes.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/affine_grid_generator.h>
 #include <ATen/ops/cat.h>

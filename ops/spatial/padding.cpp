@@ -1,8 +1,8 @@
 // ops/spatial/padding.cpp: borders around a tensor, of a constant, of its mirror image or of its edge.
 #include "ops/families.h"
-#include "ops/plain_gradients.h"
-#include "ops/spatial/planes.h"
-#include "runtime/propagate.h"
+#include "ops/support/planes.h"
+#include "ops/support/plain_gradients.h"
+#include "runtime/rules/propagate.h"
 
 #include "placements/partial.h"
 

@@ -1,7 +1,7 @@
 // ops/spatial/patches.cpp: elements in other places: channels into space and back, windows side by side and added up again.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/spatial/planes.h"
+#include "ops/support/planes.h"
+#include "ops/support/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>

@@ -1,8 +1,8 @@
 // ops/spatial/pooling.cpp: pooling, its derivatives and its reverse: batch and channels may be cut. Indices count within a plane.
 #include "ops/families.h"
-#include "ops/kernels.h"
-#include "ops/plain_gradients.h"
-#include "ops/spatial/planes.h"
+#include "ops/support/planes.h"
+#include "ops/support/kernels.h"
+#include "ops/support/plain_gradients.h"
 
 #include <ATen/ops/max_pool1d_with_indices.h>
 

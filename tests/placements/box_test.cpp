@@ -1,6 +1,6 @@
 #include "placements/box.h"
 
-#include "placements/cover.h"
+#include "placements/tiling.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include "placements/layout.h"
 
-#include "placements/cover.h"
+#include "placements/tiling.h"
 #include "tests/placements/layouts.h"
 
 #include <gtest/gtest.h>

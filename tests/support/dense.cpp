@@ -1,7 +1,7 @@
 #include "tests/support/dense.h"
 
-#include "runtime/comm_trace.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>

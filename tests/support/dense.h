@@ -6,7 +6,7 @@
 #pragma once
 
 #include "placements/layout.h"
-#include "runtime/rule.h"
+#include "runtime/rules/rule.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,8 +1,8 @@
 // tests/support/layouts.h: the layout cases that every test of tensors goes through.
 #pragma once
 
-#include "runtime/device_mesh.h"
-#include "runtime/dtensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <random>
 #include <string>

@@ -1,7 +1,7 @@
 // tests/support/lookups.h: lookups in tables against dense ones, by every exchange.
 #pragma once
 
-#include "runtime/lookup_options.h"
+#include "ops/embedding/lookup_options.h"
 #include "tests/support/dense.h"
 
 #include <fmt/format.h>

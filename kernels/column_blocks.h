@@ -1,0 +1,96 @@
+// kernels/column_blocks.h: sums of rows, band of columns by band, in registers. For sources of this room.
+#pragma once
+
+#include "kernels/elements.h"
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+namespace shardwise::kernels {
+
+/// Sums of kN * kLanes<T> neighbouring columns, in registers: the compiler must know how many.
+template <class T, size_t kN>
+class Band {
+ public:
+  static constexpr std::integral_constant<int64_t, kN * kLanes<T>> n{};
+
+  /// `columns`: the band's first one in a row.
+  void add(const T* columns) {
+    each([&](size_t i) { add_lanes(columns + i * kLanes<T>, sums_[i]); });
+  }
+  void add(const T* columns, Sum<T> factor) {
+    each([&](size_t i) { add_lanes(columns + i * kLanes<T>, factor, sums_[i]); });
+  }
+  void divide(Sum<T> divisor) {
+    each([&](size_t i) { sums_[i] /= divisor; });
+  }
+  void store(T* columns) const {
+    each([&](size_t i) { store_lanes(sums_[i], columns + i * kLanes<T>); });
+  }
+  /// Calls `use(n, numbers)`.
+  template <class Use>
+  void give(const Use& use) const {
+    alignas(64) Sum<T> numbers[n];
+    std::memcpy(numbers, sums_, sizeof sums_);
+    use(n, numbers);
+  }
+
+ private:
+  template <class Use>
+  static void each(const Use& use) {
+    [&]<size_t... i>(std::index_sequence<i...>) { (use(i), ...); }(std::make_index_sequence<kN>());
+  }
+  Lanes<T> sums_[kN] = {};
+};
+
+/// The same of a number of columns, at most kMost, that the compiler does not know.
+template <class T, size_t kMost = 8>
+class LooseBand {
+ public:
+  explicit LooseBand(int64_t n_columns) : n(n_columns) {}
+  const int64_t n;
+
+  void add(const T* columns) { add(columns, 1); }
+  void add(const T* columns, Sum<T> factor) {
+    for (int64_t c = 0; c < n; ++c) sums_[c] += factor * load(columns[c]);
+  }
+  /// Only the columns that are `id`'s.
+  void add_chosen(const T* columns, Sum<T> factor, const int64_t* chosen, int64_t id) {
+    for (int64_t c = 0; c < n; ++c) sums_[c] += chosen[c] == id ? factor * load(columns[c]) : Sum<T>{0};
+  }
+  void divide(Sum<T> divisor) {
+    for (int64_t c = 0; c < n; ++c) sums_[c] /= divisor;
+  }
+  void store(T* columns) const {
+    for (int64_t c = 0; c < n; ++c) columns[c] = static_cast<T>(sums_[c]);
+  }
+  template <class Use>
+  void give(const Use& use) const {
+    use(n, sums_);
+  }
+
+ private:
+  Sum<T> sums_[kMost] = {};
+};
+
+/// Calls `use(first, band)` with a band of zeros for columns [first, first + band.n), until all of `width` are covered.
+template <class T, class Use>
+void for_each_band(int64_t width, const Use& use) {
+  int64_t first = 0;
+  const auto cover = [&]<size_t kN>(std::integral_constant<size_t, kN>) {
+    for (; first + Band<T, kN>::n <= width; first += Band<T, kN>::n) {
+      Band<T, kN> band;
+      use(first, band);
+    }
+  };
+  cover(std::integral_constant<size_t, 8>{});  // half of AVX2's registers
+  cover(std::integral_constant<size_t, 4>{});
+  cover(std::integral_constant<size_t, 2>{});
+  cover(std::integral_constant<size_t, 1>{});
+  if (first == width) return;
+  LooseBand<T> band(width - first);
+  use(first, band);
+}
+
+}  // namespace shardwise::kernels

@@ -1,0 +1,39 @@
+// ops/elementwise/item.cpp: what leaves as a number or a truth value: item(), and questions about shapes.
+#include "ops/families.h"
+#include "ops/support/kernels.h"
+#include "runtime/api/dtensor.h"
+
+#include <ATen/ops/tensor_split.h>
+
+namespace shardwise {
+namespace {
+
+bool is_same_size(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }
+
+bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
+
+// Numbers that torch reads from memory while it composes the operator: every rank needs them.
+
+at::Tensor plain(const at::Tensor& tensor) { return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor; }
+
+Dims numbers_in(const at::Tensor& tensor) {
+  const at::Tensor longs = plain(tensor).to(at::kLong).contiguous();
+  return {longs.const_data_ptr<int64_t>(), longs.const_data_ptr<int64_t>() + longs.numel()};
+}
+
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
+  const Dims numbers = numbers_in(indices_or_sections);
+  return indices_or_sections.dim() == 0 ? at::tensor_split(self, numbers[0], dim)
+                                        : at::tensor_split(self, numbers, dim);
+}
+
+}  // namespace
+
+void register_values(RuleTable& table) {
+  table.add("aten::_local_scalar_dense", Rule::gathered());
+  add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
+  aten_kernels().impl("is_same_size", &is_same_size);
+  aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
+}
+
+}  // namespace shardwise

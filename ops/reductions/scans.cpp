@@ -1,0 +1,236 @@
+// ops/reductions/scans.cpp: running sums, products and extremes. Along a cut dim each rank scans its piece, and the pieces' last slices, one
+// per rank, say what came before.
+#include "ops/families.h"
+#include "ops/support/dim_pieces.h"
+#include "ops/support/kernels.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/conj.h>
+#include <ATen/ops/cummax.h>
+#include <ATen/ops/cummin.h>
+#include <ATen/ops/cumprod.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/logcumsumexp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The last slices (the first ones, backwards) of all pieces, on every rank of the cutting mesh dims: dim `dim` has one per piece.
+Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backward, at::ScalarType dtype) {
+  Shards edges;
+  for (const at::Tensor& piece : scanned) {
+    Dims sizes(piece.sizes());
+    sizes[along.dim] = 1;
+    const int64_t length = piece.size(along.dim);
+    edges.push_back(length == 0 ? at::full(sizes, 0, piece.options())
+                                : piece.narrow(along.dim, is_backward ? 0 : length - 1, 1).contiguous());
+  }
+  const std::vector<int64_t> one_each(along.intervals.size(), 1);
+  const at::Tensor cut = along.wrapped(edges, static_cast<int64_t>(one_each.size()), along.cut_to(one_each), dtype);
+  return maybe_dtensor(moved_to(cut, along.whole()))->shards();
+}
+
+/// The pieces before this rank's (after it, backwards) that have elements; an empty one's edge stands for nothing.
+std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
+  std::vector<int64_t> result;
+  for (size_t i = is_backward ? along.own + 1 : 0; i < (is_backward ? along.intervals.size() : along.own); ++i)
+    if (along.intervals[i].length() > 0) result.push_back(static_cast<int64_t>(i));
+  return result;
+}
+
+using OnPiece = at::Tensor (*)(const at::Tensor& piece, int64_t dim);
+/// `before`: [..., one per piece before, ...].
+using Combine = at::Tensor (*)(const at::Tensor& scanned, const at::Tensor& before, int64_t dim);
+
+struct Scan {
+  OnPiece on_piece;
+  Combine combine;
+  bool is_linear = false;    // sums over ranks stay
+  bool is_backward = false;  // from the end
+};
+
+at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
+  const DimPieces along = pieces_along(self, dim, scan.is_linear);
+  Shards pieces;
+  for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards())
+    pieces.push_back(scan.on_piece(piece, along.dim));
+  if (along.is_cut()) {
+    const Shards edges = edges_of_all(along, pieces, scan.is_backward, self.scalar_type());
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      std::vector<at::Tensor> before;
+      for (int64_t piece : pieces_before(along, scan.is_backward))
+        before.push_back(edges[i].narrow(along.dim, piece, 1));
+      if (!before.empty() && pieces[i].numel() > 0)
+        pieces[i] = scan.combine(pieces[i], at::cat(before, along.dim), along.dim);
+    }
+  }
+  return along.wrapped(pieces, self.dim() == 0 ? 1 : self.size(along.dim), spec_of(along.tensor)->placements().vec(),
+                       self.scalar_type());
+}
+
+at::Tensor add_sum(const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
+  return scanned.add(before.sum(dim, /*keepdim=*/true));
+}
+
+constexpr Scan kSum{[](const at::Tensor& piece, int64_t dim) { return at::cumsum(piece, dim); }, &add_sum,
+                    /*is_linear=*/true};
+constexpr Scan kSumFromEnd{[](const at::Tensor& piece, int64_t dim) {
+                             return piece.dim() == 0 ? piece.clone() : piece.flip(dim).cumsum(dim).flip(dim);
+                           },
+                           &add_sum, /*is_linear=*/true, /*is_backward=*/true};
+constexpr Scan kProduct{[](const at::Tensor& piece, int64_t dim) { return at::cumprod(piece, dim); },
+                        [](const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
+                          return scanned.mul(before.prod(dim, /*keepdim=*/true));
+                        }};
+constexpr Scan kLogSumExp{[](const at::Tensor& piece, int64_t dim) { return at::logcumsumexp(piece, dim); },
+                          [](const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
+                            return at::logaddexp(scanned, at::logsumexp(before, dim, /*keepdim=*/true));
+                          }};
+
+/// As torch sums it: integers and bools as int64, or in the dtype asked for.
+at::Tensor as_summed(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  const bool is_integral = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
+  return self.to(dtype.value_or(is_integral ? at::kLong : self.scalar_type()));
+}
+
+at::Tensor running_sum(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return run(kSum, as_summed(self, dtype), dim);
+}
+
+at::Tensor running_product(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return run(kProduct, as_summed(self, dtype), dim);
+}
+
+at::Tensor running_log_sum(const at::Tensor& self, int64_t dim) { return run(kLogSumExp, self, dim); }
+
+at::Tensor& running_sum_(at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return self.copy_(running_sum(self, dim, dtype));
+}
+
+at::Tensor& running_product_(at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  return self.copy_(running_product(self, dim, dtype));
+}
+
+/// The derivative of a running sum is the sum from the end, and the other way round; torch's formula would flip, which moves.
+struct RunningSum : torch::autograd::Function<RunningSum> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, int64_t dim, bool is_backward) {
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["is_backward"] = is_backward;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return run(is_backward ? kSumFromEnd : kSum, self, dim);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const bool is_backward = ctx->saved_data.at("is_backward").toBool();
+    return {RunningSum::apply(grads[0], ctx->saved_data.at("dim").toInt(), !is_backward), {}, {}};
+  }
+};
+
+/// Forward derivatives are left to torch's formula.
+at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
+                                 std::optional<at::ScalarType> dtype) {
+  if (!self._fw_grad(/*level=*/0).defined())
+    return RunningSum::apply(as_summed(self, dtype), dim, /*is_backward=*/false);
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("aten::cumsum", "")
+                       .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();
+  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  return op.redispatch(formula, self, dim, dtype);
+}
+
+/// Each product without its own factor, times the gradients from there on: n products of n, where these are differentiated in
+/// turn.
+at::Tensor product_grad_by_factor(const at::Tensor& grad, const at::Tensor& input, int64_t dim) {
+  const at::Tensor factors = input.movedim(dim, -1).unsqueeze(-2);
+  Dims square(factors.sizes());
+  square[square.size() - 2] = square.back();
+  const at::Tensor all = factors.expand(square);
+  const at::Tensor others = all.tril(-1) + all.triu(1) + at::ones_like(all).tril().triu();
+  return others.cumprod(-1).mul(grad.movedim(dim, -1).unsqueeze(-2)).triu().sum(-1).movedim(-1, dim);
+}
+
+/// torch's own makes plain tensors where there are zeros. Behind the first zero of a line products are 0 whatever the other
+/// factors; at it they are the products without it.
+at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int64_t dim, const at::Tensor& output) {
+  if (input.dim() == 0 || input.numel() == 0) return grad;
+  const at::Tensor factors = at::conj(input);
+  if (c10::GradMode::is_enabled()) return product_grad_by_factor(grad, factors, dim);
+  const at::Tensor is_zero = factors.eq(0);
+  const at::Tensor is_first = is_zero.logical_and(is_zero.cumsum(dim).eq(1));
+  const at::Tensor without_first = at::where(is_first, 1, factors).cumprod(dim).to(factors.scalar_type());
+  const auto sums = [&](const at::Tensor& products) { return RunningSum::apply(grad.mul(products), dim, true); };
+  const at::Tensor elsewhere = sums(at::conj(output)).div(at::where(is_zero, 1, factors));
+  return at::where(is_zero, at::where(is_first, sums(without_first), 0), elsewhere).to(grad.scalar_type());
+}
+
+/// Extremes so far, and where: the latest of equal ones, and of NaNs, which nothing follows.
+struct Extremes {
+  at::Tensor values, indices;
+
+  /// What follows these: `next` where it is as extreme.
+  Extremes followed_by(const Extremes& next, bool is_max) const {
+    const at::Tensor is_extreme = is_max ? next.values.ge(values) : next.values.le(values);
+    const at::Tensor takes = next.values.isnan().logical_or_(is_extreme.logical_and_(values.isnan().logical_not_()));
+    return {at::where(takes, next.values, values), at::where(takes, next.indices, indices)};
+  }
+};
+
+template <bool is_max>
+std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int64_t dim) {
+  const DimPieces along = pieces_along(self, dim);
+  const int64_t first = along.intervals[along.own].begin;
+  Shards values, indices;
+  for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards()) {
+    auto [running, at_index] = is_max ? at::cummax(piece, along.dim) : at::cummin(piece, along.dim);
+    values.push_back(running);
+    indices.push_back(at_index.add_(first));
+  }
+  if (along.is_cut()) {
+    const Shards edges = edges_of_all(along, values, false, self.scalar_type());
+    const Shards places = edges_of_all(along, indices, false, at::kLong);
+    const std::vector<int64_t> earlier = pieces_before(along, false);
+    for (size_t i = 0; i < values.size() && !earlier.empty(); ++i) {
+      const auto edge = [&](int64_t piece) {
+        return Extremes{edges[i].narrow(along.dim, piece, 1), places[i].narrow(along.dim, piece, 1)};
+      };
+      Extremes before = edge(earlier[0]);
+      for (size_t k = 1; k < earlier.size(); ++k) before = before.followed_by(edge(earlier[k]), is_max);
+      const Extremes all = before.followed_by({values[i], indices[i]}, is_max);
+      values[i] = all.values;
+      indices[i] = all.indices;
+    }
+  }
+  const int64_t length = self.dim() == 0 ? 1 : self.size(along.dim);
+  const Placements placements = spec_of(along.tensor)->placements().vec();
+  return {along.wrapped(values, length, placements, self.scalar_type()),
+          along.wrapped(indices, length, placements, at::kLong)};
+}
+
+}  // namespace
+
+void register_scans() {
+  auto& kernels = aten_kernels();
+  kernels.impl("cumsum", &running_sum);
+  kernels.impl("cumsum_", &running_sum_);
+  kernels.impl("cumprod", &running_product);
+  kernels.impl("cumprod_", &running_product_);
+  kernels.impl("logcumsumexp", &running_log_sum);
+  kernels.impl("cummax", &running_extremes<true>);
+  kernels.impl("cummin", &running_extremes<false>);
+  aten_autograd_kernels().impl("cumsum", &differentiable_cumsum);
+  add_composition("cumprod_backward", &cumprod_backward);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,327 @@
+// ops/reductions/var_argmax.cpp: reductions along cut dims that are no sum, largest or smallest value themselves, but follow from a few numbers
+// of each piece: variances, and where the largest value stands. The tensor does not move.
+//
+// Each rank reduces its piece to one entry. Those of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and torch's reductions
+// of them combine the pieces.
+#include "ops/families.h"
+#include "ops/support/by_rule.h"
+#include "ops/support/kernels.h"
+#include "placements/partial.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/rules/propagate.h"
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/argmin.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/var_mean.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+
+bool is_reduced(const std::vector<int64_t>& dims, int64_t dim) { return std::ranges::count(dims, dim) > 0; }
+
+/// Cut dims that are reduced become one entry per piece, whole ones one entry.
+std::optional<Propagation> place(const OpCall& call) {
+  const Spec& spec = *call.operands[0].spec;
+  const auto dims = call.arg("dim").toIntVector();
+  Propagation result;
+  const SpecPtr input =
+      spec.layout().is_enumerable() ? spec.replicated() : spec.with_placements(without_partial(spec.placements()));
+  result.inputs.push_back(input.get() == &spec ? SpecPtr() : input);
+
+  Dims sizes(spec.sizes());
+  for (int64_t dim : dims) sizes[dim] = 1;
+  Placements placements = input->placements().vec();
+  for (size_t m = 0; m < placements.size(); ++m)
+    if (placements[m].is_shard() && is_reduced(dims, placements[m].dim())) {
+      sizes[placements[m].dim()] *= spec.mesh()->size(static_cast<int64_t>(m));
+      placements[m] = Placement::shard(placements[m].dim());
+    }
+  for (const DenseOutput& output : call.outputs)
+    result.outputs.push_back(Spec::intern(spec.mesh(), sizes, placements, row_major_strides(sizes), output.dtype));
+  return result;
+}
+
+void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+  if (!local.call.op.handle.schema().argumentIndexWithName("offsets")) return;
+  const Box& box = local.inputs[0];
+  args[local.call.op.arg_index("offsets")] = std::vector<int64_t>(box.offsets.begin(), box.offsets.end());
+}
+
+Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
+  Dims sizes(self.sizes());
+  for (int64_t dim : dims) sizes[dim] = 1;
+  return sizes;
+}
+
+// What is computed of each piece.
+
+using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+at::Tensor widened(const at::Tensor& self) {
+  return at::isReducedFloatingType(self.scalar_type()) ? self.to(at::kFloat) : self;
+}
+
+/// The entries of a piece are float64, whatever it is: there are few, and their differences matter.
+at::TensorOptions exact(const at::Tensor& self, bool is_real) {
+  return self.options().dtype(self.is_complex() && !is_real ? at::kComplexDouble : at::kDouble);
+}
+
+/// Count, mean, and sum of squared deviations from it.
+Moments moments(const at::Tensor& self, c10::IntArrayRef dims) {
+  const at::Tensor wide = widened(self);
+  const Dims sizes = one_entry(self, dims);
+  int64_t n = 1;
+  for (int64_t dim : dims) n *= self.size(dim);
+  const auto real = exact(self, true), any = exact(self, false);
+  if (n == 0) return {at::zeros(sizes, real), at::zeros(sizes, any), at::zeros(sizes, real)};
+  auto [variance, mean] = at::var_mean(wide, dims, /*correction=*/c10::Scalar(0), /*keepdim=*/true);
+  return {at::full(sizes, n, real), mean.to(any.dtype()), variance.to(at::kDouble).mul_(n)};
+}
+
+/// The best value and where it stands in the whole, counted over the reduced dims row by row.
+std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef dims, bool largest,
+                                        c10::IntArrayRef offsets, c10::IntArrayRef global_sizes) {
+  const Dims sizes = one_entry(self, dims);
+  const auto places = self.options().dtype(at::kLong);
+  bool is_empty = false;
+  for (int64_t dim : dims) is_empty |= self.size(dim) == 0;
+  if (is_empty)
+    return {at::full(sizes, identity_of(largest ? Reduce::kMax : Reduce::kMin, self.scalar_type()), self.options()),
+            at::full(sizes, kNowhere, places)};
+
+  Dims last(dims.size());
+  std::iota(last.begin(), last.end(), self.dim() - static_cast<int64_t>(dims.size()));
+  const at::Tensor rows = self.movedim(dims, last).flatten(last[0], -1);
+  auto [values, index] = largest ? rows.max(-1) : rows.min(-1);
+  at::Tensor place = at::zeros_like(index);
+  at::Tensor rest = index;
+  int64_t step = 1;
+  for (size_t i = dims.size(); i-- > 0;) {
+    const int64_t dim = dims[i], length = self.size(dim);
+    place.add_(rest.remainder(length).add_(offsets[dim]).mul_(step));
+    rest = rest.div(length, "floor");
+    step *= global_sizes[dim];
+  }
+  return {values.reshape(sizes), place.reshape(sizes)};
+}
+
+at::Tensor product(const at::Tensor& self, c10::IntArrayRef dims) {
+  at::Tensor result = self;
+  for (int64_t dim : dims) result = at::prod(result, dim, /*keepdim=*/true);
+  return result;
+}
+
+Moments moments_shape(const at::Tensor& self, c10::IntArrayRef dims) {
+  const Dims sizes = one_entry(self, dims);
+  const at::Tensor real = self.new_empty(sizes, exact(self, true));
+  return {real, self.new_empty(sizes, exact(self, false)), real};
+}
+
+std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntArrayRef dims, bool, c10::IntArrayRef,
+                                              c10::IntArrayRef) {
+  const at::Tensor values = self.new_empty(one_entry(self, dims));
+  return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
+}
+
+template <class Function>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
+// How pieces combine.
+
+std::vector<int64_t> dims_of(const at::Tensor& self, at::OptionalIntArrayRef dims) {
+  std::vector<int64_t> result;
+  if (dims)
+    for (int64_t dim : *dims) result.push_back(c10::maybe_wrap_dim(dim, self.dim()));
+  if (result.empty()) {
+    result.resize(self.dim());
+    std::iota(result.begin(), result.end(), 0);
+  }
+  return result;
+}
+
+/// Without the reduced dims, which are of one entry, unless they are kept.
+at::Tensor finished(const at::Tensor& result, const std::vector<int64_t>& dims, bool keepdim) {
+  if (keepdim) return result;
+  return static_cast<int64_t>(dims.size()) == result.dim() ? result.reshape({}) : result.squeeze(dims);
+}
+
+struct Spread {
+  at::Tensor variance, mean;
+};
+
+/// Updating formulae and a pairwise algorithm for computing sample variances, 1979: deviations from a piece's own mean lose no
+/// digits, and the pieces' means differ from the whole's by little.
+Spread spread_of(const at::Tensor& self, const std::vector<int64_t>& dims, const std::optional<at::Scalar>& correction,
+                 bool keepdim) {
+  static const auto op = operator_of<decltype(moments)>("shardwise::piece_moments");
+  const auto [counts, means, deviations] = op.call(self, dims);
+  double n = 1;
+  for (int64_t dim : dims) n *= static_cast<double>(self.size(dim));
+  const at::Tensor mean = settled(at::sum(means * counts, dims, /*keepdim=*/true).div_(n));
+  const at::Tensor apart = (means - mean).abs().square_().mul_(counts).add_(deviations);
+  const double divisor = std::max(n - (correction ? correction->toDouble() : 1), 0.0);
+  const at::Tensor variance = at::sum(apart, dims, /*keepdim=*/true).div_(divisor);
+  return {finished(variance, dims, keepdim).to(at::toRealValueType(self.scalar_type())),
+          finished(mean, dims, keepdim).to(self.scalar_type())};
+}
+
+using MaybeScalar = std::optional<at::Scalar>;
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+bool is_piecewise(const at::Tensor& self, c10::IntArrayRef dims) {
+  return is_cut_along(self, dims) && (at::isFloatingType(self.scalar_type()) || self.is_complex());
+}
+
+at::Tensor var(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
+  static const ByRule whole("aten::var", "correction");
+  const auto dims = dims_of(self, dim);
+  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim).toTensor();
+  return spread_of(self, dims, correction, keepdim).variance;
+}
+
+at::Tensor std_of(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
+  static const ByRule whole("aten::std", "correction");
+  const auto dims = dims_of(self, dim);
+  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim).toTensor();
+  return spread_of(self, dims, correction, keepdim).variance.sqrt();
+}
+
+Pair var_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
+  static const ByRule whole("aten::var_mean", "correction");
+  const auto dims = dims_of(self, dim);
+  if (!is_piecewise(self, dims)) {
+    auto results = whole.all(self, dim, correction, keepdim);
+    return {results[0].toTensor(), results[1].toTensor()};
+  }
+  const Spread spread = spread_of(self, dims, correction, keepdim);
+  return {spread.variance, spread.mean};
+}
+
+Pair std_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
+  static const ByRule whole("aten::std_mean", "correction");
+  const auto dims = dims_of(self, dim);
+  if (!is_piecewise(self, dims)) {
+    auto results = whole.all(self, dim, correction, keepdim);
+    return {results[0].toTensor(), results[1].toTensor()};
+  }
+  const Spread spread = spread_of(self, dims, correction, keepdim);
+  return {spread.variance.sqrt(), spread.mean};
+}
+
+/// The first of the best values; as in torch no number is better than any.
+Pair best_along(const at::Tensor& self, const std::vector<int64_t>& dims, bool largest, bool keepdim) {
+  static const auto op = operator_of<decltype(best)>("shardwise::piece_best");
+  const auto [values, places] = op.call(self, dims, largest, std::vector<int64_t>(self.dim(), 0), self.sizes());
+  const at::Tensor value = settled(largest ? at::amax(values, dims, true) : at::amin(values, dims, true));
+  const at::Tensor is_best = values.eq(value).logical_or_(values.ne(values).logical_and_(value.ne(value)));
+  const at::Tensor place = at::amin(places.masked_fill(is_best.logical_not(), kNowhere), dims, true);
+  return {finished(value, dims, keepdim), finished(place, dims, keepdim)};
+}
+
+template <bool kLargest>
+at::Tensor arg_best(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
+  static const ByRule whole(kLargest ? "aten::argmax" : "aten::argmin");
+  const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
+  if (!is_cut_along(self, dims) || self.is_complex() || self.scalar_type() == at::kBool)
+    return whole(self, dim, keepdim).toTensor();
+  return std::get<1>(best_along(self, dims, kLargest, keepdim));
+}
+
+template <bool kLargest>
+Pair best_of(const at::Tensor& self, int64_t dim, bool keepdim) {
+  static const ByRule whole(kLargest ? "aten::max" : "aten::min", "dim");
+  if (!is_cut_along(self, dim) || self.is_complex()) {
+    auto results = whole.all(self, dim, keepdim);
+    return {results[0].toTensor(), results[1].toTensor()};
+  }
+  return best_along(self, dims_of(self, c10::IntArrayRef(dim)), kLargest, keepdim);
+}
+
+Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
+  static const ByRule whole("aten::aminmax");
+  const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
+  if (!is_cut_along(self, dims)) {
+    auto results = whole.all(self, dim, keepdim);
+    return {results[0].toTensor(), results[1].toTensor()};
+  }
+  const at::Tensor own = settled(self);
+  return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
+}
+
+/// Complex products do not travel as a Partial: the pieces' own are gathered.
+at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
+  static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
+  if (!self.is_complex()) return self;
+  if (spec_of(self)->layout().is_enumerable()) return redistribute(self, {Placement::replicate()});
+  const at::Tensor products = is_cut_along(self, dims) ? op.call(self, dims) : settled(self);
+  Placements placements = spec_of(products)->placements().vec();
+  for (Placement& placement : placements)
+    if (placement.is_shard() && is_reduced(dims, placement.dim())) placement = Placement::replicate();
+  return redistribute(products, std::move(placements));
+}
+
+at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {
+  static const ByRule by_rule("aten::prod", "dim_int");
+  const at::Tensor input = dtype ? self.to(*dtype) : self;
+  return by_rule(to_multiply(input, dims_of(self, c10::IntArrayRef(dim))), dim, keepdim, dtype).toTensor();
+}
+
+at::Tensor prod_all(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  static const ByRule by_rule("aten::prod");
+  const at::Tensor input = dtype ? self.to(*dtype) : self;
+  return by_rule(to_multiply(input, dims_of(self, {})), dtype).toTensor();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(shardwise, m) {
+  m.def("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)");
+  m.def(
+      "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)");
+  m.def("piece_product(Tensor self, int[] dim) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
+  m.impl("piece_moments", &moments), m.impl("piece_best", &best), m.impl("piece_product", &product);
+}
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
+  m.impl("piece_moments", &moments), m.impl("piece_best", &best), m.impl("piece_product", &product);
+}
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
+  m.impl("piece_moments", &moments_shape), m.impl("piece_best", &best_shape), m.impl("piece_product", &product);
+}
+
+void register_pieces(RuleTable& table) {
+  table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
+            Rule::placed("one entry per piece", place).localized(localize));
+  aten_kernels().impl("var.correction", &var);
+  aten_kernels().impl("std.correction", &std_of);
+  aten_kernels().impl("var_mean.correction", &var_mean);
+  aten_kernels().impl("std_mean.correction", &std_mean);
+  aten_kernels().impl("argmax", &arg_best<true>);
+  aten_kernels().impl("argmin", &arg_best<false>);
+  aten_kernels().impl("max.dim", &best_of<true>);
+  aten_kernels().impl("min.dim", &best_of<false>);
+  aten_kernels().impl("aminmax", &smallest_and_largest);
+  aten_kernels().impl("prod", &prod_all);
+  aten_kernels().impl("prod.dim_int", &prod_dim);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,188 @@
+// ops/shapes/flip_roll_repeat.cpp: the same elements in other places or more than once: flip, roll, rot90, repeat.
+//
+// On a line of ranks a flipped or rolled cut keeps its place: each rank fetches what its own interval becomes. Elsewhere the dim
+// is gathered first.
+#include "ops/families.h"
+#include "ops/support/dim_pieces.h"
+#include "ops/support/kernels.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/flip.h>
+#include <ATen/ops/roll.h>
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// True where one dim of a tensor on a line of ranks is cut, and it is `dim`.
+bool is_cut_alone(const at::Tensor& self, int64_t dim) {
+  const auto placements = spec_of(self)->placements();
+  return placements.size() == 1 && placements[0].is_shard(dim) && self.numel() > 0;
+}
+
+/// Replicas and the sums over ranks that there are.
+Placements without_cuts(c10::ArrayRef<Placement> placements) {
+  Placements result = placements.vec();
+  for (Placement& placement : result)
+    if (!placement.is_partial()) placement = Placement::replicate();
+  return result;
+}
+
+/// Each rank's own interval of `dim` is made of these intervals of the source, which are fetched from where they are.
+template <class Sources>
+std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sources& sources_of) {
+  const Spec& spec = *spec_of(self);
+  std::vector<ShardMetadata> boxes;
+  const std::vector<Interval> intervals = spec.layout().intervals(dim);
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    if (intervals[i].length() == 0) continue;
+    for (const Interval& source : sources_of(intervals[i])) {
+      if (source.length() <= 0) continue;
+      Box box = Box::whole(spec.sizes());
+      box.set_interval(dim, source);
+      boxes.push_back({box.offsets, box.sizes, spec.mesh()->grid().ranks[i]});
+    }
+  }
+  const at::Tensor moved = moved_to(self, {Placement::enumerable(std::move(boxes))});
+  const Shards& pieces = maybe_dtensor(moved)->shards();
+  return {pieces.begin(), pieces.end()};
+}
+
+at::Tensor laid_out_as(const at::Tensor& self, const std::vector<at::Tensor>& parts, int64_t dim) {
+  const SpecPtr& spec = spec_of(self);
+  Shards pieces;
+  if (spec->is_member())
+    pieces.push_back(parts.empty() ? maybe_dtensor(self)->shards()[0].clone() : at::cat(parts, dim));
+  return wrap(Spec::intern(spec->mesh(), spec->sizes(), spec->placements().vec(), row_major_strides(spec->sizes()),
+                           spec->dtype()),
+              std::move(pieces));
+}
+
+/// Of a cut dim each rank receives the mirror of its own interval.
+at::Tensor flip_cut(const at::Tensor& self, int64_t dim) {
+  const int64_t length = self.size(dim);
+  std::vector<at::Tensor> parts =
+      fetched(self, dim, [&](Interval own) { return std::vector<Interval>{{length - own.end, length - own.begin}}; });
+  for (at::Tensor& part : parts) part = part.flip(dim);
+  return laid_out_as(self, parts, dim);
+}
+
+at::Tensor roll_cut(const at::Tensor& self, int64_t shift, int64_t dim) {
+  const int64_t length = self.size(dim);
+  shift = ((shift % length) + length) % length;
+  return laid_out_as(self,
+                     fetched(self, dim,
+                             [&](Interval own) {
+                               const Interval rolled{own.begin - shift, own.end - shift};
+                               const Interval wrapped{rolled.begin + length, std::min(rolled.end, int64_t{0}) + length};
+                               const Interval rest{std::max(rolled.begin, int64_t{0}), rolled.end};
+                               return std::vector<Interval>{wrapped, rest};
+                             }),
+                     dim);
+}
+
+/// Laid out so that none of `dims` is cut.
+at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
+  Placements placements = spec_of(self)->placements().vec();
+  for (Placement& placement : placements)
+    if (placement.is_enumerable() || std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); }))
+      placement = Placement::replicate();
+  return moved_to(self, std::move(placements));
+}
+
+Dims wrapped(c10::IntArrayRef dims, int64_t n_dims) {
+  Dims result;
+  for (int64_t dim : dims) result.push_back(c10::maybe_wrap_dim(dim, n_dims));
+  return result;
+}
+
+template <class OnPiece>
+at::Tensor by_piece(const at::Tensor& self, const OnPiece& on_piece) {
+  const Spec& spec = *spec_of(self);
+  Shards pieces;
+  for (const at::Tensor& piece : maybe_dtensor(self)->shards()) pieces.push_back(on_piece(piece));
+  return wrap(
+      Spec::intern(spec.mesh(), spec.sizes(), spec.placements().vec(), row_major_strides(spec.sizes()), spec.dtype()),
+      std::move(pieces));
+}
+
+/// Of as many dims: a call on it throws what the dense operator throws of dims and shifts.
+at::Tensor one_element(const at::Tensor& self) { return at::empty(Dims(self.dim(), 1), at::TensorOptions()); }
+
+// Of any Partial the parts are rearranged.
+
+at::Tensor flip(const at::Tensor& self, c10::IntArrayRef dims) {
+  at::flip(one_element(self), dims);
+  if (self.dim() == 0) return self.clone();
+  at::Tensor result = self;
+  Dims rest = wrapped(dims, self.dim());
+  const auto cut = std::ranges::find_if(rest, [&](int64_t dim) { return is_cut_alone(self, dim); });
+  if (cut != rest.end()) {
+    result = flip_cut(result, *cut);
+    rest.erase(cut);
+  }
+  return by_piece(with_whole(result, rest), [&](const at::Tensor& piece) { return piece.flip(rest); });
+}
+
+at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRef dims) {
+  at::roll(one_element(self), shifts, dims);
+  if (self.numel() == 0) return self.clone();
+  if (dims.empty()) {
+    const at::Tensor whole = moved_to(self, without_cuts(spec_of(self)->placements()));
+    return by_piece(whole, [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });
+  }
+  at::Tensor result = self;
+  const Dims along = wrapped(dims, self.dim());
+  for (size_t i = 0; i < along.size(); ++i)
+    result = is_cut_alone(result, along[i]) ? roll_cut(result, shifts[i], along[i])
+                                            : by_piece(with_whole(result, along[i]), [&](const at::Tensor& piece) {
+                                                return piece.roll(shifts[i], along[i]);
+                                              });
+  return result;
+}
+
+at::Tensor rot90(const at::Tensor& self, int64_t k, c10::IntArrayRef dims) {
+  TORCH_CHECK(dims.size() == 2, "expected total rotation dims == 2, but got dims = ", dims.size());
+  TORCH_CHECK(self.dim() >= 2, "expected total dims >= 2, but got total dims = ", self.dim());
+  TORCH_CHECK(dims[0] != dims[1] && std::abs(dims[0] - dims[1]) != self.dim(),
+              "expected rotation dims to be different, but got dim0 = ", dims[0], " and dim1 = ", dims[1]);
+  switch (((k % 4) + 4) % 4) {
+    case 1:
+      return self.flip({dims[1]}).transpose(dims[0], dims[1]);
+    case 2:
+      return self.flip(dims);
+    case 3:
+      return self.flip({dims[0]}).transpose(dims[0], dims[1]);
+    default:
+      return self.clone();
+  }
+}
+
+/// Repeated dims are whole; new ones come first.
+void describe_repeat(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef sizes = call.operands[0].sizes;
+  const std::vector<int64_t> repeats = call.arg("repeats").toIntVector();
+  Axes input, output(repeats.size() - sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const bool is_kept = repeats[repeats.size() - sizes.size() + dim] == 1;
+    input.push_back({signature.add_factor(sizes[dim])});
+    signature.factors.back().is_whole = !is_kept;
+    output.push_back(is_kept ? input.back() : Axis{});
+  }
+  signature.inputs = {input};
+  signature.outputs = {output};
+}
+
+}  // namespace
+
+void register_rearranged(RuleTable& table) {
+  aten_kernels().impl("flip", &flip);
+  aten_kernels().impl("roll", &roll);
+  aten_kernels().impl("rot90", &rot90);
+  table.add("aten::repeat", Rule("repeat", describe_repeat).linear(Linearity::kPass));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,20 @@
+// ops/support/axes.h: factors of operands that broadcast.
+#pragma once
+
+#include "runtime/rules/rule.h"
+
+namespace shardwise {
+
+/// The axes of a tensor of `sizes` that broadcasts to `result`: those of the result's last dims, none where it is expanded.
+inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {
+  TORCH_CHECK(sizes.size() <= result.size(), "[shardwise] a tensor of shape ", sizes, " does not broadcast to ", result,
+              ".");
+  Axes axes(sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const size_t at = result.size() - sizes.size() + dim;
+    if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
+  }
+  return axes;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,34 @@
+#include "ops/support/by_rule.h"
+
+#include "placements/partial.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/rules/rule.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+ByRule::ByRule(const char* name, const char* overload)
+    : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)) {
+  info_.rule = RuleTable::global().find(info_.name);
+}
+
+bool is_cut_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
+  if (!is_dtensor(tensor) || tensor.numel() == 0) return false;
+  return std::ranges::any_of(spec_of(tensor)->placements(), [&](const Placement& placement) {
+    return placement.is_shard() && (dims.empty() || std::ranges::any_of(dims, [&](int64_t dim) {
+                                      return c10::maybe_wrap_dim(dim, tensor.dim()) == placement.dim();
+                                    }));
+  });
+}
+
+bool is_cut_along(const at::Tensor& tensor, int64_t dim) { return is_cut_along(tensor, c10::IntArrayRef(dim)); }
+
+at::Tensor settled(const at::Tensor& tensor) {
+  const SpecPtr& spec = spec_of(tensor);
+  return spec->layout().is_partial() ? redistribute(tensor, without_partial(spec->placements())) : tensor;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,66 @@
+#include "ops/support/dim_pieces.h"
+
+#include "placements/partial.h"
+#include "runtime/redistribute/execute.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+namespace shardwise {
+
+Placements DimPieces::cut_to(const std::vector<int64_t>& lengths) const {
+  const Spec& spec = *spec_of(tensor);
+  Placements result = spec.placements().vec();
+  size_t n_pieces = 1;
+  for (size_t m = 0; m < result.size(); ++m) {
+    if (!result[m].is_shard(dim)) continue;
+    n_pieces *= spec.mesh()->size(static_cast<int64_t>(m));
+    // What the mesh dims up to this one leave: each of their pieces holds equally many of all.
+    std::vector<int64_t> rows(n_pieces);
+    const size_t n_within = lengths.size() / n_pieces;
+    for (size_t i = 0; i < lengths.size(); ++i) rows[i / n_within] += lengths[i];
+    result[m] = Placement::shard(dim, rows);
+  }
+  return result;
+}
+
+Placements DimPieces::whole() const {
+  Placements result = spec_of(tensor)->placements().vec();
+  for (Placement& placement : result)
+    if (placement.is_shard(dim)) placement = Placement::replicate();
+  return result;
+}
+
+at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const {
+  Dims sizes(tensor.sizes());
+  if (!sizes.empty()) sizes[dim] = length;
+  return wrap(Spec::intern(spec_of(tensor)->mesh(), sizes, std::move(placements), row_major_strides(sizes), dtype),
+              pieces);
+}
+
+at::Tensor moved_to(const at::Tensor& tensor, Placements placements) {
+  const SpecPtr& from = spec_of(tensor);
+  const SpecPtr to = from->with_placements(std::move(placements));
+  return to == from ? tensor : wrap(to, move(from, maybe_dtensor(tensor)->shards(), to));
+}
+
+DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {
+  DimPieces result;
+  result.dim = c10::maybe_wrap_dim(dim, tensor.dim());
+  Placements placements = spec_of(tensor)->placements().vec();
+  for (Placement& placement : placements) {
+    const bool stays = placement.is_partial() && keeps_sums && is_linear(placement.reduce());
+    if (placement.is_enumerable() || (placement.is_partial() && !stays)) placement = Placement::replicate();
+  }
+  result.tensor = moved_to(tensor, placements);
+  const Spec& spec = *spec_of(result.tensor);
+  result.intervals = {{0, 1}};
+  if (tensor.dim() == 0) return result;
+  result.intervals = spec.layout().intervals(result.dim);
+  if (!spec.is_member()) return result;
+  for (size_t m = 0; m < placements.size(); ++m)
+    if (spec.placements()[m].is_shard(result.dim))
+      result.own = result.own * spec.mesh()->size(static_cast<int64_t>(m)) + (*spec.mesh()->coord())[m];
+  return result;
+}
+
+}  // namespace shardwise

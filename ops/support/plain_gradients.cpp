@@ -1,0 +1,64 @@
+#include "ops/support/plain_gradients.h"
+
+#include "ops/families.h"
+#include "ops/support/kernels.h"
+#include "placements/partial.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/tensor/autograd_node.h"
+
+#include <memory>
+
+namespace shardwise {
+namespace {
+
+/// Every rank has the plain gradient; each takes its part.
+struct LaidOutBackward final : torch::autograd::Node {
+  SpecPtr input;
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (!grads[0].defined() || is_dtensor(grads[0])) return std::move(grads);
+    const auto& mesh = input->mesh();
+    const at::Tensor replica = from_local(grads[0], mesh, Placements(mesh->ndim()), {.shape = Dims(grads[0].sizes())});
+    return {redistribute(replica, without_partial(input->placements()))};
+  }
+  std::string name() const override { return "LaidOutBackward"; }
+};
+
+/// Hands the call on to torch's derivative formula, which it finds under AutogradOther.
+class Guarded final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (c10::GradMode::is_enabled())
+      for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i)
+        if ((*stack)[i].isTensor()) (*stack)[i] = with_distributed_gradient((*stack)[i].toTensor());
+    const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+    op.redispatchBoxed(formula, stack);
+  }
+};
+
+}  // namespace
+
+at::Tensor with_distributed_gradient(const at::Tensor& input) {
+  const auto* impl = maybe_dtensor(input);
+  const bool has_tangent = input._fw_grad(/*level=*/0).defined();
+  if (!impl || !input.requires_grad() || has_tangent) return input;
+  at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
+  auto node = make_node<LaidOutBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  node->input = impl->spec();
+  torch::autograd::set_history(same, node);
+  return same;
+}
+
+void lay_out_gradients(const std::string& op) {
+  aten_autograd_kernels().impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Guarded>()));
+}
+
+void register_plain_gradients() {
+  for (const char* op : {"copysign.Tensor", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+                         "linalg_matrix_exp", "nextafter", "_prelu_kernel_backward", "normal.Tensor_float",
+                         "normal.float_Tensor", "normal.Tensor_Tensor", "repeat", "sgn"})
+    lay_out_gradients(op);
+}
+
+}  // namespace shardwise

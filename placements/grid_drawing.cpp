@@ -1,0 +1,188 @@
+#include "placements/grid_drawing.h"
+
+#include "placements/rank_names.h"
+#include "placements/text_canvas.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise::detail {
+
+namespace {
+
+constexpr int64_t kMaxRowBands = 16;   // more rows of cells than that would fill screens
+constexpr int64_t kUsualColumns = 48;  // inner columns of a grid of few cells
+constexpr int64_t kHidden = -1;        // the owner of a place in a left-out band
+constexpr int64_t kOutside = -2;
+
+int64_t n_digits(int64_t number) { return static_cast<int64_t>(fmt::formatted_size("{}", number)); }
+
+int64_t usual_lines(size_t n_bands, int64_t n_dims) {
+  return n_dims < 2 ? 3 : std::min<int64_t>(12, 4 * static_cast<int64_t>(n_bands) + 1);
+}
+
+std::vector<Band> bands_of(const std::vector<Cell>& cells, Interval Cell::* range) {
+  std::vector<Interval> ranges;
+  for (const Cell& cell : cells) ranges.push_back(cell.*range);
+  return bands_between(ranges);
+}
+
+std::vector<int64_t> lines_around(const std::vector<int64_t>& extents, int64_t first) {
+  std::vector<int64_t> lines = {first};
+  for (const int64_t extent : extents) lines.push_back(lines.back() + extent + 1);
+  return lines;
+}
+
+int64_t coordinate(const std::vector<Band>& bands, size_t line) {
+  return line < bands.size() ? bands[line].range.begin : bands.back().range.end;
+}
+
+}  // namespace
+
+Mosaic::Mosaic(std::vector<Cell> cells, const MosaicOptions& options) : cells_(std::move(cells)), options_(options) {
+  rows_ = leave_out_middle(bands_of(cells_, &Cell::rows), kMaxRowBands);
+  line_rows_ =
+      lines_around(extents(rows_, 1, usual_lines(rows_.size(), options_.n_dims)), options_.n_dims == 0 ? 0 : 1);
+  margin_ = options_.n_dims == 2 ? 3 + n_digits(rows_.back().range.end) : 2;
+  const auto columns = bands_of(cells_, &Cell::columns);
+  fit_columns(columns, options_.max_width - margin_ - n_digits(columns.back().range.end));
+  assign_owners();
+}
+
+std::string Mosaic::draw(bool color) const {
+  Canvas canvas(line_rows_.back() + 1, line_columns_.back() + n_digits(columns_.back().range.end) + 1);
+  for (size_t i = 0; i < cells_.size(); ++i) draw_cell(canvas, i);
+  draw_left_out(canvas);
+  draw_lines(canvas);
+  draw_coordinates(canvas);
+  return canvas.to_string(color);
+}
+
+std::string Mosaic::notes() const {
+  std::string text;
+  for (const std::string& note : {left_out_note(rows_, "rows"), left_out_note(columns_, "columns"),
+                                  std::string(brief_ ? "the numbers in the cells are ranks" : "")}) {
+    if (!note.empty()) text += "  " + note + "\n";
+  }
+  return text;
+}
+
+/// Full names if they fit, else brief ones, else brief ones with the middle left out; then as wide as usual, if that fits.
+void Mosaic::fit_columns(const std::vector<Band>& all, int64_t room) {
+  const auto fits = [&](int64_t limit, bool brief) {
+    columns_ = leave_out_middle(all, limit);
+    name_cells(brief);
+    return static_cast<int64_t>(columns_.size()) * (least_width() + 1) < room;
+  };
+  const auto n = static_cast<int64_t>(all.size());
+  if (!fits(n, false) && !fits(n, true)) {
+    int64_t limit = std::max<int64_t>(3, std::min(n - 1, room / 4));
+    while (!fits(limit, true) && limit > 3) --limit;
+  }
+  const int64_t least = least_width(), n_lines = static_cast<int64_t>(columns_.size()) + 1;
+  auto widths = extents(columns_, least, kUsualColumns);
+  for (int64_t total = kUsualColumns; total > 0 && std::reduce(widths.begin(), widths.end()) + n_lines > room;
+       --total) {
+    widths = extents(columns_, least, total);
+  }
+  line_columns_ = lines_around(widths, margin_);
+}
+
+/// "rank 0", "ranks 0-3 partial(sum)"; brief: "0", "0-3 sum".
+void Mosaic::name_cells(bool brief) {
+  brief_ = brief;
+  names_.clear();
+  for (const Cell& cell : cells_) {
+    names_.push_back(brief ? rank_list(cell.ranks) : rank_words(cell.ranks));
+    if (!options_.reductions.empty())
+      names_.back() += fmt::format(fmt::runtime(brief ? " {}" : " partial({})"), options_.reductions);
+  }
+}
+
+/// The smallest width of a band at which every name and coordinate has room.
+int64_t Mosaic::least_width() const {
+  int64_t least = 3;
+  for (const Band& band : columns_) least = std::max(least, n_digits(band.range.begin));
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    const int64_t n = bands_within(columns_, cells_[i].columns).length();
+    if (n == 0) continue;
+    const int64_t room =
+        static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // the lines between its bands are its own
+    least = std::max(least, (room + n - 1) / n);
+  }
+  return least;
+}
+
+void Mosaic::assign_owners() {
+  owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kHidden));
+  for (size_t i = 0; i < cells_.size(); ++i) {
+    const Interval rows = bands_within(rows_, cells_[i].rows), columns = bands_within(columns_, cells_[i].columns);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      std::fill(owners_[r].begin() + columns.begin, owners_[r].begin() + columns.end, static_cast<int64_t>(i));
+    }
+  }
+}
+
+int64_t Mosaic::owner(int64_t row, int64_t column) const {
+  const bool inside = row >= 0 && row < static_cast<int64_t>(rows_.size()) && column >= 0 &&
+                      column < static_cast<int64_t>(columns_.size());
+  return inside ? owners_[row][column] : kOutside;
+}
+
+/// The background in as many stripes as the cell has ranks, and the name in the middle.
+void Mosaic::draw_cell(Canvas& canvas, size_t index) const {
+  const auto& ranks = cells_[index].ranks;
+  const Interval rows = bands_within(rows_, cells_[index].rows),
+                 columns = bands_within(columns_, cells_[index].columns);
+  if (rows.length() == 0 || columns.length() == 0) return;
+  const int64_t top = line_rows_[rows.begin] + 1, bottom = line_rows_[rows.end];
+  const int64_t left = line_columns_[columns.begin] + 1, width = line_columns_[columns.end] - left;
+  for (int64_t y = top; y < bottom; ++y) {
+    for (int64_t x = 0; x < width; ++x)
+      canvas.paint(y, left + x, ranks[x * static_cast<int64_t>(ranks.size()) / width]);
+  }
+  const std::string& name = names_[index];
+  canvas.text((top + bottom - 1) / 2, left + (width - static_cast<int64_t>(name.size())) / 2, name);
+}
+
+void Mosaic::draw_left_out(Canvas& canvas) const {
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      if (owners_[r][c] != kHidden) continue;
+      canvas.put((line_rows_[r] + line_rows_[r + 1]) / 2, (line_columns_[c] + line_columns_[c + 1]) / 2,
+                 rows_[r].n_left_out > 0 ? U'⋮' : U'⋯');
+    }
+  }
+}
+
+/// A line between places of different owners; at each crossing the character that joins what meets there.
+void Mosaic::draw_lines(Canvas& canvas) const {
+  const auto vertical = [&](int64_t r, int64_t c) { return owner(r, c - 1) != owner(r, c); };
+  const auto horizontal = [&](int64_t r, int64_t c) { return owner(r - 1, c) != owner(r, c); };
+  constexpr std::u32string_view kJoints = U" ╵╷│╴┘┐┤╶└┌├─┴┬┼";  // bits: up, down, left, right
+  for (int64_t r = 0; r < static_cast<int64_t>(line_rows_.size()); ++r) {
+    for (int64_t c = 0; c < static_cast<int64_t>(line_columns_.size()); ++c) {
+      const int64_t y = line_rows_[r], x = line_columns_[c];
+      const bool down = vertical(r, c), right = horizontal(r, c);
+      const int joint =
+          (vertical(r - 1, c) ? 1 : 0) + (down ? 2 : 0) + (horizontal(r, c - 1) ? 4 : 0) + (right ? 8 : 0);
+      if (joint != 0) canvas.put(y, x, kJoints[joint]);
+      for (int64_t i = y + 1; down && i < line_rows_[r + 1]; ++i) canvas.put(i, x, U'│');
+      for (int64_t i = x + 1; right && i < line_columns_[c + 1]; ++i) canvas.put(y, i, U'─');
+    }
+  }
+}
+
+/// The index of each cut beside its line: rows at the left, columns at the top.
+void Mosaic::draw_coordinates(Canvas& canvas) const {
+  for (size_t r = 0; options_.n_dims == 2 && r < line_rows_.size(); ++r) {
+    canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
+  }
+  for (size_t c = 0; options_.n_dims > 0 && c < line_columns_.size(); ++c) {
+    canvas.text(0, line_columns_[c], fmt::format("{}", coordinate(columns_, c)));
+  }
+}
+
+}  // namespace shardwise::detail

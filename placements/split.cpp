@@ -1,0 +1,100 @@
+#include "placements/split.h"
+
+#include "placements/layout.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+
+namespace {
+
+int64_t chunk_length(int64_t length, int64_t n_parts) { return (length + n_parts - 1) / n_parts; }
+
+Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
+  const int64_t step = chunk_length(range.length(), n_parts);
+  return {std::min(range.begin + step * coord, range.end), std::min(range.begin + step * (coord + 1), range.end)};
+}
+
+int64_t sum(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+
+void check_row(c10::IntArrayRef row, Interval piece, bool nested, const Placement& shard) {
+  const std::string where =
+      nested ? fmt::format("the piece [{}, {}) of tensor dim {}", piece.begin, piece.end, shard.dim())
+             : fmt::format("tensor dim {}", shard.dim());
+  TORCH_CHECK_VALUE(sum(row) == piece.length(), "[layout] sizes ", row, " of ", to_string(shard), " add up to ",
+                    sum(row), ", but ", where, " has ", piece.length(), " elements. Make the sizes sum to ",
+                    piece.length(), ".");
+}
+
+}  // namespace
+
+Dims chunk_sizes(int64_t length, int64_t n_parts) {
+  Dims sizes;
+  for (int64_t coord = 0; coord < n_parts; ++coord) sizes.push_back(chunk({0, length}, n_parts, coord).length());
+  return sizes;
+}
+
+namespace detail {
+
+c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_parts) {
+  const auto sizes = shard.sizes();
+  const bool shared = static_cast<int64_t>(sizes.size()) <= n_parts;
+  return shared ? sizes : sizes.slice(outer_number * n_parts, n_parts);
+}
+
+Intervals cut(const OuterPiece& outer, const Placement& shard, int64_t n_parts) {
+  Intervals pieces;
+  const auto row = row_of(shard, outer.number, n_parts);
+  int64_t begin = outer.range.begin;
+  for (int64_t coord = 0; coord < n_parts; ++coord) {
+    pieces.push_back(row.empty() ? chunk(outer.range, n_parts, coord) : Interval{begin, begin + row[coord]});
+    begin = pieces.back().end;
+  }
+  return pieces;
+}
+
+OuterPiece cut_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord) {
+  const int64_t number = outer.number * n_parts + coord;
+  const auto row = row_of(shard, outer.number, n_parts);
+  if (row.empty()) return {chunk(outer.range, n_parts, coord), number};
+  const int64_t begin = outer.range.begin + sum(row.slice(0, coord));
+  return {{begin, begin + row[coord]}, number};
+}
+
+std::vector<Interval> cut_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts) {
+  std::vector<Interval> pieces;
+  pieces.reserve(outer.size() * n_parts);
+  for (size_t number = 0; number < outer.size(); ++number) {
+    const Intervals parts = cut({outer[number], static_cast<int64_t>(number)}, shard, n_parts);
+    pieces.insert(pieces.end(), parts.begin(), parts.end());
+  }
+  return pieces;
+}
+
+Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64_t n_parts, int64_t mesh_dim) {
+  const auto n_sizes = static_cast<int64_t>(shard.sizes().size());
+  const auto n_outer = static_cast<int64_t>(outer.size());
+  if (n_sizes == 0) return shard;
+  const std::string or_rows =
+      n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer cut", n_outer * n_parts) : "";
+  TORCH_CHECK_VALUE(n_sizes == n_parts || n_sizes == n_parts * n_outer, "[layout] ", to_string(shard), " has ", n_sizes,
+                    " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim, ": one each is needed. Give ",
+                    n_parts, " sizes", or_rows, ".");
+  bool is_chunk = true, rows_agree = true;
+  for (int64_t number = 0; number < n_outer; ++number) {
+    const auto row = row_of(shard, number, n_parts);
+    check_row(row, outer[number], n_outer > 1, shard);
+    is_chunk = is_chunk && row == c10::IntArrayRef(chunk_sizes(outer[number].length(), n_parts));
+    rows_agree = rows_agree && row == row_of(shard, 0, n_parts);
+  }
+  if (is_chunk) return Placement::shard(shard.dim());
+  return rows_agree && n_sizes > n_parts ? Placement::shard(shard.dim(), row_of(shard, 0, n_parts)) : shard;
+}
+
+}  // namespace detail
+
+}  // namespace shardwise

@@ -1,0 +1,68 @@
+#include "placements/tiling.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+namespace shardwise {
+
+namespace {
+
+int64_t dim_with_most_cuts(c10::ArrayRef<Box> boxes) {
+  const int64_t n_dims = static_cast<int64_t>(boxes.front().sizes.size());
+  int64_t best = 0;
+  size_t most = 0;
+  for (int64_t dim = 0; dim < n_dims; ++dim) {
+    std::set<int64_t> begins;
+    for (const Box& box : boxes) begins.insert(box.offsets[dim]);
+    if (begins.size() > most) {
+      best = dim;
+      most = begins.size();
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (!boxes[i].empty()) order.push_back(i);
+  }
+  if (order.size() < 2) return std::nullopt;
+  if (boxes.front().sizes.empty()) return std::pair{order[0], order[1]};  // 0-dim: each is the one element
+
+  const int64_t dim = dim_with_most_cuts(boxes);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
+  std::vector<size_t> open;  // the boxes that the sweep along `dim` is inside of
+  for (const size_t next : order) {
+    const int64_t position = boxes[next].offsets[dim];
+    std::erase_if(open, [&](size_t i) { return boxes[i].interval(dim).end <= position; });
+    for (const size_t i : open) {
+      if (!intersect(boxes[i], boxes[next]).empty()) return std::minmax(i, next);
+    }
+    open.push_back(next);
+  }
+  return std::nullopt;
+}
+
+std::optional<Box> find_hole(const Box& whole, c10::ArrayRef<Box> boxes) {
+  std::vector<Box> parts;  // of `boxes`, inside `whole`
+  int64_t covered = 0;
+  for (const Box& box : boxes) {
+    Box part = intersect(whole, box);
+    if (part.empty()) continue;
+    covered += part.numel();
+    parts.push_back(std::move(part));
+  }
+  if (covered == whole.numel()) return std::nullopt;
+  if (parts.empty()) return whole;
+  for (const Box& rest : subtract(whole, parts.front())) {
+    if (auto hole = find_hole(rest, parts)) return hole;
+  }
+  return std::nullopt;
+}
+
+}  // namespace shardwise

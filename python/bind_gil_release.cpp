@@ -1,0 +1,17 @@
+#include "python/bindings.h"
+#include "runtime/comm/gil_release.h"
+
+namespace shardwise {
+namespace {
+
+void* release_gil() { return PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
+void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+}  // namespace
+
+void bind_waiting(py::module_& /*module*/) {
+  static constexpr WaitHooks kHooks{&release_gil, &take_gil};
+  set_wait_hooks(&kHooks);
+}
+
+}  // namespace shardwise

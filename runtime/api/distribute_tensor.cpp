@@ -1,0 +1,105 @@
+// runtime/api/distribute_tensor.cpp: from a whole tensor, on one rank or on all, to a distributed one.
+#include "runtime/api/dtensor.h"
+
+#include "placements/partial.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/exchange_run.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// Sends each member its box of the root's `tensor`; returns this rank's.
+at::Tensor scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
+  const Group& group = *spec.mesh()->group();
+  const bool is_root = group.ranks[group.index] == root;
+  std::vector<int64_t> sends(group.size()), receives(group.size());
+  std::vector<at::Tensor> parts;
+  for (int64_t i = 0; i < group.size() && is_root; ++i)
+    for (const Box& box : spec.layout().boxes(group.ranks[i])) {
+      at::Tensor part = tensor;
+      for (int64_t dim = 0; dim < spec.dim(); ++dim) part = part.narrow(dim, box.offsets[dim], box.sizes[dim]);
+      sends[i] += part.numel();
+      parts.push_back(part.reshape(-1));
+    }
+  for (const Box& box : spec.boxes()) receives[group.index_of(root)] += box.numel();
+  at::Tensor outgoing = parts.empty() ? at::empty({0}, tensor.options()) : at::cat(parts);
+  at::Tensor incoming = at::empty({receives[group.index_of(root)]}, tensor.options());
+  all_to_all(group, incoming, outgoing, receives, sends);
+  return incoming;
+}
+
+void check_plain(const at::Tensor& tensor) {
+  const auto keys = tensor.key_set();
+  const bool is_dense = tensor.layout() == c10::kStrided && (keys.has_backend(c10::BackendComponent::CPUBit) ||
+                                                             keys.has_backend(c10::BackendComponent::CUDABit));
+  TORCH_CHECK_VALUE(is_dense, fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be cut. Give a "
+                                          "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",
+                                          c10::str(tensor.layout()), c10::toString(keys)));
+}
+
+/// Dtype, sizes and kind of the tensor, compared before values are sent.
+void check_same_kind(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type())};
+  mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
+  const Group& group = *mesh.group();
+  const auto all = all_gather_numbers(group, mine);
+  const auto words = [](const std::vector<int64_t>& numbers) {
+    return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
+                       fmt::join(numbers.begin() + 2, numbers.end(), ", "));
+  };
+  for (size_t i = 1; i < all.size(); ++i)
+    TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
+                                                    "Give the same shape, dtype and kind on every "
+                                                    "rank; only the values of src_data_rank count.",
+                                                    group.ranks[0], words(all[0]), group.ranks[i], words(all[i])));
+}
+
+}  // namespace
+
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                             std::optional<int64_t> src_data_rank) {
+  if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
+  const bool requires_grad = tensor.requires_grad();
+  BelowGuard guard;
+  at::NoGradGuard no_grad;
+  if (mesh->is_member() && src_data_rank && mesh->size() > 1) check_same_kind(tensor, *mesh);
+  check_plain(tensor);
+  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), dense_strides(tensor.sizes(), tensor.strides()),
+                           tensor.scalar_type());
+  auto scattered = spec->with_placements(without_partial(spec->placements()));
+  const at::Tensor source =
+      tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
+
+  Shards shards;
+  if (mesh->is_member() && src_data_rank && mesh->size() > 1) {
+    CommScope scope("distribute_tensor");
+    TORCH_CHECK_VALUE(
+        *src_data_rank >= 0 && *src_data_rank < mesh->size(),
+        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
+                    *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
+    const at::Tensor flat = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
+    int64_t next = 0;
+    for (const Box& box : scattered->boxes()) {
+      at::Tensor piece = empty_piece(*scattered, box.sizes, flat.device());
+      shards.push_back(piece.copy_(flat.narrow(0, next, box.numel()).view(box.sizes)));
+      next += box.numel();
+    }
+  } else if (mesh->is_member()) {
+    auto replicated = spec->replicated();
+    shards = move(replicated, {source}, scattered);
+    if (scattered == replicated) shards[0] = empty_piece(*spec, spec->sizes(), source.device()).copy_(source);
+  }
+  at::Tensor result = wrap(spec, move(scattered, shards, spec));
+  return requires_grad ? result.set_requires_grad(true) : result;
+}
+
+}  // namespace shardwise

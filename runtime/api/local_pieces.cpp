@@ -1,0 +1,129 @@
+#include "runtime/api/local_pieces.h"
+
+#include "runtime/comm/collectives.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kHowToCut =
+    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.";
+
+void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
+  TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
+                    fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
+                                c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
+  TORCH_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
+                    fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i,
+                                piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
+}
+
+/// What one rank believes: dtype, the whole tensor's sizes, its own piece's.
+struct Belief {
+  std::vector<int64_t> numbers;
+
+  static Belief of(const at::Tensor& local, const Spec& spec) {
+    Belief belief{
+        {-1, static_cast<int64_t>(spec.dtype()), spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
+    const auto add = [&](c10::IntArrayRef sizes) {
+      belief.numbers.insert(belief.numbers.end(), sizes.begin(), sizes.end());
+    };
+    add(spec.sizes());
+    add(local.sizes());
+    return belief;
+  }
+  bool is_of_tensor() const { return numbers[0] == -1; }
+  c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(numbers[1]); }
+  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(3, numbers[2]); }
+  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(3 + numbers[2]); }
+};
+
+}  // namespace
+
+Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+  Dims sizes(local);
+  std::vector<bool> is_known(sizes.size());
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_enumerable()) {
+      for (const ShardMetadata& piece : placements[m].pieces())
+        for (size_t dim = 0; dim < sizes.size(); ++dim)
+          sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
+      continue;
+    }
+    if (!placements[m].is_shard()) continue;
+    const int64_t dim =
+        placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
+    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout says what is wrong
+    if (placements[m].sizes().empty()) {
+      sizes[dim] *= mesh.size(static_cast<int64_t>(m));
+      continue;
+    }
+    sizes[dim] = 0;
+    for (int64_t size : placements[m].sizes()) sizes[dim] += size;
+    is_known[dim] = true;
+  }
+  return sizes;
+}
+
+void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
+  const auto boxes = spec.boxes();
+  TORCH_CHECK_VALUE(pieces.size() == boxes.size(),
+                    fmt::format("[from_local] rank {} gives {} pieces; {} has {} there.", spec.mesh()->rank(),
+                                pieces.size(), to_string(spec), boxes.size()));
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    check_piece(pieces[i], i, spec);
+    TORCH_CHECK_VALUE(
+        pieces[i].sizes() == boxes[i].sizes,
+        fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has {} there. {}", spec.mesh()->rank(),
+                    fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]), kHowToCut));
+  }
+}
+
+void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
+  if (!spec.is_member()) return;
+  const Group& group = *spec.mesh()->group();
+  std::vector<Belief> beliefs;
+  for (auto& numbers : all_gather_numbers(group, Belief::of(local, spec).numbers))
+    beliefs.push_back({std::move(numbers)});
+  for (size_t i = 0; i < beliefs.size(); ++i)
+    TORCH_CHECK_VALUE(
+        beliefs[i].is_of_tensor(),
+        fmt::format("[from_local] rank {} gives a LocalShardsWrapper where others give a tensor. Give one kind on "
+                    "every rank.",
+                    group.ranks[i]));
+  for (size_t i = 1; i < beliefs.size(); ++i) {
+    const Belief &first = beliefs[0], &other = beliefs[i];
+    TORCH_CHECK_VALUE(first.dtype() == other.dtype() && first.sizes() == other.sizes(),
+                      fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
+                                  "tensors, as {} [{}] and {} [{}]. {}",
+                                  fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
+                                  group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
+                                  c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kHowToCut));
+  }
+  for (size_t i = 0; i < beliefs.size() && !spec.layout().is_enumerable(); ++i) {
+    const Dims expected = spec.layout().local_sizes(group.ranks[i]);
+    TORCH_CHECK_VALUE(
+        beliefs[i].piece() == expected,
+        fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
+                    fmt::join(beliefs[i].piece(), ", "), to_string(spec), fmt::join(expected, ", "), kHowToCut));
+  }
+}
+
+at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec) {
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
+    if (!spec.placements()[m].is_replicate() || !spec.is_member() || spec.mesh()->size(static_cast<int64_t>(m)) == 1)
+      continue;
+    const Group& line = *spec.mesh()->group(static_cast<int64_t>(m));
+    Dims root = *spec.mesh()->coord();
+    root[m] = 0;
+    local = local.detach().clone(at::MemoryFormat::Contiguous);
+    broadcast(line, local, line.index_of(spec.mesh()->grid().rank_at(root)));
+  }
+  return local;
+}
+
+}  // namespace shardwise

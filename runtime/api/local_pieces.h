@@ -1,0 +1,26 @@
+// runtime/api/local_pieces.h: the pieces that a rank hands in as its part of a tensor: what they say of the whole, and whether the ranks agree.
+#pragma once
+
+#include "runtime/tensor/device_mesh.h"
+#include "runtime/tensor/spec.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace shardwise {
+
+/// Global sizes of which `local` is an even cut's piece.
+Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
+
+/// Throws: c10::ValueError where number, dtype, device or shape of this rank's pieces are not those of `spec`.
+void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec);
+
+/// Compares what the ranks believe of the tensor. Collective over the mesh's members.
+/// Throws: c10::ValueError on all of them, naming the first who differs.
+void check_ranks_agree(const at::Tensor& local, const Spec& spec);
+
+/// `local` as the first rank of each line of replicas has it. Collective likewise. Cost: a broadcast per mesh dim that replicates.
+at::Tensor with_equal_replicas(at::Tensor local, const Spec& spec);
+
+}  // namespace shardwise

@@ -1,0 +1,81 @@
+#include "runtime/api/random.h"
+
+#include "runtime/api/philox.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+/// The next 64 bits of `generator`. One of a device has a place in a sequence instead of a state.
+uint64_t draw(at::Generator& generator) {
+  if (generator.device().is_cpu()) return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  constexpr uint64_t kStep = 4;  // places are multiples of it
+  const uint64_t place = generator.get_offset();
+  generator.set_offset(place + kStep);
+  return RandomStream(generator.current_seed(), place).bits();
+}
+
+void check_drawable(const char* op, const Placements& placements, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(std::ranges::none_of(placements, &Placement::is_partial),
+                    fmt::format("[{}] cannot draw a tensor as {}. Use Shard or Replicate.", op, to_string(placements)));
+  TORCH_CHECK_TYPE(c10::isFloatingType(dtype),
+                   fmt::format("[{}] draws no {} numbers. Use a floating-point dtype.", op, c10::toString(dtype)));
+}
+
+/// `fill(piece, box, seed)` for each of this rank's pieces of a new tensor.
+template <typename Fill>
+at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
+                 const Fill& fill) {
+  at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
+  const uint64_t seed = next_seed();
+  BelowGuard guard;
+  const auto* impl = maybe_dtensor(tensor);
+  for (size_t i = 0; i < impl->shards().size(); ++i) fill(impl->shards()[i], impl->spec()->boxes()[i], seed);
+  return tensor;
+}
+
+}  // namespace
+
+uint64_t next_seed() {
+  at::Generator shared = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(shared.mutex());
+  if (!World::is_thread()) return draw(shared);
+  thread_local at::Generator own;
+  if (!own.defined() || own.current_seed() != shared.current_seed()) own = shared.clone();
+  return draw(own);
+}
+
+uint64_t next_seed(const std::optional<at::Generator>& generator) {
+  if (!generator || !generator->defined() || *generator == at::detail::getDefaultCPUGenerator()) return next_seed();
+  at::Generator given = *generator;
+  const std::lock_guard lock(given.mutex());
+  return draw(given);
+}
+
+at::Tensor rand(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
+  check_drawable("rand", placements, dtype);
+  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "rand", [&] {
+      fill_box<scalar_t>(piece, sizes, box, seed, [](const std::array<uint64_t, 2>& bits, bool is_second) {
+        return fraction(bits[is_second], std::numeric_limits<scalar_t>::digits);
+      });
+    });
+  });
+}
+
+at::Tensor randn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {
+  check_drawable("randn", placements, dtype);
+  return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "randn",
+                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, normal_of); });
+  });
+}
+
+}  // namespace shardwise

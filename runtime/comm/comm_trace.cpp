@@ -1,0 +1,62 @@
+#include "runtime/comm/comm_trace.h"
+
+#include <string_view>
+
+namespace shardwise {
+namespace {
+
+thread_local CommTrace* innermost_trace = nullptr;
+thread_local const CommScope* innermost_scope = nullptr;
+
+}  // namespace
+
+CommTrace::CommTrace() : outer_(innermost_trace) { innermost_trace = this; }
+
+CommTrace::~CommTrace() {
+  // Python closes traces in any order: leave the chain wherever this one stands in it.
+  CommTrace** link = &innermost_trace;
+  while (*link != nullptr && *link != this) link = &(*link)->outer_;
+  if (*link == this) *link = outer_;
+}
+
+bool CommTrace::any_active() { return innermost_trace != nullptr; }
+
+void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
+  for (CommTrace* trace = innermost_trace; trace != nullptr; trace = trace->outer_)
+    trace->events_.push_back({collective, CommScope::current_op(), n_ranks, bytes_sent, bytes_received});
+}
+
+int64_t CommTrace::bytes_received() const {
+  int64_t total = 0;
+  for (const CommEvent& event : events_) total += event.bytes_received;
+  return total;
+}
+
+int64_t CommTrace::bytes_sent() const {
+  int64_t total = 0;
+  for (const CommEvent& event : events_) total += event.bytes_sent;
+  return total;
+}
+
+std::map<std::string, int64_t> CommTrace::counts() const {
+  std::map<std::string, int64_t> counts;
+  for (const CommEvent& event : events_) ++counts[event.collective];
+  return counts;
+}
+
+CommScope::CommScope(const char* op, const void* layouts, Describe describe)
+    : op_(op), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
+  innermost_scope = this;
+}
+
+CommScope::~CommScope() { innermost_scope = outer_; }
+
+const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
+
+bool CommScope::is_operator() { return std::string_view(current_op()).find("::") != std::string_view::npos; }
+
+std::string CommScope::current_layouts() {
+  return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";
+}
+
+}  // namespace shardwise

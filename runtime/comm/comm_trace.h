@@ -1,0 +1,81 @@
+// runtime/comm/comm_trace.h: what was sent, by collective and by operator.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// One collective as one rank saw it. Bytes exclude what a rank sends to itself; for all_reduce both are the
+/// ring's 2 (n-1)/n of the tensor, the bound that backends reach.
+struct CommEvent {
+  std::string collective;  // "all_to_all", "all_reduce", "broadcast", "all_gather"
+  std::string op;          // the operator that asked, "aten::mm", or "redistribute"
+  int64_t n_ranks = 0;
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+};
+
+/// Records the collectives of this thread while it lives. Traces nest; each sees the events of the inner ones.
+class CommTrace {
+ public:
+  CommTrace();
+  ~CommTrace();
+  CommTrace(const CommTrace&) = delete;
+  CommTrace& operator=(const CommTrace&) = delete;
+
+  const std::vector<CommEvent>& events() const { return events_; }
+  int64_t total_count() const { return static_cast<int64_t>(events_.size()); }
+  int64_t bytes_received() const;
+  int64_t bytes_sent() const;
+  std::map<std::string, int64_t> counts() const;  // by collective
+
+  /// Adds an event to every trace of this thread. Cost without a trace: one thread-local read.
+  static void record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received);
+  static bool any_active();
+
+ private:
+  std::vector<CommEvent> events_;
+  CommTrace* outer_;
+};
+
+/// Names the operator on whose behalf collectives run, for the time of its life (this thread; they nest).
+///
+///   const auto layouts = [&] { return fmt::format("{} -> {}", to_string(*from), to_string(*to)); };
+///   const CommScope scope("redistribute", layouts);
+///
+/// Cost: a few pointers; `layouts` runs only under the order check (order_check.h), before each communication.
+class CommScope {
+ public:
+  explicit CommScope(const char* op) : CommScope(op, nullptr, nullptr) {}
+  /// `layouts()` gives a text that is the same on every rank. It lives as long as the scope.
+  template <class Layouts>
+  CommScope(const char* op, const Layouts& layouts)
+      : CommScope(op, &layouts,
+                  [](const void* self) -> std::string { return (*static_cast<const Layouts*>(self))(); }) {}
+  template <class Layouts>
+  CommScope(const char* op, const Layouts&& layouts) = delete;  // would be gone when it is asked
+  ~CommScope();
+  CommScope(const CommScope&) = delete;
+  CommScope& operator=(const CommScope&) = delete;
+
+  /// The innermost operator of this thread, or "".
+  static const char* current_op();
+  /// True where that is an operator ("aten::mm"), not a move that a program asked for by name.
+  static bool is_operator();
+  /// What the innermost scope's `layouts()` gives, or "" where it has none.
+  static std::string current_layouts();
+
+ private:
+  using Describe = std::string (*)(const void* layouts);
+  CommScope(const char* op, const void* layouts, Describe describe);
+
+  const char* op_;
+  const void* layouts_;
+  Describe describe_;
+  const CommScope* outer_;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,25 @@
+// runtime/comm/group.h: a set of ranks that communicate, backed by a c10d process group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace shardwise {
+
+/// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
+struct Group {
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  std::vector<int64_t> ranks;
+  int64_t index = 0;  // this rank's place in `ranks`
+
+  int64_t size() const { return static_cast<int64_t>(ranks.size()); }
+  /// The place of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
+  int64_t index_of(int64_t rank) const;
+};
+
+using GroupPtr = std::shared_ptr<const Group>;
+
+}  // namespace shardwise

@@ -1,0 +1,52 @@
+#include "runtime/comm/group_backend.h"
+
+#include "runtime/comm/gil_release.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace shardwise {
+
+c10d::ProcessGroup& open_group(const Group& group, const char* op) {
+  TORCH_CHECK_VALUE(group.process_group,
+                    fmt::format("[{}] the process group of ranks {} was destroyed, or the program is ending. Make "
+                                "meshes and DTensors after init_process_group().",
+                                op, group.ranks));
+  return *group.process_group;
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
+  c10d::ProcessGroup& process_group = open_group(group, op);
+  TORCH_CHECK_VALUE(
+      process_group.hasBackendForDeviceType(device),
+      fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one (gloo sends "
+                  "cpu tensors, nccl cuda tensors).",
+                  op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
+  return process_group.getBackend(device);
+}
+
+c10::DeviceType numbers_device(const Group& group) {
+  return open_group(group, "group").hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : c10::kCUDA;
+}
+
+void check_contiguous(const char* op, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(),
+                    fmt::format("[{}] got a tensor of shape {} and strides {}, which is not contiguous. "
+                                "Call contiguous() first.",
+                                op, tensor.sizes(), tensor.strides()));
+}
+
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }
+
+at::Tensor gather_rows(const Group& group, const at::Tensor& numbers) {
+  const auto backend = backend_of(group, "all_gather", numbers.device().type());
+  at::Tensor own = numbers;
+  at::Tensor gathered = at::empty({group.size(), own.numel()}, own.options());
+  at::Tensor flat = gathered.view(-1);
+  const Waiting waiting;
+  backend->_allgather_base(flat, own)->wait();
+  return gathered.cpu();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,31 @@
+// runtime/comm/group_backend.h: what every communication asks of a group and of the tensors it moves.
+#pragma once
+
+#include "runtime/comm/group.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace shardwise {
+
+/// Of a group of more than one rank. `op` is named by the error.
+/// Throws: c10::ValueError where it was destroyed.
+c10d::ProcessGroup& open_group(const Group& group, const char* op);
+
+/// The backend of `device` in the group, which has more than one rank. `op` is named by the error.
+/// Throws: c10::ValueError where it has none.
+c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);
+
+/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it, else CUDA.
+c10::DeviceType numbers_device(const Group& group);
+
+/// Throws: c10::ValueError with the shape and strides.
+void check_contiguous(const char* op, const at::Tensor& tensor);
+
+/// The memory of a contiguous tensor as a flat tensor of bytes: every backend moves those, whatever the dtype.
+at::Tensor bytes_of(const at::Tensor& tensor);
+
+/// Gathers flat `numbers`, of one length and dtype on all ranks: [ranks, length] on the CPU, by group order. Counted by nobody.
+at::Tensor gather_rows(const Group& group, const at::Tensor& numbers);
+
+}  // namespace shardwise

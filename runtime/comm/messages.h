@@ -1,0 +1,62 @@
+// runtime/comm/messages.h: tensors sent from one rank to another, many at once and without a wait.
+//
+//   auto messages = exchange(group, {{2, rows}}, {{0, above}, {0, below}});    // to rank 2; two from rank 0
+//   ...                                                                        // work that needs none of them
+//   messages->wait();
+//
+// They travel as bytes, so the dtype is the two ends' own affair. Several messages between one pair match in order.
+#pragma once
+
+#include "runtime/comm/group.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace shardwise {
+
+struct Message {
+  int64_t rank;       // global, of the other end
+  at::Tensor tensor;  // contiguous, of at least one element; sent unread or written until Messages::wait
+  /// Of a send: writes the tensor, just before it goes, while those before it are under way already.
+  std::function<void()> fill = {};
+};
+
+/// Messages under way. Keeps their tensors alive.
+class Messages {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  Messages() = default;
+  Messages(std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
+  /// Waits, and leaves errors unsaid. While an exception unwinds it lets go instead: the others may wait for this rank.
+  ~Messages();
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+
+  /// Returns when all are sent and received; again does nothing.
+  /// Throws: what the backend throws. c10::DistBackendError from threads, where a rank is gone, c10::ValueError where sizes
+  /// differ. The rest is then let go of.
+  void wait();
+
+ private:
+  std::vector<WorkPtr> works_;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// Starts all and returns. Every member of the group calls it, those without a message too; a pair's two ends name the same
+/// number of messages, of the same bytes.
+///
+/// Counted as one "all_to_all" by a rank that sends or receives anything.
+/// Throws: c10::ValueError, before the first message, for a tensor that is empty or not contiguous, a message to oneself or to
+/// no member, tensors on several kinds of device. Cost: no copies, but for threads one of what is sent.
+///
+/// `by_all`: false where members without a message may stay away, as ranks outside both of two meshes do; then the order of calls is
+/// not checked.
+std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives,
+                                   bool by_all = true);
+
+}  // namespace shardwise

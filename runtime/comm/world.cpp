@@ -1,0 +1,106 @@
+#include "runtime/comm/world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+thread_local std::shared_ptr<World> thread_world;
+
+struct ProcessWorld {
+  std::mutex mutex;
+  std::shared_ptr<World> world;
+};
+
+/// Never destroyed: a backend's threads may outlive the statics they use.
+ProcessWorld& process_world() {
+  static auto* const slot = new ProcessWorld;
+  return *slot;
+}
+
+std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ranks) {
+  std::vector<int64_t> members = ranks.vec();
+  std::sort(members.begin(), members.end());
+  TORCH_CHECK_VALUE(!members.empty(), "[group] got no ranks. Name at least one.");
+  for (const int64_t rank : {members.front(), members.back()})
+    TORCH_CHECK_VALUE(rank >= 0 && rank < n_ranks,
+                      fmt::format("[group] rank {} of {} does not exist: the world has {} ranks. Use ranks in [0, {}).",
+                                  rank, ranks.vec(), n_ranks, n_ranks));
+  const auto twin = std::adjacent_find(members.begin(), members.end());
+  TORCH_CHECK_VALUE(twin == members.end(),
+                    fmt::format("[group] rank {} occurs twice in {}. Name each rank once.", *twin, ranks.vec()));
+  return members;
+}
+
+}  // namespace
+
+World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> everyone, MakeGroup make_group)
+    : rank_(rank), size_(size), everyone_(std::move(everyone)), make_group_(std::move(make_group)) {
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < size,
+      fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
+  TORCH_CHECK_VALUE(size == 1 || everyone_,
+                    fmt::format("[world] a world of {} ranks came without a process group. Pass one.", size));
+}
+
+std::shared_ptr<World> World::maybe_current() {
+  if (thread_world) return thread_world;
+  const std::lock_guard lock(process_world().mutex);
+  return process_world().world;
+}
+
+std::shared_ptr<World> World::current() {
+  auto world = maybe_current();
+  TORCH_CHECK_VALUE(
+      world,
+      "[world] no ranks have been started. Run under torchrun and call torch.distributed.init_process_group() "
+      "(Python) or shardwise::init_from_env() (C++), or start ranks as threads with run_ranks(n, fn).");
+  return world;
+}
+
+void World::set_thread(std::shared_ptr<World> world) { thread_world = std::move(world); }
+
+bool World::is_thread() { return thread_world != nullptr; }
+
+void World::set_process(std::shared_ptr<World> world) {
+  const std::lock_guard lock(process_world().mutex);
+  process_world().world.swap(world);
+}
+
+GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
+  auto members = checked_members(ranks, size_);
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  MakeGroup make_group;
+  {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK_VALUE(!is_closed_,
+                      "[group] the process groups of these ranks were destroyed, or the program is ending. Make meshes "
+                      "after init_process_group().");
+    if (const auto found = groups_.find(members); found != groups_.end()) return found->second;
+    process_group = everyone_;
+    make_group = make_group_;
+  }
+  // No lock here: making a group waits for other ranks and may call Python.
+  const auto own = std::find(members.begin(), members.end(), rank_);
+  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 ? make_group(members) : nullptr;
+  auto group =
+      own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ && group) group->process_group = nullptr;  // meanwhile
+  return groups_.emplace(std::move(members), std::move(group)).first->second;
+}
+
+void World::close() {
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // their ends wait for threads: not under the lock
+  const std::lock_guard closing(mutex_);
+  is_closed_ = true;
+  make_group_ = nullptr;
+  dropped.push_back(std::move(everyone_));
+  for (const auto& [ranks, group] : groups_)
+    if (group) dropped.push_back(std::move(group->process_group));
+}
+
+}  // namespace shardwise

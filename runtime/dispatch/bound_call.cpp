@@ -1,0 +1,131 @@
+#include "runtime/dispatch/bound_call.h"
+
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/dispatch.h"
+
+#include <ATen/ops/count_nonzero.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace shardwise {
+namespace {
+
+thread_local bool implicit_replication = false;
+
+/// torch.nn's recurrent layers start from plain zeros where they are given nothing.
+bool is_initial_state(const OpInfo& op, const at::Tensor& plain, size_t arg) {
+  return op.handle.schema().arguments()[arg].name() == "hx" && at::count_nonzero(plain).item<int64_t>() == 0;
+}
+
+}  // namespace
+
+BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
+    : op(info), stack(values), first(values.size() - info.n_args()) {
+  key.add_pointer(&op);
+  for (size_t i = 0; i < op.n_args(); ++i) {
+    const c10::IValue& value = arg(i);
+    if (value.isTensor()) {
+      bind_tensor(value.toTensor(), i, 0);
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      const size_t n = value.toListRef().size();
+      key.add(n);
+      for (size_t j = 0; j < n; ++j)
+        if (const c10::IValue& element = arg(i).toListRef()[j]; element.isTensor())
+          bind_tensor(element.toTensor(), i, j);
+        else
+          key.add(0);
+    } else {
+      key.add_scalar(value, op.rule && op.args[i].is_number);
+    }
+  }
+}
+
+void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
+  if (auto* impl = maybe_dtensor(tensor)) {
+    if (impl->moved_view()) [[unlikely]] {
+      impl->shards();  // fetched again, where that is due, on all ranks alike: some may have no piece to compute
+      if (op.args[arg].is_written) written_views.push_back(tensor);
+    }
+    if (op.args[arg].is_written && impl->is_inference()) [[unlikely]]
+      MovedView::count_write();
+    key.add_pointer(impl->spec().get());
+    if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
+    operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
+    return;
+  }
+  if (!tensor.defined()) return key.add(0);
+  // Plain scalars in a written list are the step counts of a fused optimizer.
+  if (tensor.dim() > 0 || (op.args[arg].is_written && stack[first + arg].isTensor()))
+    return bind_tensor(replicate(tensor, arg, index), arg, index);
+  key.add_plain(tensor);
+  operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
+}
+
+const DTensorImpl& BoundCall::any_distributed() const {
+  for (const c10::IValue& value : args()) {
+    if (value.isTensor())
+      if (const auto* impl = maybe_dtensor(value.toTensor())) return *impl;
+    if (value.isTensorList() || value.isOptionalTensorList())
+      for (const c10::IValue& element : value.toListRef())
+        if (element.isTensor())
+          if (const auto* impl = maybe_dtensor(element.toTensor())) return *impl;
+  }
+  TORCH_INTERNAL_ASSERT(false, "[", op.name, "] reached Shardwise without a distributed tensor");
+}
+
+at::Tensor BoundCall::replicate(const at::Tensor& plain, size_t arg, size_t index) {
+  check_plain(op, plain, arg);
+  const auto& mesh = any_distributed().spec()->mesh();
+  auto spec =
+      Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
+  at::Tensor replica = wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});
+  replace_tensor(stack[first + arg], index, replica);
+  return replica;
+}
+
+void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
+  const bool is_index = op.args[arg].is_index && c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
+  // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
+  TORCH_CHECK_VALUE(
+      implicit_replication || is_index || torch::autograd::get_current_graph_task_id() >= 0 ||
+          is_initial_state(op, plain, arg),
+      fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
+                  "[Replicate()]), or work under implicit_replication().",
+                  op.name, fmt::join(plain.sizes(), ", ")));
+}
+
+void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor) {
+  if (value.isTensor()) {
+    value = tensor;
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList().copy();
+    list.set(index, tensor);
+    value = std::move(list);
+  } else {
+    auto list = value.toOptionalTensorList().copy();
+    list.set(index, tensor);
+    value = std::move(list);
+  }
+}
+
+const DTensorImpl& BoundCall::leader() const {
+  for (const BoundOperand& operand : operands)
+    if (operand.impl) return *operand.impl;
+  TORCH_INTERNAL_ASSERT(false, "[", op.name, "] reached Shardwise without a distributed tensor");
+}
+
+OpCall BoundCall::to_op_call() const {
+  OpCall call{op, args(), {}, {}};
+  for (const BoundOperand& operand : operands) {
+    SpecPtr spec = operand.impl ? operand.impl->spec() : SpecPtr();
+    const c10::IntArrayRef sizes = spec ? spec->sizes() : c10::IntArrayRef();
+    call.operands.push_back({std::move(spec), sizes, operand.arg, operand.index, op.args[operand.arg].is_written});
+  }
+  return call;
+}
+
+ImplicitReplication::ImplicitReplication() : outer_(implicit_replication) { implicit_replication = true; }
+ImplicitReplication::~ImplicitReplication() { implicit_replication = outer_; }
+bool ImplicitReplication::is_on() { return implicit_replication; }
+
+}  // namespace shardwise

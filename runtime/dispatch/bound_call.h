@@ -1,0 +1,51 @@
+// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack.
+#pragma once
+
+#include "runtime/dispatch/decision.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/core/stack.h>
+
+namespace shardwise {
+
+/// A tensor argument (or list element) as it stands on the stack; `impl` is null for a plain 0-dim tensor.
+struct BoundOperand {
+  DTensorImpl* impl = nullptr;
+  uint32_t arg = 0;
+  uint32_t index = 0;
+};
+
+/// One call in progress. Holds no reference: the stack does, until the arguments are replaced.
+struct BoundCall {
+  const OpInfo& op;
+  torch::jit::Stack& stack;
+  size_t first;  // where the arguments begin on the stack
+  c10::SmallVector<BoundOperand, 8> operands;
+  DecisionKey key;
+  const DTensorImpl* in_pieces = nullptr;  // an operand that was given as pieces with offsets
+  std::vector<at::Tensor> written_views;   // moved views that the call writes to
+
+  BoundCall(const OpInfo& op, torch::jit::Stack& stack);
+  c10::IValue& arg(size_t i) { return stack[first + i]; }
+  c10::ArrayRef<c10::IValue> args() const { return c10::ArrayRef<c10::IValue>(stack.data() + first, op.n_args()); }
+  /// The first distributed operand. Pre: there is one.
+  const DTensorImpl& leader() const;
+  OpCall to_op_call() const;
+
+ private:
+  void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
+  /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
+  at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
+  const DTensorImpl& any_distributed() const;
+};
+
+/// A plain tensor next to distributed ones counts as replicated where it is an index, a mask or a recurrent layer's zero state,
+/// within torch's own composed operators and derivative formulas (which make such from the shapes at hand), and under
+/// ImplicitReplication.
+/// Throws: c10::ValueError for any other.
+void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg);
+
+/// Puts `tensor` in the place of an argument, or of element `index` of a list.
+void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor);
+
+}  // namespace shardwise

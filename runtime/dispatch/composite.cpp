@@ -1,0 +1,116 @@
+#include "runtime/dispatch/composite.h"
+
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/dispatch.h"
+
+#include <torch/library.h>
+
+#include <memory>
+#include <set>
+
+namespace shardwise {
+namespace {
+
+bool is_plain(const at::Tensor& tensor) { return tensor.defined() && tensor.dim() > 0 && !is_dtensor(tensor); }
+
+class CompositeKernel final : public c10::OperatorKernel {
+ public:
+  explicit CompositeKernel(const c10::OperatorHandle& op) : info_(op) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const MeshPtr mesh =
+        examine(c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - info_.n_args(), info_.n_args()));
+    {
+      const ImplicitReplication within;
+      op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    }
+    if (mesh) wrap_results(mesh, *stack);
+  }
+
+ private:
+  /// The mesh of the distributed arguments, null without any. Throws: c10::ValueError for a plain one beside them.
+  MeshPtr examine(c10::ArrayRef<c10::IValue> args) const {
+    MeshPtr mesh;
+    std::pair<const at::Tensor*, size_t> plain{nullptr, 0};
+    const auto look_at = [&](const c10::IValue& value, size_t arg) {
+      if (!value.isTensor()) return;
+      const at::Tensor& tensor = value.toTensor();
+      if (const auto* impl = maybe_dtensor(tensor))
+        mesh = impl->spec()->mesh();
+      else if (is_plain(tensor) && !info_.args[arg].is_written)
+        plain = {&tensor, arg};
+    };
+    for (size_t i = 0; i < args.size(); ++i)
+      if (args[i].isTensorList() || args[i].isOptionalTensorList())
+        for (const c10::IValue& element : args[i].toListRef()) look_at(element, i);
+      else
+        look_at(args[i], i);
+    if (mesh && plain.first) check_plain(info_, *plain.first, plain.second);
+    return mesh;
+  }
+
+  void wrap_results(const MeshPtr& mesh, torch::jit::Stack& stack) const {
+    const size_t begin = stack.size() - info_.n_returns();
+    for (size_t i = 0; i < info_.n_returns(); ++i) {
+      c10::IValue& value = stack[begin + i];
+      if (info_.returned_arg[i] >= 0) continue;
+      if (value.isTensor()) {
+        if (needs_wrapping(value.toTensor())) value = replica(value.toTensor(), mesh);
+      } else if (value.isTensorList()) {
+        for (size_t j = 0; j < value.toListRef().size(); ++j)
+          if (const at::Tensor element = value.toListRef()[j].toTensor(); needs_wrapping(element))
+            replace_tensor(value, j, replica(element, mesh));
+      }
+    }
+  }
+
+  static bool needs_wrapping(const at::Tensor& tensor) {
+    return tensor.defined() && !is_dtensor(tensor) && tensor.layout() == at::kStrided;
+  }
+
+  static at::Tensor replica(const at::Tensor& plain, const MeshPtr& mesh) {
+    return from_local(plain, mesh, Placements(mesh->ndim()));
+  }
+
+  OpInfo info_;
+};
+
+/// They read one argument's type or shape alone, or the tensor they are given and no other: nothing plain can come of them.
+bool is_simple(const c10::OperatorName& name) {
+  static const std::set<std::string> names = {
+      "aten::type_as", "aten::expand_as",  "aten::view_as", "aten::reshape_as", "aten::to",
+      "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
+      "aten::dropout", "aten::layer_norm", "aten::square"};
+  return names.contains(name.name);
+}
+
+bool returns_tensors(const c10::OperatorHandle& op) {
+  for (const auto& result : op.schema().returns())
+    if (result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->isSubtypeOf(*c10::ListType::ofTensors()))
+      return true;
+  return false;
+}
+
+}  // namespace
+
+void register_composites() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  // Registrations last as long as the process.
+  auto& backend = *new torch::Library(torch::Library::IMPL, "aten", kTensorKey, __FILE__, __LINE__);
+  auto& autograd = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::") || is_simple(name)) continue;
+    if (name.overload_name.find("name") != std::string::npos) continue;  // named dims cannot be boxed
+    auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !returns_tensors(*op) ||
+        op->hasKernelForDispatchKey(kTensorKey) || op->hasKernelForDispatchKey(kAutogradKey) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::Autograd))
+      continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    for (auto* keyed : {&backend, &autograd})
+      keyed->impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(*op)));
+  }
+}
+
+}  // namespace shardwise

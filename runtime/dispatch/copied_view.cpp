@@ -1,0 +1,99 @@
+#include "runtime/dispatch/copied_view.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/empty_strided.h>
+
+namespace shardwise {
+namespace {
+
+thread_local uint32_t writes_in_inference_mode = 0;
+
+}  // namespace
+
+MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
+    : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
+  while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
+  TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
+  source_ = args_[source_arg_].toTensor();
+  args_[source_arg_] = c10::IValue();
+  version_ = version();
+}
+
+uint32_t MovedView::version() const {
+  const auto& counter = source_impl().version_counter();
+  return counter.enabled() ? counter.current_version() : writes_in_inference_mode;
+}
+
+void MovedView::count_write() { ++writes_in_inference_mode; }
+
+bool MovedView::is_stale() const { return version_ != version(); }
+
+at::Tensor MovedView::view_of(const at::Tensor& source) const {
+  torch::jit::Stack stack = args_;
+  stack[source_arg_] = source;
+  op_.handle.callBoxed(&stack);
+  const c10::IValue& result = stack[0];
+  return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
+}
+
+void MovedView::refresh(const SpecPtr& spec, Shards& shards) {
+  BelowGuard guard;
+  version_ = version();
+  const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
+  if (kind_ == Kind::kMoved) fetch(spec, shards);
+  if (kind_ == Kind::kCopied)
+    for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
+}
+
+void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
+  const at::Tensor fetched = view_of(*source_);
+  const auto* impl = maybe_dtensor(fetched);
+  TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
+                        to_string(*impl->spec()));
+  for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(impl->shards()[i]);
+}
+
+/// Where every element of the source is seen, what it holds need not be fetched before it is overwritten.
+bool MovedView::covers(const Spec& spec) const {
+  const Spec& source = *source_impl().spec();
+  return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" &&
+         op_.name != "aten::unfold";
+}
+
+void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
+  BelowGuard guard;
+  if (kind_ == Kind::kMoved) bring(spec, shards);
+  if (kind_ == Kind::kCopied)
+    for (size_t i = 0; i < shards.size(); ++i)
+      if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
+        piece.copy_(shards[i].reshape(piece.sizes()));
+  after_write(*source_);
+  // The write that this follows is counted when the operator returns; in inference mode it has been.
+  version_ = version() + source_impl().version_counter().enabled();
+}
+
+void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
+  const CommScope scope(op_.name.c_str());
+  const DTensorImpl& target = source_impl();
+  const SpecPtr& layout = target.spec();
+  const Shards values = move(spec, shards, spec->replicated());
+  Shards whole;
+  if (!covers(*spec))
+    whole = move(layout, target.shards(), layout->replicated());
+  else if (layout->mesh()->is_member())
+    whole = {at::empty_strided(layout->sizes(), layout->strides(), values[0].options().dtype(layout->dtype()))};
+  if (!whole.empty()) view_of(whole[0]).copy_(values[0]);
+  const Shards pieces = move(layout->replicated(), whole, layout);
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);
+}
+
+void after_write(const at::Tensor& tensor) {
+  if (auto* impl = maybe_dtensor(tensor))
+    if (const auto& view = impl->moved_view()) view->write_back(impl->spec(), impl->shards());
+}
+
+}  // namespace shardwise

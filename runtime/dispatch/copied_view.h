@@ -1,0 +1,61 @@
+// runtime/dispatch/copied_view.h: a view whose values had to be moved, so that its memory is not its source's.
+//
+//   at::Tensor row = table[3];   // on one rank the row, on all others a copy of it
+//   row.fill_(0);                // is brought back: table's row 3 is 0
+//   table.fill_(1);              // is seen: row is fetched again when it is next used
+#pragma once
+
+#include "runtime/rules/op_info.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/core/stack.h>
+
+namespace shardwise {
+
+/// How a view's values come from its source: the call that made it, with the source where the call had it.
+class MovedView {
+ public:
+  /// What parts the view from its source's memory. Only kMoved communicates, and it is the same on all ranks; which of the others
+  /// a view is, and whether it is one at all, may differ from rank to rank.
+  enum class Kind : uint8_t {
+    kMoved,   // values came from other ranks
+    kCopied,  // pieces were reshaped, and their strides did not allow a view
+    kShared,  // nothing, but the source itself is such a view
+  };
+
+  /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.
+  MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
+
+  /// Tensors made in inference mode have no versions: a write to any of them makes all views of such stale on this thread.
+  static void count_write();
+
+  /// True where the source was written to since. The same on all ranks. Cost: a read.
+  bool is_stale() const;
+  /// Fetches the values again, into the memory of `shards`. Collective over the source's mesh where values move.
+  void refresh(const SpecPtr& spec, Shards& shards);
+  /// Brings the values of a view that was written to into the source, and on into the source's own source. Collective.
+  /// Cost: moves the view; where the view does not cover its source, gathers the source too.
+  void write_back(const SpecPtr& spec, const Shards& shards);
+
+ private:
+  const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }
+  uint32_t version() const;
+  bool covers(const Spec& spec) const;
+  void fetch(const SpecPtr& spec, Shards& shards) const;
+  void bring(const SpecPtr& spec, const Shards& shards);
+  /// The view of `source`, plain or distributed.
+  at::Tensor view_of(const at::Tensor& source) const;
+
+  const Kind kind_;
+  const OpInfo& op_;
+  torch::jit::Stack args_;
+  size_t source_arg_ = 0;
+  size_t output_;
+  std::optional<at::Tensor> source_;
+  uint32_t version_;
+};
+
+/// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a moved view.
+void after_write(const at::Tensor& tensor);
+
+}  // namespace shardwise

@@ -1,0 +1,99 @@
+#include "runtime/dispatch/decide.h"
+
+#include "runtime/rules/rule.h"
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+const Spec* input_spec(const OpCall& call, const Propagation& propagation, size_t i) {
+  return propagation.inputs[i] ? propagation.inputs[i].get() : call.operands[i].spec.get();
+}
+
+bool is_partial_or_empty(const SpecPtr& output) {
+  return !output || output->layout().is_partial() || std::ranges::all_of(output->boxes(), &Box::empty);
+}
+
+/// True where no local input has an element, though others have: many kernels refuse such, and the result is known. Tensors that
+/// are empty on all ranks go to the kernel, which may refuse them alike everywhere.
+bool may_skip(const OpCall& call, const Propagation& propagation) {
+  bool any = false;
+  if (std::ranges::all_of(call.operands,
+                          [](const Operand& operand) { return !operand.spec || operand.spec->numel() == 0; }))
+    return false;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const Spec* spec = input_spec(call, propagation, i);
+    if (!spec) continue;
+    any = true;
+    if (!std::ranges::all_of(spec->boxes(), &Box::empty)) return false;
+  }
+  return any && std::ranges::all_of(propagation.outputs, is_partial_or_empty);
+}
+
+std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& rule, const OpCall& call,
+                                                                  const Propagation& propagation) {
+  std::vector<std::vector<std::pair<size_t, c10::IValue>>> result;
+  const Spec* any = rule.is_shape_only() ? propagation.outputs[0].get() : nullptr;
+  for (size_t i = 0; i < call.operands.size() && !any; ++i) any = input_spec(call, propagation, i);
+  for (size_t piece = 0; piece < any->boxes().size(); ++piece) {
+    std::vector<Box> inputs, outputs;
+    for (size_t i = 0; i < call.operands.size(); ++i) {
+      const Spec* spec = input_spec(call, propagation, i);
+      inputs.push_back(spec && piece < spec->boxes().size() ? spec->boxes()[piece] : Box{});
+    }
+    for (const SpecPtr& spec : propagation.outputs) outputs.push_back(spec ? spec->boxes()[piece] : Box{});
+
+    std::vector<c10::IValue> args = call.args.vec();
+    rule.localize()({call, inputs, outputs}, args);
+    auto& changed = result.emplace_back();
+    for (size_t i = 0; i < args.size(); ++i)
+      if (!args[i].is(call.args[i])) changed.emplace_back(i, std::move(args[i]));
+  }
+  return result;
+}
+
+bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1; }
+
+bool is_direct(const OpCall& call, const Decision& decision) {
+  const Rule& rule = *call.op.rule;
+  const Propagation& propagation = *decision.propagation;
+  if (decision.moves || decision.is_skipped || !decision.local_args.empty() || propagation.by_box || rule.kernel() ||
+      rule.is_per_element() || rule.is_shape_only() || propagation.outputs.size() != 1 || !propagation.outputs[0])
+    return false;
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    if (!is_one_piece(input_spec(call, propagation, i))) return false;
+  return is_one_piece(propagation.outputs[0].get());
+}
+
+}  // namespace
+
+Decision decide(OpCall& call) {
+  Decision decision;
+  const Rule* rule = call.op.rule;
+  if (!rule) return decision;
+  const bool needs_outputs = !(rule->is_per_element() && call.op.writes);
+  if (needs_outputs && !infer_outputs(call)) return decision;
+
+  if (rule->is_per_element())
+    decision.propagation = propagate_per_element(call);
+  else if (rule->is_shape_only())
+    decision.propagation = propagate_shape(call);
+  else if (rule->place())
+    decision.propagation = rule->place()(call);
+  else
+    decision.propagation = propagate(call, rule->signature(call));
+  if (!decision.propagation) return decision;
+
+  const Propagation& propagation = *decision.propagation;
+  decision.moves = std::ranges::any_of(propagation.inputs, [](const SpecPtr& spec) { return static_cast<bool>(spec); });
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    decision.moved_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
+  decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
+  if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
+  if (rule->localize()) decision.local_args = localize(*rule, call, propagation);
+  decision.is_direct = is_direct(call, decision);
+  return decision;
+}
+
+}  // namespace shardwise

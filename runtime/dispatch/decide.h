@@ -1,0 +1,12 @@
+// runtime/dispatch/decide.h: works out a call that the cache does not know.
+#pragma once
+
+#include "runtime/dispatch/decision.h"
+
+namespace shardwise {
+
+/// Applies the operator's rule to the call: dense output shapes, propagation, local scalars. Pure but for the meta kernel's errors.
+/// A decision without a propagation (no rule, or none that fits) means: replicate. Cost: a few microseconds.
+Decision decide(OpCall& call);
+
+}  // namespace shardwise

@@ -1,0 +1,98 @@
+#include "runtime/dispatch/decision.h"
+
+#include <c10/core/Scalar.h>
+
+#include <bit>
+
+namespace shardwise {
+namespace {
+
+/// Tags keep values of different types apart.
+enum Tag : uint64_t { kNone = 0x11, kBool, kInt, kDouble, kComplex, kInts, kDoubles, kBools, kString, kDevice, kOther };
+
+}  // namespace
+
+void DecisionKey::add_scalar(int64_t value, bool by_kind) {
+  add(kInt);
+  if (!by_kind) add(static_cast<uint64_t>(value));
+}
+
+void DecisionKey::add_scalar(bool value, bool by_kind) {
+  add(kBool);
+  if (!by_kind) add(value);
+}
+
+void DecisionKey::add_scalar(const c10::Scalar& value, bool by_kind) {
+  if (value.isIntegral(/*includeBool=*/false)) return add_scalar(value.toLong(), by_kind);
+  add_scalar(c10::IValue(value), by_kind);
+}
+
+void DecisionKey::add_plain(const at::Tensor& tensor) {
+  add(static_cast<uint64_t>(tensor.scalar_type()) << 8 | (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 2 : 1));
+}
+
+void DecisionKey::add_scalar(const c10::IValue& value, bool by_kind) {
+  auto add_all = [&](Tag tag, const auto& list, auto word_of) {
+    add(tag);
+    add(list.size());
+    for (const auto& element : list) add(word_of(element));
+  };
+  if (value.isNone()) return add(kNone);
+  if (value.isInt()) return add_scalar(value.toInt(), by_kind);
+  if (value.isDouble()) return add(kDouble), by_kind ? void() : add(std::bit_cast<uint64_t>(value.toDouble()));
+  if (value.isBool()) return add_scalar(value.toBool(), by_kind);
+  if (value.isIntList()) return add_all(kInts, value.toIntVector(), [](int64_t i) { return static_cast<uint64_t>(i); });
+  if (value.isDoubleList())
+    return add_all(kDoubles, value.toDoubleVector(), [](double d) { return std::bit_cast<uint64_t>(d); });
+  if (value.isBoolList()) {
+    add(kBools);
+    for (bool b : value.toBoolList()) add(b);
+    return;
+  }
+  if (value.isDevice())
+    return add(kDevice),
+           add(static_cast<uint64_t>(value.toDevice().type()) << 8 | static_cast<uint8_t>(value.toDevice().index()));
+  if (value.isString()) return add_all(kString, value.toStringRef(), [](char c) { return static_cast<uint64_t>(c); });
+  if (value.isComplexDouble()) {
+    add(kComplex);
+    if (by_kind) return;
+    add(std::bit_cast<uint64_t>(value.toComplexDouble().real()));
+    return add(std::bit_cast<uint64_t>(value.toComplexDouble().imag()));
+  }
+  if (value.isList()) {
+    add(kOther);
+    for (const c10::IValue& element : value.toListRef()) add_scalar(element, by_kind);
+    return;
+  }
+  add(kOther);
+  add(c10::IValue::hash(value));
+}
+
+DecisionCache& DecisionCache::of_thread() {
+  thread_local DecisionCache cache;
+  return cache;
+}
+
+std::shared_ptr<const Decision> DecisionCache::find(const DecisionKey& key) {
+  auto found = entries_.find(key);
+  if (found == entries_.end()) {
+    ++misses_;
+    return nullptr;
+  }
+  ++hits_;
+  return found->second.decision;
+}
+
+const Decision* DecisionCache::find_direct(const DecisionKey& key) {
+  auto found = entries_.find(key);
+  if (found == entries_.end() || !found->second.decision->is_direct) return nullptr;
+  ++hits_;
+  return found->second.decision.get();
+}
+
+void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs) {
+  if (entries_.size() >= kMaxDecisions) entries_.clear();
+  entries_.insert_or_assign(std::move(key), Entry{std::move(decision), std::move(specs)});
+}
+
+}  // namespace shardwise

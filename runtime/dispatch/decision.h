@@ -1,0 +1,85 @@
+// runtime/dispatch/decision.h: what a call with these layouts and scalars does, and the bounded cache of such answers.
+#pragma once
+
+#include "runtime/rules/propagate.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <unordered_map>
+
+namespace shardwise {
+
+/// One call, worked out: which inputs move, which scalars change, what comes out.
+struct Decision {
+  /// Null where the operator is answered by replicating its inputs.
+  std::optional<Propagation> propagation;
+  bool moves = false;       // some input is redistributed
+  bool moved_view = false;  // ... although the result should be a view of it
+  bool is_skipped = false;  // every local input is empty: outputs are filled, the kernel is not called
+  /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
+  bool is_direct = false;
+  /// Arguments to replace, per local piece (one entry for ordinary layouts).
+  std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
+};
+
+/// The operator, the interned specs and every scalar that could change the answer, as words.
+class DecisionKey {
+ public:
+  void add(uint64_t word) {
+    words_.push_back(word);
+    hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ull;
+    hash_ ^= hash_ >> 29;
+  }
+  void add_pointer(const void* pointer) { add(reinterpret_cast<uint64_t>(pointer)); }
+  /// A scalar argument; `by_kind`: only whether it is a bool, an integer, a float or complex.
+  void add_scalar(const c10::IValue& value, bool by_kind);
+  /// The same words for a value that is not boxed yet.
+  void add_scalar(const c10::Scalar& value, bool by_kind);
+  void add_scalar(int64_t value, bool by_kind);
+  void add_scalar(bool value, bool by_kind);
+  /// A plain 0-dim tensor.
+  void add_plain(const at::Tensor& tensor);
+
+  uint64_t hash() const { return hash_; }
+  bool operator==(const DecisionKey& other) const { return hash_ == other.hash_ && words_ == other.words_; }
+
+ private:
+  uint64_t hash_ = 0xCBF29CE484222325ull;
+  c10::SmallVector<uint64_t, 24> words_;
+};
+
+struct CacheCounters {
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t size = 0;
+};
+
+/// One per thread, so a hit takes no lock. Entries keep the specs of their key alive (an address in a key is never reused).
+/// Bounded: emptied when it holds kMaxDecisions.
+class DecisionCache {
+ public:
+  static constexpr size_t kMaxDecisions = 8192;
+  static DecisionCache& of_thread();
+
+  std::shared_ptr<const Decision> find(const DecisionKey& key);
+  /// The same if it is_direct, else null. Valid until the next insert(). A miss is not counted: the caller goes on to find().
+  const Decision* find_direct(const DecisionKey& key);
+  void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs);
+  void clear() { entries_.clear(); }
+  CacheCounters counters() const { return {hits_, misses_, static_cast<int64_t>(entries_.size())}; }
+
+ private:
+  struct Entry {
+    std::shared_ptr<const Decision> decision;
+    std::vector<SpecPtr> specs;
+  };
+  struct Hash {
+    size_t operator()(const DecisionKey& key) const { return key.hash(); }
+  };
+  std::unordered_map<DecisionKey, Entry, Hash> entries_;
+  int64_t hits_ = 0;
+  int64_t misses_ = 0;
+};
+
+}  // namespace shardwise

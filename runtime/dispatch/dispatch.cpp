@@ -1,0 +1,183 @@
+#include "runtime/dispatch/dispatch.h"
+
+#include "runtime/api/local_kind.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/decide.h"
+#include "runtime/dispatch/foreach_run.h"
+#include "runtime/dispatch/gather_fallback.h"
+#include "runtime/dispatch/local_run.h"
+#include "runtime/dispatch/op_trace.h"
+#include "runtime/dispatch/out_call.h"
+#include "runtime/rules/rule.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace shardwise {
+namespace {
+
+std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
+  auto& cache = DecisionCache::of_thread();
+  if (auto known = cache.find(call.key)) return known;
+  OpCall dense = call.to_op_call();
+  auto decision = std::make_shared<const Decision>(decide(dense));
+  std::vector<SpecPtr> specs;
+  for (const Operand& operand : dense.operands) specs.push_back(operand.spec);
+  cache.insert(call.key, decision, std::move(specs));
+  return decision;
+}
+
+/// Serialises late additions to the table of rules with what reads it.
+std::mutex& rules_mutex() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+/// What kernels of aten operators without a rule look at: they may get one.
+std::unordered_map<std::string, OpInfo*>& infos_without_rule() {
+  static auto* infos = new std::unordered_map<std::string, OpInfo*>;
+  return *infos;
+}
+
+class BoxedKernel final : public c10::OperatorKernel {
+ public:
+  explicit BoxedKernel(const c10::OperatorHandle& op) : info_(op), out_call_(OutCall::find(info_)) {
+    info_.rule = RuleTable::global().find(info_.name);
+    if (!info_.rule && !out_call_) infos_without_rule().emplace(info_.name, &info_);
+  }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (out_call_)
+      out_call_->run(info_, stack);
+    else
+      dispatch(info_, stack);
+  }
+
+ private:
+  OpInfo info_;
+  std::unique_ptr<OutCall> out_call_;
+};
+
+/// Operators of other libraries come here by name; what is known of them is kept.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  static auto* known = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
+  const OpInfo* info;
+  {
+    std::lock_guard lock(rules_mutex());
+    auto& entry = (*known)[op.operator_name()];
+    if (!entry) entry = std::make_unique<OpInfo>(op);
+    if (!entry->rule) entry->rule = RuleTable::global().find(entry->name);
+    info = entry.get();
+  }
+  dispatch(*info, stack);
+}
+
+/// Registrations last as long as the process.
+torch::Library& library(const char* ns, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
+}
+
+void run(BoundCall& call) {
+  const OpInfo& op = call.op;
+  if (!op.rule || op.rule->is_gathered()) return run_replicated(call);
+  const auto decision = decision_for(call);
+  if (!decision->propagation)
+    run_replicated(call);
+  else if (op.rule->is_per_element())
+    run_elements(call, *decision);
+  else
+    run_decided(call, *decision);
+}
+
+std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }
+
+/// run(), with a line in the trace.
+void run_traced(BoundCall& call) {
+  const Rule* rule = call.op.rule;
+  OpRecord record{call.op.name, rule ? rule->text() : "none: replicated", {}, {}, {}, 0, 0};
+  const OpCall dense = call.to_op_call();
+  const bool is_decided = rule && !rule->is_gathered();
+  const auto decision = is_decided ? decision_for(call) : nullptr;
+  for (size_t i = 0; i < dense.operands.size(); ++i) {
+    const SpecPtr& given = dense.operands[i].spec;
+    record.given.push_back(layout_of(given));
+    const bool is_replicated = !decision || !decision->propagation;
+    const SpecPtr used = !given ? given : is_replicated ? given->replicated() : decision->propagation->inputs[i];
+    record.used.push_back(layout_of(used ? used : given));
+  }
+  if (decision && !decision->propagation) record.rule += ", does not fit: replicated";
+  const CommTrace sent;
+  run(call);
+  record.n_collectives = sent.total_count();
+  record.bytes_received = sent.bytes_received();
+  for (size_t i = call.first; i < call.stack.size(); ++i) {
+    const c10::IValue& value = call.stack[i];
+    if (value.isTensor() && is_dtensor(value.toTensor()))
+      record.results.push_back(layout_of(maybe_dtensor(value.toTensor())->spec()));
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector())
+        if (const auto* impl = maybe_dtensor(tensor)) record.results.push_back(layout_of(impl->spec()));
+  }
+  OpTrace::record(record);
+}
+
+}  // namespace
+
+void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
+  BoundCall call(op, *stack);
+  // Its base may stand in the list too, and see the write too late.
+  TORCH_CHECK_VALUE(
+      call.written_views.empty() || !op.rule || !op.rule->is_per_element(),
+      fmt::format("[{}] the list to write to holds a view whose values were moved from other ranks. Write "
+                  "to it by itself, with the operator for one tensor.",
+                  op.name));
+  if (OpTrace::is_active()) [[unlikely]]
+    run_traced(call);
+  else
+    run(call);
+  for (const at::Tensor& view : call.written_views) after_write(view);
+}
+
+void add_user_rule(const std::string& op, const Rule& rule) {
+  const auto handle = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(op));
+  TORCH_CHECK_VALUE(handle, fmt::format("[register_rule] torch knows no operator {}. Register it with torch first; "
+                                        "overloads are named as in aten::add.Tensor.",
+                                        op));
+  const std::lock_guard lock(rules_mutex());
+  const bool is_ours = op.starts_with("aten::");
+  TORCH_CHECK_VALUE(!is_ours || infos_without_rule().contains(op),
+                    fmt::format("[register_rule] {} is answered by Shardwise already. State rules for operators that "
+                                "explain() shows as replicated.",
+                                op));
+  RuleTable::global().add(op, rule);
+  if (is_ours)
+    infos_without_rule()[op]->rule = RuleTable::global().find(op);
+  else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would come before the fallback
+    library(op.substr(0, op.find("::")).c_str(), kTensorKey)
+        .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+void register_dispatch() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto& aten = library("aten", kTensorKey);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(kTensorKey)) continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    const bool is_composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    if (is_composite && !RuleTable::global().find(full)) continue;
+    aten.impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(*op)));
+  }
+  library("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  if (!dispatcher.hasBackendFallbackForDispatchKey(kAutogradKey))
+    library("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
+  register_detach();
+}
+
+}  // namespace shardwise

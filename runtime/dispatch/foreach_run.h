@@ -1,0 +1,12 @@
+// runtime/dispatch/foreach_run.h: runs list operators (foreach, fused optimizers) on the pieces of every list element at once.
+#pragma once
+
+#include "runtime/dispatch/bound_call.h"
+
+namespace shardwise {
+
+/// Carries out a decided call whose rule is per element: each list is flattened to this rank's pieces, and the operator called
+/// once for all of them. Plain 0-dim elements and scalars are repeated for every piece of their element.
+void run_elements(BoundCall& call, const Decision& decision);
+
+}  // namespace shardwise

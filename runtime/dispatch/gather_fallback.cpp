@@ -1,0 +1,170 @@
+#include "runtime/dispatch/gather_fallback.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/rules/rule.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <unordered_set>
+
+namespace shardwise {
+namespace {
+
+void warn_once(const std::string& op) {
+  static std::mutex mutex;
+  static auto* warned = new std::unordered_set<std::string>;
+  {
+    std::lock_guard lock(mutex);
+    if (!warned->insert(op).second) return;
+  }
+  TORCH_WARN("[", op,
+             "] has no sharding rule for these layouts: its inputs were gathered and every rank computed all of it. "
+             "(Said once per operator.)");
+}
+
+class ReplicatedRun {
+ public:
+  explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()) {
+    for (const BoundOperand& operand : call.operands) {
+      if (!operand.impl) continue;
+      TORCH_CHECK_VALUE(
+          operand.impl->spec()->mesh() == mesh_,
+          fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                      call.op.name, to_string(*mesh_), to_string(*operand.impl->spec()->mesh())));
+    }
+    for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
+  }
+
+  void run() {
+    if (!mesh_->is_member()) return run_outside();
+    replicate();
+    call_.op.handle.callBoxed(&call_.stack);
+    for (Written& written : written_) give_back(written);
+    wrap_results();
+  }
+
+ private:
+  struct Written {
+    at::Tensor tensor;  // the distributed one
+    at::Tensor replica;
+  };
+
+  void replicate() {
+    CommScope scope(call_.op.name.c_str());
+    bool moved = false;
+    for (const BoundOperand& operand : call_.operands) {
+      if (!operand.impl) continue;
+      const SpecPtr& spec = operand.impl->spec();
+      auto replicated = spec->replicated();
+      const at::Tensor replica = move(spec, operand.impl->shards(), replicated)[0];
+      moved |= replicated != spec;
+      if (call_.op.args[operand.arg].is_aliased) note_view(replicated != spec, *operand.impl);
+      c10::IValue& value = call_.arg(operand.arg);
+      if (call_.op.args[operand.arg].is_written) written_.push_back({tensor_at(value, operand.index), replica});
+      replacements_.push_back({operand.arg, operand.index, replica});
+    }
+    if (view_kind_) view_args_ = call_.args().vec();
+    for (const auto& [arg, index, replica] : replacements_) replace_tensor(call_.arg(arg), index, replica);
+    const bool is_meant = call_.op.rule && call_.op.rule->is_gathered();
+    if (moved && !is_meant) warn_once(call_.op.name);
+  }
+
+  void note_view(bool is_moved, const DTensorImpl& source) {
+    if (is_moved)
+      view_kind_ = MovedView::Kind::kMoved;
+    else if (source.moved_view())
+      view_kind_ = MovedView::Kind::kShared;
+  }
+
+  static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
+    return value.isTensor() ? value.toTensor() : value.toListRef()[index].toTensor();
+  }
+
+  SpecPtr replicated_like(const at::Tensor& local) const {
+    return Spec::intern(mesh_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(),
+                        local.scalar_type());
+  }
+
+  /// Brings what was written to the replica back to the pieces; a resized tensor becomes replicated.
+  void give_back(const Written& written) const {
+    auto* impl = maybe_dtensor(written.tensor);
+    if (written.replica.sizes() != impl->spec()->sizes()) {
+      impl->shallow_copy_from(wrap(replicated_like(written.replica), {written.replica}).getIntrusivePtr());
+      return;
+    }
+    const Shards pieces = move(impl->spec()->replicated(), {written.replica}, impl->spec());
+    for (size_t i = 0; i < pieces.size(); ++i)
+      if (!pieces[i].is_same(impl->shards()[i])) impl->shards()[i].copy_(pieces[i]);
+  }
+
+  /// `output`: which of the results it is, or of the result's list.
+  at::Tensor wrap_replica(const at::Tensor& local, size_t output) const {
+    if (!local.defined()) return {};
+    at::Tensor result = wrap(replicated_like(local), {local});
+    if (view_kind_)
+      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, output));
+    return result;
+  }
+
+  void wrap_results() {
+    const size_t begin = call_.stack.size() - call_.op.n_returns();
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      c10::IValue& value = call_.stack[begin + i];
+      if (call_.op.returned_arg[i] >= 0) {
+        value = std::move(originals_[i]);
+      } else if (value.isTensor()) {
+        value = wrap_replica(value.toTensor(), i);
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(wrap_replica(tensor, list.size()));
+        value = std::move(list);
+      }
+    }
+  }
+
+  /// A non-member computes nothing; it only works out what the members get.
+  void run_outside() {
+    OpCall dense = call_.to_op_call();
+    bool only_tensors = true;
+    for (const auto& result : call_.op.handle.schema().returns())
+      only_tensors &= result.type()->kind() == c10::TypeKind::TensorType;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        only_tensors && infer_outputs(dense),
+        fmt::format(
+            "[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
+            call_.op.name, mesh_->rank(), to_string(*mesh_)));
+    call_.stack.resize(call_.first);
+    for (size_t i = 0; i < dense.outputs.size(); ++i) {
+      const DenseOutput& output = dense.outputs[i];
+      if (call_.op.returned_arg[i] >= 0)
+        call_.stack.push_back(originals_[i]);
+      else if (output.dtype == c10::ScalarType::Undefined)
+        call_.stack.emplace_back(at::Tensor());
+      else
+        call_.stack.emplace_back(
+            wrap(Spec::intern(mesh_, output.sizes, std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype),
+                 {}));
+    }
+  }
+
+  BoundCall& call_;
+  MeshPtr mesh_;
+  std::optional<MovedView::Kind> view_kind_;
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are moved views
+  c10::SmallVector<c10::IValue, 2> originals_;
+  std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
+  std::vector<Written> written_;
+};
+
+}  // namespace
+
+void run_replicated(BoundCall& call) {
+  BelowGuard guard;
+  ReplicatedRun(call).run();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,13 @@
+// runtime/dispatch/gather_fallback.h: the answer for operators without a rule: gather, compute densely, give written tensors their cut back.
+#pragma once
+
+#include "runtime/dispatch/bound_call.h"
+
+namespace shardwise {
+
+/// Answers `call` with every input replicated; results are replicated, written tensors keep their layout. Right for any operator
+/// whose result is a function of its inputs' values. Warns once per operator name where it moved data.
+/// Throws: c10::NotImplementedError on non-members where only values tell the result's shape.
+void run_replicated(BoundCall& call);
+
+}  // namespace shardwise

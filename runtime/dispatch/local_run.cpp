@@ -1,0 +1,242 @@
+#include "runtime/dispatch/local_run.h"
+
+#include "runtime/api/local_kind.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/rules/rule.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+/// Dims of `tensor` that are not broadcast, cut to `box` of the result (aligned to the right).
+at::Tensor cut_to(at::Tensor tensor, const Box& box) {
+  const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
+  return tensor;
+}
+
+class LocalRun {
+ public:
+  LocalRun(BoundCall& call, const Decision& decision)
+      : call_(call), decision_(decision), propagation_(*decision.propagation) {
+    for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
+    outputs_.resize(propagation_.outputs.size());
+    if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
+    if (decision.moved_view) view_kind_ = MovedView::Kind::kMoved;
+    gives_normal_view_ =
+        call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
+    if (call.op.is_view)
+      for (const BoundOperand& operand : call.operands)
+        if (!view_kind_ && operand.impl && operand.impl->moved_view()) view_kind_ = MovedView::Kind::kShared;
+    if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
+  }
+
+  void run() {
+    if (decision_.moves) move_inputs();
+    leader_ = leader();
+    const size_t n_pieces = leader_->boxes().size();
+    if (decision_.is_skipped)
+      fill_outputs();
+    else if (n_pieces == 1)
+      run_only_piece();
+    else
+      for (size_t piece = 0; piece < n_pieces; ++piece) run_piece(piece);
+    finish();
+  }
+
+ private:
+  const Spec* spec_of(size_t i) const {
+    if (propagation_.inputs[i]) return propagation_.inputs[i].get();
+    return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
+  }
+
+  const Spec* leader() const {
+    if (call_.op.rule->is_shape_only()) return propagation_.outputs[0].get();
+    const Spec* result = nullptr;
+    for (size_t i = 0; i < call_.operands.size(); ++i)
+      if (const Spec* spec = spec_of(i); spec && (!result || spec->layout().is_enumerable())) result = spec;
+    return result;
+  }
+
+  void move_inputs() {
+    CommScope scope(call_.op.name.c_str());
+    moved_.resize(call_.operands.size());
+    for (size_t i = 0; i < call_.operands.size(); ++i)
+      if (const SpecPtr& to = propagation_.inputs[i])
+        moved_[i] = move(call_.operands[i].impl->spec(), call_.operands[i].impl->shards(), to);
+  }
+
+  at::Tensor local(size_t i, size_t piece) const {
+    const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
+    if (propagation_.by_box && !spec_of(i)->layout().is_enumerable()) return cut_to(shards[0], leader_->boxes()[piece]);
+    return piece < shards.size() ? shards[piece] : no_elements(i);
+  }
+
+  /// Where only its dtype and device are read.
+  at::Tensor no_elements(size_t i) const {
+    const DTensorImpl& impl = *call_.operands[i].impl;
+    return at::full({0}, 0, at::TensorOptions().dtype(impl.spec()->dtype()).device(impl.device()));
+  }
+
+  /// Puts the local pieces in the place of the distributed arguments that begin at `args`.
+  void localize(c10::IValue* args, size_t piece) const {
+    for (size_t i = 0; i < call_.operands.size();) {
+      const BoundOperand& operand = call_.operands[i];
+      c10::IValue& value = args[operand.arg];
+      if (value.isTensor()) {
+        if (operand.impl) value = local(i, piece);
+        ++i;
+        continue;
+      }
+      const bool optional = value.isOptionalTensorList();
+      c10::List<at::Tensor> tensors;
+      c10::List<std::optional<at::Tensor>> maybes;
+      const auto list = value.toListRef();
+      for (size_t j = 0; j < list.size(); ++j) {
+        const bool is_operand =
+            i < call_.operands.size() && call_.operands[i].arg == operand.arg && call_.operands[i].index == j;
+        const bool is_ours = is_operand && call_.operands[i].impl;
+        if (optional)
+          maybes.push_back(is_ours ? std::optional(local(i, piece)) : list[j].toOptional<at::Tensor>());
+        else
+          tensors.push_back(is_ours ? local(i, piece) : list[j].toTensor());
+        i += is_operand;
+      }
+      value = optional ? c10::IValue(std::move(maybes)) : c10::IValue(std::move(tensors));
+    }
+    if (!decision_.local_args.empty())
+      for (const auto& [arg, replacement] : decision_.local_args[piece]) args[arg] = replacement;
+  }
+
+  void run_only_piece() {
+    localize(&call_.stack[call_.first], 0);
+    compute(call_.stack);
+    collect(call_.stack);
+  }
+
+  void run_piece(size_t piece) {
+    torch::jit::Stack stack(call_.args().begin(), call_.args().end());
+    localize(stack.data(), piece);
+    compute(stack);
+    collect(stack);
+  }
+
+  void compute(torch::jit::Stack& stack) {
+    const auto& kernel = call_.op.rule->kernel();
+    if (!kernel) return call_.op.handle.callBoxed(&stack);
+    const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
+    kernel->callBoxed(&stack);
+    if (call_.op.is_view && view_kind_ != MovedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
+      view_kind_ = MovedView::Kind::kCopied;
+  }
+
+  /// Takes the results at the end of `stack` as the next piece of each output.
+  void collect(torch::jit::Stack& stack) {
+    size_t next = 0;
+    const size_t begin = stack.size() - call_.op.n_returns();
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      const c10::IValue& value = stack[begin + i];
+      if (call_.op.returned_arg[i] >= 0) {
+        next += value.isTensorList() ? value.toListRef().size() : 1;
+      } else if (value.isTensor()) {
+        take(next++, value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const c10::IValue& element : value.toListRef()) take(next++, element.toTensor());
+      }
+    }
+    stack.resize(begin);
+  }
+
+  void take(size_t i, const at::Tensor& piece) {
+    const SpecPtr& spec = propagation_.outputs[i];
+    if (!spec) return;
+    const Box& box = spec->boxes()[outputs_[i].size()];
+    TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
+                          " where ", to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
+    outputs_[i].push_back(piece);
+  }
+
+  void fill_outputs() {
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const SpecPtr& spec = propagation_.outputs[i];
+      if (!spec) continue;
+      Reduce reduce = Reduce::kSum;
+      for (const Placement& placement : spec->placements())
+        if (placement.is_partial()) reduce = placement.reduce();
+      const auto options = at::TensorOptions().dtype(spec->dtype()).device(call_.leader().device());
+      for (const Box& box : spec->boxes())
+        outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
+    }
+  }
+
+  at::Tensor wrap_output(size_t i) {
+    const SpecPtr& spec = propagation_.outputs[i];
+    if (!spec) return {};
+    at::Tensor result =
+        gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
+    if (view_kind_)
+      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, i));
+    if (like_ && spec->layout() == like_->layout()) keep_kind(result);
+    return result;
+  }
+
+  /// A view may not have hooks before torch makes a view of it; gradients come to its base, which has them.
+  void keep_kind(const at::Tensor& result) const {
+    if (call_.op.is_view)
+      maybe_dtensor(result)->set_local_kind(kind_);
+    else
+      keep_local_kind(result, kind_);
+  }
+
+  /// In inference mode a view of a tensor from outside is a normal tensor, as torch's views are.
+  static at::Tensor wrap_normal(const SpecPtr& spec, Shards shards) {
+    const c10::InferenceMode outside(false);
+    return wrap(spec, std::move(shards));
+  }
+
+  void finish() {
+    call_.stack.resize(call_.first);
+    const auto& returns = call_.op.handle.schema().returns();
+    size_t next = 0;
+    for (size_t i = 0; i < call_.op.n_returns(); ++i) {
+      if (call_.op.returned_arg[i] >= 0) {
+        next += originals_[i].isTensorList() ? originals_[i].toListRef().size() : 1;
+        call_.stack.push_back(std::move(originals_[i]));
+      } else if (returns[i].type()->kind() == c10::TypeKind::ListType) {
+        c10::List<at::Tensor> list;
+        while (next < outputs_.size()) list.push_back(wrap_output(next++));
+        call_.stack.emplace_back(std::move(list));
+      } else {
+        call_.stack.emplace_back(wrap_output(next++));
+      }
+    }
+  }
+
+  BoundCall& call_;
+  const Decision& decision_;
+  const Propagation& propagation_;
+  const Spec* leader_ = nullptr;  // whose boxes are the pieces
+  c10::SmallVector<Shards, 4> moved_;
+  c10::SmallVector<Shards, 2> outputs_;
+  c10::SmallVector<c10::IValue, 2> originals_;
+  std::optional<MovedView::Kind> view_kind_;
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where a moved view may come of them
+  bool gives_normal_view_;
+  SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
+  LocalKind kind_ = LocalKind::kTensor;
+};
+
+}  // namespace
+
+void run_decided(BoundCall& call, const Decision& decision) {
+  BelowGuard guard;
+  LocalRun(call, decision).run();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,171 @@
+// runtime/dispatch/unboxed.h: dispatch() for one operator of known signature: a hot call allocates its result and nothing else.
+//
+//   add_unboxed<at::_ops::add_Tensor>(library);
+//
+// The call's key is built from the arguments as they come. Where the answer is known and is_direct, the kernel runs on the
+// pieces at once; all other calls are boxed and go the general way.
+#pragma once
+
+#include "runtime/dispatch/decision.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/op_trace.h"
+#include "runtime/rules/rule.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/core/IListRef.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/library.h>
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace shardwise {
+
+/// The key of a call, argument by argument; `is_simple()` turns false where only the general way will do.
+class UnboxedKey {
+ public:
+  explicit UnboxedKey(const OpInfo& op)
+      : op_(op), is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {
+    key_.add_pointer(&op);
+  }
+
+  void add(const at::Tensor& tensor) {
+    add_tensor(tensor);
+    ++n_args_;
+  }
+  void add(const at::ITensorListRef& tensors) {
+    key_.add(tensors.size());
+    for (const at::Tensor& tensor : tensors) add_tensor(tensor);
+    ++n_args_;
+  }
+  void add(const std::optional<at::Tensor>& tensor) {
+    if (tensor) return add(*tensor);
+    add_scalar(c10::IValue());
+  }
+  template <class Scalar>
+  void add(const Scalar& value) {
+    if constexpr (std::is_same_v<Scalar, c10::Scalar> || std::is_same_v<Scalar, int64_t> ||
+                  std::is_same_v<Scalar, bool>)
+      add_scalar(value);
+    else
+      add_scalar(c10::IValue(value));
+  }
+
+  bool is_simple() const { return is_simple_; }
+  const DecisionKey& key() const { return key_; }
+
+ private:
+  void add_tensor(const at::Tensor& tensor) {
+    auto* impl = maybe_dtensor(tensor);
+    if (impl) {
+      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // MovedView::count_write()
+      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor && !is_counted;
+      key_.add_pointer(impl->spec().get());
+    } else if (!tensor.defined()) {
+      key_.add(0);
+    } else {
+      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
+      key_.add_plain(tensor);
+    }
+  }
+
+  template <class Value>
+  void add_scalar(const Value& value) {
+    key_.add_scalar(value, op_.args[n_args_++].is_number);
+  }
+
+  const OpInfo& op_;
+  DecisionKey key_;
+  bool is_simple_;
+  size_t n_args_ = 0;
+};
+
+template <class Op, class Schema = typename Op::schema>
+class Unboxed;
+
+template <class Op, class Return, class... Args>
+class Unboxed<Op, Return(Args...)> {
+ public:
+  static Return call(Args... args) {
+    UnboxedKey key(info());
+    (key.add(args), ...);
+    if (key.is_simple())
+      if (const Decision* decision = DecisionCache::of_thread().find_direct(key.key())) return run(*decision, args...);
+    return run_boxed(args...);
+  }
+
+  static const OpInfo& info() {
+    static const OpInfo info = [] {
+      OpInfo found(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
+      found.rule = RuleTable::global().find(found.name);
+      return found;
+    }();
+    return info;
+  }
+
+ private:
+  template <class Value>
+  static const Value& local(const Value& value) {
+    return value;
+  }
+  static const at::Tensor& local(const at::Tensor& tensor) {
+    const auto* impl = maybe_dtensor(tensor);
+    return impl ? impl->shards()[0] : tensor;
+  }
+  static std::optional<at::Tensor> local(const std::optional<at::Tensor>& tensor) {
+    return tensor ? std::optional(local(*tensor)) : std::nullopt;
+  }
+  static std::vector<at::Tensor> local(const at::ITensorListRef& tensors) {
+    std::vector<at::Tensor> pieces;
+    pieces.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) pieces.push_back(local(tensor));
+    return pieces;
+  }
+
+  template <class Value>
+  static c10::IValue boxed(const Value& value) {
+    if constexpr (std::is_same_v<Value, at::ITensorListRef>)
+      return std::vector<at::Tensor>(value.begin(), value.end());
+    else
+      return value;
+  }
+
+  template <class First, class... Rest>
+  static Return run(const Decision& decision, First& first, Rest&... rest) {
+    const BelowGuard guard;
+    if constexpr (std::is_reference_v<Return>) {
+      Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
+      return first;
+    } else {
+      const SpecPtr& spec = decision.propagation->outputs[0];
+      at::Tensor piece = Op::call(local(first), local(rest)...);
+      TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
+                            piece.sizes(), " for ", to_string(*spec));
+      return wrap(spec, Shards{std::move(piece)});
+    }
+  }
+
+  template <class First, class... Rest>
+  static Return run_boxed(First& first, Rest&... rest) {
+    torch::jit::Stack stack;
+    stack.reserve(sizeof...(Rest) + 1);
+    stack.push_back(boxed(first));
+    (stack.push_back(boxed(rest)), ...);
+    dispatch(info(), &stack);
+    if constexpr (std::is_reference_v<Return>)
+      return first;
+    else
+      return stack[0].toTensor();
+  }
+};
+
+/// Registers Unboxed<Op> as the kernel of distributed tensors. Pre: its rule is in the table, if it has one.
+template <class Op>
+void add_unboxed(torch::Library& library) {
+  const std::string name = Unboxed<Op>::info().name.substr(std::string("aten::").size());
+  library.impl(name.c_str(), torch::CppFunction::makeFromUnboxedFunction(&Unboxed<Op>::call));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,69 @@
+// runtime/redistribute/exchange_run.h: one exchange or reduction of one or several tensors: pack, send, receive, unpack.
+#pragma once
+
+#include "plans/transfers.h"
+#include "runtime/comm/messages.h"
+#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
+
+namespace shardwise {
+
+/// One tensor's part. `from` and `to` are the specs at both ends of `step`; a rank outside of one has no pieces there.
+struct ExchangeItem {
+  const Step* step;
+  const Transfers* part;
+  SpecPtr from;
+  SpecPtr to;
+  Shards pieces;
+};
+
+/// Each pair of ranks exchanges one message a round: a piece's box as it lies in memory where that is one run of elements, else
+/// packed into a buffer; what arrives goes straight into its place where that is one run. Pairs without common boxes exchange nothing.
+class ExchangeRun {
+ public:
+  /// `group`: null where no rank sends anything. Pre: the items' steps have the same number of rounds, and are all of that
+  /// group. Every rank of the group makes one.
+  ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::Device device);
+
+  /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
+  /// finish(): what is sent and kept is copied.
+  void start(bool may_change = false);
+  /// Waits for the last round, sends nothing, and gives each item's pieces at its far end.
+  std::vector<Shards> finish();
+
+ private:
+  struct Arrival {
+    size_t item;
+    const Transfer* transfer;
+    at::Tensor values;  // where it arrives; undefined where that is its place
+    bool is_stored = false;
+  };
+
+  void secure_kept(int64_t round);
+  void start_round(int64_t round);
+  void finish_round(int64_t round);
+  void post_sends(int64_t round);
+  void post_receives(int64_t round);
+  Message packed(int64_t peer, const std::vector<std::pair<size_t, const Transfer*>>& transfers, int64_t round);
+  void store(size_t item, const Transfer& transfer, const at::Tensor& values, int64_t round);
+  at::Tensor source_part(size_t item, int64_t piece, const Box& box) const;
+  at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
+  Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }
+
+  GroupPtr group_;
+  std::vector<ExchangeItem> items_;
+  c10::Device device_;
+  int64_t n_rounds_;
+  int64_t rank_;
+  bool may_change_ = false;
+  std::vector<Shards> results_;
+  std::vector<Message> sends_, receives_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<Arrival> arrivals_;
+  std::shared_ptr<Messages> messages_;
+};
+
+/// Uninitialised memory for a piece of `sizes`, its dims ordered as the tensor's strides order them.
+at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device);
+
+}  // namespace shardwise

@@ -1,0 +1,297 @@
+#include "runtime/redistribute/execute.h"
+
+#include "placements/partial.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/reduce_dtype.h"
+#include "runtime/redistribute/buffers.h"
+#include "runtime/redistribute/comm_policy.h"
+#include "runtime/redistribute/exchange_run.h"
+#include "runtime/redistribute/plan_cache.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/Dispatch_v2.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/hash.h>
+#include <fmt/format.h>
+
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using Kind = Step::Kind;
+
+bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || own.step.kind == Kind::kReduce; }
+
+bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
+
+/// Those who exchange: the mesh, or where there are two meshes the world.
+GroupPtr group_of(const OwnStep& own) {
+  const DeviceMesh& mesh = *own.from->mesh();
+  if (own.from->mesh()->grid() == own.to->mesh()->grid()) return mesh.group();
+  std::vector<int64_t> everyone(mesh.world()->size());
+  for (size_t rank = 0; rank < everyone.size(); ++rank) everyone[rank] = static_cast<int64_t>(rank);
+  return mesh.world()->group(everyone);
+}
+
+/// For the order check.
+std::string words(const Spec& from, const Spec& to, const PlanOptions& options) {
+  std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
+  if (from.layout().is_enumerable() || to.layout().is_enumerable())  // of which the words show a beginning
+    result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
+  if (options.objective == PlanOptions::Objective::kTime) result += ", by time";
+  for (const Link& link : options.links) result += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);
+  if (options.memory_cap > 0) result += fmt::format(", memory cap {}", options.memory_cap);
+  return result;
+}
+
+void check(const SpecPtr& source, const SpecPtr& destination) {
+  TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
+                    fmt::format("[redistribute] {} cannot become {}: sizes and dtype must stay.", to_string(*source),
+                                to_string(*destination)));
+  TORCH_CHECK_VALUE(
+      source->mesh()->world() == destination->mesh()->world() &&
+          source->mesh()->device_type() == destination->mesh()->device_type(),
+      fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
+                  "of the current one.",
+                  to_string(*source->mesh()), to_string(*destination->mesh())));
+}
+
+/// One tensor on its way, step by step.
+class Moving {
+ public:
+  Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
+      : plan_(PlanCache::of_thread().find_or_make(source, destination, options)),
+        pieces_(std::move(pieces)),
+        device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
+        options_(options) {
+    if (plan_->last_sending >= 0) check_comm_policy(*source, *destination);
+    for (const OwnStep& own : plan_->steps)
+      if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
+        check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);
+  }
+
+  const PlanOptions& options() const { return options_; }
+
+  bool is_done() const { return next_ == plan_->steps.size(); }
+  const OwnStep& next() const { return plan_->steps[next_]; }
+  c10::Device device() const { return device_; }
+  const Shards& pieces() const { return pieces_; }
+
+  ExchangeItem item() const { return {&next().step, &next().part, next().from, next().to, pieces_}; }
+
+  /// What an exchange gave.
+  void arrive(Shards pieces) {
+    pieces_ = std::move(pieces);
+    owns_ = true;
+    ++next_;
+  }
+
+  /// Runs the next step, unless it is one with boxes.
+  void run_in_place() {
+    for (const auto& reduction : start_in_place()) reduction->finish();
+  }
+
+  /// The same, but for the end of an all-reduce.
+  std::vector<std::unique_ptr<Reduction>> start_in_place() {
+    own();
+    const OwnStep& step = next();
+    std::vector<std::unique_ptr<Reduction>> reductions;
+    if (step.step.kind == Kind::kMakePartial) make_partial(step);
+    for (at::Tensor& piece : pieces_) {
+      if (step.step.kind != Kind::kAllReduce) break;
+      if (piece.strides() != dense_strides(piece.sizes(), step.from->strides()))  // on all ranks alike
+        piece = empty_piece(*step.from, piece.sizes(), device_).copy_(piece);
+      const at::Tensor flat = piece.as_strided({piece.numel()}, {1});
+      auto reduction = start_all_reduce(*step.from->mesh()->group(step.step.mesh_dim), flat, step.step.reduce);
+      if (reduction) reductions.push_back(std::move(reduction));
+    }
+    ++next_;
+    return reductions;
+  }
+
+  void skip() { ++next_; }
+
+  /// Runs to the end, or to the last step that sends something.
+  void run(bool stops_at_last_sending = false) {
+    while (!is_done()) {
+      const bool is_last = static_cast<int>(next_) == plan_->last_sending;
+      if (!takes_part(next())) {
+        skip();
+      } else if (stops_at_last_sending && is_last) {
+        return;
+      } else if (!has_boxes(next())) {
+        run_in_place();
+      } else {
+        ExchangeRun exchange = begin();
+        exchange.start();
+        arrive(std::move(exchange.finish()[0]));
+      }
+    }
+  }
+
+  ExchangeRun begin() const { return ExchangeRun(next().is_local ? nullptr : group_of(next()), {item()}, device_); }
+
+ private:
+  /// In-place steps write to memory of this move.
+  void own() {
+    if (!owns_)
+      for (at::Tensor& piece : pieces_) piece = piece.resolve_conj().resolve_neg().clone();
+    owns_ = true;
+  }
+
+  /// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.
+  void make_partial(const OwnStep& own) {
+    const Reduce reduce = own.step.reduce;
+    const bool keeps = reduce != Reduce::kSum && reduce != Reduce::kProduct;
+    if (keeps || (*own.from->mesh()->coord())[own.step.mesh_dim] == 0) return;
+    for (at::Tensor& piece : pieces_) piece.fill_(identity_of(reduce, own.from->dtype()));
+  }
+
+  std::shared_ptr<const OwnPlan> plan_;
+  Shards pieces_;
+  c10::Device device_;
+  PlanOptions options_;
+  size_t next_ = 0;
+  bool owns_ = false;
+};
+
+class StartedMove final : public PendingMove {
+ public:
+  explicit StartedMove(Moving moving) : moving_(std::move(moving)) {
+    moving_.run(/*stops_at_last_sending=*/true);
+    if (moving_.is_done()) return;
+    if (!has_boxes(moving_.next())) {
+      reductions_ = moving_.start_in_place();
+      return;
+    }
+    last_.emplace(moving_.begin());
+    last_->start(/*may_change=*/true);
+  }
+  ~StartedMove() override {
+    try {
+      finish_reductions();
+    } catch (...) {
+      reductions_.clear();  // a destructor has nobody to tell
+    }
+  }
+
+  Shards finish() override {
+    BelowGuard guard;
+    finish_reductions();
+    if (last_) moving_.arrive(std::move(last_->finish()[0]));
+    last_.reset();
+    moving_.run();
+    return moving_.pieces();
+  }
+
+ private:
+  void finish_reductions() {
+    for (const auto& reduction : std::exchange(reductions_, {})) reduction->finish();
+  }
+
+  Moving moving_;
+  std::optional<ExchangeRun> last_;
+  std::vector<std::unique_ptr<Reduction>> reductions_;
+};
+
+int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
+
+/// Runs the next exchanges of `movings` together, those of one group and number of rounds, in the order in which they came.
+void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes) {
+  std::vector<Moving*> rest = movings;
+  while (!rest.empty()) {
+    const OwnStep& first = rest[0]->next();
+    const GroupPtr group = first.is_local ? nullptr : group_of(first);
+    std::vector<Moving*> together, others;
+    int64_t n_bytes = 0;
+    for (Moving* moving : rest) {
+      const OwnStep& own = moving->next();
+      const bool fits = own.is_local == first.is_local && (own.is_local || group_of(own) == group) &&
+                        own.step.n_rounds == first.step.n_rounds && moving->device() == rest[0]->device() &&
+                        (together.empty() || n_bytes + global_bytes(own) <= bucket_bytes);
+      (fits ? together : others).push_back(moving);
+      if (fits) n_bytes += global_bytes(own);
+    }
+    std::vector<ExchangeItem> items;
+    for (const Moving* moving : together) items.push_back(moving->item());
+    const auto layouts = [&] {
+      std::string result;
+      for (const Moving* moving : together)
+        result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
+      return result;
+    };
+    const CommScope scope(CommScope::current_op(), layouts);
+    ExchangeRun exchange(group, std::move(items), rest[0]->device());
+    exchange.start();
+    auto results = exchange.finish();
+    for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));
+    rest = std::move(others);
+  }
+}
+
+}  // namespace
+
+c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
+  if (reduce == Reduce::kProduct) return 1;
+  if (is_linear(reduce)) return 0;
+  const bool is_max = reduce == Reduce::kMax;
+  if (c10::isFloatingType(dtype))
+    return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  if (dtype == c10::ScalarType::Bool) return !is_max;
+  return AT_DISPATCH_V2(
+      dtype, "identity_of", AT_WRAP([&] {
+        return c10::Scalar(is_max ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max());
+      }),
+      AT_EXPAND(AT_INTEGRAL_TYPES));
+}
+
+Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options) {
+  if (source == destination) return shards;
+  check(source, destination);
+  BelowGuard guard;
+  const auto layouts = [&] { return words(*source, *destination, options); };
+  const CommScope scope(CommScope::current_op(), layouts);
+  Moving moving(source, shards, destination, options);
+  moving.run();
+  return moving.pieces();
+}
+
+std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
+                                        const PlanOptions& options) {
+  check(source, destination);
+  BelowGuard guard;
+  const auto layouts = [&] { return words(*source, *destination, options); };
+  const CommScope scope(CommScope::current_op(), layouts);
+  return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
+}
+
+std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                              c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
+  for (size_t i = 0; i < sources.size(); ++i) check(sources[i], destinations[i]);
+  BelowGuard guard;
+  std::vector<Moving> movings;
+  for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
+  while (true) {
+    std::vector<Moving*> exchanging;
+    for (Moving& moving : movings) {
+      while (!moving.is_done() && (!takes_part(moving.next()) || !has_boxes(moving.next())))
+        takes_part(moving.next()) ? moving.run_in_place() : moving.skip();
+      if (!moving.is_done()) exchanging.push_back(&moving);
+    }
+    if (exchanging.empty()) break;
+    exchange_together(exchanging, bucket_bytes);
+  }
+  std::vector<Shards> results;
+  for (const Moving& moving : movings) results.push_back(moving.pieces());
+  return results;
+}
+
+MoveCounters move_counters() {
+  const PlanCache& plans = PlanCache::of_thread();
+  const BufferCounters& buffers = BufferPool::of_thread().counters();
+  return {plans.hits(), plans.misses(), plans.size(), buffers.hits, buffers.misses, buffers.kept_bytes};
+}
+
+}  // namespace shardwise

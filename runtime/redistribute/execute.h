@@ -1,0 +1,43 @@
+// runtime/redistribute/execute.h: carries out plans: the only place that moves a tensor's values between ranks.
+#pragma once
+
+#include "plans/plan.h"
+#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
+
+#include <memory>
+
+namespace shardwise {
+
+/// This rank's pieces of the same tensor laid out as `destination`: the source's own where nothing changes, else new memory.
+/// Below autograd. Collective over both meshes; with two different meshes other ranks of the world have nothing to do.
+///
+/// Throws: c10::ValueError for differing sizes, dtypes or worlds. Cost: plan()'s traffic; buffers of at most what is sent and
+/// received; the plan comes from a cache of this thread.
+Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {});
+
+/// The same without waiting for the last messages, if the move ends with messages.
+std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
+                                        const PlanOptions& options = {});
+
+/// Several moves, whose exchanges of the same group share messages, up to `bucket_bytes` of global tensors at a time.
+/// Pre: lists of one length, in the same order on all ranks.
+std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                              c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options = {},
+                              int64_t bucket_bytes = int64_t{25} << 20);
+
+/// What this thread kept from move to move.
+struct MoveCounters {
+  int64_t plan_hits = 0;
+  int64_t plan_misses = 0;
+  int64_t n_plans = 0;  // kept now; at most 1,024
+  int64_t buffer_hits = 0;
+  int64_t buffer_misses = 0;
+  int64_t buffer_bytes = 0;  // kept now; at most BufferPool::kMaxKeptBytes
+};
+MoveCounters move_counters();
+
+/// What leaves a reduction unchanged: 0 for sum and avg, 1 for product, the lowest value for max, the highest for min.
+c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype);
+
+}  // namespace shardwise

@@ -1,0 +1,58 @@
+#include "runtime/redistribute/plan_cache.h"
+
+#include <c10/util/hash.h>
+
+namespace shardwise {
+namespace {
+
+SpecPtr spec_at(const Layout& layout, const SpecPtr& source, const SpecPtr& destination) {
+  if (layout == destination->layout()) return destination;
+  if (layout == source->layout()) return source;
+  const Spec& there = layout.grid() == source->mesh()->grid() ? *source : *destination;
+  return there.with_placements(layout.placements().vec());
+}
+
+std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destination, const PlanOptions& options) {
+  auto result = std::make_shared<OwnPlan>();
+  const int64_t rank = source->mesh()->rank();
+  Plan whole = plan(source->layout(), destination->layout(), source->element_bytes(), options);
+  for (Step& step : whole.steps) {
+    const bool has_boxes = step.kind == Step::Kind::kExchange || step.kind == Step::Kind::kReduce;
+    const bool is_here = step.from.grid().coord_of(rank) || step.to.grid().coord_of(rank);
+    OwnStep own{std::move(step), {}, {}, {}, false};
+    own.from = spec_at(own.step.from, source, destination);
+    own.to = spec_at(own.step.to, source, destination);
+    own.is_local = own.step.kind == Step::Kind::kMakePartial || name_of(own.step) == "slice";
+    if (has_boxes && is_here) own.part = transfers(own.step, rank);
+    if (!own.is_local) result->last_sending = static_cast<int>(result->steps.size());
+    result->steps.push_back(std::move(own));
+  }
+  return result;
+}
+
+}  // namespace
+
+size_t PlanCache::Hash::operator()(const Key& key) const {
+  return c10::get_hash(key.source, key.destination, static_cast<int>(key.options.objective), key.options.memory_cap);
+}
+
+PlanCache& PlanCache::of_thread() {
+  thread_local PlanCache cache;
+  return cache;
+}
+
+std::shared_ptr<const OwnPlan> PlanCache::find_or_make(const SpecPtr& source, const SpecPtr& destination,
+                                                       const PlanOptions& options) {
+  const Key key{source.get(), destination.get(), options};
+  if (const auto found = plans_.find(key); found != plans_.end()) {
+    ++hits_;
+    return found->second.plan;
+  }
+  ++misses_;
+  auto made = make(source, destination, options);
+  if (plans_.size() >= kMaxPlans) plans_.clear();
+  plans_.emplace(key, Entry{source, destination, made});
+  return made;
+}
+
+}  // namespace shardwise

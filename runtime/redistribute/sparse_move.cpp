@@ -1,0 +1,243 @@
+#include "runtime/redistribute/sparse_move.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+/// A piece of a sending rank and a box of a receiving one that may have entries in common.
+struct Pair {
+  size_t piece, box;
+  Box common;
+};
+
+class SparseMove {
+ public:
+  SparseMove(const DTensorImpl& source, const Spec& to)
+      : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
+    keeps_columns_ = !from_.layout().is_enumerable() && !to_.layout().is_enumerable();
+    for (size_t m = 0; m < from_.placements().size(); ++m)
+      if (cuts_columns(from_.placements()[m]) || cuts_columns(to_.placements()[m]))
+        keeps_columns_ &= from_.placements()[m] == to_.placements()[m];
+  }
+
+  Shards run() {
+    const int64_t self = from_.mesh()->rank();
+    if (from_.layout().is_replicated()) {
+      for (const Pair& pair : pairs(self, self)) take(pair, chosen(pair));
+      return assembled();
+    }
+    const Group& group = *from_.mesh()->group();
+    for (const int64_t rank : group.ranks) {
+      outgoing_.push_back(pairs(self, rank));
+      incoming_.push_back(pairs(rank, self));
+    }
+    exchange(group);
+    return assembled();
+  }
+
+ private:
+  struct Entries {
+    at::Tensor indices;  // [sparse_dim, n], global
+    at::Tensor values;   // [n, dense sizes of the common box]
+  };
+
+  /// Of the ranks that hold the same entries one sends them to `receiver`, and of those that add up to a Partial one takes them.
+  bool sends(int64_t sender, int64_t receiver) const {
+    const Dims at = *from_.layout().grid().coord_of(sender), there = *to_.layout().grid().coord_of(receiver);
+    for (size_t m = 0; m < at.size(); ++m) {
+      const Placement &from = from_.placements()[m], &to = to_.placements()[m];
+      const bool stays =
+          from.is_replicate() || (from.is_partial() && to.is_partial()) || (keeps_columns_ && cuts_columns(from));
+      if (stays && at[m] != there[m]) return false;
+      if (to.is_partial() && !from.is_partial() && there[m] != 0) return false;
+    }
+    return true;
+  }
+
+  std::vector<Pair> pairs(int64_t sender, int64_t receiver) const {
+    std::vector<Pair> result;
+    if (!sends(sender, receiver)) return result;
+    const auto pieces = from_.layout().boxes(sender), boxes = to_.layout().boxes(receiver);
+    for (size_t piece = 0; piece < pieces.size(); ++piece)
+      for (size_t box = 0; box < boxes.size(); ++box)
+        if (const Box common = intersect(pieces[piece], boxes[box]); is_due(common))
+          result.push_back({piece, box, common});
+    return result;
+  }
+
+  bool cuts_columns(const Placement& placement) const { return placement.is_shard() && placement.dim() >= sparse_dim_; }
+
+  /// Ranks that share rows have all of their entries, in one order, whichever columns they hold.
+  bool is_due(const Box& common) const {
+    if (to_.layout().is_enumerable()) return !common.empty();
+    return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
+  }
+
+  /// Of the values of `box`, cut to `common` in the dims before, those of `common` in dense dim `dim`.
+  at::Tensor part_of(const at::Tensor& values, int64_t dim, const Box& common, const Box& box) const {
+    const int64_t n = common.sizes[dim];
+    return values.narrow(dim - sparse_dim_ + 1, n == 0 ? 0 : common.offsets[dim] - box.offsets[dim], n);
+  }
+
+  /// The entries of an own piece that are in the common box.
+  Entries chosen(const Pair& pair) const {
+    const at::Tensor& piece = source_.shards()[pair.piece];
+    const Box& own = from_.boxes()[pair.piece];
+    at::Tensor indices = piece._indices(), values = piece._values(), inside;
+    for (int64_t dim = 0; dim < sparse_dim_; ++dim) {
+      const int64_t begin = pair.common.offsets[dim] - own.offsets[dim], n = pair.common.sizes[dim];
+      if (n == own.sizes[dim]) continue;
+      const at::Tensor of_dim = indices[dim];
+      const at::Tensor is_in = of_dim.ge(begin).logical_and_(of_dim.lt(begin + n));
+      inside = inside.defined() ? inside.logical_and_(is_in) : is_in;
+    }
+    if (inside.defined()) {
+      const at::Tensor places = inside.nonzero().squeeze(1);
+      indices = indices.index_select(1, places);
+      values = values.index_select(0, places);
+    }
+    for (int64_t dim = sparse_dim_; dim < from_.dim(); ++dim) values = part_of(values, dim, pair.common, own);
+    return {indices + first_index(own, indices.options()), values};
+  }
+
+  at::Tensor first_index(const Box& box, const at::TensorOptions& options) const {
+    const std::vector<int64_t> first(box.offsets.begin(), box.offsets.begin() + sparse_dim_);
+    return at::tensor(first, at::kLong).unsqueeze(1).to(options.device());
+  }
+
+  Dims value_sizes(const Box& box, int64_t n_entries) const {
+    Dims sizes{n_entries};
+    for (int64_t dim = sparse_dim_; dim < to_.dim(); ++dim) sizes.push_back(box.sizes[dim]);
+    return sizes;
+  }
+
+  /// Puts entries that came to the box of this rank there.
+  void take(const Pair& pair, Entries entries) {
+    const Box& box = to_.boxes()[pair.box];
+    at::Tensor values = entries.values;
+    if (const Dims sizes = value_sizes(box, values.size(0)); values.sizes() != sizes) {
+      values = at::zeros(sizes, values.options());
+      at::Tensor part = values;
+      for (int64_t dim = sparse_dim_; dim < to_.dim(); ++dim) part = part_of(part, dim, pair.common, box);
+      part.copy_(entries.values);
+    }
+    taken_.resize(to_.boxes().size());
+    taken_[pair.box].first.push_back(entries.indices - first_index(box, entries.indices.options()));
+    taken_[pair.box].second.push_back(values);
+  }
+
+  void exchange(const Group& group) {
+    std::vector<int64_t> counts;
+    std::vector<int64_t> n_pairs_out, n_pairs_in, n_indices_out, n_indices_in, n_values_out, n_values_in;
+    std::vector<at::Tensor> indices{no_elements(at::kLong)}, values{no_elements(from_.dtype())};
+    int64_t n_in = 0;
+    for (const auto& pairs : outgoing_) {
+      n_pairs_out.push_back(static_cast<int64_t>(pairs.size()));
+      n_indices_out.push_back(0);
+      n_values_out.push_back(0);
+      for (const Pair& pair : pairs) {
+        const Entries entries = chosen(pair);
+        counts.push_back(entries.indices.size(1));
+        n_indices_out.back() += entries.indices.numel();
+        n_values_out.back() += entries.values.numel();
+        indices.push_back(entries.indices.reshape({-1}));
+        values.push_back(entries.values.reshape({-1}));
+      }
+    }
+    for (const auto& pairs : incoming_) n_in += n_pairs_in.emplace_back(static_cast<int64_t>(pairs.size()));
+
+    const c10::Device device = group.size() > 1 ? c10::Device(numbers_device(group)) : c10::Device(c10::kCPU);
+    at::Tensor counts_in = at::empty({n_in}, at::TensorOptions().dtype(at::kLong).device(device));
+    all_to_all(group, counts_in, at::tensor(counts, at::kLong).to(device), n_pairs_in, n_pairs_out);
+    counts_in = counts_in.cpu();
+    const auto* count = counts_in.const_data_ptr<int64_t>();
+    for (const auto& pairs : incoming_) {
+      n_indices_in.push_back(0);
+      n_values_in.push_back(0);
+      for (const Pair& pair : pairs) {
+        n_indices_in.back() += sparse_dim_ * *count;
+        n_values_in.back() += c10::multiply_integers(value_sizes(pair.common, *count++));
+      }
+    }
+    const auto together = [&](const std::vector<at::Tensor>& parts, const std::vector<int64_t>& out,
+                              const std::vector<int64_t>& in) {
+      int64_t n = 0;
+      for (const int64_t split : in) n += split;
+      at::Tensor received = at::empty({n}, parts[0].options());
+      all_to_all(group, received, at::cat(parts), in, out);
+      return received;
+    };
+    const at::Tensor all_indices = together(indices, n_indices_out, n_indices_in);
+    const at::Tensor all_values = together(values, n_values_out, n_values_in);
+    count = counts_in.const_data_ptr<int64_t>();
+    int64_t next_index = 0, next_value = 0;
+    for (const auto& pairs : incoming_)
+      for (const Pair& pair : pairs) {
+        const int64_t n = *count++;
+        const Dims sizes = value_sizes(pair.common, n);
+        const int64_t n_values = c10::multiply_integers(sizes);
+        take(pair, {all_indices.narrow(0, next_index, sparse_dim_ * n).view({sparse_dim_, n}),
+                    all_values.narrow(0, next_value, n_values).view(sizes)});
+        next_index += sparse_dim_ * n;
+        next_value += n_values;
+      }
+  }
+
+  at::Tensor no_elements(c10::ScalarType dtype) const {
+    return at::empty({0}, at::TensorOptions().dtype(dtype).device(source_.device()));
+  }
+
+  Shards assembled() {
+    taken_.resize(to_.boxes().size());
+    Shards result;
+    for (size_t i = 0; i < taken_.size(); ++i) {
+      const Box& box = to_.boxes()[i];
+      auto& [indices, values] = taken_[i];
+      if (indices.empty()) {
+        indices.push_back(no_elements(at::kLong).view({sparse_dim_, 0}));
+        values.push_back(no_elements(from_.dtype()).view(value_sizes(box, 0)));
+      }
+      result.push_back(at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), at::cat(values), box.sizes));
+    }
+    return result;
+  }
+
+  const DTensorImpl& source_;
+  const Spec& from_;
+  const Spec& to_;
+  int64_t sparse_dim_;
+  bool keeps_columns_;                                  // dense dims are cut alike before and after
+  std::vector<std::vector<Pair>> outgoing_, incoming_;  // by place in the group
+  std::vector<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> taken_;  // by box
+};
+
+}  // namespace
+
+Shards move_sparse(const DTensorImpl& source, const SpecPtr& to) {
+  const Spec& from = *source.spec();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      from.mesh() == to->mesh(),
+      fmt::format("[redistribute] a sparse tensor moves within its mesh only, not from {} to {}. Move to_dense().",
+                  to_string(*from.mesh()), to_string(*to->mesh())));
+  for (const Placement& placement : to->placements())
+    TORCH_CHECK_VALUE(!placement.is_partial() || placement.reduce() == Reduce::kSum,
+                      fmt::format("[redistribute] a sparse tensor cannot be {}: its parts are sums. Use Partial().",
+                                  to_string(placement)));
+  if (!from.is_member()) return {};
+  BelowGuard guard;
+  return SparseMove(source, *to).run();
+}
+
+}  // namespace shardwise

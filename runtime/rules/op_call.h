@@ -1,0 +1,48 @@
+// runtime/rules/op_call.h: one call of an operator as rules see it: layouts, scalars and the dense outputs' shapes, no values.
+#pragma once
+
+#include "runtime/rules/op_info.h"
+#include "runtime/tensor/spec.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include <exception>
+
+namespace shardwise {
+
+/// A tensor argument, or one element of a tensor list. Undefined and absent ones are no operands.
+struct Operand {
+  SpecPtr spec;  // null for a 0-dim torch.Tensor, which counts as replicated
+  c10::IntArrayRef sizes;
+  size_t arg = 0;    // position in the schema
+  size_t index = 0;  // place in the list, 0 otherwise
+  bool is_written = false;
+};
+
+/// Shape of one dense output, as the same call on unsharded tensors gives it.
+struct DenseOutput {
+  Dims sizes;
+  Dims strides;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // Undefined: the output is an undefined tensor
+};
+
+struct OpCall {
+  const OpInfo& op;
+  c10::ArrayRef<c10::IValue> args;
+  c10::SmallVector<Operand, 8> operands;
+  c10::SmallVector<DenseOutput, 2> outputs;  // flattened over tensor lists
+  std::exception_ptr refusal;                // what the kernel threw for a small sample of the operands, where it did
+
+  const c10::IValue& arg(std::string_view name) const { return args[op.arg_index(name)]; }
+  /// The operand at argument `arg`, element 0 of a list; -1 where it is absent.
+  int operand_at(size_t arg) const;
+  int operand_at(std::string_view name) const { return operand_at(op.arg_index(name)); }
+};
+
+/// Runs the operator on meta tensors of the global shapes and fills `call.outputs`.
+/// Throws: what the dense operator throws for these shapes and scalars (equal on all ranks, before any message).
+/// Returns false where the operator has neither a meta kernel nor a sampled() rule, or its output's shape depends on values.
+bool infer_outputs(OpCall& call);
+
+}  // namespace shardwise

@@ -1,0 +1,51 @@
+#include "runtime/rules/op_info.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+namespace shardwise {
+namespace {
+
+bool is_number(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return is_number(optional->getElementType());
+  return type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType;
+}
+
+/// Not of an embedding: its ids are data, which differ between the ranks of a data-parallel program.
+bool is_index(const std::string& op, const std::string& arg) {
+  static const std::set<std::string> names = {"index", "indices", "mask", "condition", "repeats"};
+  return names.contains(arg) && op.find("embedding") == std::string::npos;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(c10::OperatorHandle op) : handle(std::move(op)) {
+  const auto& schema = handle.schema();
+  name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  for (const auto& argument : schema.arguments()) {
+    const auto* alias = argument.alias_info();
+    args.push_back({is_number(argument.real_type()), alias && alias->isWrite(), alias && !alias->isWrite(),
+                    is_index(name, argument.name())});
+    writes |= args.back().is_written;
+  }
+  size_t next_written = 0;
+  for (const auto& result : schema.returns()) {
+    const auto* alias = result.alias_info();
+    int source = -1;
+    if (alias && alias->isWrite()) {
+      while (next_written < args.size() && !args[next_written].is_written) ++next_written;
+      source = static_cast<int>(next_written++);
+    }
+    is_view |= alias && !alias->isWrite();
+    returned_arg.push_back(source);
+  }
+}
+
+size_t OpInfo::arg_index(std::string_view wanted) const {
+  auto index = handle.schema().argumentIndexWithName(wanted);
+  TORCH_CHECK_VALUE(index, fmt::format("[{}] has no argument \"{}\".", name, wanted));
+  return static_cast<size_t>(*index);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,363 @@
+#include "runtime/rules/propagate.h"
+
+#include "placements/partial.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// What one mesh dimension does in a call.
+struct Choice {
+  enum class Kind : uint8_t { kReplicate, kPartial, kFactor };
+  Kind kind = Kind::kReplicate;
+  int factor = -1;               // kFactor
+  Reduce reduce = Reduce::kSum;  // kPartial
+  int operand = -1;              // kPartial: the only partial operand, or -1 for all
+};
+
+/// The tensor dim of `axes` that has `factor`, or -1.
+int dim_with(const Axes& axes, int factor) {
+  for (size_t dim = 0; dim < axes.size(); ++dim)
+    if (axes[dim].factor == factor) return static_cast<int>(dim);
+  return -1;
+}
+
+class Chooser {
+ public:
+  Chooser(const OpCall& call, const Signature& signature) : call_(call), signature_(signature) {
+    for (const Operand& operand : call.operands)
+      if (operand.spec) mesh_ = operand.spec->mesh().get();
+  }
+
+  std::optional<Propagation> run() {
+    for (int64_t mesh_dim = 0; mesh_dim < mesh_->ndim(); ++mesh_dim) {
+      auto choice = cheapest(mesh_dim);
+      if (!choice) return std::nullopt;
+      choices_.push_back(*choice);
+    }
+    for (size_t factor = 0; factor < signature_.factors.size(); ++factor)
+      cuts_.push_back(cut_of(static_cast<int>(factor)));
+
+    Propagation result;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Operand& operand = call_.operands[i];
+      if (!operand.spec) {
+        result.inputs.push_back({});
+        continue;
+      }
+      auto spec = operand.spec->with_placements(placements_of(signature_.inputs[i], static_cast<int>(i)));
+      const bool moves = spec != operand.spec;
+      if (moves && operand.is_written) return std::nullopt;
+      result.inputs.push_back(moves ? std::move(spec) : SpecPtr());
+    }
+    for (size_t i = 0; i < call_.outputs.size(); ++i) {
+      const DenseOutput& dense = call_.outputs[i];
+      if (dense.dtype == c10::ScalarType::Undefined) {
+        result.outputs.push_back({});
+        continue;
+      }
+      result.outputs.push_back(Spec::intern(mesh_->shared_from_this(), dense.sizes,
+                                            placements_of(signature_.outputs[i], -1), dense.strides, dense.dtype));
+    }
+    return result;
+  }
+
+ private:
+  /// The kind of placement that operand `i` (an output where i is -1) has under `choice`; nothing where that cannot be.
+  std::optional<Placement> placement(const Choice& choice, const Axes& axes, int i) const {
+    switch (choice.kind) {
+      case Choice::Kind::kReplicate:
+        return Placement::replicate();
+      case Choice::Kind::kPartial:
+        return i < 0 || choice.operand < 0 || choice.operand == i || is_additive(i) ? Placement::partial(choice.reduce)
+                                                                                    : Placement::replicate();
+      case Choice::Kind::kFactor:
+        break;
+    }
+    if (int dim = dim_with(axes, choice.factor); dim >= 0) return Placement::shard(dim);
+    if (i < 0) {
+      const auto& reduce = signature_.factors[choice.factor].reduce;
+      return reduce ? std::optional(Placement::partial(*reduce)) : std::nullopt;
+    }
+    return is_additive(i) && is_reduced(choice.factor) ? Placement::partial(Reduce::kSum) : Placement::replicate();
+  }
+
+  bool is_additive(int i) const { return std::ranges::count(signature_.additive, i) > 0; }
+
+  bool is_reduced(int factor) const {
+    return std::ranges::any_of(signature_.outputs, [&](const Axes& axes) { return dim_with(axes, factor) < 0; });
+  }
+
+  std::vector<Choice> candidates(int64_t mesh_dim) const {
+    std::vector<Choice> result{{}};
+    if (signature_.linearity != Linearity::kNone) add_partials(mesh_dim, result);
+    for (size_t factor = 0; factor < signature_.factors.size(); ++factor) {
+      const bool is_input = std::ranges::any_of(
+          signature_.inputs, [&](const Axes& axes) { return dim_with(axes, static_cast<int>(factor)) >= 0; });
+      if (!signature_.factors[factor].is_whole && is_input)
+        result.push_back({Choice::Kind::kFactor, static_cast<int>(factor)});
+    }
+    return result;
+  }
+
+  void add_partials(int64_t mesh_dim, std::vector<Choice>& result) const {
+    const bool first = signature_.linearity == Linearity::kFirst;
+    const bool each = signature_.linearity == Linearity::kEach || first;
+    for (size_t i = 0; i < (first ? 1 : call_.operands.size()); ++i) {
+      const Operand& operand = call_.operands[i];
+      if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial()) continue;
+      if (each && is_additive(static_cast<int>(i))) continue;  // the product beside it would be counted on every rank
+      const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
+      if (is_linear(reduce) || signature_.linearity == Linearity::kPass)
+        result.push_back({Choice::Kind::kPartial, -1, reduce, each ? static_cast<int>(i) : -1});
+    }
+  }
+
+  /// Bytes that a rank receives to bring operand `i` from its placement on `mesh_dim` to `to`.
+  int64_t cost(const Operand& operand, const Axes& axes, int64_t mesh_dim, const Placement& to) const {
+    const Placement& from = operand.spec->placements()[mesh_dim];
+    int64_t bytes = operand.spec->numel() * operand.spec->element_bytes();
+    for (int64_t other = 0; other < mesh_->ndim(); ++other)
+      if (other != mesh_dim && operand.spec->placements()[other].is_shard())
+        bytes /= std::max<int64_t>(mesh_->size(other), 1);
+    const int64_t n = mesh_->size(mesh_dim);
+    const int64_t all_but_own = bytes - bytes / n;
+    if (from.is_replicate()) return 0;
+    if (from.is_partial()) return to.is_partial() ? 0 : to.is_shard() ? all_but_own : 2 * all_but_own;
+    if (to.is_shard() && from.is_shard(to.dim()) && divides(*operand.spec, axes[to.dim()], to.dim())) return 0;
+    return to.is_shard() ? all_but_own / n : all_but_own;
+  }
+
+  /// True where every cut of `tensor_dim` falls between whole indices of its factor.
+  static bool divides(const Spec& spec, const Axis& axis, int64_t tensor_dim) {
+    if (axis.scale == 1) return true;
+    return std::ranges::all_of(spec.layout().intervals(tensor_dim), [&](const Interval& interval) {
+      return interval.begin % axis.scale == 0 && interval.end % axis.scale == 0;
+    });
+  }
+
+  static bool same_kind(const Placement& a, const Placement& b) {
+    if (a.kind() != b.kind()) return false;
+    return a.is_shard() ? a.dim() == b.dim() : !a.is_partial() || a.reduce() == b.reduce();
+  }
+
+  std::optional<Choice> cheapest(int64_t mesh_dim) const {
+    std::optional<Choice> best;
+    std::pair<int64_t, int64_t> best_cost;
+    for (const Choice& choice : candidates(mesh_dim)) {
+      auto price = price_of(choice, mesh_dim);
+      if (price && (!best || *price < best_cost)) {
+        best = choice;
+        best_cost = *price;
+      }
+    }
+    return best;
+  }
+
+  /// True where some operand is cut along `factor` on `mesh_dim` already.
+  bool is_cut(int factor, int64_t mesh_dim) const {
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Operand& operand = call_.operands[i];
+      const int dim = dim_with(signature_.inputs[i], factor);
+      if (operand.spec && dim >= 0 && operand.spec->placements()[mesh_dim].is_shard(dim)) return true;
+    }
+    return false;
+  }
+
+  /// Bytes moved and operands changed; nothing where the choice cannot be. A sum scattered along a cut that no operand has
+  /// is gathered again by and by: it counts as the all-reduce that it is half of, and then fewer, larger messages win.
+  std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
+    std::pair<int64_t, int64_t> price{0, 0};
+    const bool is_new_cut = choice.kind == Choice::Kind::kFactor && !is_cut(choice.factor, mesh_dim);
+    for (size_t i = 0; i < signature_.outputs.size(); ++i) {
+      const auto to = placement(choice, signature_.outputs[i], -1);
+      const Operand* written = written_as(i);
+      if (!to || (written && !same_kind(written->spec->placements()[mesh_dim], *to))) return std::nullopt;
+    }
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Operand& operand = call_.operands[i];
+      const Placement to = *placement(choice, signature_.inputs[i], static_cast<int>(i));
+      if (!operand.spec) {
+        if (to.is_partial()) return std::nullopt;  // a plain scalar would be counted on every rank
+        continue;
+      }
+      if (same_kind(operand.spec->placements()[mesh_dim], to)) {
+        price.first += cost(operand, signature_.inputs[i], mesh_dim, to);
+        continue;
+      }
+      if (operand.is_written) return std::nullopt;
+      const bool is_half = is_new_cut && operand.spec->placements()[mesh_dim].is_partial();
+      price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
+      ++price.second;
+    }
+    return price;
+  }
+
+  /// The distributed operand that output `i` is, or null.
+  const Operand* written_as(size_t i) const {
+    const int arg = i < call_.op.n_returns() ? call_.op.returned_arg[i] : -1;
+    const int operand = arg < 0 ? -1 : call_.operand_at(static_cast<size_t>(arg));
+    return operand < 0 || !call_.operands[operand].spec ? nullptr : &call_.operands[operand];
+  }
+
+  /// How the mesh dims that chose `factor` cut it: a layout of a 1-D tensor of its size. Null where none did.
+  std::shared_ptr<Layout> cut_of(int factor) const {
+    std::vector<Placement> cut(mesh_->ndim());
+    bool any = false;
+    for (int64_t m = 0; m < mesh_->ndim(); ++m)
+      if (choices_[m].kind == Choice::Kind::kFactor && choices_[m].factor == factor) {
+        cut[m] = Placement::shard(0);
+        any = true;
+      }
+    if (!any) return nullptr;
+    if (auto led = leading_cut(factor, cut)) cut = *led;
+    return std::make_shared<Layout>(Dims{signature_.factors[factor].size}, mesh_->grid_ptr(), cut);
+  }
+
+  /// The cut that the most important operand already has, in units of the factor.
+  std::optional<std::vector<Placement>> leading_cut(int factor, const std::vector<Placement>& wanted) const {
+    const Operand* leader = nullptr;
+    std::vector<Placement> best;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Operand& operand = call_.operands[i];
+      const int dim = dim_with(signature_.inputs[i], factor);
+      if (!operand.spec || dim < 0) continue;
+      const int64_t scale = signature_.inputs[i][dim].scale;
+      if (!is_cut_as(*operand.spec, dim, wanted) || !divides(*operand.spec, signature_.inputs[i][dim], dim)) continue;
+      auto rank_of = [](const Operand& o) { return std::pair(o.is_written, o.spec->numel()); };
+      if (leader && rank_of(operand) <= rank_of(*leader)) continue;
+      leader = &operand;
+      best = operand.spec->layout().recut(dim, [&](Interval interval) { return interval.length() / scale; });
+      for (size_t m = 0; m < best.size(); ++m)
+        best[m] = wanted[m].is_shard() ? best[m].with_dim(0) : Placement::replicate();
+    }
+    return leader ? std::optional(best) : std::nullopt;
+  }
+
+  static bool is_cut_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
+    for (size_t m = 0; m < wanted.size(); ++m)
+      if (spec.placements()[m].is_enumerable() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard())
+        return false;
+    return true;
+  }
+
+  std::vector<Placement> placements_of(const Axes& axes, int i) const {
+    std::vector<Placement> result;
+    for (const Choice& choice : choices_) result.push_back(*placement(choice, axes, i));
+    for (size_t dim = 0; dim < axes.size(); ++dim) {
+      const Axis& axis = axes[dim];
+      if (axis.factor < 0 || !cuts_[axis.factor]) continue;
+      const Layout& cut = *cuts_[axis.factor];
+      auto scaled = axis.scale == 1 ? cut.placements().vec()
+                                    : cut.recut(0, [&](Interval interval) { return interval.length() * axis.scale; });
+      for (size_t m = 0; m < result.size(); ++m)
+        if (scaled[m].is_shard()) result[m] = scaled[m].with_dim(static_cast<int64_t>(dim));
+    }
+    return result;
+  }
+
+  const OpCall& call_;
+  const Signature& signature_;
+  const DeviceMesh* mesh_ = nullptr;
+  std::vector<Choice> choices_;
+  std::vector<std::shared_ptr<Layout>> cuts_;
+};
+
+void check_one_mesh(const OpCall& call) {
+  const Spec* first = nullptr;
+  for (const Operand& operand : call.operands) {
+    if (!operand.spec) continue;
+    if (!first) first = operand.spec.get();
+    TORCH_CHECK_VALUE(
+        operand.spec->mesh() == first->mesh(),
+        fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                    call.op.name, to_string(*first->mesh()), to_string(*operand.spec->mesh())));
+  }
+}
+
+/// Elementwise calls run box by box where an operand is enumerated and the others can follow it.
+std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
+  const Operand* leader = nullptr;
+  for (const Operand& operand : call.operands)
+    if (operand.spec && operand.spec->layout().is_enumerable() &&
+        (!leader || (operand.is_written && !leader->is_written)))
+      leader = &operand;
+  if (!leader || !signature.is_pointwise) return std::nullopt;
+
+  Propagation result;
+  result.by_box = true;
+  for (const Operand& operand : call.operands) {
+    if (!operand.spec) {
+      result.inputs.push_back({});
+      continue;
+    }
+    const bool follows = operand.sizes == leader->sizes;
+    auto spec = follows ? operand.spec->with_placements(leader->spec->placements().vec()) : operand.spec->replicated();
+    if (spec != operand.spec && operand.is_written) return std::nullopt;
+    result.inputs.push_back(spec != operand.spec ? std::move(spec) : SpecPtr());
+  }
+  for (const DenseOutput& dense : call.outputs) {
+    if (dense.sizes != leader->sizes) return std::nullopt;
+    result.outputs.push_back(
+        Spec::intern(leader->spec->mesh(), dense.sizes, leader->spec->placements().vec(), dense.strides, dense.dtype));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::optional<Propagation> propagate(const OpCall& call, const Signature& signature) {
+  check_one_mesh(call);
+  if (auto by_box = propagate_boxes(call, signature)) return by_box;
+  return Chooser(call, signature).run();
+}
+
+Propagation propagate_per_element(const OpCall& call) {
+  check_one_mesh(call);
+  Propagation result;
+  std::vector<const Operand*> leaders;
+  for (const Operand& operand : call.operands) {
+    if (operand.arg == call.operands[0].arg) leaders.push_back(&operand);
+    const Operand* leader = operand.index < leaders.size() ? leaders[operand.index] : nullptr;
+    SpecPtr moved;
+    if (operand.spec && leader && leader->spec) {
+      const bool follows = operand.sizes == leader->sizes;
+      auto spec = follows ? operand.spec->with_placements(without_partial(leader->spec->placements()))
+                          : operand.spec->replicated();
+      const bool stays =
+          operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
+      TORCH_CHECK_VALUE(
+          spec == operand.spec || !stays,
+          fmt::format("[{}] cannot write tensor {} of argument {}, laid out as {}: it must be laid out as the first "
+                      "argument's, without Partial. Redistribute it first.",
+                      call.op.name, operand.index, operand.arg, to_string(operand.spec->placements())));
+      if (spec != operand.spec) moved = std::move(spec);
+    }
+    result.inputs.push_back(std::move(moved));
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    const DenseOutput& dense = call.outputs[i];
+    const Spec& like = *leaders[i]->spec;
+    result.outputs.push_back(
+        Spec::intern(like.mesh(), dense.sizes, without_partial(like.placements()), dense.strides, dense.dtype));
+  }
+  return result;
+}
+
+Propagation propagate_shape(const OpCall& call) {
+  Propagation result;
+  result.inputs.resize(call.operands.size());
+  const Spec& like = *call.operands[0].spec;
+  for (const DenseOutput& dense : call.outputs) {
+    const bool same = dense.sizes == like.sizes();
+    auto placements = same ? without_partial(like.placements()) : std::vector<Placement>(like.placements().size());
+    result.outputs.push_back(Spec::intern(like.mesh(), dense.sizes, std::move(placements), dense.strides, dense.dtype));
+  }
+  return result;
+}
+
+}  // namespace shardwise

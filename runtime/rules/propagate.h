@@ -1,0 +1,30 @@
+// runtime/rules/propagate.h: from a call's signature and its operands' layouts to what moves and what comes out.
+#pragma once
+
+#include "runtime/rules/rule.h"
+
+#include <optional>
+
+namespace shardwise {
+
+/// The layouts under which a call runs locally.
+struct Propagation {
+  c10::SmallVector<SpecPtr, 8> inputs;   // one per operand; null: use it as it is
+  c10::SmallVector<SpecPtr, 2> outputs;  // one per dense output; null for an undefined one
+  bool by_box = false;                   // replicated operands are cut to each box before the call
+};
+
+/// Chooses, per mesh dimension, the factor to cut (or a Partial to pass on, or replication) that moves the fewest bytes.
+/// Ties: fewer operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments,
+/// so every rank chooses alike. Cuts follow the largest operand that has the factor cut already (a written one first).
+///
+/// Returns nothing where a written operand cannot stay as it is laid out.
+/// Throws: c10::ValueError for operands on different meshes. Cost: a few microseconds, no communication.
+std::optional<Propagation> propagate(const OpCall& call, const Signature& signature);
+
+/// The same for rules stated per list element (foreach, fused optimizers).
+Propagation propagate_per_element(const OpCall& call);
+/// The same for rules that read only the shape of the first operand (zeros_like).
+Propagation propagate_shape(const OpCall& call);
+
+}  // namespace shardwise

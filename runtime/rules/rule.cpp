@@ -1,0 +1,268 @@
+#include "runtime/rules/rule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using Sides = std::pair<std::vector<std::string>, std::vector<std::string>>;
+
+std::vector<std::string> split(std::string_view terms) {
+  std::vector<std::string> result;
+  for (size_t begin = 0; begin <= terms.size();) {
+    size_t end = std::min(terms.find(',', begin), terms.size());
+    result.emplace_back(terms.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return result;
+}
+
+Sides parse(std::string_view notation) {
+  const size_t arrow = notation.find("->");
+  TORCH_CHECK_VALUE(
+      arrow != std::string_view::npos,
+      fmt::format("[rule] \"{}\" has no \"->\". Write operands, an arrow, outputs: \"mk,kn->mn\".", notation));
+  Sides sides{split(notation.substr(0, arrow)), split(notation.substr(arrow + 2))};
+  for (const auto* side : {&sides.first, &sides.second})
+    for (const std::string& term : *side)
+      for (char letter : term)
+        TORCH_CHECK_VALUE(std::islower(static_cast<unsigned char>(letter)),
+                          fmt::format("[rule] '{}' in \"{}\" is no factor. Use letters a to z.", letter, notation));
+  return sides;
+}
+
+/// The notation with the letters that only operands have: "mk,kn->mn {k: sum}".
+std::string describe_notation(std::string_view notation) {
+  const auto [inputs, outputs] = parse(notation);
+  std::string reduced;
+  for (const std::string& term : inputs)
+    for (char letter : term) {
+      auto has = [&](const std::string& output) { return output.find(letter) != std::string::npos; };
+      if (!std::ranges::all_of(outputs, has) && reduced.find(letter) == std::string::npos) reduced += letter;
+    }
+  std::string text(notation);
+  for (char letter : reduced) text += fmt::format("{}{}: sum", letter == reduced[0] ? " {" : ", ", letter);
+  return reduced.empty() ? text : text + "}";
+}
+
+void apply_notation(const Sides& sides, const OpCall& call, Signature& signature) {
+  std::unordered_map<char, int> factors;
+  auto axes_of = [&](const std::string& term, c10::IntArrayRef sizes) {
+    TORCH_CHECK_VALUE(term.size() == sizes.size(),
+                      fmt::format("[{}] a tensor of {} dims [{}] stands where the rule has \"{}\".", call.op.name,
+                                  sizes.size(), fmt::join(sizes, ", "), term));
+    Axes axes;
+    for (size_t dim = 0; dim < term.size(); ++dim) {
+      auto [found, is_new] = factors.try_emplace(term[dim], 0);
+      if (is_new) found->second = signature.add_factor(sizes[dim]);
+      axes.push_back({found->second});
+    }
+    return axes;
+  };
+  auto known_axes = [&](const std::string& term) {
+    Axes axes;
+    for (char letter : term) axes.push_back({factors.at(letter)});
+    return axes;
+  };
+  TORCH_CHECK_VALUE(call.operands.size() == sides.first.size() && call.outputs.size() == sides.second.size(),
+                    fmt::format("[{}] has {} tensors and {} outputs; its rule has {} and {}.", call.op.name,
+                                call.operands.size(), call.outputs.size(), sides.first.size(), sides.second.size()));
+  for (size_t i = 0; i < sides.first.size(); ++i)
+    signature.inputs.push_back(axes_of(sides.first[i], call.operands[i].sizes));
+  for (size_t i = 0; i < sides.second.size(); ++i) {
+    const bool is_inferred = call.outputs[i].dtype != c10::ScalarType::Undefined;
+    signature.outputs.push_back(is_inferred ? axes_of(sides.second[i], call.outputs[i].sizes)
+                                            : known_axes(sides.second[i]));
+  }
+}
+
+/// Dims aligned to the right with those of the `result`, factor i for its dim i; expanded ones belong to no factor.
+Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result) {
+  Axes axes(sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const size_t factor = result.size() - sizes.size() + dim;
+    if (sizes[dim] == result[factor]) axes[dim].factor = static_cast<int>(factor);
+  }
+  return axes;
+}
+
+/// What operands and outputs broadcast to.
+Dims common_sizes(const OpCall& call) {
+  Dims common;
+  auto join = [&](c10::IntArrayRef sizes) {
+    if (sizes.size() > common.size()) common.insert(common.begin(), sizes.size() - common.size(), 1);
+    for (size_t i = 1; i <= sizes.size(); ++i)
+      if (int64_t size = sizes[sizes.size() - i]; size != 1) common[common.size() - i] = size;
+  };
+  for (const Operand& operand : call.operands) join(operand.sizes);
+  for (const DenseOutput& output : call.outputs) join(output.sizes);
+  return common;
+}
+
+void describe_pointwise(const OpCall& call, Signature& signature) {
+  const Dims sizes = common_sizes(call);
+  for (int64_t size : sizes) signature.add_factor(size);
+  for (const Operand& operand : call.operands) signature.inputs.push_back(broadcast_axes(operand.sizes, sizes));
+  for (const DenseOutput& output : call.outputs)
+    signature.outputs.push_back(
+        broadcast_axes(output.dtype == c10::ScalarType::Undefined ? sizes : output.sizes, sizes));
+  signature.is_pointwise = true;
+}
+
+Dims dims_in(const c10::IValue& value, int64_t n_dims) {
+  Dims dims;
+  if (value.isInt()) dims.push_back(value.toInt());
+  if (value.isIntList())
+    for (int64_t dim : value.toIntVector()) dims.push_back(dim);
+  for (int64_t& dim : dims) dim = dim < 0 ? dim + std::max<int64_t>(n_dims, 1) : dim;
+  return dims;
+}
+
+}  // namespace
+
+Rule::Rule(const char* notation)
+    : Rule(describe_notation(notation), [sides = parse(notation)](const OpCall& call, Signature& signature) {
+        apply_notation(sides, call, signature);
+      }) {
+  sampled_ = true;
+}
+
+Rule Rule::linear(Linearity linearity) const {
+  static constexpr const char* kNames[] = {"", " linear", " multilinear", " linear in the first", " passing"};
+  Rule rule = *this;
+  rule.text_ += kNames[static_cast<int>(linearity)];
+  rule.describe_ = [inner = describe_, linearity](const OpCall& call, Signature& signature) {
+    inner(call, signature);
+    signature.linearity = linearity;
+  };
+  return rule;
+}
+
+Rule Rule::whole(const char* arg) const {
+  Rule rule = *this;
+  rule.text_ += fmt::format(" whole({})", arg);
+  rule.describe_ = [inner = describe_, arg](const OpCall& call, Signature& signature) {
+    inner(call, signature);
+    const Axes& axes = signature.inputs[0];
+    for (int64_t dim : dims_in(call.arg(arg), static_cast<int64_t>(axes.size())))
+      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0)
+        signature.factors[axes[dim].factor].is_whole = true;
+    signature.is_pointwise = false;
+  };
+  rule.sampled_ = false;
+  return rule;
+}
+
+Rule Rule::sizes_in(const char* arg) const {
+  Rule rule = *this;
+  rule.text_ += fmt::format(" sizes({})", arg);
+  rule.localize_ = [arg](const LocalCall& local, std::vector<c10::IValue>& args) {
+    const Dims& sizes = local.outputs[0].sizes;
+    args[local.call.op.arg_index(arg)] = std::vector<int64_t>(sizes.begin(), sizes.end());
+  };
+  return rule;
+}
+
+Rule Rule::localized(Localize localize) const {
+  Rule rule = *this;
+  rule.localize_ = std::move(localize);
+  return rule;
+}
+
+Rule Rule::placed(std::string text, Place place) {
+  Rule rule(std::move(text), nullptr);
+  rule.place_ = std::move(place);
+  return rule;
+}
+
+Rule Rule::gathered() {
+  Rule rule("gathered", nullptr);
+  rule.gathered_ = true;
+  return rule;
+}
+
+Rule Rule::computed_by(const char* op) const {
+  Rule rule = *this;
+  rule.text_ += fmt::format(" by {}", op);
+  rule.kernel_ = c10::Dispatcher::singleton().findSchema({op, ""});
+  TORCH_CHECK_VALUE(rule.kernel_, fmt::format("[rule] torch has no operator {}. Name one that it registers.", op));
+  return rule;
+}
+
+Rule Rule::per_element(const char* scratch) const {
+  Rule rule = *this;
+  rule.text_ += " per element";
+  rule.per_element_ = true;
+  rule.scratch_ = scratch;
+  return rule;
+}
+
+Rule Rule::shape_only() const {
+  Rule rule = *this;
+  rule.text_ += " shape only";
+  rule.shape_only_ = true;
+  return rule;
+}
+
+Rule Rule::sampled() const {
+  Rule rule = *this;
+  rule.sampled_ = true;
+  return rule;
+}
+
+Signature Rule::signature(const OpCall& call) const {
+  Signature signature;
+  describe_(call, signature);
+  return signature;
+}
+
+Rule pointwise() { return Rule("pointwise", describe_pointwise).sampled(); }
+
+Rule reduction(Reduce reduce) {
+  auto describe = [reduce](const OpCall& call, Signature& signature) {
+    const auto n_dims = static_cast<int64_t>(call.operands[0].sizes.size());
+    const auto& schema = call.op.handle.schema();
+    Dims reduced;
+    if (auto arg = schema.argumentIndexWithName("dim")) reduced = dims_in(call.args[*arg], n_dims);
+    auto keep = schema.argumentIndexWithName("keepdim");
+    const bool keeps = keep && call.args[*keep].toBool();
+
+    const bool is_empty = c10::multiply_integers(call.operands[0].sizes) == 0;
+    Axes input, output;
+    for (int64_t dim = 0; dim < n_dims; ++dim) {
+      input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
+      signature.factors.back().reduce = reduce;
+      const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
+      // Of nothing there are extremes along a dim that has elements: no rank may have none of it.
+      signature.factors.back().is_whole = is_empty && is_reduced && call.operands[0].sizes[dim] > 0;
+      if (!is_reduced) output.push_back(input.back());
+      if (is_reduced && keeps) output.push_back({});
+    }
+    signature.inputs.push_back(input);
+    for (size_t i = 0; i < call.outputs.size(); ++i) signature.outputs.push_back(output);
+  };
+  return Rule(fmt::format("reduction {}", to_string(reduce)), describe).sampled();
+}
+
+RuleTable& RuleTable::global() {
+  static auto* table = new RuleTable;  // never destroyed: kernels may run at exit
+  return *table;
+}
+
+void RuleTable::add(std::string_view op, Rule rule) {
+  const bool is_new = rules_.emplace(op, std::move(rule)).second;
+  TORCH_CHECK_VALUE(is_new, fmt::format("[rule] {} has a rule already. State each operator once.", op));
+}
+
+void RuleTable::add(std::initializer_list<std::string_view> ops, const Rule& rule) {
+  for (std::string_view op : ops) add(op, rule);
+}
+
+const Rule* RuleTable::find(const std::string& op) const {
+  auto found = rules_.find(op);
+  return found == rules_.end() ? nullptr : &found->second;
+}
+
+}  // namespace shardwise

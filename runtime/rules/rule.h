@@ -1,0 +1,151 @@
+// runtime/rules/rule.h: how an operator maps layouts to layouts, as one value per operator.
+//
+//   t.add("aten::mm", "mk,kn->mn");               // k sharded: the result is Partial(sum)
+//   t.add("aten::add.Tensor", pointwise().linear());
+//   t.add("aten::_softmax", pointwise().whole("dim"));
+//
+// A factor (a letter) is an index range that operands and outputs share. A rule is stated for one mesh dimension: that
+// dimension cuts one factor, or replicates, or passes a Partial on. propagate.h lifts it to N.
+#pragma once
+
+#include "runtime/rules/op_call.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace shardwise {
+
+/// What one tensor dim is made of: `scale` consecutive elements per index of a factor. Factor -1: nothing to cut
+/// (a broadcast dim of extent 1).
+struct Axis {
+  int factor = -1;
+  int64_t scale = 1;
+};
+using Axes = c10::SmallVector<Axis, 5>;
+
+struct Factor {
+  int64_t size = 0;
+  bool is_whole = false;                        // may not be cut
+  std::optional<Reduce> reduce = Reduce::kSum;  // how an output without it combines
+};
+
+/// Which Partial operands an operator passes on as they are.
+enum class Linearity : uint8_t {
+  kNone,
+  kAll,    // f(a+b, c+d) = f(a, c) + f(b, d): all operands partial together (add, cat, copy_)
+  kEach,   // one operand partial, the others replicated (mul, mm)
+  kFirst,  // only operand 0 partial, the others replicated (div, relu's backward)
+  kPass,   // any reduction passes (views, clone)
+};
+
+/// The factors of one call.
+struct Signature {
+  c10::SmallVector<Factor, 6> factors;
+  c10::SmallVector<Axes, 4> inputs;   // one per operand
+  c10::SmallVector<Axes, 2> outputs;  // one per (flattened) output
+  Linearity linearity = Linearity::kNone;
+  c10::SmallVector<int, 1> additive;  // operands added once to the result: Partial where a factor is summed (a bias)
+  bool is_pointwise = false;          // may run box by box
+
+  int add_factor(int64_t size) {
+    factors.push_back({size});
+    return static_cast<int>(factors.size()) - 1;
+  }
+};
+
+/// This rank's part of a call: the box of each operand and output. A plain 0-dim operand has an empty Box.
+struct LocalCall {
+  const OpCall& call;
+  c10::ArrayRef<Box> inputs;
+  c10::ArrayRef<Box> outputs;
+};
+
+struct Propagation;
+
+class Rule {
+ public:
+  using Describe = std::function<void(const OpCall&, Signature&)>;
+  /// Replaces scalars that speak of global sizes or positions by local ones.
+  using Localize = std::function<void(const LocalCall&, std::vector<c10::IValue>& args)>;
+  /// Answers for a call's layouts by itself; nothing: replicate.
+  using Place = std::function<std::optional<Propagation>(const OpCall&)>;
+
+  Rule(std::string text, Describe describe) : text_(std::move(text)), describe_(std::move(describe)) {}
+  /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
+  Rule(const char* notation);  // NOLINT: a rule is written as its text
+  /// For what no factors express: a slice's cuts.
+  static Rule placed(std::string text, Place place);
+  /// Its result needs every value on every rank: its inputs are gathered, and nobody is warned.
+  static Rule gathered();
+
+  Rule linear(Linearity linearity = Linearity::kAll) const;
+  Rule multilinear() const { return linear(Linearity::kEach); }
+  Rule linear_in_first() const { return linear(Linearity::kFirst); }
+  /// The dims named by integer (or integer list) argument `arg` are gathered first.
+  Rule whole(const char* arg) const;
+  /// Argument `arg` is the (single) output's global size.
+  Rule sizes_in(const char* arg) const;
+  Rule localized(Localize localize) const;
+  /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a moved view.
+  /// Throws: c10::ValueError for an operator that torch does not know.
+  Rule computed_by(const char* op) const;
+  /// Every tensor list element by itself: element i of each list follows element i of the first. `scratch`: an argument that the
+  /// schema calls written although its values are only read (a fused optimizer's gradients); it may be moved.
+  Rule per_element(const char* scratch = "") const;
+  /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
+  Rule shape_only() const;
+  /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
+  Rule sampled() const;
+
+  Signature signature(const OpCall& call) const;
+  const Localize& localize() const { return localize_; }
+  const Place& place() const { return place_; }
+  const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
+  bool is_per_element() const { return per_element_; }
+  bool is_shape_only() const { return shape_only_; }
+  bool is_sampled() const { return sampled_; }
+  bool is_gathered() const { return gathered_; }
+  const std::string& scratch() const { return scratch_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  Describe describe_;
+  Localize localize_;
+  Place place_;
+  std::optional<c10::OperatorHandle> kernel_;
+  bool per_element_ = false;
+  bool shape_only_ = false;
+  bool sampled_ = false;
+  bool gathered_ = false;
+  std::string scratch_;
+};
+
+/// "mk,kn->mn {k: sum}"; named rules print their name and modifiers, "pointwise linear".
+inline const std::string& to_string(const Rule& rule) { return rule.text(); }
+
+/// Elementwise with torch's broadcasting, over the output's dims.
+Rule pointwise();
+/// The dims in argument "dim" (all where it is absent or none) are reduced; "keepdim" is honoured where there is one.
+Rule reduction(Reduce reduce);
+
+/// Rules by operator name; filled once by ops/register.cpp while the library loads, read-only then.
+class RuleTable {
+ public:
+  static RuleTable& global();
+
+  /// Throws: c10::ValueError for an operator that torch does not know or that has a rule already.
+  void add(std::string_view op, Rule rule);
+  void add(std::initializer_list<std::string_view> ops, const Rule& rule);
+  /// Null where there is none.
+  const Rule* find(const std::string& op) const;
+
+ private:
+  std::unordered_map<std::string, Rule> rules_;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,152 @@
+#include "runtime/tensor/device_mesh.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+
+namespace shardwise {
+namespace {
+
+using Line = std::vector<int64_t>;
+
+/// The grids that keep `kept` dims of `grid`, one per combination of the other coordinates, in row-major order.
+std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) {
+  Dims strides(grid.shape.size(), 1);
+  for (auto i = static_cast<int64_t>(grid.shape.size()) - 2; i >= 0; --i)
+    strides[i] = strides[i + 1] * grid.shape[i + 1];
+
+  auto offsets_of = [&](c10::ArrayRef<int64_t> dims) {
+    std::vector<int64_t> offsets{0};
+    for (int64_t dim : dims) {
+      std::vector<int64_t> next;
+      for (int64_t offset : offsets)
+        for (int64_t i = 0; i < grid.shape[dim]; ++i) next.push_back(offset + i * strides[dim]);
+      offsets = std::move(next);
+    }
+    return offsets;
+  };
+
+  std::vector<int64_t> fixed;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
+    if (!std::ranges::count(kept, dim)) fixed.push_back(dim);
+
+  std::vector<RankGrid> result;
+  for (int64_t base : offsets_of(fixed)) {
+    RankGrid slice;
+    for (int64_t dim : kept) slice.shape.push_back(grid.shape[dim]);
+    for (int64_t offset : offsets_of(kept)) slice.ranks.push_back(grid.ranks[base + offset]);
+    result.push_back(std::move(slice));
+  }
+  return result;
+}
+
+/// Makes every group that `grid` needs, on every rank in one order; returns this rank's.
+std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
+  std::vector<GroupPtr> mine(grid.shape.size());
+  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
+    for (const RankGrid& line : slices(grid, dim))
+      if (auto group = world.group(line.ranks)) mine[dim] = group;
+  return mine;
+}
+
+using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>>;
+
+std::mutex registry_mutex;
+std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
+  static auto* meshes = new std::map<Key, std::weak_ptr<const DeviceMesh>>;  // never destroyed: meshes may outlive main
+  return *meshes;
+}
+
+void check_names(const RankGrid& grid, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  TORCH_CHECK_VALUE(
+      names.size() == grid.shape.size(),
+      fmt::format("[device_mesh] mesh_dim_names [{}] has {} names for a mesh of {} dims. Give one per dim.",
+                  fmt::join(names, ", "), names.size(), grid.shape.size()));
+  for (size_t i = 0; i < names.size(); ++i)
+    TORCH_CHECK_VALUE(std::count(names.begin(), names.end(), names[i]) == 1,
+                      fmt::format("[device_mesh] mesh_dim_names [{}] has \"{}\" twice. Names must differ.",
+                                  fmt::join(names, ", "), names[i]));
+}
+
+}  // namespace
+
+MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_type, RankGrid grid,
+                           std::vector<std::string> names) {
+  check(grid);
+  check_names(grid, names);
+  for (int64_t rank : grid.ranks)
+    TORCH_CHECK_VALUE(rank < world->size(),
+                      fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
+                                  world->size(), world->size()));
+
+  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names};
+  {
+    std::lock_guard lock(registry_mutex);
+    if (auto found = registry().find(key); found != registry().end())
+      if (auto mesh = found->second.lock()) return mesh;
+  }
+  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh);
+  mesh->coord_ = grid.coord_of(world->rank());
+  mesh->lines_ = make_lines(*world, grid);
+  mesh->everyone_ = world->group(grid.ranks);
+  mesh->grid_ = std::make_shared<const RankGrid>(std::move(grid));
+  mesh->world_ = std::move(world);
+  mesh->device_type_ = device_type;
+  mesh->names_ = std::move(names);
+
+  std::lock_guard lock(registry_mutex);
+  std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
+  registry()[key] = mesh;
+  return mesh;
+}
+
+c10::Device DeviceMesh::device() const {
+  if (device_type_ == c10::DeviceType::CPU) return {device_type_};
+  return c10::impl::VirtualGuardImpl(device_type_).getDevice();
+}
+
+int64_t DeviceMesh::dim_of(const std::string& name) const {
+  auto found = std::find(names_.begin(), names_.end(), name);
+  TORCH_CHECK_VALUE(found != names_.end(),
+                    fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", name, to_string(*this)));
+  return found - names_.begin();
+}
+
+MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
+  std::vector<int64_t> kept;
+  for (const std::string& name : names) {
+    kept.push_back(dim_of(name));
+    TORCH_CHECK_VALUE(std::ranges::count(kept, kept.back()) == 1,
+                      fmt::format("[device_mesh] dim \"{}\" is named twice in a submesh of {}. Name each dim once.",
+                                  name, to_string(*this)));
+  }
+
+  RankGrid mine;
+  for (RankGrid& slice : slices(*grid_, kept)) {
+    make_lines(*world_, slice);
+    world_->group(slice.ranks);
+    if (mine.ranks.empty() || std::ranges::count(slice.ranks, rank())) mine = std::move(slice);
+  }
+  return create(world_, device_type_, std::move(mine), names);
+}
+
+std::string to_string(const DeviceMesh& mesh) {
+  std::vector<std::string> dims;
+  for (int64_t i = 0; i < mesh.ndim(); ++i)
+    dims.push_back(mesh.names().empty() ? std::to_string(mesh.size(i))
+                                        : fmt::format("{}={}", mesh.names()[i], mesh.size(i)));
+  const auto& ranks = mesh.grid().ranks;
+  std::vector<int64_t> usual(ranks.size());
+  std::iota(usual.begin(), usual.end(), 0);
+  if (ranks == usual) return fmt::format("({})", fmt::join(dims, ", "));
+  return fmt::format("({}: ranks [{}])", fmt::join(dims, ", "), fmt::join(ranks, ", "));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,151 @@
+#include "runtime/tensor/dtensor_impl.h"
+
+#include "runtime/dispatch/copied_view.h"
+#include "runtime/tensor/sparse.h"
+
+#include <atomic>
+#include <exception>
+#include <map>
+#include <mutex>
+
+namespace shardwise {
+namespace {
+
+std::atomic<WrapHook> wrap_hook{nullptr};
+
+/// What is left of a move that failed: every use says why.
+class FailedMove final : public PendingMove {
+ public:
+  explicit FailedMove(std::exception_ptr reason) : reason_(std::move(reason)) {}
+  Shards finish() override { std::rethrow_exception(reason_); }
+
+ private:
+  std::exception_ptr reason_;
+};
+
+/// A lock per tensor that some thread waits for; threads that use one pending tensor together take turns.
+std::shared_ptr<std::mutex> lock_of(const DTensorImpl* tensor) {
+  static std::mutex mutex;
+  static auto* locks = new std::map<const DTensorImpl*, std::weak_ptr<std::mutex>>;
+  const std::lock_guard guard(mutex);
+  std::erase_if(*locks, [](const auto& entry) { return entry.second.expired(); });
+  auto lock = (*locks)[tensor].lock();
+  if (!lock) (*locks)[tensor] = lock = std::make_shared<std::mutex>();
+  return lock;
+}
+
+void announce(const at::Tensor& tensor) {
+  if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
+}
+
+/// The storage of a tensor that has no pieces.
+const c10::Storage& no_storage() {
+  static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+  return *storage;
+}
+
+/// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2. A sparse tensor has its key
+/// besides: operators come to that first.
+c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
+  const auto backend = device.is_cuda() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
+  const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
+  return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
+}
+
+}  // namespace
+
+DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
+    : TensorImpl(keys_of(device, is_sparse), c10::scalarTypeToTypeMeta(spec->dtype()), device),
+      spec_(std::move(spec)),
+      shards_(std::move(shards)) {
+  sizes_and_strides_.set_sizes(spec_->sizes());
+  sizes_and_strides_.set_strides(spec_->strides());
+  refresh_numel();
+  refresh_contiguous();
+}
+
+void DTensorImpl::settle() const {
+  if (moved_view_ && moved_view_->is_stale()) moved_view_->refresh(spec_, shards_);
+  if (!pending_) return;
+  const auto lock = lock_of(this);
+  const std::lock_guard guard(*lock);
+  if (!pending_) return;  // another thread was here
+  try {
+    shards_ = pending_->finish();
+  } catch (...) {
+    pending_ = std::make_unique<FailedMove>(std::current_exception());
+    throw;
+  }
+  std::atomic_thread_fence(std::memory_order_release);
+  pending_.reset();
+}
+
+const c10::Storage& DTensorImpl::storage() const {
+  return is_sparse() || shards().empty() ? no_storage() : shards_[0].storage();
+}
+
+template <typename Version>
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_, is_sparse());
+  copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
+  result->moved_view_ = moved_view_;
+  result->entries_ = entries_;
+  result->local_kind_ = local_kind_;
+  announce(at::Tensor(result));
+  return result;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                         bool allow_change) const {
+  return copy(version, allow_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                         bool allow_change) const {
+  return copy(std::move(version), allow_change);
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  TensorImpl::shallow_copy_from(impl);
+  const auto* other = static_cast<DTensorImpl*>(impl.get());
+  spec_ = other->spec_;
+  shards_ = other->shards();
+  pending_.reset();
+  moved_view_ = other->moved_view_;
+  entries_ = other->entries_;
+  local_kind_ = other->local_kind_;
+}
+
+void DTensorImpl::release_resources() {
+  TensorImpl::release_resources();
+  pending_.reset();
+  moved_view_.reset();
+  shards_.clear();
+}
+
+namespace {
+
+at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entries) {
+  const c10::Device device = shards.empty() ? spec->mesh()->device() : shards[0].device();
+  const bool is_sparse = entries != nullptr;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      shards.empty() || shards[0].is_sparse() == is_sparse,
+      "[DTensor] an operator gave sparse pieces of what it takes for a dense tensor, or dense ones of "
+      "a sparse tensor. Use to_dense() first.");
+  auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);
+  if (is_sparse) maybe_dtensor(tensor)->set_entries(std::move(entries));
+  announce(tensor);
+  return tensor;
+}
+
+}  // namespace
+
+at::Tensor wrap(SpecPtr spec, Shards shards) { return make(std::move(spec), std::move(shards), nullptr); }
+
+at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries) {
+  return make(std::move(spec), std::move(shards), std::make_shared<SparseEntries>(std::move(entries)));
+}
+
+void set_wrap_hook(WrapHook hook) { wrap_hook = hook; }
+
+}  // namespace shardwise

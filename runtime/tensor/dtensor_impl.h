@@ -1,0 +1,90 @@
+// runtime/tensor/dtensor_impl.h: the TensorImpl of a distributed tensor: global shape outside, this rank's pieces inside.
+#pragma once
+
+#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+namespace shardwise {
+
+/// The dispatch key of distributed tensors, and the one that autograd gives them.
+inline constexpr c10::DispatchKey kTensorKey = c10::DispatchKey::PrivateUse2;
+inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPrivateUse2;
+
+/// What this rank's part was given as, and so what taking it out gives: a tensor, or pieces with their offsets (here: some
+/// or none; a rank without pieces may still hold an empty shard).
+enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
+
+class MovedView;
+struct SparseEntries;
+
+/// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  /// `is_sparse`: the pieces are sparse COO tensors (runtime/tensor/sparse.h), and so is this: layout() says it.
+  DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
+
+  const SpecPtr& spec() const { return spec_; }
+  /// Waits where they are still on their way; fetches a moved view again whose source was written to.
+  const Shards& shards() const {
+    if (pending_ || moved_view_) [[unlikely]]
+      settle();
+    return shards_;
+  }
+  /// The pieces are what `pending` gives at first use.
+  void set_pending(std::unique_ptr<PendingMove> pending) { pending_ = std::move(pending); }
+  bool is_pending() const { return pending_ != nullptr; }
+
+  /// Of a view whose values had to be moved, how they come and go; null for all others.
+  const std::shared_ptr<MovedView>& moved_view() const { return moved_view_; }
+  void set_moved_view(std::shared_ptr<MovedView> view) { moved_view_ = std::move(view); }
+
+  /// Of a sparse tensor what is known of its entries, of its indices whose they are; null for all others.
+  const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
+  void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
+
+  LocalKind local_kind() const { return local_kind_; }
+  /// Set by keep_local_kind(), which hands it on to the gradient too.
+  void set_local_kind(LocalKind kind) { local_kind_ = kind; }
+
+  const c10::Storage& storage() const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+  void release_resources() override;
+
+ private:
+  template <typename Version>
+  c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
+
+  void settle() const;
+
+  SpecPtr spec_;
+  mutable Shards shards_;
+  mutable std::unique_ptr<PendingMove> pending_;
+  std::shared_ptr<MovedView> moved_view_;
+  std::shared_ptr<SparseEntries> entries_;
+  LocalKind local_kind_ = LocalKind::kTensor;
+};
+
+/// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.
+inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kTensorKey)
+             ? static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())
+             : nullptr;
+}
+inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tensor) != nullptr; }
+
+/// A distributed tensor of `spec` over these pieces (aliased, not copied).
+/// Pre: `shards` agree with `spec->boxes()` in number and sizes. Calls the wrap hook.
+at::Tensor wrap(SpecPtr spec, Shards shards);
+
+/// Called with every new distributed tensor and no lock held: the Python bindings attach their class with it.
+using WrapHook = void (*)(const at::Tensor&);
+void set_wrap_hook(WrapHook hook);
+
+}  // namespace shardwise

@@ -1,0 +1,149 @@
+#include "runtime/tensor/sparse.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+namespace {
+
+bool cuts_entries(const Placement& placement, int64_t sparse_dim) {
+  return placement.is_partial() || placement.is_enumerable() || (placement.is_shard() && placement.dim() < sparse_dim);
+}
+
+/// Each rank's counts of its boxes, flattened: own ones go to every rank.
+EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
+  const Group& group = *spec.mesh()->group();
+  std::vector<int64_t> n_boxes, n_own(group.size(), static_cast<int64_t>(own.size()));
+  int64_t n_all = 0;
+  for (const int64_t rank : group.ranks) {
+    n_boxes.push_back(static_cast<int64_t>(spec.layout().boxes(rank).size()));
+    n_all += n_boxes.back();
+  }
+  const auto options = at::TensorOptions().dtype(at::kLong).device(group.size() > 1 ? at::Device(numbers_device(group))
+                                                                                    : at::Device(at::kCPU));
+  const at::Tensor sent = at::tensor(own, at::kLong).to(options.device()).repeat({group.size()});
+  const at::Tensor received = at::empty({n_all}, options);
+  all_to_all(group, received, sent, n_boxes, n_own);
+  const at::Tensor on_cpu = received.cpu();
+  const auto* next = on_cpu.const_data_ptr<int64_t>();
+  EntryCounts by_index(group.size()), counts;
+  for (size_t i = 0; i < by_index.size(); ++i, next += n_boxes[i - 1]) by_index[i].assign(next, next + n_boxes[i]);
+  for (const int64_t rank : spec.layout().grid().ranks) counts.push_back(by_index[group.index_of(rank)]);
+  return counts;
+}
+
+/// The pieces' entries one after another, by rank and box.
+EntrySpecs specs_by_piece(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
+  Dims values{0};
+  for (int64_t dim = sparse_dim; dim < spec.dim(); ++dim) values.push_back(spec.sizes()[dim]);
+  Dims indices{sparse_dim, 0};
+  std::vector<ShardMetadata> of_indices, of_values;
+  const auto& ranks = spec.layout().grid().ranks;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    for (const int64_t n : counts[i]) {
+      ShardMetadata part{Dims(values.size(), 0), values, ranks[i]};
+      part.offsets[0] = values[0];
+      part.sizes[0] = n;
+      of_values.push_back(std::move(part));
+      of_indices.push_back({{0, indices[1]}, {sparse_dim, n}, ranks[i]});
+      values[0] += n;
+      indices[1] += n;
+    }
+  return {Spec::intern(spec.mesh(), indices, {Placement::enumerable(std::move(of_indices))}, row_major_strides(indices),
+                       at::kLong),
+          Spec::intern(spec.mesh(), values, {Placement::enumerable(std::move(of_values))}, row_major_strides(values),
+                       spec.dtype())};
+}
+
+class CutEntries {
+ public:
+  CutEntries(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts)
+      : spec_(spec), grid_(spec.layout().grid()), sparse_dim_(sparse_dim) {
+    int64_t n_parts = 1;
+    for (size_t m = 0; m < grid_.shape.size(); ++m)
+      if (cuts_entries(spec.placements()[m], sparse_dim)) n_parts *= grid_.shape[m];
+    parts_.assign(n_parts, -1);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      int64_t& part = parts_[part_of(*grid_.coord_of(grid_.ranks[i]))];
+      TORCH_CHECK_VALUE(part < 0 || part == counts[i][0],
+                        fmt::format("[sparse] rank {} holds {} entries where others have {} of the same ones of {}. "
+                                    "Give ranks that share entries the same indices.",
+                                    grid_.ranks[i], counts[i][0], part, to_string(spec)));
+      part = counts[i][0];
+    }
+  }
+
+  EntrySpecs specs() const {
+    Dims values{0};
+    for (const int64_t part : parts_) values[0] += part;
+    const Dims indices{sparse_dim_, values[0]};
+    for (int64_t dim = sparse_dim_; dim < spec_.dim(); ++dim) values.push_back(spec_.sizes()[dim]);
+    std::vector<Placement> of_indices, of_values;
+    size_t n_inner = parts_.size();
+    for (size_t m = 0; m < grid_.shape.size(); ++m) {
+      const Placement& placement = spec_.placements()[m];
+      if (cuts_entries(placement, sparse_dim_)) {
+        n_inner /= grid_.shape[m];
+        const Dims sizes = summed(n_inner);
+        of_indices.push_back(Placement::shard(1, sizes));
+        of_values.push_back(Placement::shard(0, sizes));
+      } else {
+        of_indices.emplace_back();
+        of_values.push_back(placement.is_shard() ? placement.with_dim(placement.dim() - sparse_dim_ + 1) : placement);
+      }
+    }
+    return {Spec::intern(spec_.mesh(), indices, std::move(of_indices), row_major_strides(indices), at::kLong),
+            Spec::intern(spec_.mesh(), values, std::move(of_values), row_major_strides(values), spec_.dtype())};
+  }
+
+ private:
+  /// Which part of the entries the rank at `coord` holds, outer mesh dims first.
+  size_t part_of(c10::IntArrayRef coord) const {
+    size_t part = 0;
+    for (size_t m = 0; m < coord.size(); ++m)
+      if (cuts_entries(spec_.placements()[m], sparse_dim_)) part = part * grid_.shape[m] + coord[m];
+    return part;
+  }
+
+  /// The extents of cuts into `n_inner` parts each.
+  Dims summed(size_t n_inner) const {
+    Dims sizes(parts_.size() / n_inner, 0);
+    for (size_t i = 0; i < parts_.size(); ++i) sizes[i / n_inner] += parts_[i];
+    return sizes;
+  }
+
+  const Spec& spec_;
+  const RankGrid& grid_;
+  int64_t sparse_dim_;
+  std::vector<int64_t> parts_;
+};
+
+}  // namespace
+
+std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
+  SparseEntries& entries = *sparse.entries();
+  if (entries.counts) return entries.counts;
+  const Spec& spec = *sparse.spec();
+  std::vector<int64_t> own;
+  for (const at::Tensor& piece : sparse.shards()) own.push_back(piece._nnz());
+  bool is_cut = false;
+  for (const Placement& placement : spec.placements()) is_cut |= cuts_entries(placement, entries.sparse_dim);
+  EntryCounts counts;
+  if (is_cut && spec.is_member())
+    counts = exchanged(spec, own);
+  else
+    for (const int64_t rank : spec.layout().grid().ranks)
+      counts.push_back(spec.is_member() ? own : std::vector<int64_t>(spec.layout().boxes(rank).size(), 0));
+  return entries.counts = std::make_shared<const EntryCounts>(std::move(counts));
+}
+
+EntrySpecs entry_specs(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
+  return spec.layout().is_enumerable() ? specs_by_piece(spec, sparse_dim, counts)
+                                       : CutEntries(spec, sparse_dim, counts).specs();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,116 @@
+#include "runtime/tensor/spec.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+#include <unordered_map>
+
+namespace shardwise {
+
+/// All living specs by hash. It holds weak pointers: a Spec takes itself out when it dies.
+class SpecTable {
+ public:
+  static SpecTable& global() {
+    static auto* table = new SpecTable;  // never destroyed: specs may outlive main
+    return *table;
+  }
+
+  SpecPtr intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype) {
+    size_t hash = c10::hash_combine(layout.hash(), c10::get_hash(mesh.get(), dtype));
+    for (int64_t stride : strides) hash = c10::hash_combine(hash, static_cast<size_t>(stride));
+
+    std::lock_guard lock(mutex_);
+    auto [begin, end] = specs_.equal_range(hash);
+    for (auto it = begin; it != end; ++it)
+      if (auto found = it->second.weak.lock(); found && found->same(mesh.get(), layout, strides, dtype)) return found;
+    auto spec =
+        c10::intrusive_ptr<Spec>::unsafe_steal_from_new(new Spec(std::move(mesh), std::move(layout), strides, dtype));
+    spec->hash_ = hash;
+    specs_.emplace(hash, Entry{spec.get(), c10::weak_intrusive_ptr<Spec>(spec)});
+    return spec;
+  }
+
+  void erase(const Spec* spec, size_t hash) {
+    std::optional<Entry> dying;  // destroyed after the lock
+    std::lock_guard lock(mutex_);
+    auto [begin, end] = specs_.equal_range(hash);
+    for (auto it = begin; it != end; ++it)
+      if (it->second.raw == spec) {
+        dying = std::move(it->second);
+        specs_.erase(it);
+        return;
+      }
+  }
+
+ private:
+  struct Entry {
+    const Spec* raw;
+    c10::weak_intrusive_ptr<Spec> weak;
+  };
+  std::mutex mutex_;
+  std::unordered_multimap<size_t, Entry> specs_;
+};
+
+Spec::Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype)
+    : mesh_(std::move(mesh)), layout_(std::move(layout)), strides_(strides), dtype_(dtype) {
+  numel_ = std::accumulate(sizes().begin(), sizes().end(), int64_t{1}, std::multiplies<>());
+  boxes_ = layout_.boxes(mesh_->rank());
+}
+
+void Spec::release_resources() { SpecTable::global().erase(this, hash_); }
+
+bool Spec::same(const DeviceMesh* mesh, const Layout& layout, c10::IntArrayRef strides, c10::ScalarType dtype) const {
+  return mesh_.get() == mesh && dtype_ == dtype && strides == strides_ && layout_ == layout;
+}
+
+SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
+                    fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
+                                strides.size(), layout.sizes().size()));
+  return SpecTable::global().intern(std::move(mesh), std::move(layout), strides, dtype);
+}
+
+SpecPtr Spec::intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements, c10::IntArrayRef strides,
+                     c10::ScalarType dtype) {
+  Layout layout(sizes, mesh->grid_ptr(), std::move(placements));
+  return intern(std::move(mesh), std::move(layout), strides, dtype);
+}
+
+int64_t Spec::element_bytes() const { return static_cast<int64_t>(c10::elementSize(dtype_)); }
+
+SpecPtr Spec::with_placements(std::vector<Placement> placements) const {
+  return intern(mesh_, sizes(), std::move(placements), strides_, dtype_);
+}
+
+SpecPtr Spec::replicated() const { return with_placements(std::vector<Placement>(placements().size())); }
+
+Dims row_major_strides(c10::IntArrayRef sizes) {
+  Dims strides(sizes.size(), 1);
+  for (auto i = static_cast<int64_t>(sizes.size()) - 2; i >= 0; --i)
+    strides[i] = strides[i + 1] * std::max<int64_t>(sizes[i + 1], 1);
+  return strides;
+}
+
+Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+  Dims order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like[a] > like[b]; });
+  Dims strides(sizes.size(), 1);
+  int64_t next = 1;
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    strides[*it] = next;
+    next *= std::max<int64_t>(sizes[*it], 1);
+  }
+  return strides;
+}
+
+std::string to_string(const Spec& spec) {
+  return fmt::format("{} [{}] as {} on {}", c10::toString(spec.dtype()), fmt::join(spec.sizes(), ", "),
+                     to_string(spec.placements()), to_string(*spec.mesh()));
+}
+
+}  // namespace shardwise

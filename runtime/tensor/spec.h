@@ -1,0 +1,71 @@
+// runtime/tensor/spec.h: everything a rank knows about a distributed tensor but its values; interned.
+#pragma once
+
+#include "runtime/tensor/device_mesh.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+namespace shardwise {
+
+class Spec;
+using SpecPtr = c10::intrusive_ptr<Spec>;
+
+/// Layout, mesh, global strides (elements) and dtype. Immutable and interned: equal specs are one object, so caches
+/// compare and hash pointers. Freed with its last user.
+class Spec final : public torch::CustomClassHolder {
+ public:
+  /// The one Spec of these values. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError where
+  /// `strides` has not one entry per dim.
+  static SpecPtr intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype);
+  static SpecPtr intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements,
+                        c10::IntArrayRef strides, c10::ScalarType dtype);
+
+  const MeshPtr& mesh() const { return mesh_; }
+  const Layout& layout() const { return layout_; }
+  c10::ArrayRef<Placement> placements() const { return layout_.placements(); }
+  c10::IntArrayRef sizes() const { return layout_.sizes(); }
+  c10::IntArrayRef strides() const { return strides_; }
+  int64_t dim() const { return layout_.dim(); }
+  int64_t numel() const { return numel_; }
+  c10::ScalarType dtype() const { return dtype_; }
+  int64_t element_bytes() const;
+
+  /// This rank's boxes: one, several, or none on a non-member.
+  c10::ArrayRef<Box> boxes() const { return boxes_; }
+  bool is_member() const { return mesh_->is_member(); }
+
+  /// The same tensor otherwise placed. Throws: as Layout.
+  SpecPtr with_placements(std::vector<Placement> placements) const;
+  /// Replicated on every mesh dim.
+  SpecPtr replicated() const;
+
+  void release_resources() override;  // called by the last owner
+
+ private:
+  friend class SpecTable;
+  Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype);
+  bool same(const DeviceMesh* mesh, const Layout& layout, c10::IntArrayRef strides, c10::ScalarType dtype) const;
+
+  MeshPtr mesh_;
+  Layout layout_;
+  Dims strides_;
+  c10::ScalarType dtype_;
+  int64_t numel_;
+  size_t hash_ = 0;
+  std::vector<Box> boxes_;
+};
+
+/// Row-major strides (elements) of `sizes`.
+Dims row_major_strides(c10::IntArrayRef sizes);
+
+/// Dense strides of `sizes` whose dims are ordered in memory as `like` orders them: how a piece of a tensor with strides
+/// `like` is laid out. Pre: same length.
+Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
+
+/// "float32 [11, 5] as [Shard(0)] on (3)".
+std::string to_string(const Spec& spec);
+
+}  // namespace shardwise

@@ -1,0 +1,73 @@
+#include "runtime/threads/mailbox.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace shardwise {
+namespace {
+
+std::string describe(const at::Tensor& tensor) {
+  return fmt::format("{} {}", tensor.numel(), at::toString(tensor.scalar_type()));
+}
+
+/// The first of `box`'s letters, taken out, or null.
+Mail::LetterPtr take_first(std::map<Mail::Box, std::deque<Mail::LetterPtr>>& letters, const Mail::Box& box) {
+  const auto found = letters.find(box);
+  if (found == letters.end()) return nullptr;
+  auto letter = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) letters.erase(found);
+  return letter;
+}
+
+}  // namespace
+
+void Mail::check_present(const std::string& waiting, int64_t rank) const {
+  std::string obstacle = roster_->failure_;
+  if (obstacle.empty() && roster_->is_finished_[rank])
+    obstacle = fmt::format("rank {} has finished and cannot take part. Both ends must name the message.", rank);
+  TORCH_CHECK_WITH(DistBackendError, obstacle.empty(), fmt::format("{}, but {}", waiting, obstacle));
+}
+
+void Mail::send(const Box& box, const at::Tensor& tensor) {
+  const at::Tensor copy = tensor.clone(at::MemoryFormat::Contiguous);
+  const std::lock_guard lock(roster_->mutex_);
+  check_present(fmt::format("[send] rank {} was about to send", ranks_[box.from]), ranks_[box.to]);
+  LetterPtr letter = take_first(expected_, box);
+  if (!letter) sent_[box].push_back(letter = std::make_shared<Letter>());
+  letter->tensor = copy;
+  roster_->changed_.notify_all();
+}
+
+Mail::LetterPtr Mail::expect(const Box& box) {
+  const std::lock_guard lock(roster_->mutex_);
+  LetterPtr letter = take_first(sent_, box);
+  if (!letter) expected_[box].push_back(letter = std::make_shared<Letter>());
+  return letter;
+}
+
+void Mail::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout) {
+  const int64_t from_rank = ranks_[box.from];
+  const int64_t own_rank = ranks_[box.to];
+  if (timeout.count() == 0) timeout = roster_->timeout_;
+  const std::string waiting = fmt::format("[receive] rank {} was waiting", own_rank);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  {
+    std::unique_lock lock(roster_->mutex_);
+    while (!letter->tensor) {
+      check_present(waiting, from_rank);
+      const bool is_late = roster_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+      TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
+                       fmt::format("{}, but rank {} did not send within {} ms. Both ends must name the message.",
+                                   waiting, from_rank, timeout.count()));
+    }
+  }
+  const at::Tensor& sent = *letter->tensor;
+  TORCH_CHECK_VALUE(sent.numel() == to.numel() && sent.scalar_type() == to.scalar_type(),
+                    fmt::format("[receive] rank {} sends {} to rank {}, which expects {}. Make the two ends agree.",
+                                from_rank, describe(sent), own_rank, describe(to)));
+  to.copy_(sent.view(to.sizes()));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,59 @@
+// runtime/threads/mailbox.h: where ranks that are threads of one process leave messages for each other.
+#pragma once
+
+#include "runtime/threads/rendezvous.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <compare>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// One group's mailboxes. Messages of one box match receives in order, whichever comes first. Thread-safe.
+class Mail {
+ public:
+  struct Letter {
+    std::optional<at::Tensor> tensor;  // none until it is sent
+  };
+  using LetterPtr = std::shared_ptr<Letter>;
+  struct Box {  // indices in the group
+    int64_t from;
+    int64_t to;
+    int tag;
+    auto operator<=>(const Box&) const = default;
+  };
+
+  Mail(std::shared_ptr<Roster> roster, std::vector<int64_t> ranks)
+      : roster_(std::move(roster)), ranks_(std::move(ranks)) {}
+
+  /// Leaves a copy of `tensor`. Never waits.
+  /// Throws: c10::DistBackendError where a rank has failed or the receiver has finished.
+  void send(const Box& box, const at::Tensor& tensor);
+
+  /// The next message of `box`, sent or yet to be. Whoever drops it unread has received it.
+  LetterPtr expect(const Box& box);
+
+  /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the roster's.
+  ///
+  /// Throws: c10::ValueError with both ranks where number or dtype of the elements differ; c10::DistBackendError where a
+  /// rank failed, or the sender has finished or does not send within the time-out.
+  void receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout);
+
+ private:
+  /// Throws "`waiting`, but why" where `rank`, or the whole program, takes part no more. Pre: the roster's mutex is held.
+  void check_present(const std::string& waiting, int64_t rank) const;
+
+  std::shared_ptr<Roster> roster_;
+  std::vector<int64_t> ranks_;
+  std::map<Box, std::deque<LetterPtr>> sent_;      // nobody expects them yet
+  std::map<Box, std::deque<LetterPtr>> expected_;  // nobody has sent them yet
+};
+
+}  // namespace shardwise

@@ -1,0 +1,138 @@
+#include "runtime/threads/thread_world.h"
+
+#include "runtime/threads/thread_backend.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <thread>
+
+namespace shardwise {
+
+namespace {
+
+/// Where the members of one group find each other.
+struct Places {
+  std::shared_ptr<Meeting> meeting;
+  std::shared_ptr<Mail> mail;
+};
+
+}  // namespace
+
+struct ThreadHub::Meetings {
+  std::mutex mutex;
+  std::map<std::vector<int64_t>, Places> by_ranks;
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+
+  Places of(const std::shared_ptr<Roster>& roster, const std::vector<int64_t>& ranks) {
+    const std::lock_guard lock(mutex);
+    Places& places = by_ranks[ranks];
+    if (!places.meeting) places = {std::make_shared<Meeting>(roster, ranks), std::make_shared<Mail>(roster, ranks)};
+    return places;
+  }
+};
+
+namespace {
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size, const Places& places,
+                                                          c10::intrusive_ptr<c10d::Store> store) {
+  using c10d::ProcessGroup;
+  auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
+  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.meeting, places.mail);
+  for (const auto device : {c10::kCPU, c10::kCUDA})
+    group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
+  group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
+  return group;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
+  return ours ? ours->what_without_backtrace() : error.what();
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return text_of(known);
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+template <class E>
+void rethrow_if(const std::exception_ptr& error, const std::string& text) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const E&) {
+    throw E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+  } catch (...) {  // another type's turn
+  }
+}
+
+template <class... Es>
+void rethrow_as(const std::exception_ptr& error, const std::string& text) {
+  (rethrow_if<Es>(error, text), ...);
+  TORCH_CHECK(false, text);
+}
+
+}  // namespace
+
+ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) : meetings_(std::make_shared<Meetings>()) {
+  TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
+  roster_ = std::make_shared<Roster>(n_ranks, timeout);
+  meetings_->store->setTimeout(timeout);
+  worlds_.resize(n_ranks);
+}
+
+std::shared_ptr<World> ThreadHub::world(int64_t rank) {
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < size(),
+      fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
+  const auto make_group = [rank, roster = roster_, meetings = meetings_](const std::vector<int64_t>& ranks) {
+    const auto own = std::find(ranks.begin(), ranks.end(), rank);
+    return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
+                              : make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()),
+                                                   meetings->of(roster, ranks), meetings->store);
+  };
+  std::vector<int64_t> everyone(size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const std::lock_guard lock(mutex_);
+  auto& world = worlds_[rank];
+  if (!world) world = std::make_shared<World>(rank, size(), make_group(everyone), make_group);
+  return world;
+}
+
+bool ThreadHub::abort(int64_t rank, const std::string& reason) { return roster_->abort(rank, reason); }
+void ThreadHub::finish(int64_t rank) { roster_->finish(rank); }
+
+void run_ranks(int64_t n_ranks, const std::function<void(World&)>& body, std::chrono::milliseconds timeout) {
+  ThreadHub hub(n_ranks, timeout);
+  int64_t failed_rank = -1;
+  std::exception_ptr failure;
+  const auto run = [&](int64_t rank) {
+    try {
+      const auto world = hub.world(rank);
+      World::set_thread(world);
+      body(*world);
+      hub.finish(rank);
+    } catch (...) {
+      const auto error = std::current_exception();
+      if (!hub.abort(rank, text_of(error))) return;
+      failed_rank = rank;  // the first to abort only, and read after the join
+      failure = error;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < n_ranks; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  if (!failure) return;
+  rethrow_as<c10::ValueError, c10::IndexError, c10::TypeError, c10::NotImplementedError, c10::OutOfMemoryError,
+             c10::DistBackendError>(failure, fmt::format("rank {}: {}", failed_rank, text_of(failure)));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,88 @@
+#include "runtime/api/dtensor.h"
+#include "tests/support/dense.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace shardwise {
+namespace {
+
+const std::vector<Dims> kFour = {{5, 4}, {3}, {5, 4}, {3}};
+const DenseOptions kForward{.with_partial = false, .with_grad = false};
+
+TEST(ForeachTest, RulesAreStatedPerElement) {
+  for (const char* op :
+       {"aten::_foreach_add.List", "aten::_foreach_mul_.Scalar", "aten::_foreach_addcdiv_.ScalarList",
+        "aten::_foreach_sqrt", "aten::_fused_adam_", "aten::_fused_adamw_.tensor_lr", "aten::_fused_sgd_"})
+    EXPECT_EQ(to_string(rule(op)), "pointwise per element") << op;
+}
+
+TEST(ForeachTest, NewLists) {
+  const auto compute = [](const Tensors& t) {
+    Tensors result = at::_foreach_add({t[0], t[1]}, {t[2], t[3]}, 2);
+    for (const Tensors& more :
+         {at::_foreach_mul({t[0], t[1]}, 3), at::_foreach_div({t[0], t[1]}, at::ArrayRef<at::Scalar>{2, 4}),
+          at::_foreach_sqrt({t[0], t[1]}), at::_foreach_maximum({t[0], t[1]}, {t[2], t[3]})})
+      result.insert(result.end(), more.begin(), more.end());
+    return result;
+  };
+  expect_same_as_dense("foreach", compute, kFour, {.low = 1, .is_exact = false, .with_grad = false});
+}
+
+TEST(ForeachTest, InPlace) {
+  const auto compute = [](const Tensors& t) {
+    const Tensors written{t[0].clone(), t[1].clone()};
+    at::_foreach_add_(written, {t[2], t[3]});
+    at::_foreach_mul_(written, 2);
+    at::_foreach_addcmul_(written, {t[2], t[3]}, {t[0], t[1]}, at::ArrayRef<at::Scalar>{1, 2});
+    at::_foreach_lerp_(written, {t[2], t[3]}, 0.25);
+    return written;
+  };
+  expect_same_as_dense("foreach in place", compute, kFour, kForward);
+}
+
+TEST(ForeachTest, Norms) {
+  const auto compute = [](const Tensors& t) { return Tensors(at::_foreach_norm({t[0], t[1]}, 2)); };
+  expect_same_as_dense("norms", compute, {{5, 4}, {3}}, {.is_exact = false});
+}
+
+/// Parameters {5, 4} and {3}, their gradients, and a plain step count each.
+Tensors adam_step(const Tensors& t, bool amsgrad) {
+  const Tensors parameters{t[0].clone(), t[1].clone()}, grads{t[2].clone(), t[3].clone()};
+  Tensors averages, squares, largest, steps;
+  for (const at::Tensor& parameter : parameters) {
+    averages.push_back(at::zeros_like(parameter));
+    squares.push_back(at::ones_like(parameter));
+    if (amsgrad) largest.push_back(at::zeros_like(parameter));
+    steps.push_back(at::ones({}));
+  }
+  at::_fused_adam_(parameters, grads, averages, squares, largest, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, amsgrad, false);
+  Tensors result = parameters;
+  result.insert(result.end(), squares.begin(), squares.end());
+  return result;
+}
+
+TEST(ForeachTest, FusedAdam) {
+  const DenseOptions options{.is_exact = false, .with_partial = false, .with_grad = false};
+  for (const bool amsgrad : {false, true})
+    expect_same_as_dense("adam", [amsgrad](const Tensors& t) { return adam_step(t, amsgrad); }, kFour, options);
+}
+
+TEST(ForeachTest, FusedSgd) {
+  const auto compute = [](const Tensors& t) {
+    const Tensors parameters{t[0].clone(), t[1].clone()}, grads{t[2].clone(), t[3].clone()};
+    const Tensors momentum{at::zeros_like(parameters[0]), at::zeros_like(parameters[1])};
+    at::_fused_sgd_(parameters, grads, momentum, 0.01, 0.9, 0.1, 0, /*nesterov=*/false, false, /*is_first_step=*/true);
+    return parameters;
+  };
+  expect_same_as_dense("sgd", compute, kFour, {.is_exact = false, .with_partial = false, .with_grad = false});
+}
+
+TEST(ForeachTest, EqualCutsSendNothing) {
+  const auto step = [](const Tensors& t) { return adam_step(t, false); };
+  const Placement cut = Placement::shard(0, {0, 1, 4}), chunks = Placement::shard(0);
+  EXPECT_EQ(bytes_received(step, kFour, {3}, {{cut}, {chunks}, {cut}, {chunks}}), 0);
+}
+
+}  // namespace
+}  // namespace shardwise

@@ -1,0 +1,286 @@
+#include "wrappers/infer_layout.h"
+
+#include "placements/tiling.h"
+#include "runtime/tensor/spec.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+std::string list(const std::optional<Dims>& dims) {
+  return dims ? fmt::format("[{}]", fmt::join(*dims, ", ")) : "nothing";
+}
+
+std::string list(c10::ArrayRef<Box> boxes) {
+  std::vector<std::string> words;
+  for (const Box& box : boxes) words.push_back(to_string(box));
+  return words.empty() ? "no pieces" : fmt::format("{}", fmt::join(words, " "));
+}
+
+bool cuts(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
+
+class Finder {
+ public:
+  Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid,
+         const std::vector<Placement>& placements)
+      : pieces_(pieces), grid_(std::move(grid)), placements_(placements) {
+    TORCH_CHECK_VALUE(
+        placements.size() == grid_->shape.size(),
+        fmt::format("[from_local] {} placements {} for a mesh of {} dims: there is one per mesh dim. Give {}.",
+                    placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size()));
+  }
+
+  FoundCut run(c10::DeviceType device_type) {
+    check_options(device_type);
+    const c10::ScalarType dtype = common_dtype();
+    find_shape();
+    check_inside();
+    check_replicas();
+    check_cover();
+    return {found_layout(), found_strides(), dtype};
+  }
+
+ private:
+  /// Where the rank at `place` finds the first of its replicas.
+  size_t first_replica(size_t place) const {
+    Dims coord = *grid_->coord_of(grid_->ranks[place]);
+    for (size_t m = 0; m < placements_.size(); ++m)
+      if (!cuts(placements_[m])) coord[m] = 0;
+    return std::ranges::find(grid_->ranks, grid_->rank_at(coord)) - grid_->ranks.begin();
+  }
+
+  void check_options(c10::DeviceType device_type) const {
+    const RankPieces& first = pieces_[0];
+    for (const RankPieces& each : pieces_) {
+      TORCH_CHECK_VALUE(
+          each.shape == first.shape && each.stride == first.stride,
+          fmt::format("[from_local] rank {} gives shape= {} and stride= {}, rank {} gives {} and {}. Give the whole "
+                      "tensor's on every rank.",
+                      first.rank, list(first.shape), list(first.stride), each.rank, list(each.shape),
+                      list(each.stride)));
+      TORCH_CHECK_VALUE(
+          each.boxes.empty() || each.device_type == device_type,
+          fmt::format("[from_local] rank {} gives pieces on {}, the mesh is on {}. Move one of them.", each.rank,
+                      c10::DeviceTypeName(each.device_type, true), c10::DeviceTypeName(device_type, true)));
+    }
+  }
+
+  /// A rank without pieces follows the others.
+  c10::ScalarType common_dtype() const {
+    auto leader = std::ranges::find_if(pieces_, [](const RankPieces& each) { return !each.boxes.empty(); });
+    const bool any = leader != pieces_.end();
+    if (!any) leader = pieces_.begin();
+    for (const RankPieces& each : pieces_)
+      TORCH_CHECK_VALUE(
+          each.dtype == leader->dtype || (any && each.boxes.empty()),
+          fmt::format(
+              "[from_local] rank {} gives {} pieces, rank {} {}: one tensor has one dtype. Convert one of them.",
+              leader->rank, c10::toString(leader->dtype), each.rank, c10::toString(each.dtype)));
+    return leader->dtype;
+  }
+
+  void find_shape() {
+    if (pieces_[0].shape)
+      shape_ = *pieces_[0].shape;
+    else
+      extend_over_pieces();
+    for (const RankPieces& each : pieces_)
+      for (const Box& box : each.boxes)
+        TORCH_CHECK_VALUE(
+            box.sizes.size() == shape_.size(),
+            fmt::format(
+                "[from_local] the piece {} of rank {} has {} dims, the tensor of shape [{}] has {}. Give pieces of "
+                "one tensor.",
+                to_string(box), each.rank, box.sizes.size(), fmt::join(shape_, ", "), shape_.size()));
+  }
+
+  void extend_over_pieces() {
+    const auto some = std::ranges::find_if(pieces_, [](const RankPieces& each) { return !each.boxes.empty(); });
+    TORCH_CHECK_VALUE(some != pieces_.end(),
+                      "[from_local] no rank gives a piece, so the tensor has no known shape. Give shape=.");
+    shape_.resize(some->boxes[0].sizes.size(), 0);
+    for (const RankPieces& each : pieces_)
+      for (const Box& box : each.boxes)
+        for (size_t dim = 0; dim < std::min(shape_.size(), box.sizes.size()); ++dim)
+          shape_[dim] = std::max(shape_[dim], box.offsets[dim] + box.sizes[dim]);
+  }
+
+  void check_inside() const {
+    for (const RankPieces& each : pieces_)
+      for (const Box& box : each.boxes)
+        TORCH_CHECK_VALUE(
+            Box::whole(shape_).contains(box),
+            fmt::format(
+                "[from_local] the piece {} of rank {} reaches outside the tensor of shape [{}]. Correct its offsets "
+                "(a piece of whole rows begins at column 0), or shape=.",
+                to_string(box), each.rank, fmt::join(shape_, ", ")));
+  }
+
+  void check_replicas() const {
+    for (size_t place = 0; place < pieces_.size(); ++place) {
+      const RankPieces &each = pieces_[place], &first = pieces_[first_replica(place)];
+      TORCH_CHECK_VALUE(
+          each.boxes == first.boxes,
+          fmt::format(
+              "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Say Shard(dim) where "
+              "ranks hold different pieces.",
+              first.rank, list(first.boxes), each.rank, list(each.boxes), to_string(placements_)));
+    }
+  }
+
+  void check_cover() const {
+    std::vector<Box> boxes;
+    std::vector<int64_t> ranks;
+    for (size_t place = 0; place < pieces_.size(); ++place) {
+      if (first_replica(place) != place) continue;
+      for (const Box& box : pieces_[place].boxes) {
+        boxes.push_back(box);
+        ranks.push_back(pieces_[place].rank);
+      }
+    }
+    if (const auto overlap = find_overlap(boxes)) {
+      const auto [a, b] = *overlap;
+      TORCH_CHECK_VALUE(
+          false,
+          fmt::format(
+              "[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one owner. "
+              "Make the pieces disjoint, or say Replicate() where ranks hold copies.",
+              to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b], to_string(intersect(boxes[a], boxes[b]))));
+    }
+    if (const auto hole = find_hole(Box::whole(shape_), boxes))
+      TORCH_CHECK_VALUE(
+          false,
+          fmt::format("[from_local] the pieces leave a hole: {} of the tensor of shape [{}] belongs to no rank. Add "
+                      "the missing pieces, or correct shape=.",
+                      to_string(*hole), fmt::join(shape_, ", ")));
+  }
+
+  Layout found_layout() const {
+    const bool is_flat = placements_.size() == 1;
+    if (is_flat && placements_[0].is_enumerable()) return named_pieces();
+    if (auto named = with_sizes()) {
+      Layout layout(shape_, grid_, std::move(*named));
+      if (describes(layout)) return layout;
+    }
+    const bool has_sizes = std::ranges::any_of(
+        placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
+    const bool is_copied = std::ranges::none_of(placements_, cuts) && grid_->size() > 1;
+    TORCH_CHECK_VALUE(
+        is_flat && !has_sizes && !is_copied,
+        fmt::format(
+            "[from_local] the pieces are not what {} makes of shape [{}] on {}: {}. Give each rank that one piece, or "
+            "use a 1-D mesh and {}.",
+            to_string(placements_), fmt::join(shape_, ", "), to_string(*grid_), per_rank(),
+            has_sizes ? "Shard(dim) without sizes" : "Shard(dim)"));
+    return {shape_, grid_, {enumerated()}};
+  }
+
+  std::string per_rank() const {
+    std::vector<std::string> words;
+    for (const RankPieces& each : pieces_)
+      words.push_back(fmt::format("rank {} gives {}", each.rank, list(each.boxes)));
+    return fmt::format("{}", fmt::join(words, ", "));
+  }
+
+  Placement enumerated() const {
+    std::vector<ShardMetadata> all;
+    for (const RankPieces& each : pieces_)
+      for (const Box& box : each.boxes) all.push_back({box.offsets, box.sizes, each.rank});
+    return Placement::enumerable(std::move(all));
+  }
+
+  Layout named_pieces() const {
+    TORCH_CHECK_VALUE(enumerated() == placements_[0],
+                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Say Shard(0), and the "
+                                  "pieces are taken as they are.",
+                                  to_string(placements_), per_rank()));
+    return {shape_, grid_, placements_};
+  }
+
+  /// The placements with the extents that the pieces have along each cut; nothing where those do not add up.
+  std::optional<std::vector<Placement>> with_sizes() const {
+    std::vector<Placement> result = placements_;
+    for (size_t m = 0; m < result.size(); ++m) {
+      if (!result[m].is_shard() || !result[m].sizes().empty()) continue;
+      const auto n_dims = static_cast<int64_t>(shape_.size());
+      const int64_t dim = result[m].dim() < 0 ? result[m].dim() + n_dims : result[m].dim();
+      if (dim < 0 || dim >= n_dims) continue;  // Layout says what is wrong
+      const std::vector<int64_t> lengths = lengths_along(m, dim), outer = outer_lengths(result, m, dim);
+      for (size_t piece = 0; piece < outer.size(); ++piece) {
+        const auto row = c10::IntArrayRef(lengths).slice(piece * grid_->shape[m], grid_->shape[m]);
+        if (std::accumulate(row.begin(), row.end(), int64_t{0}) != outer[piece]) return std::nullopt;
+      }
+      result[m] = Placement::shard(dim, lengths);
+    }
+    return result;
+  }
+
+  /// Lengths of the pieces that the mesh dims before `m` leave of `dim`.
+  std::vector<int64_t> outer_lengths(const std::vector<Placement>& found, size_t m, int64_t dim) const {
+    std::vector<Placement> before(found.size());
+    std::copy_n(found.begin(), m, before.begin());
+    std::vector<int64_t> lengths;
+    for (Interval piece : Layout(shape_, grid_, std::move(before)).intervals(dim)) lengths.push_back(piece.length());
+    return lengths;
+  }
+
+  /// The extent along `dim` of what ranks hold, per coordinate of mesh dim `m` and of those before it that cut `dim`.
+  std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
+    const auto cuts_dim = [&](size_t other) {
+      const Placement& placement = placements_[other];
+      return placement.is_shard() &&
+             (placement.dim() == dim || placement.dim() + static_cast<int64_t>(shape_.size()) == dim);
+    };
+    int64_t n_parts = 1;
+    for (size_t other = 0; other <= m; ++other)
+      if (cuts_dim(other)) n_parts *= grid_->shape[other];
+    std::vector<std::optional<Interval>> ranges(n_parts);
+    for (const RankPieces& each : pieces_) {
+      const Dims coord = *grid_->coord_of(each.rank);
+      int64_t part = 0;
+      for (size_t other = 0; other <= m; ++other)
+        if (cuts_dim(other)) part = part * grid_->shape[other] + coord[other];
+      for (const Box& box : each.boxes) {
+        if (box.empty()) continue;
+        const Interval range = box.interval(dim), known = ranges[part].value_or(range);
+        ranges[part] = {std::min(known.begin, range.begin), std::max(known.end, range.end)};
+      }
+    }
+    std::vector<int64_t> lengths;
+    for (const auto& range : ranges) lengths.push_back(range ? range->length() : 0);
+    return lengths;
+  }
+
+  /// A rank without pieces is one whose box is empty.
+  bool describes(const Layout& layout) const {
+    return std::ranges::all_of(pieces_, [&](const RankPieces& each) {
+      const std::vector<Box> boxes = layout.boxes(each.rank);
+      return each.boxes.empty() ? boxes[0].empty() : each.boxes == boxes;
+    });
+  }
+
+  Dims found_strides() const {
+    if (pieces_[0].stride) return *pieces_[0].stride;
+    for (const RankPieces& each : pieces_)
+      if (!each.boxes.empty()) return dense_strides(shape_, each.piece_strides);
+    return row_major_strides(shape_);
+  }
+
+  const std::vector<RankPieces>& pieces_;
+  std::shared_ptr<const RankGrid> grid_;
+  const std::vector<Placement>& placements_;
+  Dims shape_;
+};
+
+}  // namespace
+
+FoundCut find_cut(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
+                  const std::vector<Placement>& placements, c10::DeviceType device_type) {
+  return Finder(pieces, grid, placements).run(device_type);
+}
+
+}  // namespace shardwise
