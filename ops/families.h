@@ -11,7 +11,7 @@ void register_copies(RuleTable& table);
 void register_factories(RuleTable& table);
 void register_foreach(RuleTable& table);
 void register_pointwise(RuleTable& table);
-void register_values(RuleTable& table);
+void register_item(RuleTable& table);
 
 // products/
 void register_attention();
@@ -25,7 +25,7 @@ void register_weight_grad(RuleTable& table);
 // reductions/
 void register_losses(RuleTable& table);
 void register_nll(RuleTable& table);
-void register_pieces(RuleTable& table);
+void register_var_argmax(RuleTable& table);
 void register_reductions(RuleTable& table);
 void register_softmax(RuleTable& table);
 
@@ -38,7 +38,7 @@ void register_layer_norm(RuleTable& table);
 void register_cat(RuleTable& table);
 void register_diagonals(RuleTable& table);
 void register_permutations(RuleTable& table);
-void register_rearranged(RuleTable& table);
+void register_flip_roll_repeat(RuleTable& table);
 void register_slices(RuleTable& table);
 void register_slice_writes();
 void register_view_copies(RuleTable& table);

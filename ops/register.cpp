@@ -18,7 +18,7 @@ void register_operators() {
   register_nll(table);
   register_linalg(table);
   register_transforms(table);
-  register_pieces(table);
+  register_var_argmax(table);
   register_layer_norm(table);
   register_batch_norm();
   register_group_norm(table);
@@ -41,7 +41,7 @@ void register_operators() {
   register_permutations(table);
   register_slices(table);
   register_attention();
-  register_values(table);
+  register_item(table);
   register_selection_grad();
   register_plain_gradients();
   register_random();
@@ -49,7 +49,7 @@ void register_operators() {
   register_dropout(table);
   register_scans();
   register_sorting(table);
-  register_rearranged(table);
+  register_flip_roll_repeat(table);
   register_diagonals(table);
   register_view_copies(table);
   register_gather(table);

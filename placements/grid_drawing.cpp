@@ -41,7 +41,7 @@ int64_t coordinate(const std::vector<Band>& bands, size_t line) {
 
 }  // namespace
 
-Mosaic::Mosaic(std::vector<Cell> cells, const MosaicOptions& options) : cells_(std::move(cells)), options_(options) {
+GridDrawing::GridDrawing(std::vector<Cell> cells, const GridOptions& options) : cells_(std::move(cells)), options_(options) {
   rows_ = leave_out_middle(bands_of(cells_, &Cell::rows), kMaxRowBands);
   line_rows_ =
       lines_around(extents(rows_, 1, usual_lines(rows_.size(), options_.n_dims)), options_.n_dims == 0 ? 0 : 1);
@@ -51,8 +51,8 @@ Mosaic::Mosaic(std::vector<Cell> cells, const MosaicOptions& options) : cells_(s
   assign_owners();
 }
 
-std::string Mosaic::draw(bool color) const {
-  Canvas canvas(line_rows_.back() + 1, line_columns_.back() + n_digits(columns_.back().range.end) + 1);
+std::string GridDrawing::draw(bool color) const {
+  TextCanvas canvas(line_rows_.back() + 1, line_columns_.back() + n_digits(columns_.back().range.end) + 1);
   for (size_t i = 0; i < cells_.size(); ++i) draw_cell(canvas, i);
   draw_left_out(canvas);
   draw_lines(canvas);
@@ -60,7 +60,7 @@ std::string Mosaic::draw(bool color) const {
   return canvas.to_string(color);
 }
 
-std::string Mosaic::notes() const {
+std::string GridDrawing::notes() const {
   std::string text;
   for (const std::string& note : {left_out_note(rows_, "rows"), left_out_note(columns_, "columns"),
                                   std::string(brief_ ? "the numbers in the cells are ranks" : "")}) {
@@ -70,7 +70,7 @@ std::string Mosaic::notes() const {
 }
 
 /// Full names if they fit, else brief ones, else brief ones with the middle left out; then as wide as usual, if that fits.
-void Mosaic::fit_columns(const std::vector<Band>& all, int64_t room) {
+void GridDrawing::fit_columns(const std::vector<Band>& all, int64_t room) {
   const auto fits = [&](int64_t limit, bool brief) {
     columns_ = leave_out_middle(all, limit);
     name_cells(brief);
@@ -91,7 +91,7 @@ void Mosaic::fit_columns(const std::vector<Band>& all, int64_t room) {
 }
 
 /// "rank 0", "ranks 0-3 partial(sum)"; brief: "0", "0-3 sum".
-void Mosaic::name_cells(bool brief) {
+void GridDrawing::name_cells(bool brief) {
   brief_ = brief;
   names_.clear();
   for (const Cell& cell : cells_) {
@@ -102,7 +102,7 @@ void Mosaic::name_cells(bool brief) {
 }
 
 /// The smallest width of a band at which every name and coordinate has room.
-int64_t Mosaic::least_width() const {
+int64_t GridDrawing::least_width() const {
   int64_t least = 3;
   for (const Band& band : columns_) least = std::max(least, n_digits(band.range.begin));
   for (size_t i = 0; i < cells_.size(); ++i) {
@@ -115,7 +115,7 @@ int64_t Mosaic::least_width() const {
   return least;
 }
 
-void Mosaic::assign_owners() {
+void GridDrawing::assign_owners() {
   owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kHidden));
   for (size_t i = 0; i < cells_.size(); ++i) {
     const Interval rows = bands_within(rows_, cells_[i].rows), columns = bands_within(columns_, cells_[i].columns);
@@ -125,14 +125,14 @@ void Mosaic::assign_owners() {
   }
 }
 
-int64_t Mosaic::owner(int64_t row, int64_t column) const {
+int64_t GridDrawing::owner(int64_t row, int64_t column) const {
   const bool inside = row >= 0 && row < static_cast<int64_t>(rows_.size()) && column >= 0 &&
                       column < static_cast<int64_t>(columns_.size());
   return inside ? owners_[row][column] : kOutside;
 }
 
 /// The background in as many stripes as the cell has ranks, and the name in the middle.
-void Mosaic::draw_cell(Canvas& canvas, size_t index) const {
+void GridDrawing::draw_cell(TextCanvas& canvas, size_t index) const {
   const auto& ranks = cells_[index].ranks;
   const Interval rows = bands_within(rows_, cells_[index].rows),
                  columns = bands_within(columns_, cells_[index].columns);
@@ -147,7 +147,7 @@ void Mosaic::draw_cell(Canvas& canvas, size_t index) const {
   canvas.text((top + bottom - 1) / 2, left + (width - static_cast<int64_t>(name.size())) / 2, name);
 }
 
-void Mosaic::draw_left_out(Canvas& canvas) const {
+void GridDrawing::draw_left_out(TextCanvas& canvas) const {
   for (size_t r = 0; r < rows_.size(); ++r) {
     for (size_t c = 0; c < columns_.size(); ++c) {
       if (owners_[r][c] != kHidden) continue;
@@ -158,7 +158,7 @@ void Mosaic::draw_left_out(Canvas& canvas) const {
 }
 
 /// A line between places of different owners; at each crossing the character that joins what meets there.
-void Mosaic::draw_lines(Canvas& canvas) const {
+void GridDrawing::draw_lines(TextCanvas& canvas) const {
   const auto vertical = [&](int64_t r, int64_t c) { return owner(r, c - 1) != owner(r, c); };
   const auto horizontal = [&](int64_t r, int64_t c) { return owner(r - 1, c) != owner(r, c); };
   constexpr std::u32string_view kJoints = U" ╵╷│╴┘┐┤╶└┌├─┴┬┼";  // bits: up, down, left, right
@@ -176,7 +176,7 @@ void Mosaic::draw_lines(Canvas& canvas) const {
 }
 
 /// The index of each cut beside its line: rows at the left, columns at the top.
-void Mosaic::draw_coordinates(Canvas& canvas) const {
+void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
   for (size_t r = 0; options_.n_dims == 2 && r < line_rows_.size(); ++r) {
     canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
   }

@@ -21,20 +21,20 @@ struct Cell {
   std::vector<int64_t> ranks;
 };
 
-struct MosaicOptions {
+struct GridOptions {
   int64_t n_dims = 2;      // the last of these have coordinates: 0 none, 1 the columns, 2 rows and columns
   std::string reductions;  // "sum" where the cells are Partial(sum)
   int64_t max_width = 100;
 };
 
-class Canvas;
+class TextCanvas;
 
 /// Disjoint cells drawn as a grid. Lengths of rows and columns are about proportional. Where the width or kMaxRowBands
 /// does not suffice names become brief ("0-3" for "ranks 0-3"), then the bands in the middle are left out.
-class Mosaic {
+class GridDrawing {
  public:
   /// Pre: `cells` is not empty.
-  Mosaic(std::vector<Cell> cells, const MosaicOptions& options);
+  GridDrawing(std::vector<Cell> cells, const GridOptions& options);
 
   std::string draw(bool color) const;
   /// Lines on what was left out or shortened; empty where nothing was.
@@ -46,14 +46,14 @@ class Mosaic {
   int64_t least_width() const;
   void assign_owners();
   int64_t owner(int64_t row, int64_t column) const;
-  void draw_cell(Canvas& canvas, size_t index) const;
-  void draw_left_out(Canvas& canvas) const;
-  void draw_lines(Canvas& canvas) const;
-  void draw_coordinates(Canvas& canvas) const;
+  void draw_cell(TextCanvas& canvas, size_t index) const;
+  void draw_left_out(TextCanvas& canvas) const;
+  void draw_lines(TextCanvas& canvas) const;
+  void draw_coordinates(TextCanvas& canvas) const;
 
   std::vector<Cell> cells_;
   std::vector<std::string> names_;  // of the cells
-  MosaicOptions options_;
+  GridOptions options_;
   int64_t margin_ = 0;  // columns left of the grid
   bool brief_ = false;
   std::vector<Band> rows_, columns_;

@@ -66,8 +66,8 @@ std::string picture(const Layout& layout, const PictureOptions& options) {
   if (auto cells = cells_of(layout); cells.empty()) {
     text += "  no elements, nothing to draw\n";
   } else {
-    const detail::Mosaic mosaic(std::move(cells), {layout.dim(), reductions(layout), options.max_width});
-    text += mosaic.draw(options.color) + mosaic.notes();
+    const detail::GridDrawing grid_drawing(std::move(cells), {layout.dim(), reductions(layout), options.max_width});
+    text += grid_drawing.draw(options.color) + grid_drawing.notes();
   }
   return text + detail::rank_table(layout, options.element_bytes, options.color);
 }

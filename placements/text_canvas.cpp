@@ -18,21 +18,21 @@ void append_utf8(std::string& out, char32_t glyph) {
 
 }  // namespace
 
-Canvas::Canvas(int64_t n_rows, int64_t n_columns) : rows_(n_rows, std::vector<Place>(n_columns)) {}
+TextCanvas::TextCanvas(int64_t n_rows, int64_t n_columns) : rows_(n_rows, std::vector<Place>(n_columns)) {}
 
-void Canvas::put(int64_t row, int64_t column, char32_t glyph) {
+void TextCanvas::put(int64_t row, int64_t column, char32_t glyph) {
   if (row < 0 || row >= static_cast<int64_t>(rows_.size())) return;
   if (column < 0 || column >= static_cast<int64_t>(rows_[row].size())) return;
   rows_[row][column].glyph = glyph;
 }
 
-void Canvas::text(int64_t row, int64_t column, std::string_view ascii) {
+void TextCanvas::text(int64_t row, int64_t column, std::string_view ascii) {
   for (const char letter : ascii) put(row, column++, static_cast<unsigned char>(letter));
 }
 
-void Canvas::paint(int64_t row, int64_t column, int64_t rank) { rows_.at(row).at(column).rank = rank; }
+void TextCanvas::paint(int64_t row, int64_t column, int64_t rank) { rows_.at(row).at(column).rank = rank; }
 
-std::string Canvas::to_string(bool color) const {
+std::string TextCanvas::to_string(bool color) const {
   std::string out;
   for (const auto& row : rows_) {
     size_t end = row.size();

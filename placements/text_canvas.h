@@ -9,9 +9,9 @@
 namespace shardwise::detail {
 
 /// Rows count from the top, columns from the left. What falls outside is left out.
-class Canvas {
+class TextCanvas {
  public:
-  Canvas(int64_t n_rows, int64_t n_columns);
+  TextCanvas(int64_t n_rows, int64_t n_columns);
 
   void put(int64_t row, int64_t column, char32_t glyph);
   void text(int64_t row, int64_t column, std::string_view ascii);

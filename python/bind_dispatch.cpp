@@ -2,6 +2,7 @@
 #include "python/scope.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/plain_operand.h"
 
 namespace shardwise {
 

@@ -70,7 +70,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
   if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
     const auto* impl = maybe_dtensor(tensor);
-    if (impl && !impl->is_pending() && !impl->moved_view() && impl->local_kind() == LocalKind::kTensor &&
+    if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
         impl->shards().size() == 1 && !impl->spec()->layout().is_enumerable()) {
       HANDLE_TH_ERRORS
       return THPVariable_Wrap(c10::GradMode::is_enabled() ? to_local(tensor) : impl->shards()[0]);

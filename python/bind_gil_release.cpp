@@ -9,9 +9,9 @@ void take_gil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(st
 
 }  // namespace
 
-void bind_waiting(py::module_& /*module*/) {
-  static constexpr WaitHooks kHooks{&release_gil, &take_gil};
-  set_wait_hooks(&kHooks);
+void bind_gil_release(py::module_& /*module*/) {
+  static constexpr GilHooks kHooks{&release_gil, &take_gil};
+  set_gil_hooks(&kHooks);
 }
 
 }  // namespace shardwise

@@ -25,6 +25,6 @@ void bind_mp_moves(py::module_& module);
 void bind_parallel_layers(py::module_& module);
 void bind_parallel_weight(py::module_& module);
 /// No names: ranks in one process let each other run while they wait.
-void bind_waiting(py::module_& module);
+void bind_gil_release(py::module_& module);
 
 }  // namespace shardwise

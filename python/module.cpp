@@ -43,5 +43,5 @@ PYBIND11_MODULE(_C, module) {
   shardwise::bind_mp_moves(module);
   shardwise::bind_parallel_layers(module);
   shardwise::bind_parallel_weight(module);
-  shardwise::bind_waiting(module);
+  shardwise::bind_gil_release(module);
 }

@@ -34,7 +34,7 @@ class Finder {
                     placements.size(), to_string(placements), grid_->shape.size(), grid_->shape.size()));
   }
 
-  FoundCut run(c10::DeviceType device_type) {
+  InferredLayout run(c10::DeviceType device_type) {
     check_options(device_type);
     const c10::ScalarType dtype = common_dtype();
     find_shape();
@@ -278,7 +278,7 @@ class Finder {
 
 }  // namespace
 
-FoundCut find_cut(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
+InferredLayout infer_layout(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
                   const std::vector<Placement>& placements, c10::DeviceType device_type) {
   return Finder(pieces, grid, placements).run(device_type);
 }

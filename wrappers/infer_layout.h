@@ -10,7 +10,7 @@
 
 namespace shardwise {
 
-struct FoundCut {
+struct InferredLayout {
   Layout layout;
   Dims strides;  // (elements)
   c10::ScalarType dtype;
@@ -26,7 +26,7 @@ struct FoundCut {
 /// Throws: c10::ValueError, alike on all ranks, naming the boxes and their ranks: shapes, strides, dtypes or devices that
 /// differ, pieces outside the shape, overlaps, holes, replicas that differ, explicit sizes or pieces in `placements` that
 /// are not the ranks', and an N-D mesh whose placements do not describe the pieces.
-FoundCut find_cut(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
+InferredLayout infer_layout(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
                   const std::vector<Placement>& placements, c10::DeviceType device_type);
 
 }  // namespace shardwise

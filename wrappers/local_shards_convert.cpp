@@ -122,7 +122,7 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
   };
   const std::string topic =
       fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
-  FoundCut cut = find_cut(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements,
+  InferredLayout cut = infer_layout(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements,
                           mesh->device_type());
   return Spec::intern(mesh, std::move(cut.layout), cut.strides, cut.dtype);
 }

@@ -63,7 +63,7 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK_TYPE(x && y,
                    "[aten::equal] compares a LocalShardsWrapper with another tensor. Compare local_shards() with it.");
   if (x->offsets() != y->offsets()) return false;
-  BelowGuard guard;
+  BelowAutograd guard;
   for (size_t i = 0; i < x->shards().size(); ++i)
     if (!at::equal(x->shards()[i], y->shards()[i])) return false;
   return true;

@@ -26,8 +26,8 @@ std::vector<Dims> local_sizes(const at::Tensor& wrapper);
 std::vector<Dims> local_offsets(const at::Tensor& wrapper);
 
 /// The distributed tensor of which the ranks' wrappers are the pieces (aliased). The wrapper brings its cut with it: offsets
-/// are exchanged once, and `placements` become exact (found_cut.h). On a non-member the wrapper is ignored but for its
-/// dtype, and `options.shape` must be given. Collective over the mesh. Throws: as find_cut(), alike on all ranks.
+/// are exchanged once, and `placements` become exact (inferred.h). On a non-member the wrapper is ignored but for its
+/// dtype, and `options.shape` must be given. Collective over the mesh. Throws: as infer_layout(), alike on all ranks.
 at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
                              const FromLocalOptions& options = {});
 

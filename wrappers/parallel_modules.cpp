@@ -8,7 +8,7 @@ namespace shardwise {
 namespace {
 
 template <class Options>
-WeightCut cut_along(int64_t tensor_dim, int64_t stride, Options& options) {
+WeightSharding cut_along(int64_t tensor_dim, int64_t stride, Options& options) {
   if (!options.mesh_) options.mesh_ = world_mesh(c10::kCPU);
   return {options.mesh_, options.mesh_dim_, tensor_dim, stride};
 }
@@ -18,7 +18,7 @@ MaybeTensor maybe(const at::Tensor& bias) { return bias.defined() ? MaybeTensor(
 }  // namespace
 
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(ColumnParallelLinearOptions given) : options(std::move(given)) {
-  const WeightCut cut = cut_along(0, options.stride_, options);
+  const WeightSharding cut = cut_along(0, options.stride_, options);
   weight =
       register_parameter("weight", parallel_weight({options.out_features_, options.in_features_}, cut, options.dtype_));
   if (options.bias_) bias = register_parameter("bias", parallel_weight({options.out_features_}, cut, options.dtype_));
@@ -35,7 +35,7 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
 }
 
 RowParallelLinearImpl::RowParallelLinearImpl(RowParallelLinearOptions given) : options(std::move(given)) {
-  const WeightCut cut = cut_along(1, options.stride_, options);
+  const WeightSharding cut = cut_along(1, options.stride_, options);
   weight =
       register_parameter("weight", parallel_weight({options.out_features_, options.in_features_}, cut, options.dtype_));
   if (options.bias_) {
@@ -56,7 +56,7 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
 }
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(ParallelEmbeddingOptions given) : options(std::move(given)) {
-  const WeightCut cut = cut_along(options.dim_, 1, options);
+  const WeightSharding cut = cut_along(options.dim_, 1, options);
   options.call_.mesh_dim = options.mesh_dim_;
   weight = register_parameter("weight",
                               parallel_weight({options.num_embeddings_, options.embedding_dim_}, cut, options.dtype_));

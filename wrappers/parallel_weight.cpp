@@ -25,7 +25,7 @@ constexpr std::array<std::pair<const char*, Draw>, 9> kDraws{{
 }};
 
 /// Empty pieces stay: every rank has `stride` of them, and takes part in whatever is done to them.
-Placement interleaved(c10::IntArrayRef sizes, const WeightCut& cut) {
+Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& cut) {
   const std::vector<int64_t>& ranks = cut.mesh->grid().ranks;
   std::vector<ShardMetadata> pieces;
   ShardMetadata piece{Dims(sizes.size()), Dims(sizes), 0};
@@ -43,7 +43,7 @@ Placement interleaved(c10::IntArrayRef sizes, const WeightCut& cut) {
 
 }  // namespace
 
-Placements cut_of_weight(c10::IntArrayRef sizes, const WeightCut& cut) {
+Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& cut) {
   const MeshPtr& mesh = cut.mesh;
   TORCH_CHECK_INDEX(cut.mesh_dim >= 0 && cut.mesh_dim < mesh->ndim(),
                     fmt::format("[parallel_weight] mesh dim {} does not exist: the mesh is {}. Use a dim in [0, {}).",
@@ -65,11 +65,11 @@ Placements cut_of_weight(c10::IntArrayRef sizes, const WeightCut& cut) {
   return placements;
 }
 
-at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightCut& cut, at::ScalarType dtype) {
+at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& cut, at::ScalarType dtype) {
   for (const int64_t size : sizes)
     TORCH_CHECK_VALUE(size >= 0, fmt::format("[parallel_weight] shape [{}] has a negative size. Use 0 or more.",
                                              fmt::join(sizes, ", ")));
-  return empty(sizes, cut.mesh, cut_of_weight(sizes, cut), dtype).set_requires_grad(true);
+  return empty(sizes, cut.mesh, placements_of_weight(sizes, cut), dtype).set_requires_grad(true);
 }
 
 void initialize_(const at::Tensor& tensor, const std::string& init_type) {

@@ -13,7 +13,7 @@
 
 namespace shardwise {
 
-struct WeightCut {
+struct WeightSharding {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
   int64_t tensor_dim = 0;
@@ -23,10 +23,10 @@ struct WeightCut {
 /// How a tensor of `sizes` is laid out: replicated on the other mesh dims; with a stride an EnumerableShard of so many pieces a
 /// rank, in the order of the master tensor. Blocks and pieces are torch.chunk's: nothing need divide.
 /// Throws: c10::IndexError for a dim out of range, c10::ValueError for a stride below 1 and for one above 1 on an N-D mesh.
-Placements cut_of_weight(c10::IntArrayRef sizes, const WeightCut& cut);
+Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& cut);
 
 /// An uninitialised parameter: it wants a gradient.
-at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightCut& cut, at::ScalarType dtype = at::kFloat);
+at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& cut, at::ScalarType dtype = at::kFloat);
 
 /// Draws `tensor` by the name of a distribution: "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform" (as
 /// torch::nn::Linear starts, a = sqrt(5)), "normal", "uniform" (in [0, 1)), "zeros", "ones", or "none", which leaves it. Fans are

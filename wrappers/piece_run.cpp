@@ -174,12 +174,12 @@ class PieceListRun {
 }  // namespace
 
 void run_pieces(const OpInfo& op, torch::jit::Stack& stack) {
-  BelowGuard guard;
+  BelowAutograd guard;
   PieceRun(op, stack).run();
 }
 
 void run_piece_lists(const OpInfo& op, torch::jit::Stack& stack) {
-  BelowGuard guard;
+  BelowAutograd guard;
   PieceListRun(op, stack).run();
 }
 

@@ -29,7 +29,7 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
 
 }  // namespace
 
-void register_values(RuleTable& table) {
+void register_item(RuleTable& table) {
   table.add("aten::_local_scalar_dense", Rule::gathered());
   add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
   aten_kernels().impl("is_same_size", &is_same_size);

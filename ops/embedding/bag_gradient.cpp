@@ -34,7 +34,7 @@ at::Tensor own_weights_grad(const BagLookup& call, c10::ArrayRef<at::Tensor> pie
 }  // namespace
 
 BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const at::Tensor& weight, bool of_table) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const CommScope scope("aten::embedding_bag_backward");
   Placements now = spec_of(grad)->placements().vec();
   if (call.end.is_complete() || call.wants_weights) now = without_partial(now);

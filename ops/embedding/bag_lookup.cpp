@@ -109,7 +109,7 @@ at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_ch
 }  // namespace
 
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor& weights, bool needs_grad) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   call.found = spec_of_bags(call, call.lookup.plan.found);
   Placements moved = spec_of_bags(call, call.lookup.plan.result)->placements().vec();
   Shards pieces;

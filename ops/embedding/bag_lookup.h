@@ -18,7 +18,7 @@ struct BagLookup : torch::CustomClassHolder {
   int64_t padding = -1;  // an id that does not count
   bool by_freq = false;
   bool wants_weights = false;  // a gradient of the weights of ids, too
-  GradientEnd end;
+  GradientSink end;
 
   TableLookup lookup;
   SpecPtr found;      // of the pooled rows, before they are moved

@@ -62,7 +62,7 @@ struct Saved : torch::CustomClassHolder {
   LookupOptions options;
   int64_t padding_idx;
   bool by_freq;
-  GradientEnd end;
+  GradientSink end;
 };
 using SavedPtr = c10::intrusive_ptr<Saved>;
 
@@ -94,7 +94,7 @@ RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::
 
 /// The table's gradient, laid out as the table, Partial where other ranks looked up other ids; undefined where an optimizer took it.
 at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const CommScope scope("aten::embedding_backward");
   const TableLookup lookup = cut_as(*spec_of(grad), saved);
   Placements now = spec_of(grad)->placements().vec();
@@ -138,7 +138,7 @@ struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const SavedPtr& saved,
                             const at::Tensor& ids) {
-    const BelowGuard guard;
+    const BelowAutograd guard;
     saved->lookup = start_lookup(spec_of(weight), ids, saved->options);
     keep(ctx, saved, saved->lookup.ids);
     return look_up(saved->lookup, weight);
@@ -157,7 +157,7 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
                  bool /*sparse*/) {
   const at::Tensor table = prepared_table(kOp, weight);
   check_padding(kOp, padding_idx, table.size(0));
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
   return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table);
 }
@@ -171,7 +171,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   saved->options = LookupScope::current();
   saved->padding_idx = padding_idx;
   saved->by_freq = by_freq;
-  saved->end = GradientEnd::of(weight, sparse);
+  saved->end = GradientSink::of(weight, sparse);
   return Embedding::apply(table, saved, prepared_ids(kOp, ids, *spec_of(table)));
 }
 

@@ -74,7 +74,7 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
 
 /// The bags' ids where the lookup needs them. Ids that are cut within bags are gathered.
 void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
   const auto planned = [&] {
     return plan_lookup(*spec_of(table), *spec_of(ids), call.options.exchange, call.offsets.n());
@@ -120,7 +120,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   const bool needs_grad =
       c10::GradMode::is_enabled() && (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
   if (!needs_grad) return with_nothing_else(pool_bags(*call, table, *weights, false));
-  call->end = GradientEnd::of(weight, sparse);
+  call->end = GradientSink::of(weight, sparse);
   if (!weights->defined()) weights.reset();
   return with_nothing_else(EmbeddingBag::apply(table, weights, call));
 }

@@ -65,7 +65,7 @@ at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm,
   prepared_table(kOp, self);
   check(self, max_norm, norm_type);
   const Spec& spec = *spec_of(self);
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const at::Tensor ids = prepared_ids(kOp, indices, spec);
   if (LookupScope::current().checks_ids) check_ids(kOp, ids, spec.sizes()[0]);
   const at::Tensor all = redistribute(ids, Placements(spec.placements().size()));

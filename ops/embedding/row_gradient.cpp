@@ -96,21 +96,21 @@ void apply(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec
     optimizer.update_rows(maybe_dtensor(table)->shards()[i], i, boxes[i].grads, groups, squares);
   }
   if (table.is_inference())
-    MovedView::count_write();
+    CopiedView::count_write();
   else
     table.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
 
-GradientEnd GradientEnd::of(const at::Tensor& weight, bool is_sparse) {
-  GradientEnd end{is_sparse, fused_optimizer(weight), {}};
+GradientSink GradientSink::of(const at::Tensor& weight, bool is_sparse) {
+  GradientSink end{is_sparse, fused_optimizer(weight), {}};
   if (end.optimizer) end.table = weight.detach();
   return end;
 }
 
-at::Tensor GradientEnd::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {
-  const BelowGuard guard;
+at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {
+  const BelowAutograd guard;
   if (is_complete()) complete(spec, boxes, skipped);
   if (!optimizer) return is_sparse ? sparse(spec, boxes, skipped) : dense(spec, boxes, skipped);
   apply(table, *optimizer, spec, boxes, skipped);

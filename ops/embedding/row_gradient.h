@@ -10,13 +10,13 @@
 
 namespace shardwise {
 
-struct GradientEnd {
+struct GradientSink {
   bool is_sparse = false;
   std::shared_ptr<RowOptimizer> optimizer;  // null: the gradient is the caller's
   at::Tensor table;                         // only with an optimizer
 
   /// `weight`: the leaf that lookups are differentiated by.
-  static GradientEnd of(const at::Tensor& weight, bool is_sparse);
+  static GradientSink of(const at::Tensor& weight, bool is_sparse);
 
   /// Sparse gradients and updates take the gradients of replicated rows from all ranks; dense ones may stay Partial.
   bool is_complete() const { return is_sparse || optimizer; }

@@ -2,7 +2,7 @@
 
 #include "ops/embedding/id_check.h"
 #include "placements/partial.h"
-#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/plain_operand.h"
 #include "runtime/redistribute/comm_policy.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -46,7 +46,7 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
       spec.mesh() == table.mesh(),
       fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", op,
                   to_string(*table.mesh()), to_string(*spec.mesh())));
-  const BelowGuard guard;
+  const BelowAutograd guard;
   Placements whole = without_partial(spec.placements());
   if (spec.layout().is_enumerable()) whole = {Placement::replicate()};
   return whole == spec.placements() ? own : redistribute(own, std::move(whole));
@@ -116,7 +116,7 @@ std::vector<BoxGrads> TableLookup::grads_of_boxes(const RowGrads& grads) const {
 }
 
 at::Tensor inverse_counts(const at::Tensor& ids, at::ScalarType dtype) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const at::Tensor all = redistribute(ids, Placements(spec_of(ids)->placements().size()));
   std::vector<at::Tensor> pieces;
   for (const at::Tensor& piece : maybe_dtensor(all)->shards()) {

@@ -314,18 +314,18 @@ void register_gather(RuleTable& table) {
   const auto scatter = Rule("scatter", describe_scatter).localized(localize);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition("gather", &gather);
-  add_beside<&scatter_src>("scatter.src");
-  add_beside<&scatter_src_>("scatter_.src");
-  add_beside<&scatter_value>("scatter.value");
-  add_beside<&scatter_value_>("scatter_.value");
-  add_beside<&scatter_by>("scatter.reduce");
-  add_beside<&scatter_by_>("scatter_.reduce");
-  add_beside<&scatter_value_by>("scatter.value_reduce");
-  add_beside<&scatter_value_by_>("scatter_.value_reduce");
-  add_beside<&scatter_add>("scatter_add");
-  add_beside<&scatter_add_>("scatter_add_");
-  add_beside<&scatter_reduce>("scatter_reduce.two");
-  add_beside<&scatter_reduce_>("scatter_reduce_.two");
+  add_with_plain_self<&scatter_src>("scatter.src");
+  add_with_plain_self<&scatter_src_>("scatter_.src");
+  add_with_plain_self<&scatter_value>("scatter.value");
+  add_with_plain_self<&scatter_value_>("scatter_.value");
+  add_with_plain_self<&scatter_by>("scatter.reduce");
+  add_with_plain_self<&scatter_by_>("scatter_.reduce");
+  add_with_plain_self<&scatter_value_by>("scatter.value_reduce");
+  add_with_plain_self<&scatter_value_by_>("scatter_.value_reduce");
+  add_with_plain_self<&scatter_add>("scatter_add");
+  add_with_plain_self<&scatter_add_>("scatter_add_");
+  add_with_plain_self<&scatter_reduce>("scatter_reduce.two");
+  add_with_plain_self<&scatter_reduce_>("scatter_reduce_.two");
 }
 
 }  // namespace shardwise

@@ -352,10 +352,10 @@ void register_index(RuleTable& table) {
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize));
   add_composition("index.Tensor", &index);
   add_composition("_unsafe_index.Tensor", &index);
-  add_beside<&index_put>("index_put");
-  add_beside<&put_in_place>("index_put_");
-  add_beside<&put_unsafe_in_place>("_index_put_impl_");
-  add_beside<&index_put>("_unsafe_index_put");
+  add_with_plain_self<&index_put>("index_put");
+  add_with_plain_self<&put_in_place>("index_put_");
+  add_with_plain_self<&put_unsafe_in_place>("_index_put_impl_");
+  add_with_plain_self<&index_put>("_unsafe_index_put");
 }
 
 }  // namespace shardwise

@@ -166,18 +166,18 @@ at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::
 void register_index_along() {
   add_composition("index_select", &index_select);
   add_composition("take", &take);
-  add_beside<&index_add>("index_add");
-  add_beside<&index_add_>("index_add_");
-  add_beside<&index_copy>("index_copy");
-  add_beside<&index_copy_>("index_copy_");
-  add_beside<&index_fill<at::Scalar>>("index_fill.int_Scalar");
-  add_beside<&index_fill_<at::Scalar>>("index_fill_.int_Scalar");
-  add_beside<&index_fill<at::Tensor>>("index_fill.int_Tensor");
-  add_beside<&index_fill_<at::Tensor>>("index_fill_.int_Tensor");
-  add_beside<&reduce_along>("index_reduce");
-  add_beside<&index_reduce_>("index_reduce_");
-  add_beside<&put_by_number>("put");
-  add_beside<&put_by_number_>("put_");
+  add_with_plain_self<&index_add>("index_add");
+  add_with_plain_self<&index_add_>("index_add_");
+  add_with_plain_self<&index_copy>("index_copy");
+  add_with_plain_self<&index_copy_>("index_copy_");
+  add_with_plain_self<&index_fill<at::Scalar>>("index_fill.int_Scalar");
+  add_with_plain_self<&index_fill_<at::Scalar>>("index_fill_.int_Scalar");
+  add_with_plain_self<&index_fill<at::Tensor>>("index_fill.int_Tensor");
+  add_with_plain_self<&index_fill_<at::Tensor>>("index_fill_.int_Tensor");
+  add_with_plain_self<&reduce_along>("index_reduce");
+  add_with_plain_self<&index_reduce_>("index_reduce_");
+  add_with_plain_self<&put_by_number>("put");
+  add_with_plain_self<&put_by_number_>("put_");
 }
 
 }  // namespace shardwise

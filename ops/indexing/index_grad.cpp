@@ -33,7 +33,7 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
   }
   auto spec = Spec::intern(source.mesh(), source.sizes(), std::move(placements), row_major_strides(source.sizes()),
                            grad.scalar_type());
-  const BelowGuard guard;
+  const BelowAutograd guard;
   Shards pieces;
   for (const Box& box : spec->boxes())
     pieces.push_back(at::zeros(box.sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device())));

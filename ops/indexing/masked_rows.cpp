@@ -33,13 +33,13 @@ c10::List<std::optional<at::Tensor>> at_dim(const at::Tensor& mask, int64_t begi
 const at::Tensor& piece_of(const at::Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
 
 at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Here& here, int64_t begin) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   return wrap(here.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
 }
 
 /// Zeros of self's sizes with `grad` where the mask is true.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Here& here, int64_t begin) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const CommScope scope("aten::index_backward");
   const at::Tensor own = redistribute(grad, without_partial(here.selected->placements()));
   auto spec = Spec::intern(here.self->mesh(), here.self->sizes(), without_partial(here.self->placements()),

@@ -34,7 +34,7 @@ at::Tensor nonzero(const at::Tensor& self) {
   const SpecPtr& spec = spec_of(self);
   const MeshPtr& mesh = spec->mesh();
   check_member("aten::nonzero", *mesh);
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const CommScope scope("aten::nonzero");
   const auto cut = only_cut_of_rows(self);
   const at::Tensor source = cut ? self : redistribute(self, Placements(mesh->ndim()));
@@ -99,8 +99,8 @@ at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Ten
 void register_masks() {
   aten_kernels().impl("nonzero", &nonzero);
   add_composition("masked_select", &masked_select);
-  add_beside<&with_masked>("masked_scatter");
-  add_beside<&write_masked>("masked_scatter_");
+  add_with_plain_self<&with_masked>("masked_scatter");
+  add_with_plain_self<&write_masked>("masked_scatter_");
 }
 
 }  // namespace shardwise

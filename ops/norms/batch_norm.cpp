@@ -64,10 +64,10 @@ Three batch_norm(const at::Tensor& input, const MaybeTensor& weight, const Maybe
     const at::Tensor result = widened(input) * channels.spread(scale) + channels.spread(shift);
     return {result.to(input.scalar_type()), input.new_empty({0}), input.new_empty({0})};
   }
-  const at::Tensor values = widened(settled(input));
-  const at::Tensor mean = settled(channels.sum(values).div_(channels.n));
+  const at::Tensor values = widened(reduced(input));
+  const at::Tensor mean = reduced(channels.sum(values).div_(channels.n));
   at::Tensor result = values - channels.spread(mean);
-  const at::Tensor variance = settled(channels.sum(result.square()).div_(channels.n));
+  const at::Tensor variance = reduced(channels.sum(result.square()).div_(channels.n));
   const at::Tensor invstd = inverse_std(variance, eps);
   update(running_mean, mean, momentum);
   update(running_var, variance * (channels.n / (channels.n - 1)), momentum);
@@ -81,14 +81,14 @@ Three batch_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
                           const MaybeTensor& running_mean, const MaybeTensor& running_var, const MaybeTensor& save_mean,
                           const MaybeTensor& save_invstd, bool training, double eps, std::array<bool, 3> mask) {
   const Channels channels(input);
-  const at::Tensor grads = widened(settled(grad));
+  const at::Tensor grads = widened(reduced(grad));
   const at::Tensor mean = widened(training ? *save_mean : *running_mean);
   const at::Tensor invstd = training ? widened(*save_invstd) : inverse_std(widened(*running_var), eps);
   const bool needs_sums = training && mask[0];
-  const auto taken = [&](const at::Tensor& sum) { return needs_sums ? settled(sum) : sum; };
+  const auto taken = [&](const at::Tensor& sum) { return needs_sums ? reduced(sum) : sum; };
   at::Tensor centered, sum, product, of_input, of_weight, of_bias;
   if (needs_sums || mask[1]) {
-    centered = widened(settled(input)) - channels.spread(mean);
+    centered = widened(reduced(input)) - channels.spread(mean);
     product = taken(channels.sum(grads * centered));
   }
   if (needs_sums || mask[2]) sum = taken(channels.sum(grads));

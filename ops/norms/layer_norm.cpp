@@ -67,7 +67,7 @@ struct Rows {
       dims.push_back(static_cast<int64_t>(i) - static_cast<int64_t>(normalized.size()));
     n = static_cast<double>(c10::multiply_integers(normalized));
   }
-  at::Tensor mean(const at::Tensor& values) const { return settled(values.sum(dims, /*keepdim=*/true)).div(n); }
+  at::Tensor mean(const at::Tensor& values) const { return reduced(values.sum(dims, /*keepdim=*/true)).div(n); }
   at::Tensor over_batch(const at::Tensor& values) const { return batch.empty() ? values : values.sum(batch); }
 
   Dims dims, batch;
@@ -82,7 +82,7 @@ bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const Maybe
                         input.sizes().slice(input.dim() - normalized.size()) == normalized && fits(weight) &&
                         fits(bias);
   return is_valid && c10::multiply_integers(normalized) >= kLongRow &&
-         is_cut_along(input, Rows(input, normalized).dims);
+         is_sharded_along(input, Rows(input, normalized).dims);
 }
 
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
@@ -99,7 +99,7 @@ Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const May
     return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
   }
   const Rows rows(input, normalized);
-  const at::Tensor values = widened(settled(input));
+  const at::Tensor values = widened(reduced(input));
   const at::Tensor mean = rows.mean(values);
   at::Tensor result = values - mean;
   const at::Tensor rstd = (rows.mean(result.square()) + eps).rsqrt();
@@ -119,8 +119,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
     return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
   }
   const Rows rows(input, normalized);
-  const at::Tensor grads = widened(settled(grad)), scale = widened(rstd);
-  const at::Tensor unit = (widened(settled(input)) - widened(mean)) * scale;
+  const at::Tensor grads = widened(reduced(grad)), scale = widened(rstd);
+  const at::Tensor unit = (widened(reduced(input)) - widened(mean)) * scale;
   at::Tensor of_input, of_weight, of_bias;
   if (mask[0]) {
     const at::Tensor weighted = is_given(weight) ? grads * *weight : grads;
@@ -137,7 +137,7 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
 /// taken.
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
                                             const MaybeTensor& weight, std::optional<double> eps) {
-  const at::Tensor values = widened(settled(input));
+  const at::Tensor values = widened(reduced(input));
   const double smallest = values.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                               : std::numeric_limits<float>::epsilon();
   const at::Tensor scale = (Rows(input, normalized).mean(values.square()) + eps.value_or(smallest)).rsqrt();

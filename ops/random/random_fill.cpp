@@ -29,13 +29,13 @@ void fill_pieces(const DTensorImpl& impl, uint64_t seed, const FillPiece& fill) 
 
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const FillPiece& fill,
                       const std::function<void(at::Tensor&, const at::Generator&)>& dense) {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const auto* impl = maybe_dtensor(self);
   const SpecPtr& spec = impl->spec();
   at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
   dense(one, scratch_generator());
   const uint64_t seed = next_seed(generator);
-  if (!impl->moved_view() && !spec->layout().is_partial()) {
+  if (!impl->view_link() && !spec->layout().is_partial()) {
     fill_pieces(*impl, seed, fill);
     return self;
   }

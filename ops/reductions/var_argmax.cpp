@@ -175,7 +175,7 @@ Spread spread_of(const at::Tensor& self, const std::vector<int64_t>& dims, const
   const auto [counts, means, deviations] = op.call(self, dims);
   double n = 1;
   for (int64_t dim : dims) n *= static_cast<double>(self.size(dim));
-  const at::Tensor mean = settled(at::sum(means * counts, dims, /*keepdim=*/true).div_(n));
+  const at::Tensor mean = reduced(at::sum(means * counts, dims, /*keepdim=*/true).div_(n));
   const at::Tensor apart = (means - mean).abs().square_().mul_(counts).add_(deviations);
   const double divisor = std::max(n - (correction ? correction->toDouble() : 1), 0.0);
   const at::Tensor variance = at::sum(apart, dims, /*keepdim=*/true).div_(divisor);
@@ -187,7 +187,7 @@ using MaybeScalar = std::optional<at::Scalar>;
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 bool is_piecewise(const at::Tensor& self, c10::IntArrayRef dims) {
-  return is_cut_along(self, dims) && (at::isFloatingType(self.scalar_type()) || self.is_complex());
+  return is_sharded_along(self, dims) && (at::isFloatingType(self.scalar_type()) || self.is_complex());
 }
 
 at::Tensor var(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
@@ -230,7 +230,7 @@ Pair std_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeSc
 Pair best_along(const at::Tensor& self, const std::vector<int64_t>& dims, bool largest, bool keepdim) {
   static const auto op = operator_of<decltype(best)>("shardwise::piece_best");
   const auto [values, places] = op.call(self, dims, largest, std::vector<int64_t>(self.dim(), 0), self.sizes());
-  const at::Tensor value = settled(largest ? at::amax(values, dims, true) : at::amin(values, dims, true));
+  const at::Tensor value = reduced(largest ? at::amax(values, dims, true) : at::amin(values, dims, true));
   const at::Tensor is_best = values.eq(value).logical_or_(values.ne(values).logical_and_(value.ne(value)));
   const at::Tensor place = at::amin(places.masked_fill(is_best.logical_not(), kNowhere), dims, true);
   return {finished(value, dims, keepdim), finished(place, dims, keepdim)};
@@ -240,7 +240,7 @@ template <bool kLargest>
 at::Tensor arg_best(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
   static const ByRule whole(kLargest ? "aten::argmax" : "aten::argmin");
   const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
-  if (!is_cut_along(self, dims) || self.is_complex() || self.scalar_type() == at::kBool)
+  if (!is_sharded_along(self, dims) || self.is_complex() || self.scalar_type() == at::kBool)
     return whole(self, dim, keepdim).toTensor();
   return std::get<1>(best_along(self, dims, kLargest, keepdim));
 }
@@ -248,7 +248,7 @@ at::Tensor arg_best(const at::Tensor& self, std::optional<int64_t> dim, bool kee
 template <bool kLargest>
 Pair best_of(const at::Tensor& self, int64_t dim, bool keepdim) {
   static const ByRule whole(kLargest ? "aten::max" : "aten::min", "dim");
-  if (!is_cut_along(self, dim) || self.is_complex()) {
+  if (!is_sharded_along(self, dim) || self.is_complex()) {
     auto results = whole.all(self, dim, keepdim);
     return {results[0].toTensor(), results[1].toTensor()};
   }
@@ -258,11 +258,11 @@ Pair best_of(const at::Tensor& self, int64_t dim, bool keepdim) {
 Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
   static const ByRule whole("aten::aminmax");
   const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
-  if (!is_cut_along(self, dims)) {
+  if (!is_sharded_along(self, dims)) {
     auto results = whole.all(self, dim, keepdim);
     return {results[0].toTensor(), results[1].toTensor()};
   }
-  const at::Tensor own = settled(self);
+  const at::Tensor own = reduced(self);
   return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
 }
 
@@ -271,7 +271,7 @@ at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims)
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
   if (spec_of(self)->layout().is_enumerable()) return redistribute(self, {Placement::replicate()});
-  const at::Tensor products = is_cut_along(self, dims) ? op.call(self, dims) : settled(self);
+  const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
   Placements placements = spec_of(products)->placements().vec();
   for (Placement& placement : placements)
     if (placement.is_shard() && is_reduced(dims, placement.dim())) placement = Placement::replicate();
@@ -308,7 +308,7 @@ TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
   m.impl("piece_moments", &moments_shape), m.impl("piece_best", &best_shape), m.impl("piece_product", &product);
 }
 
-void register_pieces(RuleTable& table) {
+void register_var_argmax(RuleTable& table) {
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
             Rule::placed("one entry per piece", place).localized(localize));
   aten_kernels().impl("var.correction", &var);

@@ -178,7 +178,7 @@ void describe_repeat(const OpCall& call, Signature& signature) {
 
 }  // namespace
 
-void register_rearranged(RuleTable& table) {
+void register_flip_roll_repeat(RuleTable& table) {
   aten_kernels().impl("flip", &flip);
   aten_kernels().impl("roll", &roll);
   aten_kernels().impl("rot90", &rot90);

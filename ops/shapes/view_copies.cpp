@@ -8,9 +8,9 @@ namespace shardwise {
 namespace {
 
 /// Answers "slice_copy.Tensor" by "slice.Tensor" and clones what it gives: the view's derivative applies.
-class CopiedView final : public c10::OperatorKernel {
+class ViewThenClone final : public c10::OperatorKernel {
  public:
-  explicit CopiedView(c10::OperatorHandle view) : view_(std::move(view)) {}
+  explicit ViewThenClone(c10::OperatorHandle view) : view_(std::move(view)) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     view_.callBoxed(stack);
     c10::IValue& result = stack->back();
@@ -35,7 +35,7 @@ void add_copied_view(const std::string& name, const std::string& overload) {
   if (!view || !copy) return;  // another torch
   const std::string op = name + "_copy" + (overload.empty() ? "" : "." + overload);
   for (AtenKernels* kernels : {&aten_kernels(), &aten_autograd_kernels()})
-    kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CopiedView>(*view)));
+    kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*view)));
 }
 
 /// Two real numbers, a last dim, for each complex one.

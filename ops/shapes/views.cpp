@@ -125,8 +125,8 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntAr
   }
   at::Tensor result = wrap(strided, std::move(pieces));
   static const OpInfo op(*c10::Dispatcher::singleton().findSchema({"aten::as_strided", ""}));
-  maybe_dtensor(result)->set_moved_view(
-      std::make_shared<MovedView>(MovedView::Kind::kMoved, op, torch::jit::Stack{self, sizes, strides, offset}));
+  maybe_dtensor(result)->set_view_link(
+      std::make_shared<CopiedView>(CopiedView::Kind::kMoved, op, torch::jit::Stack{self, sizes, strides, offset}));
   return result;
 }
 

@@ -52,7 +52,7 @@ const SparseEntries* origin_of(const at::Tensor& indices) {
 
 at::Tensor assembled(const at::Tensor& indices, const at::Tensor& values, const SpecPtr& spec, SparseEntries entries) {
   const auto *of_indices = maybe_dtensor(indices), *of_values = maybe_dtensor(values);
-  BelowGuard guard;
+  BelowAutograd guard;
   Shards pieces;
   for (size_t i = 0; i < spec->boxes().size(); ++i) {
     const Box& box = spec->boxes()[i];
@@ -166,7 +166,7 @@ at::Tensor indices_of(const at::Tensor& self) {
   const auto& entries = *impl->entries();
   const auto counts = agreed_counts(*impl);
   Shards pieces;
-  BelowGuard guard;
+  BelowAutograd guard;
   for (size_t i = 0; i < spec.boxes().size(); ++i) {
     at::Tensor local = impl->shards()[i]._indices();
     if (!begins_at_zero(spec.boxes()[i], entries.sparse_dim))
@@ -185,7 +185,7 @@ at::Tensor values_of(const at::Tensor& self) {
   const int64_t sparse_dim = impl->entries()->sparse_dim;
   auto of_values = entry_specs(spec, sparse_dim, *agreed_counts(*impl)).values;
   Shards pieces;
-  BelowGuard guard;
+  BelowAutograd guard;
   for (size_t i = 0; i < spec.boxes().size(); ++i)
     pieces.push_back(padded(impl->shards()[i]._values(), of_values->boxes()[i], spec.boxes()[i], sparse_dim));
   return wrap(std::move(of_values), std::move(pieces));
@@ -203,7 +203,7 @@ at::Tensor aliased(const at::Tensor& self) {
 at::Tensor coalesced(const at::Tensor& self) {
   const at::Tensor laid_out = redistribute(self, without_partial(spec_of(self)->placements()));
   const auto* impl = maybe_sparse(laid_out);
-  BelowGuard guard;
+  BelowAutograd guard;
   Shards pieces;
   for (const at::Tensor& piece : impl->shards())
     pieces.push_back(piece.is_coalesced() ? piece.clone() : piece.coalesce());  // never the piece itself
@@ -318,7 +318,7 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           box.sizes[dim] == self.size(dim),
           fmt::format("[to_sparse] pieces of {} cut dense dim {}. Redistribute first.", to_string(*spec), dim));
-  BelowGuard guard;
+  BelowAutograd guard;
   Shards pieces;
   for (const at::Tensor& piece : impl->shards()) pieces.push_back(piece.to_sparse(sparse_dim));
   return wrap_sparse(impl->spec(), std::move(pieces), {sparse_dim, true});

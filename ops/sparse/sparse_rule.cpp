@@ -55,7 +55,7 @@ class SparseCall {
   void run() {
     std::vector<at::Tensor> pieces;
     {
-      BelowGuard guard;
+      BelowAutograd guard;
       const Spec& spec = *leader().spec();
       for (size_t i = 0; i < spec.boxes().size(); ++i) {
         pieces.push_back(computed([&](size_t operand) { return local(operand, i); }));

@@ -156,7 +156,7 @@ std::optional<at::Tensor> convolve_cut_image(const at::Tensor& input, const at::
   if (has_bias) biases = redistribute(*bias, image->bias_placements());
   Shards pieces;
   if (image->result()->is_member()) {
-    const BelowGuard guard;
+    const BelowAutograd guard;
     const at::Tensor window = image->window(pieces_of(input)[0]);
     const Box& box = image->result()->boxes()[0];
     if (has_bias) biases = pieces_of(*biases)[0];
@@ -178,7 +178,7 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> convolve_cut_image_backward(co
   const at::Tensor weights = redistribute(weight, image->weight_placements());
   Shards of_input, of_weight;
   if (image->result()->is_member()) {
-    const BelowGuard guard;
+    const BelowAutograd guard;
     const at::Tensor window = image->window(pieces_of(input)[0]), &rows = pieces_of(weights)[0];
     at::Tensor of_window, of_rows;
     if (image->result()->boxes()[0].empty())

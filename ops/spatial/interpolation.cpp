@@ -73,7 +73,7 @@ at::Tensor points_of(const Spec& beside, c10::IntArrayRef size, bool align_corne
   Dims one_image(size);
   one_image[0] = 1;
   const Dims sizes{c10::multiply_integers(size.slice(2)), n_dims + 1};
-  const BelowGuard guard;
+  const BelowAutograd guard;
   std::vector<at::Tensor> pieces;
   if (beside.is_member()) {
     const at::Tensor identity = at::eye(n_dims, n_dims + 1, options).unsqueeze(0);

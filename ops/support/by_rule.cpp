@@ -15,7 +15,7 @@ ByRule::ByRule(const char* name, const char* overload)
   info_.rule = RuleTable::global().find(info_.name);
 }
 
-bool is_cut_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
+bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   if (!is_dtensor(tensor) || tensor.numel() == 0) return false;
   return std::ranges::any_of(spec_of(tensor)->placements(), [&](const Placement& placement) {
     return placement.is_shard() && (dims.empty() || std::ranges::any_of(dims, [&](int64_t dim) {
@@ -24,9 +24,9 @@ bool is_cut_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   });
 }
 
-bool is_cut_along(const at::Tensor& tensor, int64_t dim) { return is_cut_along(tensor, c10::IntArrayRef(dim)); }
+bool is_sharded_along(const at::Tensor& tensor, int64_t dim) { return is_sharded_along(tensor, c10::IntArrayRef(dim)); }
 
-at::Tensor settled(const at::Tensor& tensor) {
+at::Tensor reduced(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   return spec->layout().is_partial() ? redistribute(tensor, without_partial(spec->placements())) : tensor;
 }

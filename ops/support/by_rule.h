@@ -35,11 +35,11 @@ class ByRule {
 
 /// True where a mesh dim cuts tensor dim `dim` (negative from the end) and there is something to compute: what only then combines
 /// its pieces' results goes by its rule otherwise.
-bool is_cut_along(const at::Tensor& tensor, int64_t dim);
+bool is_sharded_along(const at::Tensor& tensor, int64_t dim);
 /// ... or one of these dims; without any, all of them count.
-bool is_cut_along(const at::Tensor& tensor, c10::IntArrayRef dims);
+bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 
 /// The tensor with every Partial reduced, once for all that read it.
-at::Tensor settled(const at::Tensor& tensor);
+at::Tensor reduced(const at::Tensor& tensor);
 
 }  // namespace shardwise

@@ -5,17 +5,18 @@
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 namespace shardwise {
 
 template <auto kernel>
-struct Beside;
+struct PlainSelf;
 
 /// `kernel` with a replica in the place of a plain `self`, where check_plain() allows one; the replica shares its memory.
 template <class Return, class Self, class... Rest, Return (*kernel)(Self, Rest...)>
-struct Beside<kernel> {
+struct PlainSelf<kernel> {
   static Return call(Self self, Rest... rest) {
     if (is_dtensor(self)) [[likely]]
       return kernel(self, rest...);
@@ -48,9 +49,9 @@ struct Beside<kernel> {
 
 /// Registers `kernel` for aten operator `name`.
 template <auto kernel>
-void add_beside(const char* name) {
-  Beside<kernel>::name = name;
-  aten_kernels().impl(name, &Beside<kernel>::call);
+void add_with_plain_self(const char* name) {
+  PlainSelf<kernel>::name = name;
+  aten_kernels().impl(name, &PlainSelf<kernel>::call);
 }
 
 }  // namespace shardwise

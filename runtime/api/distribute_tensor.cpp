@@ -69,7 +69,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
                              std::optional<int64_t> src_data_rank) {
   if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
   const bool requires_grad = tensor.requires_grad();
-  BelowGuard guard;
+  BelowAutograd guard;
   at::NoGradGuard no_grad;
   if (mesh->is_member() && src_data_rank && mesh->size() > 1) check_same_kind(tensor, *mesh);
   check_plain(tensor);

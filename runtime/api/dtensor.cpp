@@ -323,7 +323,7 @@ at::Tensor make(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placemen
                 const Make& make_piece) {
   auto spec = Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), dtype);
   const auto options = at::TensorOptions().dtype(dtype).device(mesh->device());
-  BelowGuard guard;
+  BelowAutograd guard;
   Shards shards;
   for (const Box& box : spec->boxes()) shards.push_back(make_piece(box, options));
   return wrap(std::move(spec), std::move(shards));

@@ -35,7 +35,7 @@ at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
                  const Fill& fill) {
   at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
   const uint64_t seed = next_seed();
-  BelowGuard guard;
+  BelowAutograd guard;
   const auto* impl = maybe_dtensor(tensor);
   for (size_t i = 0; i < impl->shards().size(); ++i) fill(impl->shards()[i], impl->spec()->boxes()[i], seed);
   return tensor;

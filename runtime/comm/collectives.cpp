@@ -62,7 +62,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
-  const Waiting waiting;
+  const GilRelease waiting;
   backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
   CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
                     to.numel() - receive_splits[group.index] * element_bytes);
@@ -77,7 +77,7 @@ class StartedReduction final : public Reduction {
     std::vector<at::Tensor> wires{wire_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = wire_.op;
-    const Waiting waiting;  // a backend may connect to other ranks first
+    const GilRelease waiting;  // a backend may connect to other ranks first
     work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options);
     const int64_t n_bytes = 2 * static_cast<int64_t>(wire_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_;
     CommTrace::record("all_reduce", n_ranks_, n_bytes, n_bytes);
@@ -86,7 +86,7 @@ class StartedReduction final : public Reduction {
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     {
-      const Waiting waiting;
+      const GilRelease waiting;
       work_->wait();
     }
     if (reduce_ == Reduce::kAvg) wire_.tensor.div_(n_ranks_);
@@ -128,7 +128,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
-  const Waiting waiting;
+  const GilRelease waiting;
   backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;

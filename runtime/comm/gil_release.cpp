@@ -5,18 +5,18 @@
 namespace shardwise {
 namespace {
 
-std::atomic<const WaitHooks*> wait_hooks{nullptr};
+std::atomic<const GilHooks*> gil_hooks{nullptr};
 
 }  // namespace
 
-Waiting::Waiting() : held_(nullptr) {
-  if (const WaitHooks* hooks = wait_hooks.load(std::memory_order_acquire)) held_ = hooks->begin();
+GilRelease::GilRelease() : held_(nullptr) {
+  if (const GilHooks* hooks = gil_hooks.load(std::memory_order_acquire)) held_ = hooks->begin();
 }
 
-Waiting::~Waiting() {
-  if (held_) wait_hooks.load(std::memory_order_acquire)->end(held_);
+GilRelease::~GilRelease() {
+  if (held_) gil_hooks.load(std::memory_order_acquire)->end(held_);
 }
 
-void set_wait_hooks(const WaitHooks* hooks) { wait_hooks.store(hooks, std::memory_order_release); }
+void set_gil_hooks(const GilHooks* hooks) { gil_hooks.store(hooks, std::memory_order_release); }
 
 }  // namespace shardwise

@@ -5,23 +5,23 @@ namespace shardwise {
 
 /// Lives while this thread waits for messages. Python's own operators may come here with the interpreter's lock held (indexing
 /// does), which another rank in the same process needs to send what this one waits for.
-class Waiting {
+class GilRelease {
  public:
-  Waiting();
-  ~Waiting();
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
+  GilRelease();
+  ~GilRelease();
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
 
  private:
   void* held_;
 };
 
 /// `begin` runs before each wait, `end` after it with what begin returned, unless that is null.
-struct WaitHooks {
+struct GilHooks {
   void* (*begin)();
   void (*end)(void*);
 };
 /// Installed by the Python bindings; `hooks` lives as long as the process.
-void set_wait_hooks(const WaitHooks* hooks);
+void set_gil_hooks(const GilHooks* hooks);
 
 }  // namespace shardwise

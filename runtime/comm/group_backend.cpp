@@ -44,7 +44,7 @@ at::Tensor gather_rows(const Group& group, const at::Tensor& numbers) {
   at::Tensor own = numbers;
   at::Tensor gathered = at::empty({group.size(), own.numel()}, own.options());
   at::Tensor flat = gathered.view(-1);
-  const Waiting waiting;
+  const GilRelease waiting;
   backend->_allgather_base(flat, own)->wait();
   return gathered.cpu();
 }

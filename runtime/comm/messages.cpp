@@ -117,7 +117,7 @@ void Messages::wait() {
   if (works_.empty()) return;
   const auto works = std::exchange(works_, {});
   const auto tensors = std::exchange(tensors_, {});
-  const Waiting waiting;
+  const GilRelease waiting;
   for (const WorkPtr& work : works)
     if (work) work->wait();
 }
@@ -133,7 +133,7 @@ std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> send
   if (is_idle) return std::make_shared<Messages>();
 
   const auto backend = backend_of(group, "exchange", device);
-  const Waiting waiting;  // a backend may connect to the other rank first
+  const GilRelease waiting;  // a backend may connect to the other rank first
   Works works = backend->supportsCoalescing() ? start_together(*backend, group, outgoing, incoming)
                                               : start_each(*backend, outgoing, incoming);
   std::vector<at::Tensor> tensors;

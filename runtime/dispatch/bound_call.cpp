@@ -1,24 +1,11 @@
 #include "runtime/dispatch/bound_call.h"
 
 #include "runtime/dispatch/copied_view.h"
-#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/plain_operand.h"
 
-#include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/function.h>
 
 namespace shardwise {
-namespace {
-
-thread_local bool implicit_replication = false;
-
-/// torch.nn's recurrent layers start from plain zeros where they are given nothing.
-bool is_initial_state(const OpInfo& op, const at::Tensor& plain, size_t arg) {
-  return op.handle.schema().arguments()[arg].name() == "hx" && at::count_nonzero(plain).item<int64_t>() == 0;
-}
-
-}  // namespace
-
 BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
     : op(info), stack(values), first(values.size() - info.n_args()) {
   key.add_pointer(&op);
@@ -42,12 +29,12 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
 
 void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
   if (auto* impl = maybe_dtensor(tensor)) {
-    if (impl->moved_view()) [[unlikely]] {
+    if (impl->view_link()) [[unlikely]] {
       impl->shards();  // fetched again, where that is due, on all ranks alike: some may have no piece to compute
       if (op.args[arg].is_written) written_views.push_back(tensor);
     }
     if (op.args[arg].is_written && impl->is_inference()) [[unlikely]]
-      MovedView::count_write();
+      CopiedView::count_write();
     key.add_pointer(impl->spec().get());
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
@@ -83,17 +70,6 @@ at::Tensor BoundCall::replicate(const at::Tensor& plain, size_t arg, size_t inde
   return replica;
 }
 
-void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
-  const bool is_index = op.args[arg].is_index && c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
-  // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
-  TORCH_CHECK_VALUE(
-      implicit_replication || is_index || torch::autograd::get_current_graph_task_id() >= 0 ||
-          is_initial_state(op, plain, arg),
-      fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
-                  "[Replicate()]), or work under implicit_replication().",
-                  op.name, fmt::join(plain.sizes(), ", ")));
-}
-
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor) {
   if (value.isTensor()) {
     value = tensor;
@@ -123,9 +99,5 @@ OpCall BoundCall::to_op_call() const {
   }
   return call;
 }
-
-ImplicitReplication::ImplicitReplication() : outer_(implicit_replication) { implicit_replication = true; }
-ImplicitReplication::~ImplicitReplication() { implicit_replication = outer_; }
-bool ImplicitReplication::is_on() { return implicit_replication; }
 
 }  // namespace shardwise

@@ -39,12 +39,6 @@ struct BoundCall {
   const DTensorImpl& any_distributed() const;
 };
 
-/// A plain tensor next to distributed ones counts as replicated where it is an index, a mask or a recurrent layer's zero state,
-/// within torch's own composed operators and derivative formulas (which make such from the shapes at hand), and under
-/// ImplicitReplication.
-/// Throws: c10::ValueError for any other.
-void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg);
-
 /// Puts `tensor` in the place of an argument, or of element `index` of a list.
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor);
 

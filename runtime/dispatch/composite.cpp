@@ -2,7 +2,7 @@
 
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
-#include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include <torch/library.h>
 

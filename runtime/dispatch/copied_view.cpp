@@ -13,7 +13,7 @@ thread_local uint32_t writes_in_inference_mode = 0;
 
 }  // namespace
 
-MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
+CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
   TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
@@ -22,16 +22,16 @@ MovedView::MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> arg
   version_ = version();
 }
 
-uint32_t MovedView::version() const {
+uint32_t CopiedView::version() const {
   const auto& counter = source_impl().version_counter();
   return counter.enabled() ? counter.current_version() : writes_in_inference_mode;
 }
 
-void MovedView::count_write() { ++writes_in_inference_mode; }
+void CopiedView::count_write() { ++writes_in_inference_mode; }
 
-bool MovedView::is_stale() const { return version_ != version(); }
+bool CopiedView::is_stale() const { return version_ != version(); }
 
-at::Tensor MovedView::view_of(const at::Tensor& source) const {
+at::Tensor CopiedView::view_of(const at::Tensor& source) const {
   torch::jit::Stack stack = args_;
   stack[source_arg_] = source;
   op_.handle.callBoxed(&stack);
@@ -39,8 +39,8 @@ at::Tensor MovedView::view_of(const at::Tensor& source) const {
   return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
 }
 
-void MovedView::refresh(const SpecPtr& spec, Shards& shards) {
-  BelowGuard guard;
+void CopiedView::refresh(const SpecPtr& spec, Shards& shards) {
+  BelowAutograd guard;
   version_ = version();
   const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
   if (kind_ == Kind::kMoved) fetch(spec, shards);
@@ -48,7 +48,7 @@ void MovedView::refresh(const SpecPtr& spec, Shards& shards) {
     for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
 }
 
-void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
+void CopiedView::fetch(const SpecPtr& spec, Shards& shards) const {
   const at::Tensor fetched = view_of(*source_);
   const auto* impl = maybe_dtensor(fetched);
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
@@ -57,14 +57,14 @@ void MovedView::fetch(const SpecPtr& spec, Shards& shards) const {
 }
 
 /// Where every element of the source is seen, what it holds need not be fetched before it is overwritten.
-bool MovedView::covers(const Spec& spec) const {
+bool CopiedView::covers(const Spec& spec) const {
   const Spec& source = *source_impl().spec();
   return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" &&
          op_.name != "aten::unfold";
 }
 
-void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
-  BelowGuard guard;
+void CopiedView::write_back(const SpecPtr& spec, const Shards& shards) {
+  BelowAutograd guard;
   if (kind_ == Kind::kMoved) bring(spec, shards);
   if (kind_ == Kind::kCopied)
     for (size_t i = 0; i < shards.size(); ++i)
@@ -75,7 +75,7 @@ void MovedView::write_back(const SpecPtr& spec, const Shards& shards) {
   version_ = version() + source_impl().version_counter().enabled();
 }
 
-void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
+void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
   const CommScope scope(op_.name.c_str());
   const DTensorImpl& target = source_impl();
   const SpecPtr& layout = target.spec();
@@ -93,7 +93,7 @@ void MovedView::bring(const SpecPtr& spec, const Shards& shards) {
 
 void after_write(const at::Tensor& tensor) {
   if (auto* impl = maybe_dtensor(tensor))
-    if (const auto& view = impl->moved_view()) view->write_back(impl->spec(), impl->shards());
+    if (const auto& view = impl->view_link()) view->write_back(impl->spec(), impl->shards());
 }
 
 }  // namespace shardwise

@@ -7,13 +7,14 @@
 
 #include "runtime/rules/op_info.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/view_link.h"
 
 #include <ATen/core/stack.h>
 
 namespace shardwise {
 
 /// How a view's values come from its source: the call that made it, with the source where the call had it.
-class MovedView {
+class CopiedView final : public ViewLink {
  public:
   /// What parts the view from its source's memory. Only kMoved communicates, and it is the same on all ranks; which of the others
   /// a view is, and whether it is one at all, may differ from rank to rank.
@@ -24,18 +25,15 @@ class MovedView {
   };
 
   /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.
-  MovedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
+  CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
 
   /// Tensors made in inference mode have no versions: a write to any of them makes all views of such stale on this thread.
   static void count_write();
 
-  /// True where the source was written to since. The same on all ranks. Cost: a read.
-  bool is_stale() const;
-  /// Fetches the values again, into the memory of `shards`. Collective over the source's mesh where values move.
-  void refresh(const SpecPtr& spec, Shards& shards);
-  /// Brings the values of a view that was written to into the source, and on into the source's own source. Collective.
+  bool is_stale() const override;
+  void refresh(const SpecPtr& spec, Shards& shards) override;
   /// Cost: moves the view; where the view does not cover its source, gathers the source too.
-  void write_back(const SpecPtr& spec, const Shards& shards);
+  void write_back(const SpecPtr& spec, const Shards& shards) override;
 
  private:
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }

@@ -88,7 +88,7 @@ Decision decide(OpCall& call) {
   const Propagation& propagation = *decision.propagation;
   decision.moves = std::ranges::any_of(propagation.inputs, [](const SpecPtr& spec) { return static_cast<bool>(spec); });
   for (size_t i = 0; i < call.operands.size(); ++i)
-    decision.moved_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
+    decision.copied_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
   if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
   if (rule->localize()) decision.local_args = localize(*rule, call, propagation);

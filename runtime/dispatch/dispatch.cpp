@@ -84,12 +84,12 @@ torch::Library& library(const char* ns, c10::DispatchKey key) {
 
 void run(BoundCall& call) {
   const OpInfo& op = call.op;
-  if (!op.rule || op.rule->is_gathered()) return run_replicated(call);
+  if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
   if (!decision->propagation)
-    run_replicated(call);
+    run_gathered(call);
   else if (op.rule->is_per_element())
-    run_elements(call, *decision);
+    run_foreach(call, *decision);
   else
     run_decided(call, *decision);
 }

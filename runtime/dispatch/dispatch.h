@@ -22,15 +22,4 @@ void register_dispatch();
 /// is first used. Throws: c10::ValueError for an operator that torch does not know or that has a rule.
 void add_user_rule(const std::string& op, const Rule& rule);
 
-/// While it lives, this thread's torch.Tensors next to distributed ones count as replicated.
-class ImplicitReplication {
- public:
-  ImplicitReplication();
-  ~ImplicitReplication();
-  static bool is_on();
-
- private:
-  bool outer_;
-};
-
 }  // namespace shardwise

@@ -80,8 +80,8 @@ class ElementRun {
 
 }  // namespace
 
-void run_elements(BoundCall& call, const Decision& decision) {
-  BelowGuard guard;
+void run_foreach(BoundCall& call, const Decision& decision) {
+  BelowAutograd guard;
   ElementRun(call, *decision.propagation).run();
 }
 

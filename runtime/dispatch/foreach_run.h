@@ -7,6 +7,6 @@ namespace shardwise {
 
 /// Carries out a decided call whose rule is per element: each list is flattened to this rank's pieces, and the operator called
 /// once for all of them. Plain 0-dim elements and scalars are repeated for every piece of their element.
-void run_elements(BoundCall& call, const Decision& decision);
+void run_foreach(BoundCall& call, const Decision& decision);
 
 }  // namespace shardwise

@@ -75,9 +75,9 @@ class ReplicatedRun {
 
   void note_view(bool is_moved, const DTensorImpl& source) {
     if (is_moved)
-      view_kind_ = MovedView::Kind::kMoved;
-    else if (source.moved_view())
-      view_kind_ = MovedView::Kind::kShared;
+      view_kind_ = CopiedView::Kind::kMoved;
+    else if (source.view_link())
+      view_kind_ = CopiedView::Kind::kShared;
   }
 
   static at::Tensor tensor_at(const c10::IValue& value, size_t index) {
@@ -106,7 +106,7 @@ class ReplicatedRun {
     if (!local.defined()) return {};
     at::Tensor result = wrap(replicated_like(local), {local});
     if (view_kind_)
-      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, output));
+      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, output));
     return result;
   }
 
@@ -153,7 +153,7 @@ class ReplicatedRun {
 
   BoundCall& call_;
   MeshPtr mesh_;
-  std::optional<MovedView::Kind> view_kind_;
+  std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are moved views
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
@@ -162,8 +162,8 @@ class ReplicatedRun {
 
 }  // namespace
 
-void run_replicated(BoundCall& call) {
-  BelowGuard guard;
+void run_gathered(BoundCall& call) {
+  BelowAutograd guard;
   ReplicatedRun(call).run();
 }
 

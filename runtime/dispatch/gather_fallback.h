@@ -8,6 +8,6 @@ namespace shardwise {
 /// Answers `call` with every input replicated; results are replicated, written tensors keep their layout. Right for any operator
 /// whose result is a function of its inputs' values. Warns once per operator name where it moved data.
 /// Throws: c10::NotImplementedError on non-members where only values tell the result's shape.
-void run_replicated(BoundCall& call);
+void run_gathered(BoundCall& call);
 
 }  // namespace shardwise

@@ -28,12 +28,12 @@ class LocalRun {
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
     outputs_.resize(propagation_.outputs.size());
     if (call.in_pieces) like_ = call.in_pieces->spec(), kind_ = call.in_pieces->local_kind();
-    if (decision.moved_view) view_kind_ = MovedView::Kind::kMoved;
+    if (decision.copied_view) view_kind_ = CopiedView::Kind::kMoved;
     gives_normal_view_ =
         call.op.is_view && c10::InferenceMode::is_enabled() && !const_cast<DTensorImpl&>(call.leader()).is_inference();
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
-        if (!view_kind_ && operand.impl && operand.impl->moved_view()) view_kind_ = MovedView::Kind::kShared;
+        if (!view_kind_ && operand.impl && operand.impl->view_link()) view_kind_ = CopiedView::Kind::kShared;
     if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
@@ -132,8 +132,8 @@ class LocalRun {
     if (!kernel) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);
-    if (call_.op.is_view && view_kind_ != MovedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
-      view_kind_ = MovedView::Kind::kCopied;
+    if (call_.op.is_view && view_kind_ != CopiedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
+      view_kind_ = CopiedView::Kind::kCopied;
   }
 
   /// Takes the results at the end of `stack` as the next piece of each output.
@@ -181,7 +181,7 @@ class LocalRun {
     at::Tensor result =
         gives_normal_view_ ? wrap_normal(spec, std::move(outputs_[i])) : wrap(spec, std::move(outputs_[i]));
     if (view_kind_)
-      maybe_dtensor(result)->set_moved_view(std::make_shared<MovedView>(*view_kind_, call_.op, view_args_, i));
+      maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
     return result;
   }
@@ -225,7 +225,7 @@ class LocalRun {
   c10::SmallVector<Shards, 4> moved_;
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
-  std::optional<MovedView::Kind> view_kind_;
+  std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where a moved view may come of them
   bool gives_normal_view_;
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
@@ -235,7 +235,7 @@ class LocalRun {
 }  // namespace
 
 void run_decided(BoundCall& call, const Decision& decision) {
-  BelowGuard guard;
+  BelowAutograd guard;
   LocalRun(call, decision).run();
 }
 

@@ -59,7 +59,7 @@ std::unique_ptr<OutCall> OutCall::find(const OpInfo& op) {
 }
 
 void OutCall::run(const OpInfo& op, torch::jit::Stack* stack) const {
-  const BelowGuard guard;
+  const BelowAutograd guard;
   const size_t first = stack->size() - op.n_args();
   torch::jit::Stack inputs;
   std::vector<at::Tensor> outs;

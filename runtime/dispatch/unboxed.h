@@ -60,8 +60,8 @@ class UnboxedKey {
   void add_tensor(const at::Tensor& tensor) {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // MovedView::count_write()
-      is_simple_ &= !impl->moved_view() && impl->local_kind() == LocalKind::kTensor && !is_counted;
+      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // CopiedView::count_write()
+      is_simple_ &= !impl->view_link() && impl->local_kind() == LocalKind::kTensor && !is_counted;
       key_.add_pointer(impl->spec().get());
     } else if (!tensor.defined()) {
       key_.add(0);
@@ -134,7 +134,7 @@ class Unboxed<Op, Return(Args...)> {
 
   template <class First, class... Rest>
   static Return run(const Decision& decision, First& first, Rest&... rest) {
-    const BelowGuard guard;
+    const BelowAutograd guard;
     if constexpr (std::is_reference_v<Return>) {
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;

@@ -178,7 +178,7 @@ class StartedMove final : public PendingMove {
   }
 
   Shards finish() override {
-    BelowGuard guard;
+    BelowAutograd guard;
     finish_reductions();
     if (last_) moving_.arrive(std::move(last_->finish()[0]));
     last_.reset();
@@ -250,7 +250,7 @@ c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options) {
   if (source == destination) return shards;
   check(source, destination);
-  BelowGuard guard;
+  BelowAutograd guard;
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), layouts);
   Moving moving(source, shards, destination, options);
@@ -261,7 +261,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options) {
   check(source, destination);
-  BelowGuard guard;
+  BelowAutograd guard;
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
@@ -270,7 +270,7 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
 std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                               c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
   for (size_t i = 0; i < sources.size(); ++i) check(sources[i], destinations[i]);
-  BelowGuard guard;
+  BelowAutograd guard;
   std::vector<Moving> movings;
   for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
   while (true) {

@@ -236,7 +236,7 @@ Shards move_sparse(const DTensorImpl& source, const SpecPtr& to) {
                       fmt::format("[redistribute] a sparse tensor cannot be {}: its parts are sums. Use Partial().",
                                   to_string(placement)));
   if (!from.is_member()) return {};
-  BelowGuard guard;
+  BelowAutograd guard;
   return SparseMove(source, *to).run();
 }
 

@@ -52,7 +52,7 @@ bool infer_outputs(OpCall& call) {
   call.outputs.clear();
   torch::jit::Stack stack = meta_args(call);
   try {
-    BelowGuard guard;
+    BelowAutograd guard;
     call.op.handle.callBoxed(&stack);
   } catch (const c10::NotImplementedError&) {
     return false;

@@ -53,7 +53,7 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
     }
   }
   try {
-    BelowGuard guard;
+    BelowAutograd guard;
     call.op.handle.callBoxed(&stack);
   } catch (const c10::Error&) {
     call.refusal = std::current_exception();

@@ -6,9 +6,9 @@
 namespace shardwise {
 
 /// PrivateUse2 itself must stay included: it is a backend bit of Dense, and excluding it excludes every dense kernel.
-class BelowGuard {
+class BelowAutograd {
  public:
-  BelowGuard() : guard_(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset) {}
+  BelowAutograd() : guard_(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset) {}
 
  private:
   c10::impl::ExcludeDispatchKeyGuard guard_;

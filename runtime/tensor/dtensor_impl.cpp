@@ -1,7 +1,7 @@
 #include "runtime/tensor/dtensor_impl.h"
 
-#include "runtime/dispatch/copied_view.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/view_link.h"
 
 #include <atomic>
 #include <exception>
@@ -65,7 +65,7 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
 }
 
 void DTensorImpl::settle() const {
-  if (moved_view_ && moved_view_->is_stale()) moved_view_->refresh(spec_, shards_);
+  if (view_link_ && view_link_->is_stale()) view_link_->refresh(spec_, shards_);
   if (!pending_) return;
   const auto lock = lock_of(this);
   const std::lock_guard guard(*lock);
@@ -88,7 +88,7 @@ template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_, is_sparse());
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
-  result->moved_view_ = moved_view_;
+  result->view_link_ = view_link_;
   result->entries_ = entries_;
   result->local_kind_ = local_kind_;
   announce(at::Tensor(result));
@@ -111,7 +111,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   spec_ = other->spec_;
   shards_ = other->shards();
   pending_.reset();
-  moved_view_ = other->moved_view_;
+  view_link_ = other->view_link_;
   entries_ = other->entries_;
   local_kind_ = other->local_kind_;
 }
@@ -119,7 +119,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
-  moved_view_.reset();
+  view_link_.reset();
   shards_.clear();
 }
 

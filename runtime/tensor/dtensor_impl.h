@@ -17,7 +17,7 @@ inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPriva
 /// or none; a rank without pieces may still hold an empty shard).
 enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
-class MovedView;
+class ViewLink;
 struct SparseEntries;
 
 /// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
@@ -27,9 +27,9 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
 
   const SpecPtr& spec() const { return spec_; }
-  /// Waits where they are still on their way; fetches a moved view again whose source was written to.
+  /// Waits where they are still on their way; fetches a copied view again whose source was written to.
   const Shards& shards() const {
-    if (pending_ || moved_view_) [[unlikely]]
+    if (pending_ || view_link_) [[unlikely]]
       settle();
     return shards_;
   }
@@ -37,9 +37,9 @@ class DTensorImpl final : public c10::TensorImpl {
   void set_pending(std::unique_ptr<PendingMove> pending) { pending_ = std::move(pending); }
   bool is_pending() const { return pending_ != nullptr; }
 
-  /// Of a view whose values had to be moved, how they come and go; null for all others.
-  const std::shared_ptr<MovedView>& moved_view() const { return moved_view_; }
-  void set_moved_view(std::shared_ptr<MovedView> view) { moved_view_ = std::move(view); }
+  /// Of a copied view, how its values come and go; null for all others.
+  const std::shared_ptr<ViewLink>& view_link() const { return view_link_; }
+  void set_view_link(std::shared_ptr<ViewLink> link) { view_link_ = std::move(link); }
 
   /// Of a sparse tensor what is known of its entries, of its indices whose they are; null for all others.
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
@@ -66,7 +66,7 @@ class DTensorImpl final : public c10::TensorImpl {
   SpecPtr spec_;
   mutable Shards shards_;
   mutable std::unique_ptr<PendingMove> pending_;
-  std::shared_ptr<MovedView> moved_view_;
+  std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;
 };

@@ -12,7 +12,7 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 /// The first of `box`'s letters, taken out, or null.
-Mail::LetterPtr take_first(std::map<Mail::Box, std::deque<Mail::LetterPtr>>& letters, const Mail::Box& box) {
+Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterPtr>>& letters, const Mailbox::Box& box) {
   const auto found = letters.find(box);
   if (found == letters.end()) return nullptr;
   auto letter = std::move(found->second.front());
@@ -23,41 +23,41 @@ Mail::LetterPtr take_first(std::map<Mail::Box, std::deque<Mail::LetterPtr>>& let
 
 }  // namespace
 
-void Mail::check_present(const std::string& waiting, int64_t rank) const {
-  std::string obstacle = roster_->failure_;
-  if (obstacle.empty() && roster_->is_finished_[rank])
+void Mailbox::check_present(const std::string& waiting, int64_t rank) const {
+  std::string obstacle = membership_->failure_;
+  if (obstacle.empty() && membership_->is_finished_[rank])
     obstacle = fmt::format("rank {} has finished and cannot take part. Both ends must name the message.", rank);
   TORCH_CHECK_WITH(DistBackendError, obstacle.empty(), fmt::format("{}, but {}", waiting, obstacle));
 }
 
-void Mail::send(const Box& box, const at::Tensor& tensor) {
+void Mailbox::send(const Box& box, const at::Tensor& tensor) {
   const at::Tensor copy = tensor.clone(at::MemoryFormat::Contiguous);
-  const std::lock_guard lock(roster_->mutex_);
+  const std::lock_guard lock(membership_->mutex_);
   check_present(fmt::format("[send] rank {} was about to send", ranks_[box.from]), ranks_[box.to]);
   LetterPtr letter = take_first(expected_, box);
   if (!letter) sent_[box].push_back(letter = std::make_shared<Letter>());
   letter->tensor = copy;
-  roster_->changed_.notify_all();
+  membership_->changed_.notify_all();
 }
 
-Mail::LetterPtr Mail::expect(const Box& box) {
-  const std::lock_guard lock(roster_->mutex_);
+Mailbox::LetterPtr Mailbox::expect(const Box& box) {
+  const std::lock_guard lock(membership_->mutex_);
   LetterPtr letter = take_first(sent_, box);
   if (!letter) expected_[box].push_back(letter = std::make_shared<Letter>());
   return letter;
 }
 
-void Mail::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout) {
+void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout) {
   const int64_t from_rank = ranks_[box.from];
   const int64_t own_rank = ranks_[box.to];
-  if (timeout.count() == 0) timeout = roster_->timeout_;
+  if (timeout.count() == 0) timeout = membership_->timeout_;
   const std::string waiting = fmt::format("[receive] rank {} was waiting", own_rank);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   {
-    std::unique_lock lock(roster_->mutex_);
+    std::unique_lock lock(membership_->mutex_);
     while (!letter->tensor) {
       check_present(waiting, from_rank);
-      const bool is_late = roster_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+      const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
       TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,
                        fmt::format("{}, but rank {} did not send within {} ms. Both ends must name the message.",
                                    waiting, from_rank, timeout.count()));

@@ -17,7 +17,7 @@
 namespace shardwise {
 
 /// One group's mailboxes. Messages of one box match receives in order, whichever comes first. Thread-safe.
-class Mail {
+class Mailbox {
  public:
   struct Letter {
     std::optional<at::Tensor> tensor;  // none until it is sent
@@ -30,8 +30,8 @@ class Mail {
     auto operator<=>(const Box&) const = default;
   };
 
-  Mail(std::shared_ptr<Roster> roster, std::vector<int64_t> ranks)
-      : roster_(std::move(roster)), ranks_(std::move(ranks)) {}
+  Mailbox(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks)
+      : membership_(std::move(membership)), ranks_(std::move(ranks)) {}
 
   /// Leaves a copy of `tensor`. Never waits.
   /// Throws: c10::DistBackendError where a rank has failed or the receiver has finished.
@@ -40,17 +40,17 @@ class Mail {
   /// The next message of `box`, sent or yet to be. Whoever drops it unread has received it.
   LetterPtr expect(const Box& box);
 
-  /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the roster's.
+  /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the membership's.
   ///
   /// Throws: c10::ValueError with both ranks where number or dtype of the elements differ; c10::DistBackendError where a
   /// rank failed, or the sender has finished or does not send within the time-out.
   void receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout);
 
  private:
-  /// Throws "`waiting`, but why" where `rank`, or the whole program, takes part no more. Pre: the roster's mutex is held.
+  /// Throws "`waiting`, but why" where `rank`, or the whole program, takes part no more. Pre: the membership's mutex is held.
   void check_present(const std::string& waiting, int64_t rank) const;
 
-  std::shared_ptr<Roster> roster_;
+  std::shared_ptr<Membership> membership_;
   std::vector<int64_t> ranks_;
   std::map<Box, std::deque<LetterPtr>> sent_;      // nobody expects them yet
   std::map<Box, std::deque<LetterPtr>> expected_;  // nobody has sent them yet

@@ -7,7 +7,7 @@
 
 namespace shardwise {
 
-bool Roster::abort(int64_t rank, const std::string& reason) {
+bool Membership::abort(int64_t rank, const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return false;
   failure_ = fmt::format("rank {} failed: {}", rank, reason);
@@ -15,13 +15,13 @@ bool Roster::abort(int64_t rank, const std::string& reason) {
   return true;
 }
 
-void Roster::finish(int64_t rank) {
+void Membership::finish(int64_t rank) {
   const std::lock_guard lock(mutex_);
   is_finished_.at(rank) = true;
   changed_.notify_all();
 }
 
-struct Meeting::Round {
+struct Rendezvous::Round {
   explicit Round(size_t n_members) : offers(n_members) {}
 
   Offers offers;  // an empty op marks those who have not come
@@ -30,65 +30,65 @@ struct Meeting::Round {
   std::string failure;
 };
 
-Meeting::Meeting(std::shared_ptr<Roster> roster, std::vector<int64_t> ranks)
-    : roster_(std::move(roster)), ranks_(std::move(ranks)), open_round_(std::make_shared<Round>(ranks_.size())) {}
+Rendezvous::Rendezvous(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks)
+    : membership_(std::move(membership)), ranks_(std::move(ranks)), open_round_(std::make_shared<Round>(ranks_.size())) {}
 
-void Meeting::hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read) {
+void Rendezvous::hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read) {
   const auto round = arrive(index, std::move(offer));
   const auto leave_last = c10::make_scope_exit([&] { leave(*round); });
   check_same_call(round->offers);
   read(round->offers);
 }
 
-std::shared_ptr<Meeting::Round> Meeting::arrive(int64_t index, Offer offer) {
-  std::unique_lock lock(roster_->mutex_);
+std::shared_ptr<Rendezvous::Round> Rendezvous::arrive(int64_t index, Offer offer) {
+  std::unique_lock lock(membership_->mutex_);
   const auto round = open_round_;
   const std::string op = offer.op;
-  const auto deadline = std::chrono::steady_clock::now() + roster_->timeout_;
+  const auto deadline = std::chrono::steady_clock::now() + membership_->timeout_;
   if (round->failure.empty()) {
     round->offers.at(index) = std::move(offer);
     ++round->n_arrived;
   }
   if (round->n_arrived == ranks_.size()) {
     open_round_ = std::make_shared<Round>(ranks_.size());
-    roster_->changed_.notify_all();
+    membership_->changed_.notify_all();
   }
   while (round->n_arrived < ranks_.size()) {
     if (round->failure.empty()) round->failure = obstacle(*round);
     TORCH_CHECK_WITH(DistBackendError, round->failure.empty(),
                      fmt::format("[{}] rank {} was waiting, but {}", op, ranks_[index], round->failure));
-    const bool is_late = roster_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+    const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
     if (is_late && round->n_arrived < ranks_.size() && round->failure.empty())
       round->failure =
           fmt::format("ranks {} did not come within {} ms. All ranks of a group must call its collectives.",
-                      missing(*round), roster_->timeout_.count());
+                      missing(*round), membership_->timeout_.count());
   }
   return round;
 }
 
-void Meeting::leave(Round& round) {
-  std::unique_lock lock(roster_->mutex_);
-  if (++round.n_left == ranks_.size()) roster_->changed_.notify_all();
-  roster_->changed_.wait(lock, [&] { return round.n_left == ranks_.size(); });
+void Rendezvous::leave(Round& round) {
+  std::unique_lock lock(membership_->mutex_);
+  if (++round.n_left == ranks_.size()) membership_->changed_.notify_all();
+  membership_->changed_.wait(lock, [&] { return round.n_left == ranks_.size(); });
 }
 
-std::vector<int64_t> Meeting::missing(const Round& round) const {
+std::vector<int64_t> Rendezvous::missing(const Round& round) const {
   std::vector<int64_t> missing;
   for (size_t i = 0; i < ranks_.size(); ++i)
     if (round.offers[i].op.empty()) missing.push_back(ranks_[i]);
   return missing;
 }
 
-std::string Meeting::obstacle(const Round& round) const {
-  if (!roster_->failure_.empty()) return roster_->failure_;
+std::string Rendezvous::obstacle(const Round& round) const {
+  if (!membership_->failure_.empty()) return membership_->failure_;
   for (const int64_t rank : missing(round))
-    if (roster_->is_finished_[rank])
+    if (membership_->is_finished_[rank])
       return fmt::format("rank {} has finished and cannot take part. All ranks of the group {} must call it.", rank,
                          ranks_);
   return {};
 }
 
-void Meeting::check_same_call(const Offers& offers) const {
+void Rendezvous::check_same_call(const Offers& offers) const {
   for (size_t i = 1; i < offers.size(); ++i)
     TORCH_CHECK_VALUE(
         offers[i].op == offers[0].op && offers[i].detail == offers[0].detail,

@@ -1,7 +1,7 @@
 // runtime/threads/rendezvous.h: where ranks that are threads of one process meet for a collective.
 //
 // A collective is a round: each member offers its tensors, waits until all have come, reads the others' tensors, and waits
-// until all have read. Waiting is on a condition variable; a rank that fails or finishes releases those who wait for it.
+// until all have read. GilRelease is on a condition variable; a rank that fails or finishes releases those who wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,9 +18,9 @@
 namespace shardwise {
 
 /// Which thread ranks of one program still take part. Thread-safe.
-class Roster {
+class Membership {
  public:
-  Roster(int64_t n_ranks, std::chrono::milliseconds timeout) : is_finished_(n_ranks, false), timeout_(timeout) {}
+  Membership(int64_t n_ranks, std::chrono::milliseconds timeout) : is_finished_(n_ranks, false), timeout_(timeout) {}
 
   /// `rank` has failed: those who wait or come later throw `reason`. The first failure stays, and returns true.
   bool abort(int64_t rank, const std::string& reason);
@@ -30,8 +30,8 @@ class Roster {
   int64_t size() const { return static_cast<int64_t>(is_finished_.size()); }
 
  private:
-  friend class Mail;
-  friend class Meeting;
+  friend class Mailbox;
+  friend class Rendezvous;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -51,14 +51,14 @@ struct Offer {
 using Offers = std::vector<Offer>;  // by group order
 
 /// One group's rounds. Every member calls `hold` once per collective.
-class Meeting {
+class Rendezvous {
  public:
-  Meeting(std::shared_ptr<Roster> roster, std::vector<int64_t> ranks);
+  Rendezvous(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks);
 
   /// Runs `read` on the offers of all members; theirs stay untouched until all have read.
   ///
   /// Throws: c10::ValueError, on all members, naming two whose calls differ; c10::DistBackendError where a member failed,
-  /// has finished, or does not come within the time-out. A meeting that failed to gather stays closed.
+  /// has finished, or does not come within the time-out. A rendezvous that failed to gather stays closed.
   void hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read);
 
  private:
@@ -66,11 +66,11 @@ class Meeting {
   std::shared_ptr<Round> arrive(int64_t index, Offer offer);
   void leave(Round& round);
   void check_same_call(const Offers& offers) const;
-  /// Why `round` cannot come together, or "". Pre: the roster's mutex is held.
+  /// Why `round` cannot come together, or "". Pre: the membership's mutex is held.
   std::string obstacle(const Round& round) const;
   std::vector<int64_t> missing(const Round& round) const;
 
-  std::shared_ptr<Roster> roster_;
+  std::shared_ptr<Membership> membership_;
   std::vector<int64_t> ranks_;
   std::shared_ptr<Round> open_round_;
 };

@@ -18,23 +18,23 @@ struct FinishedWork : c10d::Work {
 
 class ReceiveWork : public c10d::Work {
  public:
-  ReceiveWork(std::shared_ptr<Mail> mail, Mail::Box box, at::Tensor to)
-      : mail_(std::move(mail)), box_(box), to_(std::move(to)), letter_(mail_->expect(box)) {}
+  ReceiveWork(std::shared_ptr<Mailbox> mailbox, Mailbox::Box box, at::Tensor to)
+      : mailbox_(std::move(mailbox)), box_(box), to_(std::move(to)), letter_(mailbox_->expect(box)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (!letter_) return true;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    mail_->receive(box_, std::exchange(letter_, nullptr), to_, timeout);
+    mailbox_->receive(box_, std::exchange(letter_, nullptr), to_, timeout);
     finish();
     return true;
   }
   int sourceRank() const override { return static_cast<int>(box_.from); }
 
  private:
-  std::shared_ptr<Mail> mail_;
-  Mail::Box box_;
+  std::shared_ptr<Mailbox> mailbox_;
+  Mailbox::Box box_;
   at::Tensor to_;
-  Mail::LetterPtr letter_;  // null once waited for
+  Mailbox::LetterPtr letter_;  // null once waited for
 };
 
 const at::Tensor& only(const char* op, const std::vector<at::Tensor>& tensors) {
@@ -151,13 +151,13 @@ void check_parts(const char* op, const at::Tensor& all, const at::Tensor& part, 
 
 }  // namespace
 
-ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting, std::shared_ptr<Mail> mail)
-    : Backend(static_cast<int>(index), static_cast<int>(size)), meeting_(std::move(meeting)), mail_(std::move(mail)) {}
+ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Rendezvous> rendezvous, std::shared_ptr<Mailbox> mailbox)
+    : Backend(static_cast<int>(index), static_cast<int>(size)), rendezvous_(std::move(rendezvous)), mailbox_(std::move(mailbox)) {}
 
 ThreadBackend::WorkPtr ThreadBackend::meet(Offer offer, const std::function<void(const Offers&)>& read,
                                            const std::function<void()>& write) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  meeting_->hold(rank_, std::move(offer), read);
+  rendezvous_->hold(rank_, std::move(offer), read);
   write();
   return c10::make_intrusive<FinishedWork>();
 }
@@ -269,13 +269,13 @@ ThreadBackend::WorkPtr ThreadBackend::alltoall_base(at::Tensor& output, at::Tens
 ThreadBackend::WorkPtr ThreadBackend::send(Tensors& tensors, int to, int tag) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_other("send", to, rank_, size_);
-  mail_->send({rank_, to, tag}, only("send", tensors));
+  mailbox_->send({rank_, to, tag}, only("send", tensors));
   return c10::make_intrusive<FinishedWork>();
 }
 
 ThreadBackend::WorkPtr ThreadBackend::recv(Tensors& tensors, int from, int tag) {
   check_other("recv", from, rank_, size_);
-  return c10::make_intrusive<ReceiveWork>(mail_, Mail::Box{from, rank_, tag}, only("recv", tensors));
+  return c10::make_intrusive<ReceiveWork>(mailbox_, Mailbox::Box{from, rank_, tag}, only("recv", tensors));
 }
 
 ThreadBackend::WorkPtr ThreadBackend::barrier(const c10d::BarrierOptions&) {

@@ -18,7 +18,7 @@ class ThreadBackend : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Meeting> meeting, std::shared_ptr<Mail> mail);
+  ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Rendezvous> rendezvous, std::shared_ptr<Mailbox> mailbox);
 
   const std::string getBackendName() const override { return "threads"; }
   void setSequenceNumberForGroup() override {}
@@ -40,11 +40,11 @@ class ThreadBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  /// Holds the meeting, then calls `write`, when nobody reads this rank's tensors any more.
+  /// Holds the rendezvous, then calls `write`, when nobody reads this rank's tensors any more.
   WorkPtr meet(Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
 
-  std::shared_ptr<Meeting> meeting_;
-  std::shared_ptr<Mail> mail_;
+  std::shared_ptr<Rendezvous> rendezvous_;
+  std::shared_ptr<Mailbox> mailbox_;
 };
 
 }  // namespace shardwise

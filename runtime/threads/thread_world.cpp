@@ -17,21 +17,21 @@ namespace {
 
 /// Where the members of one group find each other.
 struct Places {
-  std::shared_ptr<Meeting> meeting;
-  std::shared_ptr<Mail> mail;
+  std::shared_ptr<Rendezvous> rendezvous;
+  std::shared_ptr<Mailbox> mailbox;
 };
 
 }  // namespace
 
-struct ThreadHub::Meetings {
+struct ThreadHub::RendezvousTable {
   std::mutex mutex;
   std::map<std::vector<int64_t>, Places> by_ranks;
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
 
-  Places of(const std::shared_ptr<Roster>& roster, const std::vector<int64_t>& ranks) {
+  Places of(const std::shared_ptr<Membership>& membership, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
     Places& places = by_ranks[ranks];
-    if (!places.meeting) places = {std::make_shared<Meeting>(roster, ranks), std::make_shared<Mail>(roster, ranks)};
+    if (!places.rendezvous) places = {std::make_shared<Rendezvous>(membership, ranks), std::make_shared<Mailbox>(membership, ranks)};
     return places;
   }
 };
@@ -42,7 +42,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t
                                                           c10::intrusive_ptr<c10d::Store> store) {
   using c10d::ProcessGroup;
   auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
-  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.meeting, places.mail);
+  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.rendezvous, places.mailbox);
   for (const auto device : {c10::kCPU, c10::kCUDA})
     group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
   group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
@@ -82,10 +82,10 @@ void rethrow_as(const std::exception_ptr& error, const std::string& text) {
 
 }  // namespace
 
-ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) : meetings_(std::make_shared<Meetings>()) {
+ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) : rendezvous_table_(std::make_shared<RendezvousTable>()) {
   TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
-  roster_ = std::make_shared<Roster>(n_ranks, timeout);
-  meetings_->store->setTimeout(timeout);
+  membership_ = std::make_shared<Membership>(n_ranks, timeout);
+  rendezvous_table_->store->setTimeout(timeout);
   worlds_.resize(n_ranks);
 }
 
@@ -93,11 +93,11 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size(),
       fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
-  const auto make_group = [rank, roster = roster_, meetings = meetings_](const std::vector<int64_t>& ranks) {
+  const auto make_group = [rank, membership = membership_, rendezvous_table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
                               : make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()),
-                                                   meetings->of(roster, ranks), meetings->store);
+                                                   rendezvous_table->of(membership, ranks), rendezvous_table->store);
   };
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -107,8 +107,8 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   return world;
 }
 
-bool ThreadHub::abort(int64_t rank, const std::string& reason) { return roster_->abort(rank, reason); }
-void ThreadHub::finish(int64_t rank) { roster_->finish(rank); }
+bool ThreadHub::abort(int64_t rank, const std::string& reason) { return membership_->abort(rank, reason); }
+void ThreadHub::finish(int64_t rank) { membership_->finish(rank); }
 
 void run_ranks(int64_t n_ranks, const std::function<void(World&)>& body, std::chrono::milliseconds timeout) {
   ThreadHub hub(n_ranks, timeout);

@@ -26,7 +26,7 @@ class ThreadHub {
   /// `timeout`: how long a rank waits for the others in one collective. Throws: c10::ValueError for less than one rank.
   explicit ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout = kThreadTimeout);
 
-  int64_t size() const { return roster_->size(); }
+  int64_t size() const { return membership_->size(); }
   /// The World of `rank`, made at the first call. Throws: c10::ValueError for an unknown rank.
   std::shared_ptr<World> world(int64_t rank);
   /// `rank` has failed; those who wait for it, now or later, throw and name it. True for the first to fail.
@@ -35,10 +35,10 @@ class ThreadHub {
   void finish(int64_t rank);
 
  private:
-  struct Meetings;  // by ranks; outlives the hub where a World does
+  struct RendezvousTable;  // by ranks; outlives the hub where a World does
 
-  std::shared_ptr<Roster> roster_;
-  std::shared_ptr<Meetings> meetings_;
+  std::shared_ptr<Membership> membership_;
+  std::shared_ptr<RendezvousTable> rendezvous_table_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<World>> worlds_;
 };

@@ -60,7 +60,7 @@ TEST(BoxTest, SubtractingNothingLeavesAllAndSubtractingAllLeavesNothing) {
   EXPECT_TRUE(subtract({{2}, {0}}, {{9}, {1}}).empty());
 }
 
-TEST(CoverTest, OverlapNamesBothPositionsAndIgnoresEmptyBoxes) {
+TEST(TilingTest, OverlapNamesBothPositionsAndIgnoresEmptyBoxes) {
   EXPECT_FALSE(find_overlap({}));
   EXPECT_FALSE(find_overlap({{{0}, {4}}, {{2}, {0}}, {{4}, {1}}}));
   const auto overlap = find_overlap({{{4, 0}, {2, 8}}, {{0, 0}, {2, 8}}, {{1, 7}, {3, 1}}});
@@ -68,9 +68,9 @@ TEST(CoverTest, OverlapNamesBothPositionsAndIgnoresEmptyBoxes) {
   EXPECT_EQ(*overlap, std::pair(size_t{1}, size_t{2}));
 }
 
-TEST(CoverTest, TwoBoxesOfZeroDimsOverlap) { EXPECT_TRUE(find_overlap({Box::whole({}), Box::whole({})})); }
+TEST(TilingTest, TwoBoxesOfZeroDimsOverlap) { EXPECT_TRUE(find_overlap({Box::whole({}), Box::whole({})})); }
 
-TEST(CoverTest, ThousandsOfColumnsAreCheckedWithoutComparingAllPairs) {
+TEST(TilingTest, ThousandsOfColumnsAreCheckedWithoutComparingAllPairs) {
   std::vector<Box> columns;
   for (int64_t i = 0; i < 4000; ++i) columns.push_back({{0, (i * 7) % 4000}, {8, 1}});
   EXPECT_FALSE(find_overlap(columns));
@@ -79,7 +79,7 @@ TEST(CoverTest, ThousandsOfColumnsAreCheckedWithoutComparingAllPairs) {
   EXPECT_TRUE(find_overlap(columns));
 }
 
-TEST(CoverTest, HoleIsABoxThatNothingCovers) {
+TEST(TilingTest, HoleIsABoxThatNothingCovers) {
   const Box whole = Box::whole({4, 4});
   EXPECT_EQ(find_hole(whole, {}), whole);
   EXPECT_FALSE(find_hole(whole, {{{0, 0}, {4, 2}}, {{0, 2}, {4, 2}}}));

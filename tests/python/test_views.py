@@ -210,7 +210,7 @@ def test_parts_of_an_unsafe_split_are_written_to_one_by_one():
     on_ranks(check)
 
 
-def test_a_list_to_write_to_holds_no_moved_views():
+def test_a_list_to_write_to_holds_no_copied_views():
     def check(mesh):
         base = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)])
         with pytest.raises(ValueError, match="the list to write to holds a view whose values were moved"):

@@ -19,14 +19,14 @@ std::vector<RankPieces> ranks_with(std::vector<std::vector<Box>> boxes) {
 Box rows(int64_t begin, int64_t end) { return {{begin, 0}, {end - begin, 16}}; }
 Box columns(int64_t begin, int64_t end) { return {{0, begin}, {8, end - begin}}; }
 
-FoundCut find(const std::vector<RankPieces>& pieces, const std::vector<Placement>& placements, Dims mesh = {}) {
+InferredLayout find(const std::vector<RankPieces>& pieces, const std::vector<Placement>& placements, Dims mesh = {}) {
   std::vector<int64_t> ranks;
   for (const RankPieces& each : pieces) ranks.push_back(each.rank);
   if (mesh.empty()) mesh = {static_cast<int64_t>(ranks.size())};
-  return find_cut(pieces, std::make_shared<const RankGrid>(RankGrid{mesh, ranks}), placements, c10::DeviceType::CPU);
+  return infer_layout(pieces, std::make_shared<const RankGrid>(RankGrid{mesh, ranks}), placements, c10::DeviceType::CPU);
 }
 
-std::string text(const FoundCut& cut) { return to_string(cut.layout.placements()); }
+std::string text(const InferredLayout& cut) { return to_string(cut.layout.placements()); }
 
 std::string error_of(const std::vector<RankPieces>& pieces, const std::vector<Placement>& placements, Dims mesh = {}) {
   try {
@@ -43,7 +43,7 @@ void expect_words(const std::string& words, const std::string& error) {
 
 const Placement kShard0 = Placement::shard(0), kShard1 = Placement::shard(1), kWhole = Placement::replicate();
 
-TEST(FoundCutTest, SinglePiecesInMeshOrderAreAShardWithSizes) {
+TEST(InferLayoutTest, SinglePiecesInMeshOrderAreAShardWithSizes) {
   const auto uneven = find(ranks_with({{rows(0, 1)}, {rows(1, 4)}, {rows(4, 5)}, {rows(5, 8)}}), {kShard0});
   EXPECT_EQ(text(uneven), "[Shard(0, sizes=[1, 3, 1, 3])]");
   EXPECT_EQ(uneven.layout.sizes().vec(), (std::vector<int64_t>{8, 16}));
@@ -54,7 +54,7 @@ TEST(FoundCutTest, SinglePiecesInMeshOrderAreAShardWithSizes) {
             "[Shard(1, sizes=[9, 7])]");
 }
 
-TEST(FoundCutTest, AnyOtherCoverIsAnEnumerableShard) {
+TEST(InferLayoutTest, AnyOtherCoverIsAnEnumerableShard) {
   const auto reversed = ranks_with({{rows(4, 8)}, {rows(0, 4)}});
   EXPECT_EQ(text(find(reversed, {kShard0})),
             "[EnumerableShard([ShardMetadata(offsets=[4, 0], sizes=[4, 16], rank=0), "
@@ -69,19 +69,19 @@ TEST(FoundCutTest, AnyOtherCoverIsAnEnumerableShard) {
   EXPECT_TRUE(find(grid, {kShard0}).layout.is_enumerable());
 }
 
-TEST(FoundCutTest, AnEmptyPieceInAnUnusualPlaceIsKept) {
+TEST(InferLayoutTest, AnEmptyPieceInAnUnusualPlaceIsKept) {
   const Layout layout = find(ranks_with({{rows(0, 4)}, {rows(0, 0)}, {rows(4, 8)}}), {kShard0}).layout;
   EXPECT_EQ(layout.boxes(1), std::vector<Box>{rows(0, 0)});
 }
 
-TEST(FoundCutTest, WholeTablesStayReplicated) {
+TEST(InferLayoutTest, WholeTablesStayReplicated) {
   EXPECT_EQ(text(find(ranks_with({{rows(0, 8)}}), {kWhole})), "[Replicate()]");
   EXPECT_EQ(text(find(ranks_with({{rows(0, 8)}, {rows(0, 8)}}), {kWhole})), "[Replicate()]");
   EXPECT_TRUE(
       find(ranks_with({{columns(8, 16), columns(0, 8)}}), {kWhole}).layout.is_enumerable());  // one rank, two pieces
 }
 
-TEST(FoundCutTest, NDMeshesCutAndCopyAsTheirPlacementsSay) {
+TEST(InferLayoutTest, NDMeshesCutAndCopyAsTheirPlacementsSay) {
   const auto copied = ranks_with({{rows(0, 3)}, {rows(0, 3)}, {rows(3, 8)}, {rows(3, 8)}});
   EXPECT_EQ(text(find(copied, {kShard0, kWhole}, {2, 2})), "[Shard(0, sizes=[3, 5]), Replicate()]");
   const auto nested = ranks_with({{rows(0, 1)}, {rows(1, 3)}, {rows(3, 7)}, {rows(7, 8)}});
@@ -93,7 +93,7 @@ TEST(FoundCutTest, NDMeshesCutAndCopyAsTheirPlacementsSay) {
                         {kShard0, kWhole}, {2, 2}));
 }
 
-TEST(FoundCutTest, MisfitsNameTheBoxesAndTheirRanks) {
+TEST(InferLayoutTest, MisfitsNameTheBoxesAndTheirRanks) {
   expect_words("the pieces [0:4, 0:16] of rank 0 and [3:8, 0:16] of rank 1 overlap in [3:4, 0:16]",
                error_of(ranks_with({{rows(0, 4)}, {rows(3, 8)}}), {kShard0}));
   expect_words("leave a hole: [3:4, 0:16] of the tensor of shape [8, 16]",
@@ -119,14 +119,14 @@ TEST(FoundCutTest, MisfitsNameTheBoxesAndTheirRanks) {
   expect_words("rank 1 gives Float pieces, rank 2 Double", error_of(dtypes, {kShard0}));
 }
 
-TEST(FoundCutTest, AnEnumerableShardMustNameThePieces) {
+TEST(InferLayoutTest, AnEnumerableShardMustNameThePieces) {
   const auto pieces = ranks_with({{rows(0, 3)}, {rows(3, 8)}});
   const auto named = Placement::enumerable({{{0, 0}, {3, 16}, 0}, {{3, 0}, {5, 16}, 1}});
   EXPECT_TRUE(find(pieces, {named}).layout.is_enumerable());
   expect_words("are not those of [EnumerableShard(", error_of(pieces, {Placement::enumerable({{{0, 0}, {8, 16}, 0}})}));
 }
 
-TEST(FoundCutTest, StridesFollowThePiecesOrderInMemory) {
+TEST(InferLayoutTest, StridesFollowThePiecesOrderInMemory) {
   auto pieces = ranks_with({{rows(0, 3)}, {rows(3, 8)}});
   for (RankPieces& each : pieces) each.piece_strides = {1, 8};
   EXPECT_EQ(find(pieces, {kShard0}).strides, (Dims{1, 8}));

@@ -120,7 +120,7 @@ TEST(ViewsTest, WritesReachTheBaseAndItsGradient) {
                            [](const at::Tensor& t) { return t.permute({2, 1, 0}).slice(1, 1, 4).unsqueeze(0); });
 }
 
-TEST(ViewsTest, MovedViewsAndTheirBaseSeeEachOthersWrites) {
+TEST(ViewsTest, CopiedViewsAndTheirBaseSeeEachOthersWrites) {
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> views = {
       [](const at::Tensor& t) { return t.view({24}); },
       [](const at::Tensor& t) { return t.select(1, 0); },

@@ -1,4 +1,4 @@
-// On three threads, and on processes over Gloo when gloo_main.cpp starts them; MailTest is of threads alone.
+// On three threads, and on processes over Gloo when gloo_main.cpp starts them; MailboxTest is of threads alone.
 #include "runtime/comm/messages.h"
 
 #include "runtime/comm/collectives.h"
@@ -182,16 +182,16 @@ TEST(MessagesTest, GroupOfOneHasNone) {
 }
 
 /// Without the order check, which would speak first.
-class MailTest : public testing::Test {
+class MailboxTest : public testing::Test {
  public:
-  MailTest() : was_checked_(set_order_check(false)) {}
-  ~MailTest() override { set_order_check(was_checked_); }
+  MailboxTest() : was_checked_(set_order_check(false)) {}
+  ~MailboxTest() override { set_order_check(was_checked_); }
 
  private:
   bool was_checked_;
 };
 
-TEST_F(MailTest, SizesThatDifferAreNamed) {
+TEST_F(MailboxTest, SizesThatDifferAreNamed) {
   expect_error("[receive] rank 0 sends 12 Byte to rank 1, which expects 8 Byte. Make the two ends agree.",
                error_of_ranks(2, [](World& world) {
                  if (world.rank() == 0)
@@ -201,7 +201,7 @@ TEST_F(MailTest, SizesThatDifferAreNamed) {
                }));
 }
 
-TEST_F(MailTest, FailedRankReleasesReceivers) {
+TEST_F(MailboxTest, FailedRankReleasesReceivers) {
   const auto errors = on_each_rank(1, [](World&) {
     std::string of_receiver;
     const std::string of_run = error_of_ranks(3, [&](World& world) {
@@ -217,7 +217,7 @@ TEST_F(MailTest, FailedRankReleasesReceivers) {
   expect_error("out of luck; [receive] rank 1 was waiting, but rank 2 failed: out of luck", errors[0]);
 }
 
-TEST_F(MailTest, FinishedAndLateRanksAreNamed) {
+TEST_F(MailboxTest, FinishedAndLateRanksAreNamed) {
   expect_error("[receive] rank 1 was waiting, but rank 0 has finished and cannot take part",
                error_of_ranks(2, [](World& world) {
                  if (world.rank() == 1) exchange(*everyone(world), {}, {{0, room(1)}})->wait();
@@ -235,7 +235,7 @@ TEST_F(MailTest, FinishedAndLateRanksAreNamed) {
                    std::chrono::milliseconds(50)));
 }
 
-TEST_F(MailTest, NobodySendsToOneWhoHasFinished) {
+TEST_F(MailboxTest, NobodySendsToOneWhoHasFinished) {
   expect_error("[send] rank 0 was about to send, but rank 1 has finished", error_of_ranks(2, [](World& world) {
                  if (world.rank() == 1) return;
                  std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -243,7 +243,7 @@ TEST_F(MailTest, NobodySendsToOneWhoHasFinished) {
                }));
 }
 
-TEST_F(MailTest, SentBeforeTheSenderFinishedStillArrives) {
+TEST_F(MailboxTest, SentBeforeTheSenderFinishedStillArrives) {
   run_ranks(2, [](World& world) {
     const at::Tensor got = room(2);
     const auto messages = world.rank() == 0 ? exchange(*everyone(world), {{1, letter(0, 1, 2)}}, {})
@@ -255,7 +255,7 @@ TEST_F(MailTest, SentBeforeTheSenderFinishedStillArrives) {
   });
 }
 
-TEST_F(MailTest, UnwindingLetsGoAndTakesItsMessageAlong) {
+TEST_F(MailboxTest, UnwindingLetsGoAndTakesItsMessageAlong) {
   run_ranks(2, [](World& world) {
     const GroupPtr group = everyone(world);
     const at::Tensor got = room(2);

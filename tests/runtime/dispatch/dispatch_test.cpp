@@ -1,4 +1,5 @@
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/decision.h"

@@ -1,0 +1,21 @@
+// runtime/tensor/view_link.h: how a view whose memory is not its source's stays a view.
+#pragma once
+
+#include "runtime/tensor/shards.h"
+#include "runtime/tensor/spec.h"
+
+namespace shardwise {
+
+/// Held by the view. Its one implementation is CopiedView (runtime/dispatch/copied_view.h), which knows operators.
+class ViewLink {
+ public:
+  virtual ~ViewLink() = default;
+  /// True where the source was written to since the values were last fetched. The same on all ranks. Cost: a read.
+  virtual bool is_stale() const = 0;
+  /// Fetches the values again, into the memory of `shards`. Collective over the source's mesh where values come from other ranks.
+  virtual void refresh(const SpecPtr& spec, Shards& shards) = 0;
+  /// Copies the values of a view that was written to into the source, and on into the source's own source. Collective.
+  virtual void write_back(const SpecPtr& spec, const Shards& shards) = 0;
+};
+
+}  // namespace shardwise
