@@ -4,6 +4,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
 

@@ -2,6 +2,7 @@
 
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/native/Resize.h>
