@@ -1,4 +1,4 @@
-// ops/elementwise/activations.cpp: activations and their derivatives, which are linear in the gradient, their first argument.
+// ops/elementwise/activations.cpp: activation functions and their derivatives, which are linear in the gradient.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
@@ -26,7 +26,7 @@ void describe_glu_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {self};
 }
 
-// torch's keeps a buffer whose shape depends on the device.
+// torch's log_sigmoid returns a buffer whose shape depends on the device; ours returns an empty one.
 
 std::tuple<at::Tensor, at::Tensor> log_sigmoid_forward(const at::Tensor& self) {
   return {at::clamp_max(self, 0).sub_(at::log1p(at::exp(-at::abs(self)))), self.new_empty({0})};

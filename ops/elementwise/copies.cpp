@@ -9,7 +9,7 @@
 namespace shardwise {
 namespace {
 
-// Neither rule is sampled(): a memory format decides the strides.
+// Neither rule is sampled(): the memory format argument decides the strides.
 
 Rule copy() {
   auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) {
@@ -18,7 +18,7 @@ Rule copy() {
   return Rule("pointwise", describe).linear(Linearity::kPass);
 }
 
-/// Casting commutes with a sum only where the result can hold the parts.
+/// A cast commutes with a sum only where the result dtype can hold every term.
 Rule cast() {
   return {"pointwise linear to floating", [elementwise = pointwise()](const OpCall& call, Signature& signature) {
             signature = elementwise.signature(call);
@@ -30,7 +30,7 @@ Rule cast() {
 }  // namespace
 
 void register_copies(RuleTable& table) {
-  // Lazily torch marks the tensor it has; the pieces would be marked and the whole not.
+  // torch sets a lazy flag, which the local shards would carry and the DTensor would not: compute at once.
   add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
   add_overloads(table,

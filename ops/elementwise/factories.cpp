@@ -1,4 +1,4 @@
-// ops/elementwise/factories.cpp: new tensors like another: laid out as it where the sizes are equal, replicated otherwise.
+// ops/elementwise/factories.cpp: new tensors like another: with its layout where sizes are equal, else replicated.
 #include "ops/families.h"
 
 namespace shardwise {

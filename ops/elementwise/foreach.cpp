@@ -1,4 +1,4 @@
-// ops/elementwise/foreach.cpp: lists of tensors, element by element: foreach and fused optimizer steps.
+// ops/elementwise/foreach.cpp: operators on lists of tensors, element by element: foreach and fused optimizer steps.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"

@@ -1,4 +1,4 @@
-// ops/elementwise/item.cpp: what leaves as a number or a truth value: item(), and questions about shapes.
+// ops/elementwise/item.cpp: operators that return a number or a bool: item(), and comparisons of shapes.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -12,7 +12,7 @@ bool is_same_size(const at::Tensor& a, const at::Tensor& b) { return a.sizes() =
 
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
-// Numbers that torch reads from memory while it composes the operator: every rank needs them.
+// torch reads these numbers from memory to compose the operator, so every rank needs all of them.
 
 at::Tensor plain(const at::Tensor& tensor) { return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor; }
 

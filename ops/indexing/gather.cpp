@@ -1,10 +1,10 @@
-// ops/indexing/gather.cpp: gather and scatter along a dim, by operators of our own that know this rank's window of it.
+// ops/indexing/gather.cpp: gather and scatter along a dim; our own operators take the offset of the local shard.
 //
-//   gather: self cut along dim    each rank finds what it has: Partial(sum), index replicated
-//           index cut along dim   the result is cut likewise, self whole
-//   scatter: self cut along dim   each rank writes what falls into its window; index and src replicated
-//           index cut along dim   what is added may be Partial(sum)
-//   both: the other dims cut alike
+//   gather:  self sharded along dim    each rank looks up the indices in its shard: Partial(sum); index replicated
+//            index sharded along dim   the result is sharded like index; self whole
+//   scatter: self sharded along dim    each rank writes the indices in its shard; index and src replicated
+//            index sharded along dim   added values give Partial(sum)
+//   both:    self, index and src are sharded alike along other dims
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
@@ -69,7 +69,7 @@ at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, cons
 
 // Their rules.
 
-/// The dims of self and index: shared where they are of equal extent, whole where not; along "dim" each has its own.
+/// self and index share the factors of dims of equal extent; other dims are whole. Along "dim" each has its own factor.
 struct GatherAxes {
   Axes self, index;
   Axis window, position;
@@ -89,7 +89,7 @@ struct GatherAxes {
   }
 };
 
-/// How what was looked up in windows combines: a value and zeros.
+/// How the ranks' lookups combine: one has the value, the others zeros.
 Reduce reduce_of_windows(const OpCall& call) {
   return call.operands[0].spec->dtype() == c10::ScalarType::Bool ? Reduce::kMax : Reduce::kSum;
 }
@@ -118,7 +118,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   args[local.call.op.arg_index("first")] = box.offsets.empty() ? 0 : box.offsets[local.call.arg("dim").toInt()];
 }
 
-// Derivatives: each is the other's.
+// Derivatives: gather's is scatter, and the reverse.
 
 at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Spec& source, int64_t dim) {
   std::vector<int64_t> of_source(grad.dim());
@@ -162,7 +162,7 @@ at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index
   return Gather::apply(self, index, dim);
 }
 
-// aten's operators. The index may be smaller than self in other dims, and src larger than it: what takes part is sliced out.
+// aten's operators. index may be smaller than self in other dims, and src larger than index: they are sliced.
 
 at::Tensor sliced_to(at::Tensor tensor, c10::IntArrayRef sizes, int64_t except) {
   for (int64_t dim = 0; dim < tensor.dim() && dim < static_cast<int64_t>(sizes.size()); ++dim)
@@ -172,7 +172,7 @@ at::Tensor sliced_to(at::Tensor tensor, c10::IntArrayRef sizes, int64_t except) 
 
 at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
-/// Of a dtype that torch takes for positions; of others it says so.
+/// True for the dtypes that torch accepts for positions; for others it throws.
 bool is_integer(const at::Tensor& index) { return index.scalar_type() == at::kLong || index.scalar_type() == at::kInt; }
 
 at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, bool sparse_grad) {
@@ -200,7 +200,7 @@ struct Scatter {
     if (index.numel() == 0) index = index.to(at::kLong);
     if (is_integer(index)) check_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
   }
-  /// A src of values, one per index.
+  /// For a src with a value per index.
   void slice_src() { src = sliced_to(at_least_1d(src), index.sizes(), -1); }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
@@ -223,7 +223,7 @@ struct Scatter {
   }
 };
 
-/// One value for all indices, of self's dtype.
+/// One value for all indices, with self's dtype.
 at::Tensor scalar_like(const at::Tensor& self, const at::Scalar& value) {
   return at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()));
 }

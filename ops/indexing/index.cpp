@@ -1,9 +1,9 @@
-// ops/indexing/index.cpp: looking up and writing by tensors of indices, by operators of our own that know this rank's window of the indexed dims.
+// ops/indexing/index.cpp: indexing with tensors (index, index_put); our own operators take the local shard's offsets.
 //
-//   self on a mesh dim         indices, values there    what is looked up
-//   cut along an indexed dim   replicated               Partial(sum)
-//   cut along another dim      values alike             cut likewise
-//   replicated                 cut                      cut likewise; what is added may be Partial(sum)
+//   self                           indices          values          result of a lookup
+//   sharded along an indexed dim   replicated       replicated      Partial(sum)
+//   sharded along another dim      replicated       sharded alike   sharded alike
+//   replicated                     sharded          sharded         sharded like indices; added values: Partial(sum)
 #include "ops/indexing/index.h"
 
 #include "ops/families.h"
@@ -63,7 +63,7 @@ at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at:
 
 // Their rules.
 
-/// A factor for each dim of self, and one for each dim that the index tensors have together.
+/// A factor for each dim of self, and one for each dim of the index tensors' broadcast shape.
 struct IndexAxes {
   Axes self, batch, result;
   Dims batch_sizes, result_sizes;
@@ -113,7 +113,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   args[local.call.op.arg_index("firsts")] = std::move(firsts);
 }
 
-// Derivatives: each is the other's.
+// Derivatives: index's is put with accumulate, and the reverse.
 
 struct IndexGrad : torch::autograd::Function<IndexGrad> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, at::TensorList indices, const SpecPtr& source,
@@ -168,7 +168,7 @@ const at::Tensor& checked_self(const char* op, const at::Tensor& self) {
   return self;
 }
 
-/// The number of the only index, where it is a mask that fits.
+/// The position of the only index, where it is a mask of fitting shape.
 std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   std::optional<size_t> found;
   for (size_t i = 0; i < indices.size(); ++i) {
@@ -185,14 +185,14 @@ std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::opt
 at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   constexpr const char* kOp = "aten::index.Tensor";
   if (const auto mask = only_mask(checked_self(kOp, self), indices))
-    if (auto selected = select_here(self, index_operand(kOp, *indices.get(*mask), spec_of(self)->mesh()),
-                                    static_cast<int64_t>(*mask)))
+    if (auto selected = select_locally(self, index_operand(kOp, *indices.get(*mask), spec_of(self)->mesh()),
+                                       static_cast<int64_t>(*mask)))
       return *selected;
   const Indexed at = indexed(kOp, self, indices);
   return at.dims.empty() ? self.clone() : look_up(self, at);
 }
 
-/// `values` as operands of put(). Throws: what torch says of those that do not fit.
+/// `values` as an operand of put(). Throws: torch's errors for dtypes and shapes that do not fit.
 at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::Tensor& values) {
   TORCH_CHECK_INDEX(values.scalar_type() == self.scalar_type(),
                     fmt::format("[aten::index_put] Index put requires the source and destination dtypes match, got {} "
@@ -229,7 +229,7 @@ at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::T
   return put(self, at, checked_values(self, at, values), accumulate);
 }
 
-/// `mask`, which stands for dims of `self` from `dim` on, as the places where it is true.
+/// Appends `mask`, which covers dims of `self` from `dim` on, as the indices where it is true.
 void add_mask(const char* op, const at::Tensor& self, const at::Tensor& mask, Indexed& at, int64_t dim) {
   for (int64_t i = 0; i < mask.dim(); ++i)
     TORCH_CHECK_INDEX(mask.size(i) == self.size(dim + i),

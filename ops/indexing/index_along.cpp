@@ -1,4 +1,5 @@
-// ops/indexing/index_along.cpp: indexing one dim by a vector (select, add, copy, fill, reduce) and all elements by their number (take, put).
+// ops/indexing/index_along.cpp: indexing one dim by a vector (index_select, index_add, index_copy, index_fill,
+// index_reduce), and elements by their row-major number (take, put).
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
@@ -16,7 +17,7 @@ namespace {
 
 at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
-/// A vector of indices for dim `of_dim` of `self`. Only index_fill counts from the end.
+/// A vector of indices for dim `of_dim` of `self`. Only index_fill accepts negative ones.
 Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::Tensor& index,
               bool may_be_negative = false) {
   const int64_t dim = c10::maybe_wrap_dim(of_dim, self.dim());
@@ -36,7 +37,7 @@ at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& i
   return self.dim() == 0 ? found.squeeze(0) : found;
 }
 
-/// Source values for each index: as many along the dim, and self's sizes elsewhere.
+/// The source: a slice per index along the dim, with self's sizes elsewhere.
 at::Tensor checked_source(const char* op, const at::Tensor& self, const Indexed& at, const at::Tensor& source) {
   TORCH_CHECK(self.scalar_type() == source.scalar_type(),
               fmt::format("[{}] self ({}) and source ({}) must have the same scalar type", op,
@@ -105,7 +106,7 @@ at::Tensor& index_fill_(at::Tensor& self, int64_t dim, const at::Tensor& index, 
   return write(self, along("aten::index_fill_", self, dim, index, true), value_of(self, value), false);
 }
 
-/// One index for every element of `source`, as scatter_reduce takes them.
+/// The index of each element of `source`, for scatter_reduce.
 at::Tensor index_of_each(const Indexed& at, const at::Tensor& source) {
   std::vector<int64_t> sizes(source.dim(), 1);
   sizes[at.dims[0]] = -1;
@@ -128,7 +129,7 @@ at::Tensor& index_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index
   return self.copy_(reduce_along(self, dim, index, source, reduce, include_self));
 }
 
-/// Elements by their number in row-major order.
+/// Indices of the flattened tensor.
 Indexed by_number(const char* op, const at::Tensor& self, const at::Tensor& index) {
   TORCH_CHECK(index.scalar_type() == at::kLong,
               fmt::format("[{}] Expected a long tensor for index, but got {}", op, c10::toString(index.scalar_type())));

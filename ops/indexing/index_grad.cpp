@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-bool is_cut(c10::ArrayRef<Placement> placements, int64_t dim) {
+bool shards(c10::ArrayRef<Placement> placements, int64_t dim) {
   return std::ranges::any_of(placements, [dim](const Placement& placement) { return placement.is_shard(dim); });
 }
 
@@ -28,7 +28,7 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
     const int64_t dim = of_source[of_grad[m].dim()];
     if (dim < 0)
       placements[m] = Placement::partial();
-    else if (!is_cut(placements, dim) && !is_cut(of_grad.slice(0, m), of_grad[m].dim()))
+    else if (!shards(placements, dim) && !shards(of_grad.slice(0, m), of_grad[m].dim()))
       placements[m] = of_grad[m].with_dim(dim);
   }
   auto spec = Spec::intern(source.mesh(), source.sizes(), std::move(placements), row_major_strides(source.sizes()),

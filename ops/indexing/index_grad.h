@@ -1,4 +1,4 @@
-// ops/indexing/index_grad.h: where the gradient of what was looked up by index comes to lie.
+// ops/indexing/index_grad.h: the layout of the gradient of a lookup by index.
 #pragma once
 
 #include "runtime/tensor/spec.h"
@@ -9,17 +9,17 @@
 
 namespace shardwise {
 
-/// Zeros for the gradient of a tensor of `source`, to which `grad` will be added by index: laid out as the source is. Where that is
-/// replicated they follow `grad` instead of gathering it: cut as it along dims that both have, a sum along a dim that is
-/// added up. Of a source in pieces the first dim is cut.
+/// Zeros for the gradient of a tensor of `source`, to which `grad` will be added by index, with the source's layout.
+/// Where the source is replicated they follow `grad` instead of gathering it: sharded alike along common dims, Partial
+/// along a dim that is summed. For an EnumerableShard source the first dim is sharded.
 ///
 /// `of_source`: per dim of `grad` the dim of the source, or -1.
 at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source);
 
-/// `grad`, made of such zeros, laid out as a source in pieces is.
+/// Redistributes `grad`, made of such zeros, to the source's layout if that is an EnumerableShard.
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad);
 
-/// A spec kept for the backward.
+/// Saves and loads a spec for the backward.
 void keep_spec(torch::autograd::AutogradContext* ctx, const SpecPtr& spec);
 SpecPtr kept_spec(const torch::autograd::AutogradContext* ctx);
 

@@ -1,4 +1,4 @@
-// ops/indexing/index_operand.h: tensors of indices as operands: distributed, free of sums, and in range on all ranks alike.
+// ops/indexing/index_operand.h: index tensors as operands: distributed, without Partial, range-checked on all ranks.
 #pragma once
 
 #include "runtime/tensor/spec.h"
@@ -10,19 +10,21 @@
 
 namespace shardwise {
 
-/// `index` beside a tensor of `mesh`: a plain one counts as a replica, a Partial is reduced.
+/// `index` as an operand on `mesh`: a plain one counts as a replica, a Partial is reduced.
 /// Throws: c10::ValueError for an index on another mesh.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
-/// The lowest and the highest index on all ranks; nothing where there are none, on ranks outside the mesh, and on devices, whose
-/// kernels check as torch's do. Replicated indices are read here; those that are cut cost an exchange of two numbers.
+/// The lowest and the highest index on all ranks; nullopt where there are none, on ranks outside the mesh, and on
+/// devices, whose kernels check as torch's do. Cost: nothing for replicated indices, an all-reduce of two numbers for
+/// sharded ones.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
 
-/// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: a message of two numbers per mesh dim that cuts it.
+/// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: an all-reduce of two numbers
+/// per mesh dim that shards it.
 std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own);
 
-/// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator counts. Equal on all
-/// ranks.
+/// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator
+/// counts. Equal on all ranks.
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);
 
 /// Throws: c10::Error, as torch's gather and scatter do, where an index is not in [0, size).

@@ -18,8 +18,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Where self and what is selected of it lie.
-struct Here {
+/// The layouts of self and of the selection.
+struct Specs {
   SpecPtr self, selected;
 };
 
@@ -32,40 +32,40 @@ c10::List<std::optional<at::Tensor>> at_dim(const at::Tensor& mask, int64_t begi
 
 const at::Tensor& piece_of(const at::Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
 
-at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Here& here, int64_t begin) {
+at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Specs& specs, int64_t begin) {
   const BelowAutograd guard;
-  return wrap(here.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
+  return wrap(specs.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
 }
 
 /// Zeros of self's sizes with `grad` where the mask is true.
-at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Here& here, int64_t begin) {
+at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& specs, int64_t begin) {
   const BelowAutograd guard;
   const CommScope scope("aten::index_backward");
-  const at::Tensor own = redistribute(grad, without_partial(here.selected->placements()));
-  auto spec = Spec::intern(here.self->mesh(), here.self->sizes(), without_partial(here.self->placements()),
-                           row_major_strides(here.self->sizes()), grad.scalar_type());
+  const at::Tensor own = redistribute(grad, without_partial(specs.selected->placements()));
+  auto spec = Spec::intern(specs.self->mesh(), specs.self->sizes(), without_partial(specs.self->placements()),
+                           row_major_strides(specs.self->sizes()), grad.scalar_type());
   const at::Tensor piece =
       at::zeros(spec->boxes()[0].sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device()));
   piece.index_put_(at_dim(piece_of(mask), begin), piece_of(own));
   return wrap(std::move(spec), {piece});
 }
 
-void keep(AutogradContext* ctx, const at::Tensor& mask, const Here& here, int64_t begin) {
+void keep(AutogradContext* ctx, const at::Tensor& mask, const Specs& specs, int64_t begin) {
   ctx->save_for_backward({mask});
-  keep_spec(ctx, here.self);
-  ctx->saved_data["selected"] = c10::IValue::make_capsule(here.selected);
+  keep_spec(ctx, specs.self);
+  ctx->saved_data["selected"] = c10::IValue::make_capsule(specs.selected);
   ctx->saved_data["begin"] = begin;
 }
 
-Here kept(const AutogradContext* ctx) {
+Specs kept(const AutogradContext* ctx) {
   return {kept_spec(ctx), SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("selected").toCapsule().get()))};
 }
 
 struct SelectGrad : torch::autograd::Function<SelectGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& mask, const Here& here,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& mask, const Specs& specs,
                             int64_t begin) {
-    keep(ctx, mask, here, begin);
-    return spread(grad, mask, here, begin);
+    keep(ctx, mask, specs, begin);
+    return spread(grad, mask, specs, begin);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const int64_t begin = ctx->saved_data["begin"].toInt();
@@ -74,10 +74,10 @@ struct SelectGrad : torch::autograd::Function<SelectGrad> {
 };
 
 struct Select : torch::autograd::Function<Select> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& mask, const Here& here,
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& mask, const Specs& specs,
                             int64_t begin) {
-    keep(ctx, mask, here, begin);
-    return select(self, mask, here, begin);
+    keep(ctx, mask, specs, begin);
+    return select(self, mask, specs, begin);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return {{}, {}, {}, {}};
@@ -86,8 +86,8 @@ struct Select : torch::autograd::Function<Select> {
   }
 };
 
-/// True where mesh dim `m` cuts dim `begin` of self as it cuts the mask, and no other cuts the mask's dims.
-bool is_cut_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
+/// True where mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
+bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
   if (self.layout().is_enumerable() || !self.placements()[m].is_shard(begin)) return false;
   for (size_t other = 0; other < self.placements().size(); ++other) {
     const Placement& placement = self.placements()[other];
@@ -97,23 +97,23 @@ bool is_cut_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) 
   return self.layout().intervals(begin) == mask.layout().intervals(0);
 }
 
-/// A mask that all ranks have, cut as dim `begin` of self is, where one mesh dim alone cuts that.
-at::Tensor cut_as(const Spec& self, const at::Tensor& mask, int64_t begin) {
+/// A replicated mask sharded like dim `begin` of self, where one mesh dim alone shards that; any other mask as it is.
+at::Tensor sharded_like(const Spec& self, const at::Tensor& mask, int64_t begin) {
   Placements placements = spec_of(mask)->placements().vec();
   if (!spec_of(mask)->layout().is_replicated()) return mask;
-  int n_cuts = 0;
+  int n_sharding = 0;
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!self.placements()[m].is_shard(begin)) continue;
     placements[m] = self.placements()[m].with_dim(0);
-    ++n_cuts;
+    ++n_sharding;
   }
-  if (n_cuts != 1) return mask;
+  if (n_sharding != 1) return mask;
   return redistribute(mask, std::move(placements));
 }
 
 }  // namespace
 
-std::optional<int64_t> only_cut_of_rows(const at::Tensor& mask) {
+std::optional<int64_t> only_row_shard(const at::Tensor& mask) {
   const c10::ArrayRef<Placement> placements = spec_of(mask)->placements();
   std::optional<int64_t> found;
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -134,12 +134,12 @@ Dims counts_by_coord(const at::Tensor& mask, int64_t m, int64_t count) {
   return counts;
 }
 
-std::optional<at::Tensor> select_here(const at::Tensor& self, const at::Tensor& of_self_mask, int64_t begin) {
+std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tensor& of_self_mask, int64_t begin) {
   const SpecPtr& of_self = spec_of(self);
   if (!of_self->is_member() || of_self_mask.dim() == 0 || of_self_mask.scalar_type() != at::kBool) return std::nullopt;
-  const at::Tensor mask = cut_as(*of_self, of_self_mask, begin);
-  const auto m = only_cut_of_rows(mask);
-  if (!m || !is_cut_alike(*of_self, *spec_of(mask), *m, begin)) return std::nullopt;
+  const at::Tensor mask = sharded_like(*of_self, of_self_mask, begin);
+  const auto m = only_row_shard(mask);
+  if (!m || !is_sharded_alike(*of_self, *spec_of(mask), *m, begin)) return std::nullopt;
 
   const CommScope scope("aten::index.Tensor");
   const Dims counts = counts_by_coord(mask, *m, piece_of(mask).sum().item<int64_t>());
@@ -151,9 +151,9 @@ std::optional<at::Tensor> select_here(const at::Tensor& self, const at::Tensor& 
     if (placement.is_shard() && placement.dim() > begin)
       placement = placement.with_dim(placement.dim() - mask.dim() + 1);
   placements[*m] = Placement::shard(begin, counts);
-  const Here here{
+  const Specs specs{
       of_self, Spec::intern(of_self->mesh(), sizes, std::move(placements), row_major_strides(sizes), of_self->dtype())};
-  return Select::apply(self, mask, here, begin);
+  return Select::apply(self, mask, specs, begin);
 }
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// ops/indexing/masked_rows.h: what a mask selects where mask and tensor are cut alike: each rank's part of it is found without its neighbours.
+// ops/indexing/masked_rows.h: selection by a mask sharded like the tensor: each rank selects from its shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,15 +7,17 @@
 
 namespace shardwise {
 
-/// self[:, ..., mask, ...] with the mask's dims beginning at dim `begin` of self, cut along that dim as many as each rank selects.
-/// Ranks tell each other one number each. Differentiable: the gradient is laid out as self. A replicated mask is cut as self is.
-/// Nothing where self and mask are not cut alike, by one mesh dim and along the mask's first dim only.
-std::optional<at::Tensor> select_here(const at::Tensor& self, const at::Tensor& mask, int64_t begin);
+/// self[:, ..., mask, ...] with the mask's dims beginning at dim `begin` of self; that dim of the result is sharded by
+/// what each rank selects. Differentiable: the gradient has self's layout. Cost: an all-gather of one number.
+///
+/// Returns nullopt unless one mesh dim shards self and mask alike along the mask's first dim and no other mesh dim
+/// shards the mask's dims. A replicated mask is sharded like self.
+std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tensor& mask, int64_t begin);
 
-/// The mesh dim that alone cuts a mask, along dim 0, or nothing.
-std::optional<int64_t> only_cut_of_rows(const at::Tensor& mask);
+/// The mesh dim that shards dim 0 of `mask` where all others replicate it, else nullopt.
+std::optional<int64_t> only_row_shard(const at::Tensor& mask);
 
-/// What each coordinate of mesh dim `m` counted. Collective over that mesh dim.
+/// The `count` of each coordinate of mesh dim `m`. Collective along that mesh dim.
 c10::DimVector counts_by_coord(const at::Tensor& mask, int64_t m, int64_t count);
 
 }  // namespace shardwise

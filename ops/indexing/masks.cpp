@@ -1,7 +1,7 @@
-// ops/indexing/masks.cpp: the places where a mask is true, and what is selected and written there. How many there are depends on values, so
-// ranks outside the mesh do not take part.
+// ops/indexing/masks.cpp: nonzero, masked_select and masked_scatter. The result's size depends on values, so ranks
+// outside the mesh may not call them.
 //
-// A mask that one mesh dim cuts along dim 0 gives places cut likewise, as many as each rank has.
+// nonzero of a mask that one mesh dim shards along dim 0 is sharded alike, by the count on each rank.
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
@@ -36,22 +36,22 @@ at::Tensor nonzero(const at::Tensor& self) {
   check_member("aten::nonzero", *mesh);
   const BelowAutograd guard;
   const CommScope scope("aten::nonzero");
-  const auto cut = only_cut_of_rows(self);
-  const at::Tensor source = cut ? self : redistribute(self, Placements(mesh->ndim()));
+  const auto sharding = only_row_shard(self);
+  const at::Tensor source = sharding ? self : redistribute(self, Placements(mesh->ndim()));
   at::Tensor places = at::nonzero(maybe_dtensor(source)->shards()[0]);
   Placements placements(mesh->ndim());
   int64_t total = places.size(0);
-  if (cut) {
+  if (sharding) {
     places.select(1, 0).add_(spec->boxes()[0].offsets[0]);
-    const Dims counts = counts_by_coord(self, *cut, total);
+    const Dims counts = counts_by_coord(self, *sharding, total);
     total = c10::sum_integers(counts);
-    placements[*cut] = Placement::shard(0, counts);
+    placements[*sharding] = Placement::shard(0, counts);
   }
   const Dims sizes{total, self.dim()};
   return from_pieces({places}, Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), at::kLong));
 }
 
-/// Self and mask as large as both together, and where the mask is true.
+/// self and mask broadcast to their common shape, and the indices where the mask is true.
 struct Masked {
   at::Tensor self;
   Indexed at;
@@ -84,7 +84,7 @@ at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at:
   const Masked masked("aten::masked_scatter", self, mask);
   const int64_t n = masked.at.indices[0].numel();
   TORCH_CHECK(source.numel() >= n,
-              fmt::format("[aten::masked_scatter] source has {} elements, fewer than the {} places where mask is true.",
+              fmt::format("[aten::masked_scatter] source has {} elements, fewer than the {} true elements of mask.",
                           source.numel(), n));
   const at::Tensor result = put(masked.self, masked.at, source.reshape(-1).slice(0, 0, n), /*accumulate=*/false);
   return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;

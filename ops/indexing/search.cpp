@@ -1,4 +1,4 @@
-// ops/indexing/search.cpp: where values lie among others, which of them occur, and how often.
+// ops/indexing/search.cpp: searchsorted, bucketize, isin, histc, unique, one_hot and count_nonzero.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -19,7 +19,8 @@ Axes fresh_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole) {
   return axes;
 }
 
-/// Values may be cut anywhere among boundaries that all of them share; rows of boundaries are cut with their rows of values.
+/// With 1-D boundaries all dims of the values may be sharded; with rows of boundaries, the common leading dims, and
+/// values along the last dim. The boundaries of a row are whole.
 void describe_search(const OpCall& call, Signature& signature, int boundaries, int values) {
   const c10::IntArrayRef among = call.operands[boundaries].sizes, of_values = call.operands[values].sizes;
   const bool is_by_row = among.size() > 1;
@@ -34,7 +35,8 @@ void describe_search(const OpCall& call, Signature& signature, int boundaries, i
     sorted = fresh_axes(signature, among, true);
   }
   for (size_t i = 0; i < call.operands.size(); ++i)
-    signature.inputs.push_back(static_cast<int>(i) == values ? found : sorted);  // a sorter lies beside the boundaries
+    signature.inputs.push_back(static_cast<int>(i) == values ? found
+                                                             : sorted);  // a sorter is laid out like the boundaries
   signature.outputs = {found};
 }
 
@@ -46,14 +48,14 @@ void describe_bucketize(const OpCall& call, Signature& signature) {
   describe_search(call, signature, call.operand_at("boundaries"), call.operand_at("self"));
 }
 
-/// Every rank has all that is looked for.
+/// The test elements are whole.
 void describe_isin(const OpCall& call, Signature& signature) {
   const Axes elements = fresh_axes(signature, call.operands[0].sizes, false);
   signature.inputs = {elements, fresh_axes(signature, call.operands[1].sizes, true)};
   signature.outputs = {elements};
 }
 
-/// Counts of parts add up once the bounds are known; equal bounds stand for the lowest and highest value.
+/// Counts per shard add up, unless the bounds are equal: then they stand for the global extremes.
 void describe_histc(const OpCall& call, Signature& signature) {
   const bool takes_bounds = call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble();
   signature.inputs = {fresh_axes(signature, call.operands[0].sizes, takes_bounds)};
@@ -64,7 +66,7 @@ at::Tensor count_nonzero_along(const at::Tensor& self, std::optional<int64_t> di
   return at::count_nonzero(self, dim ? c10::IntArrayRef(*dim) : c10::IntArrayRef());
 }
 
-/// By comparing with every class: torch's own writes into plain zeros.
+/// Compares with every class: torch's one_hot scatters into plain zeros.
 at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
   TORCH_CHECK(self.scalar_type() == at::kLong,
               "[aten::one_hot] one_hot is only applicable to index tensor of type "

@@ -1,4 +1,4 @@
-// ops/indexing/selection_grad.cpp: the derivatives of what picks values by index: max, min, median and kthvalue along a dim, sort, topk.
+// ops/indexing/selection_grad.cpp: derivatives of operators that select values: max, min, median, kthvalue, sort.
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
 #include "ops/support/kernels.h"
@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// torch's own makes plain zeros to scatter into; these are cut as the gradient is. No place is picked twice.
+/// torch's formula scatters into plain zeros; these are sharded like the gradient. No index occurs twice.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool is_reduced = !keepdim && !sizes.empty();
@@ -28,7 +28,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t di
       .scatter_add_(dim, is_reduced ? indices.unsqueeze(dim) : indices, values);
 }
 
-/// A value may have been the largest so far at several places.
+/// A value may be the running extreme at several positions.
 at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*/, const at::Tensor& indices,
                               int64_t dim) {
   return at::zeros_like(grad).scatter_add(dim, indices, grad);

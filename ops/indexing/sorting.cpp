@@ -1,4 +1,5 @@
-// ops/indexing/sorting.cpp: order along a dim. To sort a cut dim its cut goes to another one; of topk each rank brings its own k candidates.
+// ops/indexing/sorting.cpp: sort and topk along a dim. sort moves the shard to another dim; for topk each rank sends
+// its k candidates.
 #include "ops/families.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
@@ -12,7 +13,7 @@
 namespace shardwise {
 namespace {
 
-/// Throws what the dense operator says of these arguments.
+/// Throws the dense operator's errors for these arguments.
 void check_topk(const at::Tensor& self, int64_t k, int64_t dim) {
   at::topk(at::empty(self.sizes(), self.options().device(at::kMeta)), k, dim);
 }
@@ -40,12 +41,12 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards()) {
     const Chosen own = largest(piece, self.dim() == 0 ? k : n_candidates[along.own], along.dim, is_largest, is_sorted);
     values.push_back(own.values);
-    indices.push_back(along.is_cut() ? own.indices + along.intervals[along.own].begin : own.indices);
+    indices.push_back(along.is_sharded() ? own.indices + along.intervals[along.own].begin : own.indices);
   }
-  if (along.is_cut()) {
+  if (along.is_sharded()) {
     const auto gathered = [&](const Shards& candidates, at::ScalarType dtype) {
-      const at::Tensor cut = along.wrapped(candidates, n_all, along.cut_to(n_candidates), dtype);
-      return maybe_dtensor(moved_to(cut, along.whole()))->shards();
+      const at::Tensor sharded = along.wrapped(candidates, n_all, along.with_lengths(n_candidates), dtype);
+      return maybe_dtensor(moved_to(sharded, along.unsharded()))->shards();
     };
     const Shards all_values = gathered(values, self.scalar_type()), all_indices = gathered(indices, at::kLong);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -54,8 +55,8 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
       indices[i] = all_indices[i].gather(along.dim, best.indices);
     }
   }
-  return {along.wrapped(values, k, along.whole(), self.scalar_type()),
-          along.wrapped(indices, k, along.whole(), at::kLong)};
+  return {along.wrapped(values, k, along.unsharded(), self.scalar_type()),
+          along.wrapped(indices, k, along.unsharded(), at::kLong)};
 }
 
 }  // namespace

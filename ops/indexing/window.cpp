@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// Places in a window of `n` indices, and which of them are in it.
+/// Indices relative to a window of `n`, and which of them are in it.
 struct Found {
   at::Tensor place, is_here;
 
@@ -20,7 +20,7 @@ struct Found {
         is_here(place.ge(0).logical_and_(place.lt(n))) {}
 };
 
-/// Where each index tensor finds what it looks for, and where all of them do.
+/// The same for each index tensor, and where all of them are in the window.
 struct FoundAll {
   std::vector<at::Tensor> places;
   at::Tensor is_here;
@@ -56,7 +56,7 @@ std::vector<int64_t> sizes_of_result(const at::Tensor& self, const ResultDims& d
   return sizes;
 }
 
-/// `values` for a batch in one dim, before all others.
+/// `values` with the batch dims flattened into one, before all others.
 at::Tensor by_batch(const at::Tensor& values, const at::Tensor& self, const ResultDims& dims, c10::IntArrayRef batch) {
   const auto sizes = sizes_of_result(self, dims, batch);
   std::vector<int64_t> order, flat{c10::multiply_integers(batch)};
@@ -150,7 +150,7 @@ void scatter_window(const at::Tensor& self, const at::Tensor& index, const at::T
     self.scatter_add_(dim, found.place.clamp_(0, n - 1), values.masked_fill(found.is_here.logical_not(), 0));
     return;
   }
-  // One index more takes what belongs elsewhere.
+  // One extra index takes the writes outside the window.
   std::vector<int64_t> sizes = self.sizes().vec();
   ++sizes[dim];
   const at::Tensor padded = self.new_zeros(sizes);

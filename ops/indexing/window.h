@@ -1,7 +1,7 @@
-// ops/indexing/window.h: indexing this rank's window of a tensor; plain tensors, no messages.
+// ops/indexing/window.h: indexing within this rank's window of a tensor; plain tensors, no messages.
 //
-// A window has indices [first, first + n) of a dim of `size` elements, where n is the piece's extent there. What is looked up
-// elsewhere is 0, what is written elsewhere is dropped: the sum over windows that cover the dim is the dense result.
+// A window has indices [first, first + n) of a dim of `size` elements, where n is the local shard's extent. A lookup
+// outside the window gives 0, a write outside it is dropped: the sum over all ranks' windows is the dense result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,11 @@
 
 namespace shardwise {
 
-/// How the dims of self[..., index, ...] come: those of self that are not indexed, in order, and the index tensors' common ones in
-/// place of the first indexed dim where the indexed dims adjoin, before all others where they do not.
+/// The dims of self[..., index, ...]: those of self that are not indexed, in order, and the index tensors' broadcast
+/// dims, in place of the first indexed dim where the indexed dims are adjacent, else before all others.
 ///
-/// Self of 4 dims, dims 1 and 2 indexed by [5, 6]: {0, -1, -1, 3}, batch at 1. Dims 0 and 2: {-1, -1, 1, 3}, batch at 0.
+/// Self of 4 dims, dims 1 and 2 indexed by [5, 6]: {0, -1, -1, 3}, batch at 1. Dims 0 and 2: {-1, -1, 1, 3}, batch at
+/// 0.
 struct ResultDims {
   ResultDims(int64_t n_dims, c10::IntArrayRef indexed, int64_t n_batch);
 
@@ -21,8 +22,8 @@ struct ResultDims {
   int64_t batch_begin = 0;
 };
 
-/// self[..., indices[i] at dims[i], ...]. Negative indices count from the end. Pre: `dims` ascend; indices are in range of `sizes`.
-/// `firsts`, `sizes`: one per indexed dim.
+/// self[..., indices[i] at dims[i], ...]. Negative indices count from the end. Pre: `dims` ascend; indices are in range
+/// of `sizes`. `firsts`, `sizes`: one per indexed dim.
 at::Tensor index_window(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims, c10::IntArrayRef firsts,
                         c10::IntArrayRef sizes);
 

@@ -1,4 +1,4 @@
-// ops/norms/batch_norm.cpp: batch and instance norm. Statistics are of the whole batch, from the sums of what each rank has.
+// ops/norms/batch_norm.cpp: batch and instance norm. Statistics are those of the whole batch, from each rank's sums.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
@@ -44,7 +44,7 @@ void update(const MaybeTensor& running, const at::Tensor& value, double momentum
   if (is_given(running)) running->mul_(1 - momentum).add_(value.to(running->scalar_type()), momentum);
 }
 
-/// Of half precision beside float32 weights the statistics are float32.
+/// Statistics of a half-precision input have the dtype of the weight, float32 in mixed precision.
 at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {
   return is_given(weight) ? weight->scalar_type() : input.scalar_type();
 }
@@ -106,7 +106,7 @@ Three batch_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
   return {of_input, of_weight, of_bias};
 }
 
-// The same under the names that torch has for it.
+// The same under torch's other names.
 
 Three batch_norm_legit(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
                        at::Tensor& running_mean, at::Tensor& running_var, bool training, double momentum, double eps) {

@@ -1,6 +1,6 @@
-// ops/norms/group_norm.cpp: group norm: batch and groups may be cut, what is normalised is whole.
+// ops/norms/group_norm.cpp: group norm. Batch and groups may be sharded; the normalised dims are whole.
 //
-// It goes by operators of our own, which read the sizes off their tensors where torch's are told them.
+// Our own operators compute it: they read the sizes from their tensors, where torch's take global sizes as arguments.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 
@@ -22,7 +22,7 @@ using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
-/// Channels are cut between groups; gradients of weight and bias are summed over the batch.
+/// Channels are sharded between groups; gradients of weight and bias are summed over the batch.
 struct GroupAxes {
   Axes all, statistics, parameter;
 
@@ -58,7 +58,7 @@ void describe_group_norm_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {axes.all, axes.parameter, axes.parameter};
 }
 
-/// As many groups as this rank's channels hold.
+/// The number of groups in this rank's channels.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const OpCall& call = local.call;
   const int input = call.operand_at("input");

@@ -1,5 +1,5 @@
-// ops/norms/layer_norm.cpp: layer norm and RMS norm. Over dims that are cut the ranks share mean and variance, and no values; where
-// those dims are whole layer norm's rule holds.
+// ops/norms/layer_norm.cpp: layer norm and RMS norm. Where a normalised dim is sharded, ranks exchange mean and
+// variance only; where none is, layer norm's rule applies.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
@@ -15,8 +15,8 @@
 namespace shardwise {
 namespace {
 
-/// Batch dims are shared by all but weight and bias; the trailing, normalised dims are whole. Mean and rstd have 1 in their
-/// place. Gradients of weight and bias are summed over the batch.
+/// All operands but weight and bias have the batch dims; the trailing, normalised dims are whole. Mean and rstd have
+/// extent 1 there. Gradients of weight and bias are summed over the batch.
 struct LayerNorm {
   Axes all, statistics, parameter;
 
@@ -56,10 +56,10 @@ using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
-/// A row's statistics are two numbers, which are added up and told to all, in each direction: less than the row from here on.
+/// Forward and backward all-reduce two numbers per row each: fewer bytes than gathering a row of at least this length.
 constexpr int64_t kLongRow = 5;
 
-/// The normalised dims and those before them.
+/// The normalised dims and the batch dims before them.
 struct Rows {
   Rows(const at::Tensor& input, c10::IntArrayRef normalized) : batch(input.dim() - normalized.size()) {
     std::iota(batch.begin(), batch.end(), 0);
@@ -74,7 +74,7 @@ struct Rows {
   double n;
 };
 
-/// Anything the dense operator refuses goes by its rule.
+/// True where the ranks exchange statistics. Arguments that the dense operator rejects go to its rule.
 bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
                const MaybeTensor& bias) {
   const auto fits = [&](const MaybeTensor& tensor) { return !is_given(tensor) || tensor->sizes() == normalized; };
@@ -133,8 +133,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
   return {of_input, of_weight, of_bias};
 }
 
-/// By the mean square, which the ranks share where what is normalised is cut. Torch's adds `eps` in place, to a sum that is still to be
-/// taken.
+/// Ranks exchange the mean square where a normalised dim is sharded. torch's composition adds `eps` in place to that
+/// sum while it is still Partial.
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArrayRef normalized,
                                             const MaybeTensor& weight, std::optional<double> eps) {
   const at::Tensor values = widened(reduced(input));

@@ -1,4 +1,4 @@
-// ops/products/attention.cpp: scaled dot product attention as products and a softmax, so that batch, heads and queries stay cut.
+// ops/products/attention.cpp: attention as matrix products and a softmax: batch, heads and queries stay sharded.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-/// Each head `n` times in a row: one key and value head serves n query heads.
+/// Each head `n` times in a row: n query heads share one key and value head.
 at::Tensor repeat_heads(const at::Tensor& heads, int64_t n) {
   if (n == 1) return heads;
   Dims sizes(heads.sizes());
@@ -25,7 +25,7 @@ at::Tensor repeat_heads(const at::Tensor& heads, int64_t n) {
   return heads.unsqueeze(-3).expand(sizes).flatten(-4, -3);
 }
 
-/// True where a query may look: at keys up to its own place. Every rank has all of it.
+/// True where a query may attend to a key: up to its own position. Replicated.
 at::Tensor causal_mask(const at::Tensor& scores) {
   const SpecPtr& spec = spec_of(scores);
   const auto options = at::TensorOptions().dtype(at::kBool).device(scores.device());
@@ -36,13 +36,13 @@ at::Tensor causal_mask(const at::Tensor& scores) {
                                                      row_major_strides(sizes), at::kBool));
 }
 
-/// Where queries may look, of bools or of what is added to scores; and the queries that may look nowhere, [..., 1].
+/// An attention mask, of bools or of terms to add to the scores, and which queries it masks out wholly, [..., 1].
 struct Mask {
   at::Tensor values, is_blind;
 };
 
-/// A softmax of nothing is no number, nor are its gradients: blind queries look everywhere, and their results are dropped.
-Mask seeing(const at::Tensor& mask) {
+/// A softmax over no key is NaN: wholly masked queries attend to all keys, and their results are dropped.
+Mask without_blind_rows(const at::Tensor& mask) {
   if (mask.scalar_type() == at::kBool) {
     const at::Tensor is_blind = mask.any(-1, /*keepdim=*/true).eq(0);
     return {mask.bitwise_or(is_blind), is_blind};
@@ -65,9 +65,10 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
           "[aten::scaled_dot_product_attention] query, key and value have {}, {} and {} dims: each is [..., length, "
           "features]. Give at least 2.",
           query.dim(), key.dim(), value.dim()));
-  TORCH_CHECK_VALUE(!(is_causal && is_masked),
-                    "[aten::scaled_dot_product_attention] is_causal stands beside an attn_mask: each says where to "
-                    "look. Give one of them.");
+  TORCH_CHECK_VALUE(
+      !(is_causal && is_masked),
+      "[aten::scaled_dot_product_attention] got is_causal=True and an attn_mask; they exclude each other. "
+      "Give one of them.");
   int64_t n_shared = 1;
   if (enable_gqa) {
     TORCH_CHECK_VALUE(key.dim() >= 3 && query.dim() >= 3 && key.size(-3) > 0 && query.size(-3) % key.size(-3) == 0,
@@ -80,7 +81,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   at::Tensor scores = query.mul(factor).matmul(repeat_heads(key, n_shared).mT());
   if (is_causal) scores = masked(scores, causal_mask(scores));
-  const Mask seen = is_masked ? seeing(*mask) : Mask();
+  const Mask seen = is_masked ? without_blind_rows(*mask) : Mask();
   if (is_masked) scores = masked(scores, seen.values);
   at::Tensor weights = at::softmax(scores, -1);
   if (dropout_p > 0) weights = at::dropout(weights, dropout_p, /*train=*/true);

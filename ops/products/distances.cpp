@@ -1,7 +1,7 @@
-// ops/products/distances.cpp: distances between rows, and rows cut down to a length.
+// ops/products/distances.cpp: distances between rows (cdist, pdist), and slices scaled down to a maximum norm (renorm).
 #include "ops/families.h"
-#include "ops/support/planes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/planes.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,7 +19,7 @@
 namespace shardwise {
 namespace {
 
-/// "…pm,…rm->…pr" with broadcast batch dims; what the distance is over is whole.
+/// "…pm,…rm->…pr" with broadcast batch dims; the features m are whole.
 struct Pairs {
   Axes left, right, result;
 
@@ -57,7 +57,8 @@ void describe_cdist(const OpCall& call, Signature& signature) {
   signature.outputs = {pairs.result};
 }
 
-/// Operands: gradient, both sides, distances. The gradient of the left side, with all batch dims; where there are no pairs, with its own.
+/// Operands: gradient, left, right, distances. The output, the gradient of the left operand, has the broadcast batch
+/// dims; where there are no pairs, the left operand's own.
 void describe_cdist_backward(const OpCall& call, Signature& signature) {
   const Pairs pairs(call.operands[1].sizes, call.operands[2].sizes, signature);
   signature.inputs = {pairs.result, pairs.left, pairs.right, pairs.result};
@@ -71,14 +72,14 @@ void describe_cdist_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {of_left};
 }
 
-/// Every row meets every other: all is whole.
+/// Every row is compared with every other, so both dims are whole.
 void describe_pdist(const OpCall& call, Signature& signature) {
   for (const Operand& operand : call.operands)
     add_whole_axes(operand.sizes, operand.sizes.size(), signature, signature.inputs.emplace_back());
   signature.outputs.push_back(Axes(call.outputs[0].sizes.size()));
 }
 
-// torch's have no shapes without Python.
+// torch's have no meta kernels outside Python, so operators of our own give the shapes.
 
 at::Tensor compute_pdist(const at::Tensor& self, double p) { return at::_pdist_forward(self.contiguous(), p); }
 
@@ -107,7 +108,7 @@ at::Tensor pdist_backward(const at::Tensor& grad, const at::Tensor& self, double
   return op.call(grad, self, p, distances);
 }
 
-/// Each slice along `dim` whose norm is too large, scaled down; torch's small number keeps it below.
+/// Each slice along `dim` whose norm exceeds `max_norm`, scaled down to it; 1e-7 as in torch.
 at::Tensor renormed(const at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {
   TORCH_CHECK(self.dim() > 1, "renorm: input needs at least 2 dimensions, got ", self.dim(), " dimensions");
   TORCH_CHECK(p.toDouble() > 0, "renorm: non-positive-norm not supported");

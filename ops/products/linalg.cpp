@@ -1,4 +1,4 @@
-// ops/products/linalg.cpp: operators on matrices: batch dims may be cut, the matrices' own are whole.
+// ops/products/linalg.cpp: operators on matrices: batch dims may be sharded, matrix dims are whole.
 #include "ops/families.h"
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 namespace shardwise {
 namespace {
 
-/// The last dims of each operand and each output that belong to a matrix (2), to a vector (1) or to nothing (0); those before are
+/// How many last dims of each operand and each output make a matrix (2), a vector (1) or a number (0); those before are
 /// batch dims, which broadcast.
 struct Cores {
-  std::vector<int> operands, outputs;  // of the last one and all after it
+  std::vector<int> operands, outputs;  // the last entry holds for all that follow
 };
 
 Rule batches_of(const char* text, const std::function<Cores(const OpCall&)>& cores_of) {
@@ -50,7 +50,7 @@ Rule batches_of(const char* text, const std::function<Cores(const OpCall&)>& cor
       const auto lacks_it = [&](const Axes& axes) {
         return std::ranges::none_of(axes, [&](const Axis& axis) { return axis.factor == static_cast<int>(factor); });
       };
-      // What was not asked for is empty; what does not broadcast is computed alike on every rank, so it is no sum.
+      // An output that was not requested is empty. One without the batch dim is equal on all ranks, so it is no sum.
       for (size_t i = 0; i < call.outputs.size(); ++i)
         if (c10::multiply_integers(call.outputs[i].sizes) > 0 && lacks_it(signature.outputs[i]))
           signature.factors[factor].is_whole = true;

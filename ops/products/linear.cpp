@@ -1,4 +1,4 @@
-// ops/products/linear.cpp: aten::linear, caught whole so that no batch dim is flattened, and its gradients.
+// ops/products/linear.cpp: aten::linear, with a rule of its own so that no batch dim is flattened, and its gradients.
 #include "ops/families.h"
 #include "ops/products/weight_grad.h"
 #include "ops/support/axes.h"

@@ -1,4 +1,4 @@
-// ops/products/matmul.cpp: contractions. A cut contracted factor gives Partial(sum), and what is added is added once.
+// ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once.
 #include "ops/families.h"
 #include "ops/products/weight_grad.h"
 #include "ops/support/axes.h"
@@ -96,7 +96,7 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
   return result;
 }
 
-/// Torch has no derivative of matmul for complex numbers, but of what it composes matmul of.
+/// torch has no derivative formula of matmul for complex numbers, but of the operators that it composes matmul of.
 at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
   const bool is_complex = left.is_complex() || right.is_complex();
@@ -125,13 +125,13 @@ at::Tensor compute_shape(const at::Tensor& left, const at::Tensor& right) {
   return is_dot ? left.unsqueeze(0).mv(right).squeeze(0) : at::matmul(left, right);
 }
 
-/// Torch's own gives a bias of one element that size where the matrix has no elements, whatever its rows.
+/// torch's addmv returns the size of a one-element bias where the matrix has no elements, not the number of rows.
 at::Tensor matrix_by_vector(const at::Tensor& bias, const at::Tensor& matrix, const at::Tensor& vector,
                             const at::Scalar& beta, const at::Scalar& alpha) {
   return at::addmv(bias.expand({matrix.size(0)}), matrix, vector, beta, alpha);
 }
 
-/// The three operands by their dims among all; what is summed is missing in the result.
+/// A factor per dim of the three expanded operands; summed dims are missing in the result.
 void describe_trilinear(const OpCall& call, Signature& signature) {
   Dims sizes(call.operands[0].sizes.size() + call.arg("expand1").toListRef().size(), 1);
   const auto dims_in = [&](const char* arg) {

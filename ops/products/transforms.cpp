@@ -1,4 +1,4 @@
-// ops/products/transforms.cpp: Fourier transforms: the transformed dims are whole, the others may be cut; sums pass, as they are linear.
+// ops/products/transforms.cpp: Fourier transforms, linear: transformed dims are whole, the others may be sharded.
 #include "ops/families.h"
 
 #include <algorithm>

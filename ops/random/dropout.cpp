@@ -1,4 +1,5 @@
-// ops/random/dropout.cpp: values dropped at random. Which ones follows from their global index, so replicas agree and pieces differ.
+// ops/random/dropout.cpp: dropout. The seed and an element's global index decide whether it is dropped, so replicas
+// agree and shards differ.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "placements/partial.h"
@@ -26,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(kept).mul_(p == 1 ? 0 : 1 / (1 - p)), kept};
 }
 
-/// One number per sample and channel, 1 where it is kept; cut as these are in `input`.
+/// One number per sample and channel, 1 where the channel is kept; sharded along these dims as `input`.
 at::Tensor kept_features(const at::Tensor& input, double p) {
   TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
   Placements placements = without_partial(spec_of(input)->placements());
@@ -39,8 +40,8 @@ at::Tensor kept_features(const at::Tensor& input, double p) {
   return empty(sizes, spec_of(input)->mesh(), std::move(placements), input.scalar_type()).bernoulli_(1 - p);
 }
 
-/// What is kept is scaled by `scale`, and `shift` is added, which keeps mean and deviation of self-normalising networks
-/// (Klambauer et al., Self-normalizing neural networks, 2017).
+/// Values are multiplied by `scale`, 0 where they are dropped. `shift` is added for alpha dropout, which keeps mean and
+/// deviation (Klambauer et al., Self-normalizing neural networks, 2017).
 struct Noise {
   at::Tensor scale, shift;
 
@@ -62,7 +63,7 @@ Noise plain_noise(const at::Tensor& input, double p) {
 Noise alpha_noise(const at::Tensor& input, double p) {
   at::Tensor kept = kept_features(input, p);
   if (p == 1) return {kept, {}};
-  constexpr double kAlpha = 1.7580993408473766;  // minus where the activation saturates
+  constexpr double kAlpha = 1.7580993408473766;  // SELU saturates at -kAlpha
   const double scale = 1 / std::sqrt((kAlpha * kAlpha * p + 1) * (1 - p));
   const at::Tensor shift = kept.sub(1).mul_(kAlpha * scale).add_(kAlpha * scale * p);
   return {kept.mul_(scale), shift};
@@ -82,7 +83,7 @@ at::Tensor& feature_dropout_(at::Tensor& input, double p, bool train) {
   return p == 0 || !train || input.numel() == 0 ? input : make(input, p).apply(input);
 }
 
-/// `noise` is what the values at most 0 are multiplied by, 1 for the others.
+/// Writes to `noise` the slopes that values of at most 0 are multiplied by, 1 for the others.
 at::Tensor randomised_relu(const at::Tensor& self, at::Tensor& noise, const at::Scalar& lower, const at::Scalar& upper,
                            bool training, std::optional<at::Generator> generator) {
   TORCH_CHECK(self.sym_sizes() == noise.sym_sizes(),

@@ -1,7 +1,7 @@
-// ops/random/random.cpp: distributions drawn in place, and new random tensors like another.
+// ops/random/random.cpp: random numbers drawn in place, and new random tensors like another one.
 //
-// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout. The operators that
-// give a new tensor draw into one laid out as their argument.
+// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout. Operators that
+// return a new tensor draw into one with their argument's layout.
 #include "ops/families.h"
 #include "ops/random/random_fill.h"
 #include "ops/support/kernels.h"
@@ -21,7 +21,7 @@ namespace {
 using MaybeGenerator = std::optional<at::Generator>;
 using Bits = std::array<uint64_t, 2>;
 
-/// `number` of a uniform number in [0, 1), for any dtype.
+/// `number(u)` for u uniform in [0, 1), for any dtype.
 template <class Number>
 FillPiece of_uniform(const Number& number) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
@@ -87,7 +87,7 @@ at::Tensor& log_normal_(at::Tensor& self, double mean, double std, MaybeGenerato
 }
 
 at::Tensor& exponential_(at::Tensor& self, double lambd, MaybeGenerator generator) {
-  // Above 0: what divides by it stays finite.
+  // Never 0, so that a quotient by it is finite.
   const auto number = [=](double unit) { return std::max(-std::log1p(-unit), 0x1p-54) / lambd; };
   return draw_into(self, generator, of_uniform(number),
                    [=](at::Tensor& one, const at::Generator& scratch) { one.exponential_(lambd, scratch); });
@@ -111,7 +111,7 @@ at::Tensor& bernoulli_float_(at::Tensor& self, double p, MaybeGenerator generato
                    [=](at::Tensor& one, const at::Generator& scratch) { one.bernoulli_(p, scratch); });
 }
 
-/// `number` of 64 random bits, an integer.
+/// `number(bits)`, an integer, for 64 random bits.
 template <class Number>
 FillPiece of_bits(const Number& number) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
@@ -122,7 +122,7 @@ FillPiece of_bits(const Number& number) {
   };
 }
 
-/// How many integers from 0 on `dtype` holds one by one; 0 for 2^64.
+/// How many consecutive integers from 0 on `dtype` represents exactly; 0 stands for 2^64.
 uint64_t n_integers(at::ScalarType dtype) {
   uint64_t n = 2;
   AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, dtype == at::kBool ? at::kByte : dtype, "random_", [&] {
@@ -132,7 +132,7 @@ uint64_t n_integers(at::ScalarType dtype) {
   return dtype == at::kBool ? 2 : n;
 }
 
-/// From `from` on, `n` integers; 0 for 2^64 of them.
+/// Uniform in [from, from + n); n = 0 stands for 2^64.
 FillPiece integers_from(int64_t from, uint64_t n) {
   return of_bits(
       [=](uint64_t bits) { return static_cast<int64_t>(static_cast<uint64_t>(from) + (n == 0 ? bits : bits % n)); });
@@ -158,7 +158,7 @@ at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
                    [=](at::Tensor& one, const at::Generator& scratch) { one.random_(to, scratch); });
 }
 
-// Of the operators below each stands for the one above it, drawn into a new tensor.
+// The operators below draw the same into a new tensor.
 
 at::Tensor uniform(const at::Tensor& self, double from, double to, MaybeGenerator generator) {
   return at::empty_like(self).uniform_(from, to, std::move(generator));

@@ -14,7 +14,7 @@
 namespace shardwise {
 namespace {
 
-/// Never the generator of the call: what a trial draws is nobody's.
+/// For trial calls, so that they do not advance the caller's generator.
 at::Generator& scratch_generator() {
   thread_local at::Generator generator = at::detail::createCPUGenerator();
   return generator;

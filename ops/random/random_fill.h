@@ -1,4 +1,4 @@
-// ops/random/random_fill.h: random numbers in the place of a distributed tensor's values, by global element index.
+// ops/random/random_fill.h: fills distributed tensors with random numbers, by global element index.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"
@@ -10,16 +10,16 @@
 
 namespace shardwise {
 
-/// `fill(piece, global sizes, box, seed)` writes this rank's part; every rank takes the seed, those without a part too.
+/// `fill(piece, global sizes, box, seed)` fills one local shard. Every rank draws the seed, with or without a shard.
 using FillPiece = std::function<void(const at::Tensor&, c10::IntArrayRef, const Box&, uint64_t)>;
 
-/// Draws into every piece of `self`, in any layout; of a Partial the pieces' sum is what is drawn. Below autograd.
-/// `dense`: the same operator, which is tried on one plain element and throws what it has to say of its arguments.
+/// Draws into every local shard of `self`, in any layout; a Partial's reduced value is drawn. Below autograd.
+/// `dense`: the same operator, called on one plain element so that it throws its errors about the arguments.
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const FillPiece& fill,
                       const std::function<void(at::Tensor&, const at::Generator&)>& dense);
 
-/// True where the bool tensor `flags` has a true on any member. One bool is reduced where it is laid out over ranks. On a
-/// non-member: false.
+/// True where the bool tensor `flags` has a true element on any rank. Cost: an all-reduce of one bool where it is
+/// distributed. False on ranks outside the mesh.
 bool any_anywhere(const at::Tensor& flags);
 
 }  // namespace shardwise

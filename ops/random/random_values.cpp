@@ -1,4 +1,4 @@
-// ops/random/random_values.cpp: distributions whose parameters are tensors: bernoulli, normal, poisson, multinomial and their like.
+// ops/random/random_values.cpp: random numbers with tensor parameters: bernoulli, normal, poisson, multinomial, ...
 #include "ops/families.h"
 #include "ops/random/random_fill.h"
 #include "ops/random/samplers.h"
@@ -27,16 +27,17 @@ namespace {
 
 using MaybeGenerator = std::optional<at::Generator>;
 
-// Values are checked on all members together: one bool is reduced.
+// Parameter values are checked on all ranks together, by an all-reduce of one bool.
 
 void check_probabilities(const char* op, const at::Tensor& p) {
-  TORCH_CHECK(!any_anywhere(p.lt(0).logical_or_(p.gt(1)).logical_or_(p.isnan())),
-              fmt::format("[{}] Expected p_in >= 0 && p_in <= 1 to be true, but got false: some p is no probability. "
-                          "Use values in [0, 1].",
-                          op));
+  TORCH_CHECK(
+      !any_anywhere(p.lt(0).logical_or_(p.gt(1)).logical_or_(p.isnan())),
+      fmt::format("[{}] Expected p_in >= 0 && p_in <= 1 to be true, but got false: some p is not a probability. "
+                  "Use values in [0, 1].",
+                  op));
 }
 
-/// Uniform in [0, 1) as doubles: comparing with a rounded number would be off by its rounding.
+/// Uniform in [0, 1), as doubles: rounding to a narrower dtype would bias a comparison.
 at::Tensor uniform_like(const at::Tensor& self, MaybeGenerator generator) {
   return at::empty_like(self, self.options().dtype(at::kDouble)).uniform_(0, 1, std::move(generator));
 }
@@ -60,7 +61,7 @@ void check_deviation(const at::Tensor& std) {
   TORCH_CHECK(!is_dtensor(std) || !any_anywhere(std.lt(0)), "normal expects all elements of std >= 0.0");
 }
 
-/// `like` gives the result its layout and sizes, `dtype_of` its dtype.
+/// With the layout and sizes of `like` and the dtype of `dtype_of`.
 at::Tensor standard_normal(const at::Tensor& like, const at::Tensor& dtype_of, MaybeGenerator generator) {
   return at::empty_like(like, like.options().dtype(dtype_of.scalar_type())).normal_(0, 1, std::move(generator));
 }
@@ -80,7 +81,7 @@ at::Tensor normal_deviation(double mean, const at::Tensor& std, MaybeGenerator g
   return standard_normal(std, std, std::move(generator)).mul(std).add(mean);
 }
 
-/// `sample(parameters of the element, its numbers)` for each element, laid out as the parameters together.
+/// `sample(parameters, index, random stream)` for each element; the layout is that of the parameters' broadcast sum.
 template <class Sample>
 at::Tensor sampled(const at::TensorList parameters, at::ScalarType dtype, const MaybeGenerator& generator,
                    const Sample& sample) {
@@ -125,7 +126,7 @@ at::Tensor binomial(const at::Tensor& count, const at::Tensor& prob, MaybeGenera
   });
 }
 
-/// Rounding must not make a positive number 0.
+/// The smallest positive number: rounding must not give 0.
 double smallest_of(at::ScalarType dtype) {
   double smallest = 0;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "_standard_gamma",
@@ -163,7 +164,7 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
   TORCH_CHECK(!any_anywhere(self.sum(-1).le(0)), "invalid multinomial distribution (sum of probabilities <= 0)");
 }
 
-/// By the place of uniform numbers in the running sums, which each rank has of its rows.
+/// The positions of uniform numbers in the running sums of each row; rows stay sharded.
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
   Placements rows = without_partial(spec_of(self)->placements());
   for (Placement& placement : rows)
@@ -177,7 +178,7 @@ at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const May
   for (size_t i = 0; i < maybe_dtensor(whole)->shards().size(); ++i) {
     const at::Tensor sums = maybe_dtensor(whole)->shards()[i].cumsum(-1);
     const at::Tensor total = sums.narrow(-1, sums.size(-1) - 1, 1);
-    // Below the total even where the product is rounded up: never a category behind the last possible one.
+    // Below the total even where the product is rounded up, so that the last category is the highest.
     const at::Tensor sought = (maybe_dtensor(places)->shards()[i] * total).clamp_max(total * (1 - 0x1p-52));
     maybe_dtensor(chosen)->shards()[i].copy_(
         at::searchsorted(sums.contiguous(), sought.contiguous(), /*out_int32=*/false, /*right=*/true));
@@ -185,7 +186,7 @@ at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const May
   return chosen;
 }
 
-/// Without replacement: the first to come, of one exponential clock per category.
+/// Without replacement: the categories with the earliest of one exponential arrival time each.
 at::Tensor multinomial(const at::Tensor& self, int64_t n_samples, bool replacement, MaybeGenerator generator) {
   check_multinomial(self, n_samples, replacement);
   if (replacement && n_samples > 1) return with_replacement(self, n_samples, generator);

@@ -5,7 +5,7 @@
 namespace shardwise {
 namespace {
 
-/// Below so many expected events or trials they are counted one by one.
+/// Up to this many expected events or trials are drawn one by one.
 constexpr double kFew = 16;
 
 }  // namespace
@@ -28,7 +28,7 @@ double sample_binomial(double n, double p, RandomStream& stream) {
   if (std::isnan(n) || std::isnan(p)) return NAN;
   double successes = 0;
   while (n > kFew && p > 0 && p < 1) {
-    // The middle one of n uniform numbers says on which side of it the rest of the trials is decided.
+    // Draw the median of n uniform numbers: p lies on one side of it, and the trials on the other side are decided.
     const double middle = std::floor(n / 2) + 1;
     const double below = sample_gamma(middle, stream), above = sample_gamma(n + 1 - middle, stream);
     const double place = below / (below + above);
@@ -51,7 +51,7 @@ double sample_poisson(double rate, RandomStream& stream) {
   if (std::isnan(rate)) return NAN;
   double events = 0;
   while (rate > kFew) {
-    // When did event number m come? Before the end: go on from there; else those before it are spread evenly.
+    // Draw the time of event m. Within the rate: continue from there; else the events before it are uniform in time.
     const double m = std::floor(rate * 7 / 8);
     const double time = sample_gamma(m, stream);
     if (time > rate) return events + sample_binomial(m - 1, rate / time, stream);

@@ -1,7 +1,7 @@
-// ops/random/samplers.h: random numbers whose distribution needs more than one uniform number each.
+// ops/random/samplers.h: samples of distributions that need more than one uniform number each.
 //
-// All are exact. Counts are reduced by order statistics (Ahrens and Dieter, Computer methods for sampling from gamma, beta,
-// Poisson and binomial distributions, 1974) until few trials are left.
+// All are exact. Counts are reduced by order statistics (Ahrens and Dieter, Computer methods for sampling from gamma,
+// beta, Poisson and binomial distributions, 1974) until few trials are left.
 #pragma once
 
 #include "runtime/api/philox.h"

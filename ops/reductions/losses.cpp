@@ -1,7 +1,6 @@
-// ops/reductions/losses.cpp: losses that are computed element by element, or sample by sample, and then averaged or summed.
+// ops/reductions/losses.cpp: losses computed element by element, or sample by sample, and then averaged or summed.
 //
-// Each rank has its terms; their sum is left Partial and divided by the global count. Gradients likewise: the count is the
-// whole loss's, whatever part of it a rank holds.
+// Each rank computes its own terms. Their sum stays Partial; means and their gradients divide by the global count.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -20,7 +19,7 @@ namespace {
 
 constexpr const char* kBySample = "by sample";
 
-/// An operator of this name with its rule, which is stated for reduction "none".
+/// An operator and its rule, which holds for reduction "none".
 class Loss : public c10::OperatorKernel {
  protected:
   explicit Loss(const std::string& name)
@@ -34,12 +33,12 @@ class Loss : public c10::OperatorKernel {
 
   c10::IValue& arg(torch::jit::Stack& stack, size_t i) const { return stack[stack.size() - info_.n_args() + i]; }
 
-  /// Leaves "none" in its place.
+  /// Returns the reduction argument and replaces it by "none".
   int64_t take_reduction(torch::jit::Stack& stack) const {
     return std::exchange(arg(stack, reduction_), c10::IValue(int64_t{at::Reduction::None})).toInt();
   }
 
-  /// A single sample has no batch to cut: its classes are gathered. True where it was one.
+  /// A single sample has no batch dim to shard, so its classes are gathered. True where it was one.
   bool answers_single_sample(torch::jit::Stack* stack) const {
     if (!info_.rule->text().starts_with(kBySample) || arg(*stack, self_).toTensor().dim() > 1) return false;
     dispatch(gathered_, stack);
@@ -64,7 +63,7 @@ class Forward final : public Loss {
   }
 };
 
-/// The sizes of the terms of a loss of `self`.
+/// The sizes of the loss with reduction "none".
 using TermsOf = Dims (*)(c10::IntArrayRef self, c10::IntArrayRef target);
 
 Dims elements(c10::IntArrayRef self, c10::IntArrayRef target) { return at::infer_size_dimvector(self, target); }
@@ -105,7 +104,7 @@ void add_gradient(RuleTable& table, const std::string& name, const Rule& rule, T
                       torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Backward>("aten::" + name, terms_of)));
 }
 
-/// Samples [n, c]; the classes of a sample stay together. `labels`: a target per class (a row of labels) or per sample.
+/// Samples [n, c]; the classes of a sample are whole. `labels`: a target per class (a row of labels) or per sample.
 enum class Labels : uint8_t { kPerSample, kPerClass };
 
 Rule by_sample(Labels labels, bool is_gradient) {
@@ -131,7 +130,7 @@ Rule by_sample(Labels labels, bool is_gradient) {
   return Rule(kBySample, describe).sampled();
 }
 
-/// Every member's copy of the lengths.
+/// All elements, gathered to every rank.
 std::vector<int64_t> numbers_in(const at::Tensor& tensor) {
   const at::Tensor all = (is_dtensor(tensor) ? full_tensor(tensor) : tensor).to(at::kCPU, at::kLong).contiguous();
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};

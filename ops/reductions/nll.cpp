@@ -1,8 +1,8 @@
 // ops/reductions/nll.cpp: the negative log likelihood of classes, and with log_softmax the cross entropy.
 //
-// Log probabilities never move. Where samples are cut each rank has its terms; where classes are cut each rank picks those of the
-// targets that are among its classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and the sum over ranks is the
-// loss.
+// Log probabilities never move. Where samples are sharded, each rank computes its own terms. Where classes are sharded,
+// each rank picks the targets among its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and
+// the loss is the sum.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -32,14 +32,13 @@ namespace {
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 using MaybeTensor = std::optional<at::Tensor>;
 
-/// Classes stand in dim 1, of one sample in dim 0.
+/// Classes are dim 1, or dim 0 of a single sample.
 int64_t class_dim(int64_t n_dims) { return n_dims > 1 ? 1 : 0; }
 
-/// The targets among the classes of one piece.
+/// The targets among the classes of one shard.
 struct Window {
-  at::Tensor
-      index;  // of the class within the piece, with a dim of one in the place of the classes; 0 where it is elsewhere
-  at::Tensor is_here;
+  at::Tensor index;  // of the class within the shard, with a class dim of extent 1; 0 where another rank has the class
+  at::Tensor is_here;  // false also for ignored targets
   at::Tensor weights;  // of the targets' classes
 
   Window(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored, int64_t first) {
@@ -52,7 +51,7 @@ struct Window {
   }
 };
 
-/// Per target: the weighted loss and the weight; 0 where the class is not among this piece's.
+/// Per target: the weighted loss and the weight; 0 where another rank has the class.
 Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored,
           int64_t first) {
   const int64_t dim = class_dim(input.dim());
@@ -65,7 +64,7 @@ Pair pick(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& 
           at::where(window.is_here, window.weights, zero).squeeze(dim)};
 }
 
-/// The gradient of `input` for those of the losses.
+/// The gradient of `input` from that of the losses.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight,
                   int64_t ignored, int64_t first) {
   const int64_t dim = class_dim(input.dim());
@@ -100,7 +99,7 @@ void describe(const OpCall& call, Signature& signature) {
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
     TORCH_CHECK(
         operand.sizes.size() == signature.inputs.back().size(),
-        fmt::format("[aten::nll_loss] the {} of shape [{}] does not belong to an input of shape [{}].", name,
+        fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}].", name,
                     fmt::join(operand.sizes, ", "), fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
   }
   signature.outputs =
@@ -135,8 +134,8 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Finds a class that there is not on all ranks alike: where targets are cut, the ranks tell each other. Not on devices, whose
-/// kernels would have to be waited for.
+/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets.
+/// Only on the CPU: other devices would have to synchronize.
 void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const auto* impl = maybe_dtensor(target);
   if (!impl || !impl->spec()->is_member() || target.device().type() != c10::kCPU) return;
@@ -184,7 +183,7 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& self, const at::Te
   return spread_over(of_each.expand(target.sizes()), self, target, weight, ignored);
 }
 
-/// Of probabilities per class.
+/// Targets are probabilities per class.
 at::Tensor soft_cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight,
                               int64_t reduction, double smoothing) {
   TORCH_CHECK(at::isFloatingType(target.scalar_type()),
@@ -199,7 +198,7 @@ at::Tensor soft_cross_entropy(const at::Tensor& self, const at::Tensor& target, 
   return reduction == at::Reduction::Mean ? -terms.sum() / n_samples : -terms.sum();
 }
 
-/// What label smoothing adds: every class counts as wanted a little.
+/// The term that label smoothing adds: the mean over all classes.
 at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, const MaybeTensor& weight,
                        int64_t reduction, int64_t ignored) {
   const int64_t dim = class_dim(log_probs.dim());
@@ -211,7 +210,7 @@ at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, co
   return terms.sum() / std::get<1>(picked(log_probs.detach(), target, weight, ignored)).sum();
 }
 
-/// As torch composes it, but for selections whose sizes depend on values.
+/// As torch composes it, without selections whose sizes depend on values.
 at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t reduction,
                          int64_t ignored, double smoothing) {
   TORCH_CHECK(smoothing >= 0 && smoothing <= 1, "label_smoothing must be between 0.0 and 1.0. Got: ", smoothing);

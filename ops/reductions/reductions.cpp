@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-/// For what does not combine from parts: the reduced dims are gathered first.
+/// For reductions whose results per shard do not combine: the reduced dims are gathered first.
 Rule whole_reduction() {
   return Rule("reduction of whole dims",
               [parts = reduction(Reduce::kSum)](const OpCall& call, Signature& signature) {
@@ -40,7 +40,7 @@ int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
 /// Half precision sums in float32, as torch does.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
-/// The sum over all ranks, divided by the global count: uneven cuts come out right.
+/// The sum over all ranks, divided by the global count, which holds for uneven shards.
 at::Tensor mean_dim(const at::Tensor& self, at::OptionalIntArrayRef dims, bool keepdim,
                     std::optional<at::ScalarType> dtype) {
   const at::ScalarType to = dtype.value_or(self.scalar_type());
@@ -54,7 +54,7 @@ at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return mean_dim(self, {}, false, dtype);
 }
 
-/// From sums of powers, or from largest and smallest.
+/// By sums of powers, or maximum and minimum.
 at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
                        std::optional<at::ScalarType> dtype) {
   const double p = ord.toDouble();
@@ -92,7 +92,7 @@ at::Tensor dist(const at::Tensor& self, const at::Tensor& other, const at::Scala
   return at::linalg_vector_norm(self - other, p);
 }
 
-// The trace: of each piece the diagonal that is the whole's.
+// The trace: each shard sums its part of the global diagonal, whose offset in the shard follows from the shard's own.
 
 at::Tensor diagonal_sum(const at::Tensor& self, int64_t offset) { return at::sum(self.diagonal(offset)); }
 
@@ -116,7 +116,7 @@ at::Tensor trace_of(const at::Tensor& self) {
   return call("shardwise::diagonal_sum", self);
 }
 
-/// Torch's formula makes plain zeros.
+/// torch's derivative formula makes plain zeros.
 struct Trace : torch::autograd::Function<Trace> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     at::AutoDispatchBelowADInplaceOrView guard;

@@ -1,5 +1,5 @@
-// ops/reductions/scans.cpp: running sums, products and extremes. Along a cut dim each rank scans its piece, and the pieces' last slices, one
-// per rank, say what came before.
+// ops/reductions/scans.cpp: running sums, products and extremes. Along a sharded dim each rank scans its shard, gathers
+// the last slice of every shard, and combines those before its own with its scan.
 #include "ops/families.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
@@ -28,7 +28,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The last slices (the first ones, backwards) of all pieces, on every rank of the cutting mesh dims: dim `dim` has one per piece.
+/// The last slices (backwards: the first) of all shards, gathered: the dim has one entry per shard.
 Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backward, at::ScalarType dtype) {
   Shards edges;
   for (const at::Tensor& piece : scanned) {
@@ -39,11 +39,12 @@ Shards edges_of_all(const DimPieces& along, const Shards& scanned, bool is_backw
                                 : piece.narrow(along.dim, is_backward ? 0 : length - 1, 1).contiguous());
   }
   const std::vector<int64_t> one_each(along.intervals.size(), 1);
-  const at::Tensor cut = along.wrapped(edges, static_cast<int64_t>(one_each.size()), along.cut_to(one_each), dtype);
-  return maybe_dtensor(moved_to(cut, along.whole()))->shards();
+  const at::Tensor sharded =
+      along.wrapped(edges, static_cast<int64_t>(one_each.size()), along.with_lengths(one_each), dtype);
+  return maybe_dtensor(moved_to(sharded, along.unsharded()))->shards();
 }
 
-/// The pieces before this rank's (after it, backwards) that have elements; an empty one's edge stands for nothing.
+/// The non-empty shards before this rank's (backwards: after it).
 std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
   std::vector<int64_t> result;
   for (size_t i = is_backward ? along.own + 1 : 0; i < (is_backward ? along.intervals.size() : along.own); ++i)
@@ -52,13 +53,13 @@ std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
 }
 
 using OnPiece = at::Tensor (*)(const at::Tensor& piece, int64_t dim);
-/// `before`: [..., one per piece before, ...].
+/// `before`: the edges of the shards before, along the dim.
 using Combine = at::Tensor (*)(const at::Tensor& scanned, const at::Tensor& before, int64_t dim);
 
 struct Scan {
   OnPiece on_piece;
   Combine combine;
-  bool is_linear = false;    // sums over ranks stay
+  bool is_linear = false;    // Partial sums pass
   bool is_backward = false;  // from the end
 };
 
@@ -67,7 +68,7 @@ at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
   Shards pieces;
   for (const at::Tensor& piece : maybe_dtensor(along.tensor)->shards())
     pieces.push_back(scan.on_piece(piece, along.dim));
-  if (along.is_cut()) {
+  if (along.is_sharded()) {
     const Shards edges = edges_of_all(along, pieces, scan.is_backward, self.scalar_type());
     for (size_t i = 0; i < pieces.size(); ++i) {
       std::vector<at::Tensor> before;
@@ -100,7 +101,7 @@ constexpr Scan kLogSumExp{[](const at::Tensor& piece, int64_t dim) { return at::
                             return at::logaddexp(scanned, at::logsumexp(before, dim, /*keepdim=*/true));
                           }};
 
-/// As torch sums it: integers and bools as int64, or in the dtype asked for.
+/// As torch sums: integers and bools as int64, or in the given dtype.
 at::Tensor as_summed(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const bool is_integral = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
   return self.to(dtype.value_or(is_integral ? at::kLong : self.scalar_type()));
@@ -124,7 +125,7 @@ at::Tensor& running_product_(at::Tensor& self, int64_t dim, std::optional<at::Sc
   return self.copy_(running_product(self, dim, dtype));
 }
 
-/// The derivative of a running sum is the sum from the end, and the other way round; torch's formula would flip, which moves.
+/// The derivative of a running sum is the running sum from the end. torch's formula would flip it.
 struct RunningSum : torch::autograd::Function<RunningSum> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, int64_t dim, bool is_backward) {
     ctx->saved_data["dim"] = dim;
@@ -138,7 +139,7 @@ struct RunningSum : torch::autograd::Function<RunningSum> {
   }
 };
 
-/// Forward derivatives are left to torch's formula.
+/// Forward-mode derivatives use torch's formula.
 at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
                                  std::optional<at::ScalarType> dtype) {
   if (!self._fw_grad(/*level=*/0).defined())
@@ -150,8 +151,7 @@ at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& sel
   return op.redispatch(formula, self, dim, dtype);
 }
 
-/// Each product without its own factor, times the gradients from there on: n products of n, where these are differentiated in
-/// turn.
+/// The products without each factor, times the gradients from that factor on, as n x n products: twice differentiable.
 at::Tensor product_grad_by_factor(const at::Tensor& grad, const at::Tensor& input, int64_t dim) {
   const at::Tensor factors = input.movedim(dim, -1).unsqueeze(-2);
   Dims square(factors.sizes());
@@ -161,8 +161,8 @@ at::Tensor product_grad_by_factor(const at::Tensor& grad, const at::Tensor& inpu
   return others.cumprod(-1).mul(grad.movedim(dim, -1).unsqueeze(-2)).triu().sum(-1).movedim(-1, dim);
 }
 
-/// torch's own makes plain tensors where there are zeros. Behind the first zero of a line products are 0 whatever the other
-/// factors; at it they are the products without it.
+/// torch's formula makes plain tensors where there are zeros. After the first zero along `dim` the gradient is 0; at
+/// the first zero it comes from the products without that factor.
 at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int64_t dim, const at::Tensor& output) {
   if (input.dim() == 0 || input.numel() == 0) return grad;
   const at::Tensor factors = at::conj(input);
@@ -175,11 +175,11 @@ at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int
   return at::where(is_zero, at::where(is_first, sums(without_first), 0), elsewhere).to(grad.scalar_type());
 }
 
-/// Extremes so far, and where: the latest of equal ones, and of NaNs, which nothing follows.
+/// Running extremes and their indices: the last of equal ones; a NaN stays, at its last index.
 struct Extremes {
   at::Tensor values, indices;
 
-  /// What follows these: `next` where it is as extreme.
+  /// These, with `next` where it is at least as extreme.
   Extremes followed_by(const Extremes& next, bool is_max) const {
     const at::Tensor is_extreme = is_max ? next.values.ge(values) : next.values.le(values);
     const at::Tensor takes = next.values.isnan().logical_or_(is_extreme.logical_and_(values.isnan().logical_not_()));
@@ -197,7 +197,7 @@ std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int6
     values.push_back(running);
     indices.push_back(at_index.add_(first));
   }
-  if (along.is_cut()) {
+  if (along.is_sharded()) {
     const Shards edges = edges_of_all(along, values, false, self.scalar_type());
     const Shards places = edges_of_all(along, indices, false, at::kLong);
     const std::vector<int64_t> earlier = pieces_before(along, false);

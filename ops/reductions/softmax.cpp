@@ -1,5 +1,5 @@
-// ops/reductions/softmax.cpp: softmax and its logarithm. A cut dim stays cut: the ranks tell each other the largest values and the sums, of
-// extent 1 there. (Online normalizer calculation for softmax, 2018, combines parts likewise.)
+// ops/reductions/softmax.cpp: softmax, log_softmax and logsumexp. A sharded dim stays sharded: the ranks all-reduce
+// maxima and sums, of extent 1 there (as Online normalizer calculation for softmax, 2018, combines parts).
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
@@ -46,7 +46,7 @@ at::Tensor log_softmax_of(const at::Tensor& self, int64_t dim, bool half_to_floa
   return shifted.sub_(total(shifted.exp(), dim).log()).to(result_type(self, half_to_float));
 }
 
-/// Zeros where nothing but minus infinity stands along `dim`.
+/// Zeros where all values along `dim` are minus infinity.
 at::Tensor safe_softmax_of(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
   static const ByRule whole("aten::_safe_softmax");
   if (!is_sharded_along(self, dim)) return whole(self, dim, dtype).toTensor();

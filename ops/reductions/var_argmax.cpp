@@ -1,8 +1,8 @@
-// ops/reductions/var_argmax.cpp: reductions along cut dims that are no sum, largest or smallest value themselves, but follow from a few numbers
-// of each piece: variances, and where the largest value stands. The tensor does not move.
+// ops/reductions/var_argmax.cpp: reductions along sharded dims that combine a few numbers per shard: variances, argmax
+// and argmin, complex products. The tensor does not move.
 //
-// Each rank reduces its piece to one entry. Those of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and torch's reductions
-// of them combine the pieces.
+// Each rank reduces its shard to one entry. The entries of [5, 4] as Shard(0) on 3 ranks are [3, 4] as Shard(0), and
+// torch's reductions combine these.
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
@@ -35,7 +35,7 @@ constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
 
 bool is_reduced(const std::vector<int64_t>& dims, int64_t dim) { return std::ranges::count(dims, dim) > 0; }
 
-/// Cut dims that are reduced become one entry per piece, whole ones one entry.
+/// A reduced dim becomes one entry per shard, one entry where it is not sharded.
 std::optional<Propagation> place(const OpCall& call) {
   const Spec& spec = *call.operands[0].spec;
   const auto dims = call.arg("dim").toIntVector();
@@ -69,7 +69,7 @@ Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
   return sizes;
 }
 
-// What is computed of each piece.
+// What each rank computes of its shard.
 
 using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
@@ -77,7 +77,7 @@ at::Tensor widened(const at::Tensor& self) {
   return at::isReducedFloatingType(self.scalar_type()) ? self.to(at::kFloat) : self;
 }
 
-/// The entries of a piece are float64, whatever it is: there are few, and their differences matter.
+/// Entries are float64 for any dtype: they are few, and the combination subtracts them.
 at::TensorOptions exact(const at::Tensor& self, bool is_real) {
   return self.options().dtype(self.is_complex() && !is_real ? at::kComplexDouble : at::kDouble);
 }
@@ -94,7 +94,7 @@ Moments moments(const at::Tensor& self, c10::IntArrayRef dims) {
   return {at::full(sizes, n, real), mean.to(any.dtype()), variance.to(at::kDouble).mul_(n)};
 }
 
-/// The best value and where it stands in the whole, counted over the reduced dims row by row.
+/// The best value, and its global index over the reduced dims in row-major order.
 std::tuple<at::Tensor, at::Tensor> best(const at::Tensor& self, c10::IntArrayRef dims, bool largest,
                                         c10::IntArrayRef offsets, c10::IntArrayRef global_sizes) {
   const Dims sizes = one_entry(self, dims);
@@ -144,7 +144,7 @@ auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
-// How pieces combine.
+// How the entries combine.
 
 std::vector<int64_t> dims_of(const at::Tensor& self, at::OptionalIntArrayRef dims) {
   std::vector<int64_t> result;
@@ -157,7 +157,7 @@ std::vector<int64_t> dims_of(const at::Tensor& self, at::OptionalIntArrayRef dim
   return result;
 }
 
-/// Without the reduced dims, which are of one entry, unless they are kept.
+/// Removes the reduced dims, of extent 1, unless they are kept.
 at::Tensor finished(const at::Tensor& result, const std::vector<int64_t>& dims, bool keepdim) {
   if (keepdim) return result;
   return static_cast<int64_t>(dims.size()) == result.dim() ? result.reshape({}) : result.squeeze(dims);
@@ -167,8 +167,8 @@ struct Spread {
   at::Tensor variance, mean;
 };
 
-/// Updating formulae and a pairwise algorithm for computing sample variances, 1979: deviations from a piece's own mean lose no
-/// digits, and the pieces' means differ from the whole's by little.
+/// By Updating formulae and a pairwise algorithm for computing sample variances, 1979: deviations are taken from the
+/// shard's own mean, which keeps their digits.
 Spread spread_of(const at::Tensor& self, const std::vector<int64_t>& dims, const std::optional<at::Scalar>& correction,
                  bool keepdim) {
   static const auto op = operator_of<decltype(moments)>("shardwise::piece_moments");
@@ -226,7 +226,7 @@ Pair std_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeSc
   return {spread.variance.sqrt(), spread.mean};
 }
 
-/// The first of the best values; as in torch no number is better than any.
+/// The best value and its first index; as in torch NaN is better than any number.
 Pair best_along(const at::Tensor& self, const std::vector<int64_t>& dims, bool largest, bool keepdim) {
   static const auto op = operator_of<decltype(best)>("shardwise::piece_best");
   const auto [values, places] = op.call(self, dims, largest, std::vector<int64_t>(self.dim(), 0), self.sizes());
@@ -266,7 +266,7 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
   return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
 }
 
-/// Complex products do not travel as a Partial: the pieces' own are gathered.
+/// There is no Partial of complex products: the products of the shards are gathered instead.
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
@@ -310,7 +310,7 @@ TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
 
 void register_var_argmax(RuleTable& table) {
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
-            Rule::placed("one entry per piece", place).localized(localize));
+            Rule::placed("one entry per shard", place).localized(localize));
   aten_kernels().impl("var.correction", &var);
   aten_kernels().impl("std.correction", &std_of);
   aten_kernels().impl("var_mean.correction", &var_mean);

@@ -1,4 +1,4 @@
-// ops/shapes/cat.cpp: tensors side by side.
+// ops/shapes/cat.cpp: concatenation along a dim (cat) and along a new dim (stack).
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_gradients.h"
@@ -21,8 +21,8 @@ Axes all_factors(size_t n) {
   return axes;
 }
 
-/// The dim of concatenation is whole: each operand has a factor of its own there, and the result one more. Tensors of shape [0]
-/// count for nothing, whatever the others' dims.
+/// The concatenated dim is whole: each operand has a factor of its own there, and the result another one. Tensors of
+/// shape [0] are ignored, whatever the others' number of dims.
 void describe_cat(const OpCall& call, Signature& signature) {
   const auto counts = [](const Operand& operand) { return operand.sizes.size() != 1 || operand.sizes[0] != 0; };
   const auto first = std::ranges::find_if(call.operands, counts);
@@ -49,7 +49,7 @@ void describe_cat(const OpCall& call, Signature& signature) {
   signature.outputs.push_back(result);
 }
 
-/// The new dim belongs to no operand.
+/// The new dim has no factor: no operand has it.
 void describe_stack(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   for (int64_t size : sizes) signature.add_factor(size);
@@ -59,7 +59,7 @@ void describe_stack(const OpCall& call, Signature& signature) {
   signature.outputs.push_back(output);
 }
 
-/// Torch's formula gives operands of shape [0] plain gradients.
+/// torch's derivative formula gives operands of shape [0] plain gradients.
 at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
   const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
   const auto is_nothing = [](const at::Tensor& tensor) {

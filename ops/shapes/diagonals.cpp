@@ -1,4 +1,4 @@
-// ops/shapes/diagonals.cpp: triangles and diagonals of matrices, counted from where this rank's piece lies.
+// ops/shapes/diagonals.cpp: triangles and diagonals of matrices; each shard uses the diagonal's offset within it.
 #include "ops/families.h"
 #include "placements/partial.h"
 #include "runtime/rules/propagate.h"
@@ -12,14 +12,14 @@ namespace {
 
 using Placements = std::vector<Placement>;
 
-/// The diagonal counts from this rank's piece.
+/// The diagonal's offset relative to this rank's shard.
 void shift_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
   const size_t at = local.call.op.arg_index("diagonal");
   const Dims& first = local.inputs[0].offsets;
   if (first.size() >= 2) args[at] = local.call.args[at].toInt() + first[first.size() - 2] - first[first.size() - 1];
 }
 
-/// The matrices of a call: which dims they are, and their diagonal, of which element t is in row t + first_row.
+/// The two matrix dims of a call and their diagonal, whose element t is in row t + first_row.
 struct Plane {
   int64_t rows, columns, first_row, length;
 
@@ -32,17 +32,17 @@ struct Plane {
     length = std::max<int64_t>(std::min(sizes[rows] - first_row, sizes[columns] - std::max<int64_t>(offset, 0)), 0);
   }
   bool has(int64_t dim) const { return dim == rows || dim == columns; }
-  /// The place among the dims of the diagonals, which come last.
+  /// The dim of the result for `dim` of the input: the diagonal is the last dim.
   int64_t dim_of_diagonals(int64_t dim) const { return dim - (rows < dim) - (columns < dim); }
   /// Elements of the diagonal before row (column) `index`.
   int64_t before(int64_t dim, int64_t index) const {
     const int64_t first = dim == rows ? first_row : first_row + shift;
     return std::clamp<int64_t>(index - first, 0, length);
   }
-  int64_t shift = 0;  // what a column is more than its row
+  int64_t shift = 0;  // an element's column minus its row
 };
 
-/// Both dims of the matrices are whole, the others are shared.
+/// Both matrix dims are whole; input and output share the others.
 void describe_planes(const OpCall& call, c10::IntArrayRef sizes, Signature& signature, Axes& planes, Axes& diagonals) {
   const Plane plane(call, sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -60,7 +60,7 @@ void describe_diagonal(const OpCall& call, Signature& signature) {
   signature.outputs = {diagonals};
 }
 
-/// The reverse: of diagonals planes.
+/// The reverse: diagonals in, matrices out.
 void describe_spread(const OpCall& call, Signature& signature) {
   Axes planes, diagonals;
   describe_planes(call, call.outputs[0].sizes, signature, planes, diagonals);
@@ -78,7 +78,7 @@ std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPt
   return result;
 }
 
-/// Of cut rows (or columns) each rank has its part of the diagonal.
+/// Each rank computes its part of the diagonal by rows or by columns. Where both are sharded, columns are gathered.
 std::optional<Propagation> place_diagonal(const OpCall& call) {
   static const Rule whole = Rule("diagonal", describe_diagonal).linear(Linearity::kPass);
   SpecPtr spec = call.operands[0].spec;
@@ -91,9 +91,10 @@ std::optional<Propagation> place_diagonal(const OpCall& call) {
     if (has_rows && placement.is_shard(plane.columns)) placement = Placement::replicate();
   SpecPtr input = spec->with_placements(placements);
   const bool moves = input != spec;
-  const int64_t cut = has_rows ? plane.rows : plane.columns;
-  placements = input->layout().recut(
-      cut, [&](Interval interval) { return plane.before(cut, interval.end) - plane.before(cut, interval.begin); });
+  const int64_t sharded = has_rows ? plane.rows : plane.columns;
+  placements = input->layout().recut(sharded, [&](Interval interval) {
+    return plane.before(sharded, interval.end) - plane.before(sharded, interval.begin);
+  });
   for (Placement& placement : placements)
     if (placement.is_shard())
       placement =
@@ -101,17 +102,17 @@ std::optional<Propagation> place_diagonal(const OpCall& call) {
   return laid_out(call, *spec, moves ? input : SpecPtr(), std::move(placements));
 }
 
-/// Cut diagonals give cut rows: what is between two parts belongs to the first, the rest to the last.
+/// A sharded diagonal gives sharded rows. The first rank also has the rows before it, the last rank those after it.
 std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
   static const Rule whole = Rule("diagonal_backward", describe_spread).linear();
   const SpecPtr& spec = call.operands[0].spec;
   const Dims& sizes = call.outputs[0].sizes;
   const Plane plane(call, sizes);
   const int64_t last = spec->dim() - 1;
-  const bool is_cut = std::ranges::any_of(spec->placements(), [&](const Placement& p) { return p.is_shard(last); });
+  const bool is_sharded = std::ranges::any_of(spec->placements(), [&](const Placement& p) { return p.is_shard(last); });
   const bool is_sum = std::ranges::all_of(spec->placements(),
                                           [](const Placement& p) { return !p.is_partial() || is_linear(p.reduce()); });
-  if (!is_cut || !is_sum || plane.length == 0) return propagate(call, whole.signature(call));
+  if (!is_sharded || !is_sum || plane.length == 0) return propagate(call, whole.signature(call));
   const auto row_of = [&](int64_t t) {
     return t == 0 ? 0 : t == plane.length ? sizes[plane.rows] : t + plane.first_row;
   };

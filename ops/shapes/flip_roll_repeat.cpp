@@ -1,7 +1,7 @@
-// ops/shapes/flip_roll_repeat.cpp: the same elements in other places or more than once: flip, roll, rot90, repeat.
+// ops/shapes/flip_roll_repeat.cpp: flip, roll, rot90 and repeat.
 //
-// On a line of ranks a flipped or rolled cut keeps its place: each rank fetches what its own interval becomes. Elsewhere the dim
-// is gathered first.
+// On a 1-D mesh a flipped or rolled dim stays sharded: each rank fetches the intervals that its own interval is made
+// of. On other meshes the dim is gathered first.
 #include "ops/families.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
@@ -17,21 +17,21 @@
 namespace shardwise {
 namespace {
 
-/// True where one dim of a tensor on a line of ranks is cut, and it is `dim`.
-bool is_cut_alone(const at::Tensor& self, int64_t dim) {
+/// True where the mesh has one dim and it shards `dim`.
+bool is_only_shard(const at::Tensor& self, int64_t dim) {
   const auto placements = spec_of(self)->placements();
   return placements.size() == 1 && placements[0].is_shard(dim) && self.numel() > 0;
 }
 
-/// Replicas and the sums over ranks that there are.
-Placements without_cuts(c10::ArrayRef<Placement> placements) {
+/// Keeps Partials; the rest is replicated.
+Placements without_shards(c10::ArrayRef<Placement> placements) {
   Placements result = placements.vec();
   for (Placement& placement : result)
     if (!placement.is_partial()) placement = Placement::replicate();
   return result;
 }
 
-/// Each rank's own interval of `dim` is made of these intervals of the source, which are fetched from where they are.
+/// The intervals `sources_of(own interval)` of `dim`, in order, fetched from the ranks that have them.
 template <class Sources>
 std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sources& sources_of) {
   const Spec& spec = *spec_of(self);
@@ -61,8 +61,8 @@ at::Tensor laid_out_as(const at::Tensor& self, const std::vector<at::Tensor>& pa
               std::move(pieces));
 }
 
-/// Of a cut dim each rank receives the mirror of its own interval.
-at::Tensor flip_cut(const at::Tensor& self, int64_t dim) {
+/// Each rank fetches the mirror image of its own interval.
+at::Tensor flip_sharded(const at::Tensor& self, int64_t dim) {
   const int64_t length = self.size(dim);
   std::vector<at::Tensor> parts =
       fetched(self, dim, [&](Interval own) { return std::vector<Interval>{{length - own.end, length - own.begin}}; });
@@ -70,7 +70,7 @@ at::Tensor flip_cut(const at::Tensor& self, int64_t dim) {
   return laid_out_as(self, parts, dim);
 }
 
-at::Tensor roll_cut(const at::Tensor& self, int64_t shift, int64_t dim) {
+at::Tensor roll_sharded(const at::Tensor& self, int64_t shift, int64_t dim) {
   const int64_t length = self.size(dim);
   shift = ((shift % length) + length) % length;
   return laid_out_as(self,
@@ -84,7 +84,7 @@ at::Tensor roll_cut(const at::Tensor& self, int64_t shift, int64_t dim) {
                      dim);
 }
 
-/// Laid out so that none of `dims` is cut.
+/// Redistributed so that none of `dims` is sharded.
 at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
   Placements placements = spec_of(self)->placements().vec();
   for (Placement& placement : placements)
@@ -109,20 +109,20 @@ at::Tensor by_piece(const at::Tensor& self, const OnPiece& on_piece) {
       std::move(pieces));
 }
 
-/// Of as many dims: a call on it throws what the dense operator throws of dims and shifts.
+/// A plain tensor with as many dims: a call on it throws the dense operator's errors about dims and shifts.
 at::Tensor one_element(const at::Tensor& self) { return at::empty(Dims(self.dim(), 1), at::TensorOptions()); }
 
-// Of any Partial the parts are rearranged.
+// A Partial of any kind passes: each rank rearranges its own term.
 
 at::Tensor flip(const at::Tensor& self, c10::IntArrayRef dims) {
   at::flip(one_element(self), dims);
   if (self.dim() == 0) return self.clone();
   at::Tensor result = self;
   Dims rest = wrapped(dims, self.dim());
-  const auto cut = std::ranges::find_if(rest, [&](int64_t dim) { return is_cut_alone(self, dim); });
-  if (cut != rest.end()) {
-    result = flip_cut(result, *cut);
-    rest.erase(cut);
+  const auto sharded = std::ranges::find_if(rest, [&](int64_t dim) { return is_only_shard(self, dim); });
+  if (sharded != rest.end()) {
+    result = flip_sharded(result, *sharded);
+    rest.erase(sharded);
   }
   return by_piece(with_whole(result, rest), [&](const at::Tensor& piece) { return piece.flip(rest); });
 }
@@ -131,16 +131,16 @@ at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRe
   at::roll(one_element(self), shifts, dims);
   if (self.numel() == 0) return self.clone();
   if (dims.empty()) {
-    const at::Tensor whole = moved_to(self, without_cuts(spec_of(self)->placements()));
+    const at::Tensor whole = moved_to(self, without_shards(spec_of(self)->placements()));
     return by_piece(whole, [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });
   }
   at::Tensor result = self;
   const Dims along = wrapped(dims, self.dim());
   for (size_t i = 0; i < along.size(); ++i)
-    result = is_cut_alone(result, along[i]) ? roll_cut(result, shifts[i], along[i])
-                                            : by_piece(with_whole(result, along[i]), [&](const at::Tensor& piece) {
-                                                return piece.roll(shifts[i], along[i]);
-                                              });
+    result = is_only_shard(result, along[i]) ? roll_sharded(result, shifts[i], along[i])
+                                             : by_piece(with_whole(result, along[i]), [&](const at::Tensor& piece) {
+                                                 return piece.roll(shifts[i], along[i]);
+                                               });
   return result;
 }
 

@@ -1,4 +1,4 @@
-// ops/shapes/permute.cpp: dims in another order, and new ones of extent 1. Cuts, sums and pieces come along; nothing moves.
+// ops/shapes/permute.cpp: permuted dims and new dims of extent 1. Every placement passes; nothing moves.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/rules/propagate.h"
@@ -26,7 +26,7 @@ Dims permuted(const OpCall& call) {
   return order;
 }
 
-/// Two dims change places; of a tensor of fewer nothing does.
+/// Two dims swapped, where the tensor has two.
 Dims exchanged(const OpCall& call, int64_t dim0, int64_t dim1) {
   Dims order = same_order(call);
   if (order.size() > 1) std::swap(order[wrapped(dim0, order.size())], order[wrapped(dim1, order.size())]);
@@ -81,7 +81,7 @@ Rule reordering(const char* name, OrderOf order_of) {
   });
 }
 
-// In place the tensor itself becomes the view.
+// The in-place forms turn the tensor itself into the view.
 
 at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
   maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());

@@ -1,7 +1,7 @@
-// ops/shapes/slice.cpp: slices and what is made of them: select, split, unbind.
+// ops/shapes/slice.cpp: slices, and the operators composed of them: select, split, unbind.
 //
-// A slice of a cut dim keeps, of every piece, the elements chosen; nothing moves. A selected index of a cut dim is a slice of one
-// element, which is then brought to all ranks of that mesh dim.
+// A slice of a sharded dim keeps the chosen elements of each shard; nothing moves. Selecting an index of a sharded dim
+// is a slice of one element, which is then broadcast along that mesh dim.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
@@ -29,7 +29,7 @@ at::Tensor slice(const at::Tensor& self, const Range& range) {
   return self.slice(range.dim, range.start, range.end, range.step);
 }
 
-/// Which elements of a dim a slice keeps. Pre: the dense operator took these arguments.
+/// Which elements of a dim a slice keeps. Pre: the dense operator accepts these arguments.
 class Chosen {
  public:
   explicit Chosen(const OpCall& call) {
@@ -45,12 +45,12 @@ class Chosen {
 
   int64_t dim() const { return dim_; }
   int64_t step() const { return step_; }
-  /// How many lie before `index`.
+  /// How many kept elements are before `index`.
   int64_t before(int64_t index) const {
     return index <= start_ ? 0 : std::min(length_, (index - start_ + step_ - 1) / step_);
   }
   int64_t index_of(int64_t nth) const { return start_ + nth * step_; }
-  Interval image(Interval cut) const { return {before(cut.begin), before(cut.end)}; }
+  Interval image(Interval shard) const { return {before(shard.begin), before(shard.end)}; }
 
  private:
   int64_t dim_, start_, step_, length_;
@@ -58,7 +58,7 @@ class Chosen {
 
 Placements placements_of_slice(const Layout& layout, const Chosen& chosen) {
   if (!layout.is_enumerable())
-    return layout.recut(chosen.dim(), [&](Interval cut) { return chosen.image(cut).length(); });
+    return layout.recut(chosen.dim(), [&](Interval shard) { return chosen.image(shard).length(); });
   std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
   for (ShardMetadata& piece : pieces) {
     Box box = piece.box();
@@ -79,7 +79,7 @@ std::optional<Propagation> place(const OpCall& call) {
   return result;
 }
 
-/// The elements of this rank's piece.
+/// The chosen elements of this rank's shard.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Chosen chosen(local.call);
   const Interval piece = local.inputs[0].interval(chosen.dim());
@@ -89,8 +89,8 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   args[local.call.op.arg_index("end")] = kept.length() == 0 ? 0 : start + (kept.length() - 1) * chosen.step() + 1;
 }
 
-/// Zeros laid out as the base, with `grad` in the place of the slice. Where the base is replicated and the gradient is a sum that
-/// is still to be taken, so is the result.
+/// Zeros with the base's layout, and `grad` in the slice. Where the base is replicated and the gradient is
+/// Partial(sum), the result is Partial(sum).
 at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) {
   Placements placements = base.placements().vec();
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -109,7 +109,7 @@ at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) 
   return whole;
 }
 
-/// Torch's own formula knows the base's sizes, not its layout.
+/// torch's formula has the base's sizes, not its layout.
 struct SliceBackward final : torch::autograd::Node {
   SpecPtr base;
   Range range;
@@ -140,7 +140,7 @@ at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::option
 }
 
 at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
-  TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has nothing to select. Use the tensor itself.");
+  TORCH_CHECK_INDEX(self.dim() > 0, "[aten::select] a tensor of 0 dims has no index to select. Use the tensor itself.");
   const int64_t size = self.size(dim);
   TORCH_CHECK_INDEX(-size <= index && index < size,
                     fmt::format("[aten::select] index {} is out of range for dim {} of a tensor of shape "
@@ -175,11 +175,11 @@ std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64
                   total));
   std::vector<int64_t> sizes;
   for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
-  if (sizes.empty()) sizes.push_back(0);  // of nothing there is one empty part
+  if (sizes.empty()) sizes.push_back(0);  // torch gives one empty part
   return split_by_sizes(self, sizes, dim);
 }
 
-/// Parts that are no views, and so may be written to one by one: torch's share memory and trust their user.
+/// Copies: torch's unsafe_ forms return views and leave it to the caller not to write to two that overlap.
 std::vector<at::Tensor> separate(std::vector<at::Tensor> parts) {
   for (at::Tensor& part : parts) part = part.clone();
   return parts;

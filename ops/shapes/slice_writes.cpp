@@ -1,5 +1,5 @@
-// ops/shapes/slice_writes.cpp: a tensor with one slice, index or diagonal replaced, and zeros around a gradient. What is written goes to the
-// ranks that have its place.
+// ops/shapes/slice_writes.cpp: copies of a tensor with one slice, index or diagonal replaced, and the gradients of
+// slice and select. Each rank writes the values of its own shard.
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
@@ -37,7 +37,7 @@ at::Tensor with_index(const at::Tensor& self, const at::Tensor& src, int64_t of_
   return with_slice(self, src.unsqueeze(dim), dim, first, first + 1, 1);
 }
 
-/// The places of a diagonal as indices of two dims.
+/// The elements of a diagonal as indices of two dims.
 struct Diagonal {
   Indexed at;
   int64_t length;
@@ -62,7 +62,7 @@ struct Diagonal {
     }
   }
 
-  /// The diagonal comes last; indexed dims come where the first of them was, or first.
+  /// Moves the diagonal, the last dim, to where indexing with adjacent or separate dims puts the indexed dim.
   at::Tensor as_indexed(const at::Tensor& diagonal) const {
     const bool adjoin = at.dims[1] == at.dims[0] + 1;
     return diagonal.movedim(-1, adjoin ? at.dims[0] : 0);
@@ -83,7 +83,7 @@ at::Tensor with_diagonal(const at::Tensor& self, const at::Tensor& src, int64_t 
   return put(self, diagonal.at, diagonal.as_indexed(src), /*accumulate=*/false);
 }
 
-/// torch's own make plain zeros.
+// torch's slice_backward and select_backward make plain zeros.
 
 at::Tensor slice_backward(const at::Tensor& grad, c10::SymIntArrayRef sizes, int64_t dim, c10::SymInt start,
                           c10::SymInt end, c10::SymInt step) {

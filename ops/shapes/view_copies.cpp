@@ -1,4 +1,4 @@
-// ops/shapes/view_copies.cpp: views whose results are copied, and views of complex numbers.
+// ops/shapes/view_copies.cpp: the _copy forms of views, and views of complex numbers as pairs of real ones.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 
@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-/// Answers "slice_copy.Tensor" by "slice.Tensor" and clones what it gives: the view's derivative applies.
+/// Answers "slice_copy.Tensor" by a clone of "slice.Tensor", whose derivative applies.
 class ViewThenClone final : public c10::OperatorKernel {
  public:
   explicit ViewThenClone(c10::OperatorHandle view) : view_(std::move(view)) {}
@@ -38,7 +38,7 @@ void add_copied_view(const std::string& name, const std::string& overload) {
     kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*view)));
 }
 
-/// Two real numbers, a last dim, for each complex one.
+/// A new last dim holds the real and the imaginary part.
 void describe_as_real(const OpCall& call, Signature& signature) {
   Axes axes;
   for (int64_t size : call.operands[0].sizes) axes.push_back({signature.add_factor(size)});

@@ -1,5 +1,5 @@
-// ops/shapes/views.cpp: the same elements in other dims: reshaped, squeezed, expanded. Any Partial passes. Slices stand in slice.cpp,
-// other orders of the dims in permute.cpp.
+// ops/shapes/views.cpp: reshaped, squeezed and expanded views. Any Partial passes. Slices are in slice.cpp,
+// permutations in permute.cpp.
 #include "ops/families.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
@@ -15,10 +15,10 @@
 namespace shardwise {
 namespace {
 
-/// Pairs the dims of a tensor with those of its reshaped self.
+/// Pairs the dims of a tensor with those of the reshaped tensor.
 ///
-/// [2, 6, 4] -> [2, 24]: dim 0 stays; rows of 4 elements become 4 consecutive ones: scale 1 here, 4 there.
-/// [24] -> [6, 4]: scale 4 here, 1 there, so that cuts fall between rows. Of a group only the first dim may be cut.
+/// [2, 6, 4] -> [2, 24]: dim 0 stays; rows of 4 elements become 4 consecutive ones: scale 1 here, 4 there. [24] -> [6,
+/// 4]: scale 4 here, 1 there, so that shards end between rows. Only the first dim of a group may be sharded.
 class Regrouping {
  public:
   Regrouping(c10::IntArrayRef from, c10::IntArrayRef to, Signature& signature)
@@ -44,7 +44,7 @@ class Regrouping {
     after_[j_++].factor = factor;
   }
 
-  /// The shortest runs of dims, from here on, that hold equally many elements.
+  /// The shortest runs of dims from here on with equal products of extents.
   bool regroup() {
     const size_t first_before = i_, first_after = j_;
     int64_t n_before = from_[i_++], n_after = to_[j_++];
@@ -87,7 +87,7 @@ void describe_expand(const OpCall& call, Signature& signature) {
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
 
-/// Which dims are 1 is a matter of the whole tensor, not of its pieces.
+/// Removes dims of global extent 1; a shard may have extent 1 along another dim.
 at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
   Dims sizes;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
@@ -106,14 +106,14 @@ at::Tensor squeeze(const at::Tensor& self) {
 
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
 
-/// Of the gathered tensor: global strides say nothing of where the elements live.
+/// Gathers the tensor: global strides do not tell which rank has an element.
 at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       std::optional<int64_t> offset) {
   if (sizes == self.sizes() && strides == self.strides() && offset.value_or(0) == 0) return self.alias();
   const SpecPtr& spec = spec_of(self);
   TORCH_CHECK_VALUE(self.is_non_overlapping_and_dense(),
-                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, and what "
-                                "lies in them is not known. "
+                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, whose "
+                                "contents are unknown. "
                                 "Call clone() first, or use slice, select and permute.",
                                 fmt::join(self.strides(), ", "), fmt::join(self.sizes(), ", ")));
   const at::Tensor gathered = redistribute(self, Placements(spec->placements().size()));

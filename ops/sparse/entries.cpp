@@ -1,4 +1,4 @@
-// ops/sparse/entries.cpp: sparse tensors taken apart into indices and values, put together of them, and what is asked of both.
+// ops/sparse/entries.cpp: sparse tensors from indices and values, their indices and values, and queries of both.
 #include "ops/sparse/sparse.h"
 
 #include "placements/partial.h"
@@ -28,7 +28,7 @@ bool begins_at_zero(const Box& box, int64_t sparse_dim) {
   return std::all_of(box.offsets.begin(), box.offsets.begin() + sparse_dim, [](int64_t offset) { return offset == 0; });
 }
 
-/// The part of padded `values` that is the box's columns.
+/// The box's columns of `values`, which may have more.
 at::Tensor columns_of(at::Tensor values, const Box& box, int64_t sparse_dim) {
   for (int64_t dim = 1; dim < values.dim(); ++dim)
     if (const int64_t of = dim + sparse_dim - 1; values.size(dim) != box.sizes[of])
@@ -36,7 +36,7 @@ at::Tensor columns_of(at::Tensor values, const Box& box, int64_t sparse_dim) {
   return values;
 }
 
-/// A piece's values with zeros in the columns that the box has not, where `of_values` has them.
+/// `values` of `box` in a tensor as wide as `of_values`, with zeros in the other columns.
 at::Tensor padded(const at::Tensor& values, const Box& of_values, const Box& box, int64_t sparse_dim) {
   if (values.sizes() == of_values.sizes) return values;
   at::Tensor whole = at::zeros(of_values.sizes, values.options());
@@ -44,7 +44,7 @@ at::Tensor padded(const at::Tensor& values, const Box& of_values, const Box& box
   return whole;
 }
 
-/// Whose indices these are: null where they are nobody's, or were written to since.
+/// The entries of the sparse tensor that gave these indices; null without one, and once they were written to.
 const SparseEntries* origin_of(const at::Tensor& indices) {
   const auto* entries = maybe_dtensor(indices)->entries().get();
   return entries && !indices.is_inference() && indices._version() == 0 ? entries : nullptr;
@@ -59,7 +59,7 @@ at::Tensor assembled(const at::Tensor& indices, const at::Tensor& values, const 
     at::Tensor local = of_indices->shards()[i];
     if (!begins_at_zero(box, entries.sparse_dim)) local = local - first_index(box, entries.sparse_dim, local.device());
     at::Tensor columns = columns_of(of_values->shards()[i], box, entries.sparse_dim);
-    // torch's add_ takes stride(0) for the size of an entry, which it is not in the one row of a wider tensor.
+    // torch's add_ takes stride(0) for the size of an entry; a single row of a wider tensor has another stride.
     if (columns.stride(0) != c10::multiply_integers(columns.sizes().slice(1)))
       columns = columns.clone(at::MemoryFormat::Contiguous);
     pieces.push_back(at::_sparse_coo_tensor_unsafe(local, columns, box.sizes, {}, {}, {}, {}, entries.is_coalesced));
@@ -67,22 +67,22 @@ at::Tensor assembled(const at::Tensor& indices, const at::Tensor& values, const 
   return wrap_sparse(spec, std::move(pieces), std::move(entries));
 }
 
-/// How indices and values must lie together, and what they then are.
-struct Together {
+/// Layouts of indices and values that fit each other, and the sparse tensor's layout.
+struct EntryLayout {
   Placements indices, values, result;
 };
 
-Together lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim) {
-  Together together;
+EntryLayout lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim) {
+  EntryLayout layout;
   bool fits = !indices.layout().is_enumerable() && !values.layout().is_enumerable();
-  int64_t n_cuts = 0;
+  int64_t n_sharding = 0;
   for (size_t m = 0; fits && m < indices.placements().size(); ++m) {
     Placement of_indices = indices.placements()[m], of_values = values.placements()[m], result;
     if (of_indices.is_replicate() && of_values.is_shard(0)) of_indices = of_values.with_dim(1);
     if (of_indices.is_shard(1)) {
       of_values = of_indices.with_dim(0);
       result = Placement::partial();
-      ++n_cuts;
+      ++n_sharding;
     } else if (of_values.is_shard()) {
       result = of_values.with_dim(of_values.dim() - 1 + sparse_dim);
     } else {
@@ -90,11 +90,11 @@ Together lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim) {
     }
     fits = of_indices.is_replicate() || of_indices.is_shard(1);
     fits &= !of_values.is_partial() || is_linear(of_values.reduce());
-    together.indices.push_back(of_indices);
-    together.values.push_back(of_values);
-    together.result.push_back(result);
+    layout.indices.push_back(of_indices);
+    layout.values.push_back(of_values);
+    layout.result.push_back(result);
   }
-  if (fits && n_cuts < 2) return together;
+  if (fits && n_sharding < 2) return layout;
   const Placements everywhere(indices.placements().size());
   return {everywhere, everywhere, everywhere};
 }
@@ -109,7 +109,7 @@ void check_parts(const at::Tensor& indices, const at::Tensor& values, c10::IntAr
                   fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), fmt::join(size, ", ")));
 }
 
-/// The lowest and the highest index of each dim, on every member alike.
+/// The lowest and the highest index of each dim, on every rank of the mesh.
 std::pair<at::Tensor, at::Tensor> bounds(const at::Tensor& indices) {
   return {full_tensor(at::amin(indices, 1)), full_tensor(at::amax(indices, 1))};
 }
@@ -151,14 +151,14 @@ at::Tensor sparse_of(const at::Tensor& indices, const at::Tensor& values, c10::I
                      {sparse_dim, is_coalesced, origin->counts});
   }
   check_range(of_indices, size);
-  Together together = lay_out(*spec_of(of_indices), *spec_of(of_values), sparse_dim);
-  is_coalesced &= std::ranges::none_of(together.result, &Placement::is_partial);
+  EntryLayout layout = lay_out(*spec_of(of_indices), *spec_of(of_values), sparse_dim);
+  is_coalesced &= std::ranges::none_of(layout.result, &Placement::is_partial);
   return assembled(
-      redistribute(of_indices, std::move(together.indices)), redistribute(of_values, std::move(together.values)),
-      Spec::intern(mesh, size, std::move(together.result), row_major_strides(size), dtype), {sparse_dim, is_coalesced});
+      redistribute(of_indices, std::move(layout.indices)), redistribute(of_values, std::move(layout.values)),
+      Spec::intern(mesh, size, std::move(layout.result), row_major_strides(size), dtype), {sparse_dim, is_coalesced});
 }
 
-// What torch asks of sparse tensors.
+// aten's operators.
 
 at::Tensor indices_of(const at::Tensor& self) {
   const auto* impl = maybe_sparse(self);
@@ -191,7 +191,7 @@ at::Tensor values_of(const at::Tensor& self) {
   return wrap(std::move(of_values), std::move(pieces));
 }
 
-/// The same pieces: what is written to one is seen by the other.
+/// A tensor that shares the local shards: writes to one are seen by the other.
 at::Tensor aliased(const at::Tensor& self) {
   const auto* impl = maybe_sparse(self);
   at::Tensor result = wrap_sparse(impl->spec(), impl->shards());
@@ -199,7 +199,7 @@ at::Tensor aliased(const at::Tensor& self) {
   return result;
 }
 
-/// Entries of a Partial are added up over the ranks first.
+/// A Partial's entries are reduced over the ranks first.
 at::Tensor coalesced(const at::Tensor& self) {
   const at::Tensor laid_out = redistribute(self, without_partial(spec_of(self)->placements()));
   const auto* impl = maybe_sparse(laid_out);
@@ -257,7 +257,7 @@ at::Tensor from_entries(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayR
                    is_coalesced.value_or(false));
 }
 
-/// Here, because torch's own composition reads the memory of what it is asked to check.
+/// torch's composition reads the tensors' memory to check them, so it is composed here.
 template <class Sizes>
 at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& values, Sizes size,
                                 std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -272,7 +272,7 @@ at::Tensor from_entries_of_size(const at::Tensor& indices, const at::Tensor& val
       indices.size(0), values.dim() - 1, size, indices, values, options, is_coalesced);
 }
 
-/// Without a size: just large enough.
+/// Without a size: the smallest that contains all indices.
 at::Tensor from_entries_alone(const at::Tensor& indices, const at::Tensor& values, std::optional<at::ScalarType> dtype,
                               std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
                               std::optional<bool> is_coalesced) {
@@ -293,7 +293,7 @@ at::Tensor from_entries_alone(const at::Tensor& indices, const at::Tensor& value
   return sparse_of(indices, dtype ? values.to(*dtype) : values, sizes, is_coalesced.value_or(false));
 }
 
-/// torch's own look at the three under torch.sparse.check_sparse_tensor_invariants; boxed, for its arguments grow with the versions.
+/// The checks under torch.sparse.check_sparse_tensor_invariants. Boxed: its arguments differ between torch versions.
 void validate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t n_args = op.schema().arguments().size(), first = stack->size() - n_args;
   const at::Tensor indices = (*stack)[first].toTensor(), values = (*stack)[first + 1].toTensor();
@@ -309,7 +309,7 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
                     fmt::format("[to_sparse] {} sparse dims of a tensor of shape [{}]. Use 1 to {}.", sparse_dim,
                                 fmt::join(self.sizes(), ", "), self.dim()));
   Placements placements = without_partial(spec->placements());
-  for (Placement& placement : placements)  // which indices there are is asked of whole rows
+  for (Placement& placement : placements)  // whether an index has an entry depends on its whole row
     if (placement.is_shard() && placement.dim() >= sparse_dim) placement = {};
   const at::Tensor laid_out = redistribute(self, placements);
   const auto* impl = maybe_dtensor(laid_out);
@@ -317,7 +317,7 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
     for (int64_t dim = sparse_dim; dim < self.dim(); ++dim)
       TORCH_CHECK_NOT_IMPLEMENTED(
           box.sizes[dim] == self.size(dim),
-          fmt::format("[to_sparse] pieces of {} cut dense dim {}. Redistribute first.", to_string(*spec), dim));
+          fmt::format("[to_sparse] {} is sharded along dense dim {}. Redistribute first.", to_string(*spec), dim));
   BelowAutograd guard;
   Shards pieces;
   for (const at::Tensor& piece : impl->shards()) pieces.push_back(piece.to_sparse(sparse_dim));

@@ -1,4 +1,4 @@
-// ops/sparse/reductions.cpp: all values of a sparse tensor as one. What is not there counts as 0, to sums as to norms of a positive order.
+// ops/sparse/reductions.cpp: sums, norms and any() over all values; indices without an entry count as 0.
 #include "ops/sparse/sparse.h"
 #include "runtime/api/dtensor.h"
 
@@ -38,12 +38,12 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
                        std::optional<at::ScalarType> dtype) {
   check_all_dims("linalg_vector_norm", self, dims);
   TORCH_CHECK_VALUE(ord.toDouble() >= 0,
-                    fmt::format("[linalg_vector_norm] order {} of a sparse DTensor: the zeros that it "
-                                "does not hold count. Use to_dense().",
+                    fmt::format("[linalg_vector_norm] order {} of a sparse DTensor depends on the zeros "
+                                "that it does not store. Use to_dense().",
                                 ord.toDouble()));
   const at::Tensor values = coalesced_values(self);
   const Dims sizes(keepdim ? self.dim() : 0, 1);
-  if (values.numel() == 0) {  // torch refuses the largest of none
+  if (values.numel() == 0) {  // torch rejects the maximum of an empty tensor
     const MeshPtr& mesh = spec_of(self)->mesh();
     return full(sizes, 0, mesh, Placements(mesh->ndim()), dtype.value_or(c10::toRealValueType(self.scalar_type())));
   }

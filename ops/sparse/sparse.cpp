@@ -12,9 +12,10 @@ namespace {
 constexpr auto kSparseKey = c10::DispatchKey::SparsePrivateUse2;
 
 [[noreturn]] void refuse(const std::string& op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, fmt::format("[{}] is not there for sparse DTensors. Use to_dense(), or work on "
-                                                 "coalesce().values().",
-                                                 op));
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              fmt::format("[{}] is not implemented for sparse DTensors. Use to_dense(), or work on "
+                                          "coalesce().values().",
+                                          op));
 }
 
 class SparseKernel final : public c10::OperatorKernel {
@@ -37,7 +38,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   refuse(c10::toString(op.operator_name()));
 }
 
-/// Made of other operators, whatever the tensors' layout.
+/// True where torch composes it of other operators for any layout of the tensors.
 bool decomposes(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return true;
   return op.operator_name().name.starts_with("aten::_foreach_") &&

@@ -32,9 +32,9 @@ const std::unordered_map<std::string_view, SparseRule>& rules() {
     add({"div", "mul"}, {.is_linear_by_numbers = true});
     add({"add", "sub"}, {.result = Result::kSum, .is_linear = true});
     add({"empty_like", "zero", "zeros_like"}, {.result = Result::kOther, .is_linear = true});
-    add({"sparse_mask", "_to_copy"}, {});  // whole numbers cut off each entry's fraction
+    add({"sparse_mask", "_to_copy"}, {});  // a cast to integers truncates each entry, so it is not linear
     add({"_to_dense"}, {.result = Result::kDense, .is_linear = true});
-    // Zero for zero, so that what is not there stays so.
+    // These map 0 to 0, so that indices without an entry stay without.
     add({"abs",   "asin", "asinh",   "atan",  "atanh", "ceil",       "deg2rad", "erf",     "erfinv", "expm1",
          "floor", "frac", "isinf",   "isnan", "log1p", "nan_to_num", "pow",     "rad2deg", "relu",   "round",
          "sgn",   "sign", "signbit", "sin",   "sinh",  "sqrt",       "tan",     "tanh",    "trunc"},
@@ -62,7 +62,7 @@ class SparseCall {
         pieces.push_back(computed([&](size_t operand) { return local(operand, i); }));
         TORCH_CHECK_NOT_IMPLEMENTED(
             pieces.back().sizes() == spec.boxes()[i].sizes,
-            fmt::format("[{}] gives other sizes than its operand's, which a sparse DTensor cannot follow. Use "
+            fmt::format("[{}] gives other sizes than its operand's, which is not implemented for sparse DTensors. Use "
                         "to_dense().",
                         op_.name));
       }
@@ -103,7 +103,7 @@ class SparseCall {
     }
   }
 
-  /// Chooses the leader, and lets it be as the rule wants it.
+  /// Chooses the leader, and reduces and coalesces it where the rule needs that.
   void lead() {
     const auto is_dense = [](const Given& operand) { return !operand.tensor.is_sparse() && !operand.is_number(); };
     const bool has_dense = std::ranges::any_of(operands_, is_dense);
@@ -157,7 +157,7 @@ class SparseCall {
     return impl->shards()[operands_[operand].is_number() ? 0 : piece];
   }
 
-  /// A tensor of no elements like the operand, for ranks that hold no piece.
+  /// An empty tensor like the operand, for ranks outside the mesh and those without a shard.
   at::Tensor sample_of(size_t operand) const {
     const auto* impl = maybe_dtensor(operands_[operand].tensor);
     if (!impl) return operands_[operand].tensor;

@@ -1,9 +1,9 @@
-// ops/sparse/sparse_rule.h: how an operator goes by the pieces of sparse tensors, as one value per operator.
+// ops/sparse/sparse_rule.h: how an operator on sparse tensors runs on their local shards, as one value per operator.
 //
 //   {"neg", {.is_linear = true}}, {"sqrt", {.is_of_coalesced = true}}
 //
-// The operand that is written to leads, else a dense one where the result is dense, else the first sparse one. The others are moved to
-// its layout, the operator runs on each piece, and the result is laid out likewise.
+// The leader is the operand that is written to, else a dense one where the result is dense, else the first sparse one.
+// The others are redistributed to its layout, and the operator runs on each local shard.
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -12,25 +12,25 @@ namespace shardwise {
 
 struct SparseRule {
   enum class Result : uint8_t {
-    kSame,   // the entries of the leader, other values; entries of its own where two operands are sparse
-    kOther,  // entries of its own
-    kSum,    // dense where an operand is, else entries of its own
+    kSame,   // the leader's indices with other values; new indices where two operands are sparse
+    kOther,  // new indices
+    kSum,    // dense where an operand is dense, else new indices
     kDense,
   };
   Result result = Result::kSame;
   /// Partial sums pass.
   bool is_linear = false;
-  /// They do where the other operands are single numbers.
+  /// Partial sums pass where the other operands are 0-dim.
   bool is_linear_by_numbers = false;
-  /// Asks for the sum of all entries of an index: they are added up first.
+  /// Needs one entry per index: operands are coalesced first.
   bool is_of_coalesced = false;
 };
 
 /// The rule of an operator of aten, in place or not; null where there is none, and for out=.
 const SparseRule* find_sparse_rule(const OpInfo& op);
 
-/// Answers one call on sparse tensors whose arguments lie on `stack`, leaving its result there.
-/// Throws: as dispatch(), and c10::NotImplementedError for results whose pieces are of other sizes than the leader's.
+/// Runs one call whose arguments are on `stack`, and leaves its result there.
+/// Throws: as dispatch(), and c10::NotImplementedError for results whose sizes differ from the leader's.
 void run_sparse(const OpInfo& op, const SparseRule& rule, torch::jit::Stack* stack);
 
 }  // namespace shardwise

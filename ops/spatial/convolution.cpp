@@ -1,8 +1,8 @@
-// ops/spatial/convolution.cpp: convolutions, plain and transposed, of any number of groups: batch and channels may be cut. Where spatial dims
-// are, convolution_halo.cpp answers what it can, and the rest is gathered.
+// ops/spatial/convolution.cpp: convolutions, plain and transposed, of any number of groups. Batch and channels may be
+// sharded. Sharded spatial dims are computed by convolution_halo.cpp where it can, and are gathered otherwise.
 //
-// They go by operators of our own, which say their shapes without torch's Python, take pieces without elements, and leave the
-// gradient of the bias, a sum, to sum().
+// Our own operators compute them: they have meta kernels outside Python, accept empty shards, and leave the gradient of
+// the bias to sum().
 #include "ops/spatial/convolution.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -24,7 +24,7 @@ namespace {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
-/// "ni…,oi…->no…"; a transposed weight is "io…". Of several groups the channels are cut between groups only.
+/// "ni…,oi…->no…"; a transposed weight is "io…". With several groups, channels are sharded between groups only.
 struct ConvolutionAxes {
   Axes input, weight, result;
 
@@ -66,7 +66,7 @@ void describe_convolution_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {axes.input, axes.weight};
 }
 
-/// As many groups as this rank's weight has.
+/// The number of groups in this rank's weight.
 void localize_groups(const LocalCall& local, std::vector<c10::IValue>& args) {
   const OpCall& call = local.call;
   const int weight = call.operand_at("weight");
@@ -80,8 +80,8 @@ at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const Mayb
   return convolve_piece(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups});
 }
 
-/// Those of the dense operator, which runs on an empty batch: its checks without the work. Where it refuses that, what it says of the
-/// whole batch.
+/// The dense result's sizes. The dense operator runs on an empty batch, for its checks without its work; where it
+/// rejects that, on the whole batch, for its error.
 Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
                     c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                     c10::IntArrayRef output_padding, int64_t groups) {
@@ -114,7 +114,7 @@ at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, cons
                    input.options());
 }
 
-bool is_spatially_cut(const at::Tensor& input) {
+bool has_sharded_image(const at::Tensor& input) {
   if (!is_dtensor(input)) return false;
   return std::ranges::any_of(spec_of(input)->placements(),
                              [](const Placement& placement) { return placement.is_shard() && placement.dim() >= 2; });
@@ -140,10 +140,10 @@ at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const May
                     c10::IntArrayRef output_padding, int64_t groups) {
   static auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::convolution", "").typed<decltype(compute)>();
-  if (is_spatially_cut(input)) {
+  if (has_sharded_image(input)) {
     sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-    if (auto result =
-            convolve_cut_image(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups}))
+    if (auto result = convolve_sharded_image(input, weight, bias,
+                                             {stride, padding, dilation, transposed, output_padding, groups}))
       return *result;
   }
   return op.call(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
@@ -165,12 +165,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
                        .typed<decltype(compute_backward)>();
   at::Tensor of_input, of_weight, of_bias;
   const bool is_wanted = mask[0] || mask[1];
-  std::optional<Grads> of_cut_image;
-  if (is_wanted && is_spatially_cut(input))
-    of_cut_image = convolve_cut_image_backward(
+  std::optional<Grads> of_image;
+  if (is_wanted && has_sharded_image(input))
+    of_image = convolve_sharded_image_backward(
         grad, input, weight, {stride, padding, dilation, transposed, output_padding, groups}, {mask[0], mask[1]});
-  if (of_cut_image)
-    std::tie(of_input, of_weight) = *of_cut_image;
+  if (of_image)
+    std::tie(of_input, of_weight) = *of_image;
   else if (is_wanted)
     std::tie(of_input, of_weight) =
         op.call(grad, input, weight, stride, padding, dilation, transposed, output_padding, groups, {mask[0], mask[1]});

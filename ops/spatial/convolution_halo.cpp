@@ -1,4 +1,4 @@
-// ops/spatial/convolution_halo.cpp: convolutions whose spatial dims stay cut.
+// ops/spatial/convolution_halo.cpp: convolutions whose spatial dims stay sharded, with an exchange of halos.
 #include "ops/spatial/convolution.h"
 #include "ops/spatial/halo.h"
 #include "runtime/api/dtensor.h"
@@ -15,22 +15,22 @@
 namespace shardwise {
 namespace {
 
-/// One cut spatial dim: the rank that holds the first input row of a window, padding left out, makes its row of the result.
-struct CutDim {
+/// One sharded spatial dim. The rank with the first input row of a window (padding aside) computes its result.
+struct ShardedDim {
   Halo halo;
   std::vector<Interval> results;
-  std::vector<std::array<int64_t, 2>> pads;  // zeros around each window
+  std::vector<std::array<int64_t, 2>> pads;  // zeros before and after each window
 };
 
-class CutImage {
+class ShardedImage {
  public:
-  /// Nothing where another way must be gone.
-  static std::optional<CutImage> of(const at::Tensor& input, const at::Tensor& weight,
-                                    const ConvolutionScheme& scheme) {
+  /// nullopt where the layouts or the scheme are not supported.
+  static std::optional<ShardedImage> of(const at::Tensor& input, const at::Tensor& weight,
+                                        const ConvolutionScheme& scheme) {
     if (!is_dtensor(input) || !is_dtensor(weight) || spec_of(input)->mesh() != spec_of(weight)->mesh()) return {};
     if (scheme.is_transposed || input.numel() == 0 || weight.numel() == 0) return {};
-    CutImage image(input, weight, scheme);
-    if (!image.is_possible_ || image.cuts_.empty()) return {};
+    ShardedImage image(input, weight, scheme);
+    if (!image.is_possible_ || image.dims_.empty()) return {};
     return image;
   }
 
@@ -39,31 +39,31 @@ class CutImage {
   const Placements& weight_placements() const { return of_weight_; }
   const Placements& bias_placements() const { return of_bias_; }
 
-  /// The window that this rank's part of the result is made of, zeros around it.
+  /// The input window of this rank's part of the result, padded with zeros.
   at::Tensor window(at::Tensor piece) const {
-    for (const CutDim& cut : cuts_) piece = cut.halo.fetch(piece);
+    for (const ShardedDim& dim : dims_) piece = dim.halo.fetch(piece);
     std::vector<int64_t> pads(2 * (piece.dim() - 2), 0);  // the last dim's first
-    for (const CutDim& cut : cuts_) std::ranges::copy(cut.pads[coord(cut)], pads.end() - 2 * (cut.halo.dim - 1));
+    for (const ShardedDim& dim : dims_) std::ranges::copy(dim.pads[coord(dim)], pads.end() - 2 * (dim.halo.dim - 1));
     const bool is_inside = std::ranges::all_of(pads, [](int64_t n) { return n == 0; });
     return is_inside ? piece : at::constant_pad_nd(piece, pads);
   }
 
-  /// The reverse of window().
-  at::Tensor give_back(at::Tensor window) const {
-    for (const CutDim& cut : cuts_)
-      window = window.narrow(cut.halo.dim, cut.pads[coord(cut)][0], cut.halo.own_window().length());
-    for (const CutDim& cut : std::views::reverse(cuts_)) window = cut.halo.give_back(window);
+  /// The gradient of window(): adds the values of all windows at the ranks that own them.
+  at::Tensor add_to_owners(at::Tensor window) const {
+    for (const ShardedDim& dim : dims_)
+      window = window.narrow(dim.halo.dim, dim.pads[coord(dim)][0], dim.halo.own_window().length());
+    for (const ShardedDim& dim : std::views::reverse(dims_)) window = dim.halo.add_to_owners(window);
     return window;
   }
 
-  /// For windows that bring the padding of cut dims along.
+  /// The scheme for window(), which already contains the padding of sharded dims.
   ConvolutionScheme local_scheme() const {
     ConvolutionScheme scheme = scheme_;
     scheme.padding = padding_;
     return scheme;
   }
 
-  /// The gradient of the weight: each rank's share of a sum, cut by output channels where it was.
+  /// The weight gradient's spec: Partial where the input is sharded, sharded by output channels where the weight is.
   SpecPtr weight_grad(const at::Tensor& weight) const {
     Placements placements = of_weight_;
     for (size_t m = 0; m < placements.size(); ++m)
@@ -72,7 +72,7 @@ class CutImage {
                         weight.scalar_type());
   }
 
-  /// The gradient of the input: a sum where output channels are cut.
+  /// The input gradient's spec: Partial where output channels are sharded.
   SpecPtr input_grad() const {
     Placements placements = input_->placements().vec();
     for (size_t m = 0; m < placements.size(); ++m)
@@ -81,63 +81,63 @@ class CutImage {
   }
 
  private:
-  CutImage(const at::Tensor& input, const at::Tensor& weight, const ConvolutionScheme& scheme)
+  ShardedImage(const at::Tensor& input, const at::Tensor& weight, const ConvolutionScheme& scheme)
       : input_(spec_of(input)), scheme_(scheme) {
     const Dims sizes = scheme.sizes_of_result(input.sizes(), weight.sizes());
     for (int64_t dim = 2; dim < input.dim(); ++dim)
       padding_.push_back(ConvolutionScheme::entry(scheme.padding, dim - 2));
     Placements of_result;
     for (size_t m = 0; m < input_->placements().size() && is_possible_; ++m) {
-      const Placement &placement = input_->placements()[m], &beside = spec_of(weight)->placements()[m];
-      const bool is_by_output = placement.is_replicate() && beside.is_shard(0) && scheme.groups == 1;
-      of_weight_.push_back(is_by_output ? beside : Placement::replicate());
+      const Placement &placement = input_->placements()[m], &of_weight = spec_of(weight)->placements()[m];
+      const bool is_by_output = placement.is_replicate() && of_weight.is_shard(0) && scheme.groups == 1;
+      of_weight_.push_back(is_by_output ? of_weight : Placement::replicate());
       of_bias_.push_back(of_weight_.back());
-      of_result.push_back(is_by_output ? beside.with_dim(1) : placement);
+      of_result.push_back(is_by_output ? of_weight.with_dim(1) : placement);
       is_possible_ =
           placement.is_replicate() || placement.is_shard(0) || (placement.is_shard() && placement.dim() >= 2);
       if (is_possible_ && placement.is_shard() && placement.dim() >= 2)
-        of_result.back() = cut(static_cast<int64_t>(m), weight.size(placement.dim()), sizes);
+        of_result.back() = shard_result(static_cast<int64_t>(m), weight.size(placement.dim()), sizes);
     }
     if (is_possible_)
       result_ = Spec::intern(input_->mesh(), sizes, std::move(of_result), row_major_strides(sizes), input_->dtype());
   }
 
-  /// How the result is cut where the input is.
-  Placement cut(int64_t mesh_dim, int64_t extent, const Dims& result_sizes) {
+  /// The result's placement on a mesh dim that shards the input.
+  Placement shard_result(int64_t mesh_dim, int64_t extent, const Dims& result_sizes) {
     const int64_t dim = input_->placements()[mesh_dim].dim();
     const int64_t length = input_->sizes()[dim], n_results = result_sizes[dim];
     const int64_t stride = ConvolutionScheme::entry(scheme_.stride, dim - 2), padding = padding_[dim - 2];
     const int64_t reach = ConvolutionScheme::entry(scheme_.dilation, dim - 2) * (extent - 1) + 1;
-    is_possible_ = std::ranges::none_of(cuts_, [&](const CutDim& other) { return other.halo.dim == dim; });
+    is_possible_ = std::ranges::none_of(dims_, [&](const ShardedDim& other) { return other.halo.dim == dim; });
     if (!is_possible_) return {};
 
     const auto edge = [=](int64_t row) {
       return row == 0 ? 0 : row == length ? n_results : std::min((row + stride - 1) / stride, n_results);
     };
-    CutDim cut{.halo = {input_->mesh(), mesh_dim, dim, input_->layout().intervals(dim), {}}};
-    for (const Interval& held : cut.halo.held) {
+    ShardedDim sharded{.halo = {input_->mesh(), mesh_dim, dim, input_->layout().intervals(dim), {}}};
+    for (const Interval& held : sharded.halo.held) {
       const Interval made{edge(held.begin), edge(held.end)};
       const bool is_empty = held.length() == 0 || made.length() == 0;
       const int64_t begin = is_empty ? 0 : made.begin * stride - padding;
       const int64_t end = is_empty ? 0 : (made.end - 1) * stride - padding + reach;
       const Interval window{std::clamp<int64_t>(begin, 0, length), std::clamp<int64_t>(end, 0, length)};
-      cut.results.push_back(made);
-      cut.halo.windows.push_back(window);
-      cut.pads.push_back({std::max<int64_t>(0, std::min<int64_t>(end, 0) - begin),
-                          std::max<int64_t>(0, end - std::max(begin, length))});
+      sharded.results.push_back(made);
+      sharded.halo.windows.push_back(window);
+      sharded.pads.push_back({std::max<int64_t>(0, std::min<int64_t>(end, 0) - begin),
+                              std::max<int64_t>(0, end - std::max(begin, length))});
     }
-    cuts_.push_back(std::move(cut));
+    dims_.push_back(std::move(sharded));
     padding_[dim - 2] = 0;
     return input_->layout().recut(dim, [&](Interval held) { return edge(held.end) - edge(held.begin); })[mesh_dim];
   }
 
-  static int64_t coord(const CutDim& cut) { return (*cut.halo.mesh->coord())[cut.halo.mesh_dim]; }
+  static int64_t coord(const ShardedDim& dim) { return (*dim.halo.mesh->coord())[dim.halo.mesh_dim]; }
 
   SpecPtr input_, result_;
   ConvolutionScheme scheme_;
   Placements of_weight_, of_bias_;
   Dims padding_;
-  std::vector<CutDim> cuts_;
+  std::vector<ShardedDim> dims_;
   bool is_possible_ = true;
 };
 
@@ -145,9 +145,10 @@ const Shards& pieces_of(const at::Tensor& tensor) { return maybe_dtensor(tensor)
 
 }  // namespace
 
-std::optional<at::Tensor> convolve_cut_image(const at::Tensor& input, const at::Tensor& weight,
-                                             const std::optional<at::Tensor>& bias, const ConvolutionScheme& scheme) {
-  const auto image = CutImage::of(input, weight, scheme);
+std::optional<at::Tensor> convolve_sharded_image(const at::Tensor& input, const at::Tensor& weight,
+                                                 const std::optional<at::Tensor>& bias,
+                                                 const ConvolutionScheme& scheme) {
+  const auto image = ShardedImage::of(input, weight, scheme);
   const bool has_bias = bias && bias->defined();
   if (!image || (has_bias && !is_dtensor(*bias))) return std::nullopt;
   const CommScope scope("aten::convolution");
@@ -166,12 +167,12 @@ std::optional<at::Tensor> convolve_cut_image(const at::Tensor& input, const at::
   return wrap(image->result(), std::move(pieces));
 }
 
-std::optional<std::tuple<at::Tensor, at::Tensor>> convolve_cut_image_backward(const at::Tensor& grad,
-                                                                              const at::Tensor& input,
-                                                                              const at::Tensor& weight,
-                                                                              const ConvolutionScheme& scheme,
-                                                                              std::array<bool, 2> mask) {
-  const auto image = CutImage::of(input, weight, scheme);
+std::optional<std::tuple<at::Tensor, at::Tensor>> convolve_sharded_image_backward(const at::Tensor& grad,
+                                                                                  const at::Tensor& input,
+                                                                                  const at::Tensor& weight,
+                                                                                  const ConvolutionScheme& scheme,
+                                                                                  std::array<bool, 2> mask) {
+  const auto image = ShardedImage::of(input, weight, scheme);
   if (!image || !is_dtensor(grad)) return std::nullopt;
   const CommScope scope("aten::convolution_backward");
   const at::Tensor grads = redistribute(grad, image->result()->placements().vec());
@@ -186,7 +187,7 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> convolve_cut_image_backward(co
     else
       std::tie(of_window, of_rows) =
           convolve_piece_backward(pieces_of(grads)[0], window, rows, image->local_scheme(), mask);
-    if (mask[0]) of_input.push_back(image->give_back(of_window));
+    if (mask[0]) of_input.push_back(image->add_to_owners(of_window));
     if (mask[1]) of_weight.push_back(of_rows);
   }
   return std::tuple(mask[0] ? wrap(image->input_grad(), std::move(of_input)) : at::Tensor(),

@@ -21,8 +21,8 @@ int64_t rank_along(const Halo& halo, int64_t coord) {
   return halo.mesh->grid().rank_at(place);
 }
 
-/// A tensor over `from`, of which member i gets `from` and `to[i]`'s common part; and the parts of `of` that come, by member.
-/// Undefined where nothing does, and for this rank itself.
+/// Sends the intersection of `from`, the interval of `tensor`, with `to[i]` to rank i along the mesh dim, and receives
+/// from it that of `of` with `sources[i]`. Returns what arrived, by rank; else undefined.
 std::vector<at::Tensor> send_parts(const Halo& halo, const at::Tensor& tensor, const Interval& from,
                                    const std::vector<Interval>& to, const Interval& of,
                                    const std::vector<Interval>& sources) {
@@ -58,7 +58,7 @@ at::Tensor Halo::fetch(const at::Tensor& piece) const {
   return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
 }
 
-at::Tensor Halo::give_back(const at::Tensor& window) const {
+at::Tensor Halo::add_to_owners(const at::Tensor& window) const {
   const int64_t own = (*mesh->coord())[mesh_dim];
   std::vector<at::Tensor> parts = send_parts(*this, window, windows[own], held, held[own], windows);
   const Interval kept = common(held[own], windows[own]);

@@ -1,7 +1,7 @@
-// ops/spatial/interpolation.cpp: values between the points of a grid: upsampling, sampling at given places, and the grids themselves.
+// ops/spatial/interpolation.cpp: upsampling, sampling at given points (grid_sampler), and affine grids of such points.
 #include "ops/families.h"
-#include "ops/support/planes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/planes.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -16,14 +16,14 @@
 namespace shardwise {
 namespace {
 
-/// Forward and backward are linear in their only operand; the backward is told the global sizes.
+/// Forward and backward are linear in their only operand; the backward takes the global sizes as an argument.
 void add_upsampling(RuleTable& table, const std::string& op, size_t n) {
   const Rule rule = planes("planes", n).linear();
   table.add("aten::" + op, Rule(rule).sampled());
   table.add("aten::" + op + "_backward", rule.sizes_in("input_size"));
 }
 
-/// "nc…" sampled at the places "n…p" gives "nc…" of as many points: planes are whole, the places may be cut.
+/// "nc…" sampled at points "n…p" gives "nc…": planes of the input are whole, points may be sharded.
 struct Sampling {
   Axes input, grid, result;
 
@@ -51,7 +51,7 @@ void describe_grid_sampler_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {sampling.input, sampling.grid};
 }
 
-/// A grid per transformation, for an image batch of argument "size".
+/// One grid per transformation in the batch.
 void describe_affine_grid(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   Axes theta{{signature.add_factor(sizes[0])}}, grid = theta;
@@ -67,28 +67,29 @@ void localize_affine_grid(const LocalCall& local, std::vector<c10::IValue>& args
   args[local.call.op.arg_index("size")] = std::move(size);
 }
 
-/// Every point's own place and 1, [points, dims + 1], of which each transformation makes a grid.
-at::Tensor points_of(const Spec& beside, c10::IntArrayRef size, bool align_corners, const at::TensorOptions& options) {
+/// The homogeneous coordinates of the identity grid, [points, dims + 1], replicated on the mesh of `like`.
+at::Tensor identity_points(const Spec& like, c10::IntArrayRef size, bool align_corners,
+                           const at::TensorOptions& options) {
   const auto n_dims = static_cast<int64_t>(size.size()) - 2;
   Dims one_image(size);
   one_image[0] = 1;
   const Dims sizes{c10::multiply_integers(size.slice(2)), n_dims + 1};
   const BelowAutograd guard;
   std::vector<at::Tensor> pieces;
-  if (beside.is_member()) {
+  if (like.is_member()) {
     const at::Tensor identity = at::eye(n_dims, n_dims + 1, options).unsqueeze(0);
     const at::Tensor grid = at::affine_grid_generator(identity, one_image, align_corners).view({sizes[0], n_dims});
     pieces.push_back(at::cat({grid, at::ones({sizes[0], 1}, options)}, 1));
   }
   return from_pieces(std::move(pieces),
-                     Spec::intern(beside.mesh(), sizes, Placements(beside.placements().size()),
-                                  row_major_strides(sizes), at::typeMetaToScalarType(options.dtype())));
+                     Spec::intern(like.mesh(), sizes, Placements(like.placements().size()), row_major_strides(sizes),
+                                  at::typeMetaToScalarType(options.dtype())));
 }
 
-/// torch's own makes plain grids for the whole batch.
+/// torch's affine_grid_generator_backward makes plain grids for the whole batch.
 at::Tensor affine_grid_backward(const at::Tensor& grad, c10::IntArrayRef size, bool align_corners) {
   const auto options = at::TensorOptions().dtype(grad.scalar_type()).device(grad.device());
-  const at::Tensor points = points_of(*spec_of(grad), size, align_corners, options);
+  const at::Tensor points = identity_points(*spec_of(grad), size, align_corners, options);
   return grad.flatten(1, -2).mT().matmul(points);
 }
 

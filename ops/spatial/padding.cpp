@@ -1,7 +1,7 @@
-// ops/spatial/padding.cpp: borders around a tensor, of a constant, of its mirror image or of its edge.
+// ops/spatial/padding.cpp: padding with a constant, by reflection and by replication.
 #include "ops/families.h"
-#include "ops/support/planes.h"
 #include "ops/support/plain_gradients.h"
+#include "ops/support/planes.h"
 #include "runtime/rules/propagate.h"
 
 #include "placements/partial.h"
@@ -12,11 +12,11 @@
 namespace shardwise {
 namespace {
 
-/// A border of a constant around one dim; a negative one is cut off. The first piece gets what is before, the last what is after.
+/// Constant padding of one dim; negative padding crops. The first shard gets `before`, the last `after`.
 struct Border {
   int64_t before = 0, after = 0, length = 0;
 
-  /// What becomes of a piece.
+  /// The interval of the result that a shard becomes.
   Interval image(Interval piece) const {
     const int64_t padded = length + before + after;
     const auto moved = [&](int64_t index) { return std::clamp<int64_t>(index + before, 0, padded); };
@@ -25,7 +25,7 @@ struct Border {
   }
 };
 
-/// One per dim; the list of pads begins with the last.
+/// One per dim; argument "pad" begins with the last dim.
 std::vector<Border> borders_of(const OpCall& call) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   const std::vector<int64_t> pads = call.arg("pad").toIntVector();
@@ -39,8 +39,7 @@ std::vector<Border> borders_of(const OpCall& call) {
   return borders;
 }
 
-/// A sum may be taken after the border is put around its parts where that is of zeros. A dim of nothing is not cut: no piece
-/// would get its border.
+/// A Partial sum may stay where the padding is zeros. A dim of extent 0 is not sharded: no shard would get its padding.
 std::vector<Placement> placements_before(const OpCall& call, const std::vector<Border>& borders) {
   const bool is_linear_call = call.arg("value").toScalar().equal(0);
   std::vector<Placement> placements = call.operands[0].spec->placements().vec();
@@ -68,10 +67,10 @@ std::vector<Placement> placements_after(const Layout& layout, const std::vector<
   }
   std::vector<Placement> placements = layout.placements().vec();
   for (size_t dim = 0; dim < borders.size(); ++dim) {
-    const auto cut =
+    const auto padded =
         layout.recut(static_cast<int64_t>(dim), [&](Interval piece) { return borders[dim].image(piece).length(); });
     for (size_t m = 0; m < placements.size(); ++m)
-      if (placements[m].is_shard(static_cast<int64_t>(dim))) placements[m] = cut[m];
+      if (placements[m].is_shard(static_cast<int64_t>(dim))) placements[m] = padded[m];
   }
   return placements;
 }
@@ -88,7 +87,7 @@ std::optional<Propagation> place(const OpCall& call) {
   return result;
 }
 
-/// The border of this rank's piece.
+/// The padding of this rank's shard.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   std::vector<int64_t> pads = local.call.arg("pad").toIntVector();
   const std::vector<Border> borders = borders_of(local.call);
@@ -106,7 +105,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
 }  // namespace
 
 void register_padding(RuleTable& table) {
-  table.add("aten::constant_pad_nd", Rule::placed("border of a constant", place).localized(localize));
+  table.add("aten::constant_pad_nd", Rule::placed("constant padding", place).localized(localize));
   for (const char* kind : {"reflection", "replication"})
     for (size_t n : {1, 2, 3}) {
       const std::string op = std::string(kind) + "_pad" + std::to_string(n) + "d";

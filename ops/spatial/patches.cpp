@@ -1,7 +1,7 @@
-// ops/spatial/patches.cpp: elements in other places: channels into space and back, windows side by side and added up again.
+// ops/spatial/patches.cpp: pixel and channel shuffles, and sliding windows (im2col, unfold) and their reverse.
 #include "ops/families.h"
-#include "ops/support/planes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/planes.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -12,7 +12,7 @@
 namespace shardwise {
 namespace {
 
-/// A dim of `size` elements in steps of `scale`; whole where they do not go into it, which the operator refuses.
+/// A dim of `size` elements in steps of `scale`; whole where `scale` does not divide `size`, an error.
 Axis scaled_axis(int64_t size, int64_t scale, Signature& signature) {
   const bool fits = scale > 0 && size % scale == 0;
   const Axis axis{signature.add_factor(fits ? size / scale : size), fits ? scale : 1};
@@ -43,7 +43,7 @@ void describe_pixel_unshuffle(const OpCall& call, Signature& signature) {
   describe_shuffle(call.arg("downscale_factor").toInt(), /*is_reverse=*/true, call, signature);
 }
 
-/// All dims alike but the channels, which are whole.
+/// Channels are whole; the other dims may be sharded.
 void describe_channel_shuffle(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   Axes axes;
@@ -89,7 +89,7 @@ void describe_col2im(const OpCall& call, Signature& signature) {
   keep_whole_if_empty(call, signature);
 }
 
-/// The unfolded dim is whole; a new last one has the windows.
+/// The unfolded dim is whole; the new last dim has the windows' elements.
 void describe_unfold(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   Axes input;
@@ -121,7 +121,7 @@ void describe_unfold_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {output};
 }
 
-// torch's has no shapes without Python.
+// torch's unfold_backward has no meta kernel outside Python, so an operator of our own gives the shapes.
 
 at::Tensor compute_unfold_backward(const at::Tensor& grad, c10::IntArrayRef input_sizes, int64_t dim, int64_t size,
                                    int64_t step) {

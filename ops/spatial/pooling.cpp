@@ -1,8 +1,9 @@
-// ops/spatial/pooling.cpp: pooling, its derivatives and its reverse: batch and channels may be cut. Indices count within a plane.
+// ops/spatial/pooling.cpp: pooling, unpooling and their derivatives: batch and channels may be sharded. Indices count
+// within a plane.
 #include "ops/families.h"
-#include "ops/support/planes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_gradients.h"
+#include "ops/support/planes.h"
 
 #include <ATen/ops/max_pool1d_with_indices.h>
 
@@ -11,7 +12,7 @@
 namespace shardwise {
 namespace {
 
-/// The random numbers of a fractional pooling: one per plane and dim, for unbatched input with a batch of one.
+/// Fractional pooling takes random numbers [n, c, dims]; for unbatched input [1, c, dims].
 void describe_fractional(size_t n, const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes, samples = call.operands[1].sizes;
   Axes shared;
@@ -32,7 +33,7 @@ Rule fractional(const char* name, size_t n) {
       .sampled();
 }
 
-/// Where no gradient is asked for torch's own reads the memory behind the tensor.
+/// torch's max_pool1d reads the tensor's memory directly where no gradient is needed.
 at::Tensor max_pool1d(const at::Tensor& self, c10::IntArrayRef kernel_size, c10::IntArrayRef stride,
                       c10::IntArrayRef padding, c10::IntArrayRef dilation, bool ceil_mode) {
   return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));

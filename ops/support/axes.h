@@ -5,7 +5,7 @@
 
 namespace shardwise {
 
-/// The axes of a tensor of `sizes` that broadcasts to `result`: those of the result's last dims, none where it is expanded.
+/// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, no factor where it expands.
 inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {
   TORCH_CHECK(sizes.size() <= result.size(), "[shardwise] a tensor of shape ", sizes, " does not broadcast to ", result,
               ".");

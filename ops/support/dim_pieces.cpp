@@ -7,14 +7,14 @@
 
 namespace shardwise {
 
-Placements DimPieces::cut_to(const std::vector<int64_t>& lengths) const {
+Placements DimPieces::with_lengths(const std::vector<int64_t>& lengths) const {
   const Spec& spec = *spec_of(tensor);
   Placements result = spec.placements().vec();
   size_t n_pieces = 1;
   for (size_t m = 0; m < result.size(); ++m) {
     if (!result[m].is_shard(dim)) continue;
     n_pieces *= spec.mesh()->size(static_cast<int64_t>(m));
-    // What the mesh dims up to this one leave: each of their pieces holds equally many of all.
+    // Each shard of the mesh dims up to this one holds equally many of the final shards.
     std::vector<int64_t> rows(n_pieces);
     const size_t n_within = lengths.size() / n_pieces;
     for (size_t i = 0; i < lengths.size(); ++i) rows[i / n_within] += lengths[i];
@@ -23,7 +23,7 @@ Placements DimPieces::cut_to(const std::vector<int64_t>& lengths) const {
   return result;
 }
 
-Placements DimPieces::whole() const {
+Placements DimPieces::unsharded() const {
   Placements result = spec_of(tensor)->placements().vec();
   for (Placement& placement : result)
     if (placement.is_shard(dim)) placement = Placement::replicate();

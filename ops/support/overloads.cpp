@@ -24,7 +24,7 @@ constexpr const char* kOverloads[] = {"",
                                       "ScalarAndTensor",
                                       "tensor_lr"};
 
-/// True where torch makes it of other operators, above autograd: those find their own rules.
+/// True where torch composes it of other operators, above autograd; those have their own rules.
 bool decomposes(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);

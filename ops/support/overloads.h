@@ -1,4 +1,4 @@
-// ops/support/overloads.h: every form of an operator by its bare name.
+// ops/support/overloads.h: one rule for all overloads of an operator, by its bare name.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -8,9 +8,9 @@
 
 namespace shardwise {
 
-/// States `rule` for each of these operators ("add"): every overload with tensors and scalars (add.Tensor, add.Scalar) and its
-/// in-place form (add_.Tensor), as far as this torch has them and does not make them of other operators. Not for out=, which
-/// may resize; nor for overloads that reduce (max.dim).
+/// States `rule` for each of these operators ("add"): every overload with tensors and scalars (add.Tensor, add.Scalar)
+/// and its in-place form (add_.Tensor), where this torch has them and does not compose them of other operators. Not
+/// out=, which may resize, nor overloads that reduce (max.dim).
 void add_overloads(RuleTable& table, std::initializer_list<std::string_view> names, const Rule& rule);
 
 }  // namespace shardwise

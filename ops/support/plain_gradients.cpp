@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-/// Every rank has the plain gradient; each takes its part.
+/// The plain gradient is equal on all ranks; each takes its shard.
 struct LaidOutBackward final : torch::autograd::Node {
   SpecPtr input;
 
@@ -24,7 +24,7 @@ struct LaidOutBackward final : torch::autograd::Node {
   std::string name() const override { return "LaidOutBackward"; }
 };
 
-/// Hands the call on to torch's derivative formula, which it finds under AutogradOther.
+/// Calls torch's derivative formula, registered under AutogradOther, on inputs whose gradients are distributed.
 class Guarded final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

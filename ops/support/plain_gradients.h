@@ -1,4 +1,4 @@
-// ops/support/plain_gradients.h: derivative formulas of torch that answer with plain tensors.
+// ops/support/plain_gradients.h: operators whose derivative formula in torch returns plain tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +7,11 @@
 
 namespace shardwise {
 
-/// For an operator ("sgn", "normal.Tensor_float") whose formula in torch gives some operand plain zeros of the right shape: every operand's
-/// gradient is laid out as the operand (replicated where that is Partial).
+/// For an operator ("sgn", "normal.Tensor_float") whose formula returns plain zeros for some operand: distributes every
+/// operand's gradient with the operand's layout (replicated where that is Partial).
 void lay_out_gradients(const std::string& op);
 
-/// `input`, whose gradient is laid out so whatever comes back.
+/// `input`, with a node in its graph that distributes a plain gradient as above.
 at::Tensor with_distributed_gradient(const at::Tensor& input);
 
 }  // namespace shardwise

@@ -58,7 +58,7 @@ def test_attention_of_modules_is_dense(placement):
     on_ranks(check)
 
 
-CUTS = [sw.Replicate(), sw.Shard(0), sw.Shard(1), sw.Shard(0, sizes=[3, 0, 1, 2]), sw.Partial()]
+PLACEMENTS = [sw.Replicate(), sw.Shard(0), sw.Shard(1), sw.Shard(0, sizes=[3, 0, 1, 2]), sw.Partial()]
 
 
 def laid_out(dense, mesh, placement):
@@ -69,7 +69,7 @@ def laid_out(dense, mesh, placement):
     return sw.distribute_tensor(dense.detach(), mesh, [placement], src_data_rank=None).requires_grad_()
 
 
-@pytest.mark.parametrize("placement", CUTS)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_lists_tensors_and_masks_are_dense(placement):
     dense = torch.arange(36.0, dtype=torch.float64).view(6, 6)
     ids, mask, of_rows = torch.tensor([4, 0, -1, 4]), dense % 5 < 2, torch.tensor([1, 0, 0, 1, 1, 0]).bool()
@@ -102,7 +102,7 @@ def test_lists_tensors_and_masks_are_dense(placement):
     on_ranks(check)
 
 
-@pytest.mark.parametrize("placement", CUTS[:-1])
+@pytest.mark.parametrize("placement", PLACEMENTS[:-1])
 def test_writes_by_index_reach_the_rows_that_ranks_have(placement):
     dense = torch.arange(36.0).view(6, 6)
     ids, mask = torch.tensor([5, 0, -2]), dense % 5 < 2
@@ -164,7 +164,7 @@ def test_an_index_out_of_range_is_an_index_error_on_every_rank(bad, of_ids):
     on_ranks(check)
 
 
-@pytest.mark.parametrize("placement", CUTS[:-1])
+@pytest.mark.parametrize("placement", PLACEMENTS[:-1])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_rows_are_dense(placement, mode):
     table, ids = torch.rand(6, 6), torch.tensor([[1, 5], [0, 0], [2, 4]])

@@ -106,7 +106,7 @@ def test_optimizers_take_sparse_gradients_as_of_a_plain_parameter(case, optimize
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
 def test_a_replicated_table_takes_entries_that_lie_on_different_ranks(optimizer):
-    """As where ids are cut by batch: the gradient is a Partial of each rank's entries."""
+    """As where ids are sharded by batch: the gradient is a Partial of each rank's entries."""
     case = Case("partial", 3, [0, 1, 2], SHAPE, [Replicate()])
     dense = torch.randn(SHAPE, dtype=torch.float64)
     parts = [[plain_sparse(3 * step + rank, n=rank * 4) for rank in range(3)] for step in range(20)]
@@ -210,7 +210,7 @@ def test_indices_and_values_are_global(case):
     on_ranks(case, body)
 
 
-def test_indices_and_values_of_a_row_cut_tensor_lie_with_its_rows():
+def test_indices_and_values_of_a_row_sharded_tensor_are_sharded_alike():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
         plain = torch.sparse_coo_tensor([[0, 10, 9, 10]], torch.arange(24.0).view(4, 6), SHAPE)

@@ -32,10 +32,10 @@ TEST(FactoriesTest, FilledLikeAnother) {
 TEST(FactoriesTest, EqualSizesKeepTheLayoutAndOthersAreReplicated) {
   run_ranks(3, [](World&) {
     auto mesh = DeviceMesh::create(World::current(), c10::kCPU, {{3}, {0, 1, 2}});
-    const Placement cut = Placement::shard(0, {0, 1, 4});
-    const at::Tensor tensor = full({5, 4}, 1, mesh, {cut}, at::kDouble);
-    EXPECT_EQ(to_string(spec_of(at::empty_like(tensor))->placements()), to_string(Placements{cut}));
-    EXPECT_EQ(to_string(spec_of(tensor.new_zeros({5, 4}))->placements()), to_string(Placements{cut}));
+    const Placement uneven = Placement::shard(0, {0, 1, 4});
+    const at::Tensor tensor = full({5, 4}, 1, mesh, {uneven}, at::kDouble);
+    EXPECT_EQ(to_string(spec_of(at::empty_like(tensor))->placements()), to_string(Placements{uneven}));
+    EXPECT_EQ(to_string(spec_of(tensor.new_zeros({5, 4}))->placements()), to_string(Placements{uneven}));
     EXPECT_EQ(to_string(spec_of(tensor.new_zeros({4, 5}))->placements()), "[Replicate()]");
     EXPECT_EQ(tensor.new_empty_strided({5, 4}, {1, 5}).strides(), (at::IntArrayRef{1, 5}));
   });

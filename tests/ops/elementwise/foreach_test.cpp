@@ -78,10 +78,10 @@ TEST(ForeachTest, FusedSgd) {
   expect_same_as_dense("sgd", compute, kFour, {.is_exact = false, .with_partial = false, .with_grad = false});
 }
 
-TEST(ForeachTest, EqualCutsSendNothing) {
+TEST(ForeachTest, EqualLayoutsSendNothing) {
   const auto step = [](const Tensors& t) { return adam_step(t, false); };
-  const Placement cut = Placement::shard(0, {0, 1, 4}), chunks = Placement::shard(0);
-  EXPECT_EQ(bytes_received(step, kFour, {3}, {{cut}, {chunks}, {cut}, {chunks}}), 0);
+  const Placement uneven = Placement::shard(0, {0, 1, 4}), chunks = Placement::shard(0);
+  EXPECT_EQ(bytes_received(step, kFour, {3}, {{uneven}, {chunks}, {uneven}, {chunks}}), 0);
 }
 
 }  // namespace

@@ -127,12 +127,12 @@ TEST(PointwiseTest, Unary) {
 
 const auto kAdd = [](const Tensors& t) { return Tensors{t[0] + t[1]}; };
 
-TEST(PointwiseTest, EqualCutsSendNothing) {
-  const Placement cut = Placement::shard(0, {0, 1, 4});
-  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 4}}, {3}, {{cut}, {cut}}), 0);
-  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 4}}, {3}, {{cut}, {Placement::replicate()}}), 0);
-  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {4}}, {3}, {{cut}, {Placement::replicate()}}), 0);
-  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 1}}, {3}, {{cut}, {cut}}), 0);
+TEST(PointwiseTest, EqualLayoutsSendNothing) {
+  const Placement uneven = Placement::shard(0, {0, 1, 4});
+  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 4}}, {3}, {{uneven}, {uneven}}), 0);
+  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 4}}, {3}, {{uneven}, {Placement::replicate()}}), 0);
+  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {4}}, {3}, {{uneven}, {Placement::replicate()}}), 0);
+  EXPECT_EQ(bytes_received(kAdd, {{5, 4}, {5, 1}}, {3}, {{uneven}, {uneven}}), 0);
 }
 
 TEST(PointwiseTest, PartialsStayPartialWhereTheOperatorIsLinear) {

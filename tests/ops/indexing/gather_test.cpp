@@ -1,4 +1,4 @@
-// Gather and scatter along any dim, of self, index and values cut anywhere; windows stay where they are.
+// gather and scatter along any dim, in any layout of self, index and values, against dense ones, and what moves.
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
@@ -47,7 +47,7 @@ TEST(GatherTest, GradientsAreDifferentiable) {
   expect_same_as_dense("gather", second, {{6, 3}, {8, 3}}, {.is_exact = false});
 }
 
-TEST(GatherTest, WindowsStayWhereTheyAre) {
+TEST(GatherTest, SelfDoesNotMove) {
   const auto found = [](const Tensors& t) { return Tensors{at::gather(t[0], 0, indices_in(t[1], 8))}; };
   EXPECT_EQ(bytes_received(found, {{8, 3}, {5, 3}}, {3}, {{kRows}, {kReplicate}}), 0);
   run_ranks(3, [](World&) {
@@ -63,7 +63,7 @@ TEST(GatherTest, WindowsStayWhereTheyAre) {
   });
 }
 
-TEST(GatherTest, CutIndicesGiveCutResultsAndPartialGradients) {
+TEST(GatherTest, ShardedIndicesGiveShardedResultsAndPartialGradients) {
   run_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
     const auto self = lay_out(at::rand({6, 4}), mesh, {kReplicate}).requires_grad_();

@@ -1,4 +1,4 @@
-// Indexing with tensors: any self and any indices against dense ones, windows that stay where they are, masks, and indices out of range.
+// Indexing with tensors: any self and any indices against dense ones, what moves, masks, and indices out of range.
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
@@ -100,7 +100,7 @@ TEST(IndexTest, GradientsAreDifferentiable) {
   expect_same_as_dense("index", second, {{6, 3}, {8}}, {.is_exact = false});
 }
 
-TEST(IndexTest, RowsAreFoundWhereTheyAreAndTheirGradientsStay) {
+TEST(IndexTest, RowsAndTheirGradientsDoNotMove) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({4}, {2, 0, 3, 1});
     const auto table = lay_out(at::rand({8, 16}), mesh, {Placement::shard(0, {1, 3, 0, 4})}).requires_grad_();
@@ -155,7 +155,7 @@ TEST(IndexTest, EachRankWritesItsOwnRows) {
   });
 }
 
-TEST(IndexTest, CutIndicesGiveCutResultsAndPartialGradients) {
+TEST(IndexTest, ShardedIndicesGiveShardedResultsAndPartialGradients) {
   run_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
     const auto table = lay_out(at::rand({6, 4}), mesh, {kReplicate}).requires_grad_();

@@ -1,4 +1,4 @@
-// Places where a mask is true, counted over ranks, and what is selected and written there.
+// nonzero, masked_select and masked_scatter against dense ones, and what they send.
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -17,7 +17,7 @@ at::Tensor mask_of(const Dims& sizes) {
   return at::arange(c10::multiply_integers(sizes)).mul(7).remainder(5).lt(2).view(sizes);
 }
 
-TEST(MasksTest, PlacesSelectionsAndWritesAreDense) {
+TEST(MasksTest, NonzeroSelectAndScatterAreDense) {
   // self, mask
   const std::vector<std::pair<Dims, Dims>> cases = {{{7}, {7}},    {{5, 3}, {5, 3}},       {{5, 3}, {5, 1}},
                                                     {{3}, {2, 3}}, {{2, 3, 2}, {2, 3, 2}}, {{1, 4}, {1, 4}}};
@@ -50,7 +50,7 @@ TEST(MasksTest, PlacesSelectionsAndWritesAreDense) {
   });
 }
 
-TEST(MasksTest, PlacesOfCutRowsAreCutAsManyAsEachRankHas) {
+TEST(MasksTest, NonzeroOfShardedRowsIsShardedByTheCountOfEachRank) {
   run_ranks(3, [](World& world) {
     const auto mesh = make_mesh({3}, {1, 2, 0});
     const auto places = lay_out(at::tensor({0, 1, 1, 0, 0, 1, 1, 1}).gt(0), mesh, {kRows}).nonzero();
@@ -59,16 +59,16 @@ TEST(MasksTest, PlacesOfCutRowsAreCutAsManyAsEachRankHas) {
   });
 }
 
-TEST(MasksTest, SelfAndMaskCutAlikeSelectWhereTheyAre) {
+TEST(MasksTest, SelfAndMaskShardedAlikeSelectLocally) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({2, 2}, {3, 1, 0, 2});
     const auto numbers = at::arange(60, at::kDouble).view({2, 10, 3});
-    const Placement cut = Placement::shard(1, {7, 3}), columns = Placement::shard(2);
+    const Placement rows = Placement::shard(1, {7, 3}), columns = Placement::shard(2);
     for (const Dims& mask_sizes : {Dims{10}, Dims{10, 3}}) {
       const auto dense = numbers.clone().requires_grad_(), mask = mask_of(mask_sizes);
       const auto of_columns = mask_sizes.size() == 1 ? columns : kReplicate;
-      const auto self = lay_out(numbers, mesh, {of_columns, cut}).requires_grad_();
-      // One that all ranks have is cut for nothing.
+      const auto self = lay_out(numbers, mesh, {of_columns, rows}).requires_grad_();
+      // Sharding a replicated mask sends nothing.
       const auto of_mask = mask_sizes.size() == 1 ? Placement::shard(0, {7, 3}) : kReplicate;
       const auto own = lay_out(mask, mesh, {kReplicate, of_mask});
       Indices ours, theirs;
@@ -93,7 +93,7 @@ TEST(MasksTest, SelfAndMaskCutAlikeSelectWhereTheyAre) {
   });
 }
 
-TEST(MasksTest, RanksOutsideAreToldThatValuesDecide) {
+TEST(MasksTest, RanksOutsideTheMeshGetAnError) {
   const std::string error = error_of_ranks(3, [](World& world) {
     const auto mesh = make_mesh({2}, {0, 1});
     const auto mask = lay_out(at::ones({4}, at::kBool), mesh, {kReplicate});

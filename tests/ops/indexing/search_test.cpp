@@ -1,4 +1,4 @@
-// Searching, counting and classes: values stay cut.
+// Searching, counting and classes: values stay sharded.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -36,7 +36,7 @@ TEST(SearchTest, AnyLayoutsAreDense) {
       {{5, 7}}, kValues);
 }
 
-TEST(SearchTest, ValuesStayCut) {
+TEST(SearchTest, ValuesStaySharded) {
   const auto searched = [](const Tensors& t) { return Tensors{at::searchsorted(t[0], t[1])}; };
   const auto replica = std::vector<Placement>{Placement::replicate()};
   EXPECT_EQ(bytes_received(searched, {{6}, {9, 3}}, {3}, {replica, {Placement::shard(0)}}), 0);

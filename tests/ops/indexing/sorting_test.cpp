@@ -1,4 +1,4 @@
-// Order along cut dims.
+// sort and topk along sharded dims.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -10,7 +10,7 @@ namespace {
 
 const Placement kRows = Placement::shard(0);
 
-/// The values at `indices`: which of equal ones were chosen is not said.
+/// The values at `indices`: which of equal values is chosen is not specified.
 at::Tensor taken(const at::Tensor& from, int64_t dim, const at::Tensor& indices) {
   const at::NoGradGuard no_grad;
   return from.gather(dim, indices);
@@ -32,7 +32,7 @@ TEST(SortingTest, SortedIsDense) {
   expect_same_as_dense("sort of a scalar", [](const Tensors& t) { return std::get<0>(t[0].sort()); }, {{}});
 }
 
-TEST(SortingTest, TheCutOfASortedDimGoesToAnotherDim) {
+TEST(SortingTest, TheShardOfASortedDimMovesToAnotherDim) {
   const auto sort = [](const Tensors& t) { return Tensors{std::get<0>(t[0].sort(0))}; };
   EXPECT_EQ(bytes_received(sort, {{8, 8}}, {4}, {{kRows}}), 3 * 2 * 2 * 8);
   EXPECT_EQ(bytes_received(sort, {{8, 8}}, {4}, {{Placement::shard(1)}}), 0);
@@ -53,12 +53,12 @@ TEST(SortingTest, LargestAndSmallestAreDense) {
 
 TEST(SortingTest, OnlyCandidatesMove) {
   const auto top = [](const Tensors& t) { return Tensors{std::get<0>(t[0].topk(2, 0))}; };
-  // Of three other ranks two values and two indices for each of five columns.
+  // From each of three other ranks two values and two indices for each of five columns.
   EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{kRows}}), 3 * 2 * 5 * (8 + 8));
   EXPECT_EQ(bytes_received(top, {{40, 5}}, {4}, {{Placement::shard(1)}}), 0);
 }
 
-TEST(SortingTest, TooManyOfADimIsTheDenseError) {
+TEST(SortingTest, KAboveTheExtentIsTheDenseError) {
   expect_error("selected index k out of range",
                error_of_ranks(2, [](World&) { lay_out(at::ones({4, 2}), make_mesh({2}), {kRows}).topk(5, 0); }));
 }

@@ -1,4 +1,4 @@
-// Group norm: values and gradients of both orders against dense ones; cut batches and groups send nothing.
+// Group norm: values and gradients of both orders against dense ones; sharded batches and groups send nothing.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -35,7 +35,7 @@ TEST(GroupNormTest, SecondDerivativesAreDense) {
   expect_same_as_dense("group_norm", second, {{3, 4, 3}, {4}, {4}}, small);
 }
 
-TEST(GroupNormTest, CutBatchesAndGroupsSendNothing) {
+TEST(GroupNormTest, ShardedBatchesAndGroupsSendNothing) {
   const auto train = [](const Tensors& t) {
     const Tensors inputs{t[0].detach().requires_grad_(), t[1].detach().requires_grad_(),
                          t[2].detach().requires_grad_()};

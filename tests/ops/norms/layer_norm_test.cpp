@@ -35,7 +35,7 @@ TEST(NormalizationTest, LayerNorm) {
       "layer_norm without weight", [](const Tensors& t) { return at::layer_norm(t[0], {4}); }, {{2, 3, 4}}, kClose);
 }
 
-TEST(NormalizationTest, CutRowsShareTheirStatistics) {
+TEST(NormalizationTest, ShardedRowsExchangeStatisticsOnly) {
   const auto norm = [](const Tensors& t) { return at::layer_norm(t[0], {3, 4}, t[1], t[2]); };
   expect_same_as_dense("layer_norm of long rows", norm, {{5, 3, 4}, {3, 4}, {3, 4}}, kClose);
   expect_same_as_dense("layer_norm of one row", norm, {{3, 4}, {3, 4}, {3, 4}}, kClose);
@@ -43,7 +43,7 @@ TEST(NormalizationTest, CutRowsShareTheirStatistics) {
       "layer_norm of long rows alone", [](const Tensors& t) { return at::layer_norm(t[0], {7}); }, {{2, 3, 7}}, kClose);
   const auto forward = [](const Tensors& t) { return Tensors{at::layer_norm(t[0], {64}, t[1], t[2])}; };
   const Placement columns = Placement::shard(1), first = Placement::shard(0);
-  // Mean and variance of 4 rows of float64, summed and told to the other rank.
+  // Mean and variance of 4 rows of float64, all-reduced over two ranks.
   EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}, {64}}, {2}, {{columns}, {first}, {first}}), 2 * 4 * 8);
 }
 
@@ -67,7 +67,7 @@ TEST(NormalizationTest, RmsNorm) {
   EXPECT_EQ(bytes_received(forward, {{4, 64}, {64}}, {2}, {{Placement::shard(1)}, {Placement::shard(0)}}), 4 * 8);
 }
 
-TEST(NormalizationTest, CutBatchesSendNothing) {
+TEST(NormalizationTest, ShardedBatchesSendNothing) {
   const auto norm = [](const Tensors& t) { return Tensors{at::layer_norm(t[0], {4}, t[1], t[2])}; };
   const Placement whole = Placement::replicate();
   EXPECT_EQ(bytes_received(norm, {{5, 4}, {4}, {4}}, {3}, {{Placement::shard(0)}, {whole}, {whole}}), 0);

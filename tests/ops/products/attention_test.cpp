@@ -1,4 +1,4 @@
-// Attention: values and gradients against dense ones; batch and heads stay cut.
+// Attention: values and gradients against dense ones; batch and heads stay sharded.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -48,7 +48,7 @@ TEST(AttentionTest, SharedHeadsAreDense) {
   expect_same_as_dense("grouped queries", attend, {{2, 6, 5, 3}, {2, 3, 5, 3}, {2, 3, 5, 3}}, kClose);
 }
 
-TEST(AttentionTest, BatchHeadsAndQueriesStayCut) {
+TEST(AttentionTest, BatchHeadsAndQueriesStaySharded) {
   const auto attend = [](const Tensors& t) {
     return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true)};
   };
@@ -60,7 +60,7 @@ TEST(AttentionTest, BatchHeadsAndQueriesStayCut) {
   EXPECT_EQ(bytes_received(attend, sizes, {3}, {queries, all, all}), 0);
 }
 
-TEST(AttentionTest, MasksAndSharedHeadsMoveNothingWhereBatchAndHeadsAreCut) {
+TEST(AttentionTest, MasksAndSharedHeadsSendNothingWhereBatchAndHeadsAreSharded) {
   const std::vector<Placement> both{Placement::shard(0), Placement::shard(1)};
   const std::vector<Placement> all{Placement::replicate(), Placement::replicate()};
   const auto masked = [](const Tensors& t) {
@@ -76,8 +76,8 @@ TEST(AttentionTest, MasksAndSharedHeadsMoveNothingWhereBatchAndHeadsAreCut) {
   EXPECT_EQ(bytes_received(grouped, {{4, 8, 6, 2}, {4, 4, 6, 2}, {4, 4, 6, 2}}, {2, 2}, {both, both, both}), 0);
 }
 
-// Queries stay where they are; of keys and values each rank gets what it does not have.
-TEST(AttentionTest, CutSequencesGatherKeysAndValuesOnly) {
+// Queries stay in place; keys and values are gathered.
+TEST(AttentionTest, ShardedSequencesGatherKeysAndValuesOnly) {
   const auto attend = [](const Tensors& t) { return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2])}; };
   const std::vector<Placement> sequence{Placement::shard(1)};
   const int64_t of_keys = 2 * 6 * 3 * 8;
@@ -90,7 +90,7 @@ TEST(AttentionTest, WrongArgumentsSayTheRightOnes) {
     const auto heads = lay_out(at::ones({2, 4, 3}), make_mesh({2}), {Placement::shard(0)});
     at::scaled_dot_product_attention(heads, heads, heads, heads, 0, /*is_causal=*/true);
   });
-  expect_error("[aten::scaled_dot_product_attention] is_causal stands beside an attn_mask", error);
+  expect_error("[aten::scaled_dot_product_attention] got is_causal=True and an attn_mask", error);
   const auto of_groups = error_of_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
     const auto queries = lay_out(at::ones({5, 4, 3}), mesh, {Placement::shard(0)}),

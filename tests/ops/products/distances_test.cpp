@@ -39,7 +39,7 @@ TEST(DistancesTest, RenormIsDense) {
   }
 }
 
-TEST(DistancesTest, CutRowsSendNothing) {
+TEST(DistancesTest, ShardedRowsSendNothing) {
   const auto distances = [](const Tensors& t) { return Tensors{at::cdist(t[0], t[1], 1)}; };
   EXPECT_EQ(
       bytes_received(distances, {{5, 3}, {4, 3}}, {2, 2},

@@ -1,4 +1,4 @@
-// Operators on matrices and Fourier transforms: batch dims stay cut.
+// Operators on matrices and Fourier transforms: batch dims stay sharded.
 #include "tests/support/dense.h"
 
 #include <ATen/ATen.h>
@@ -48,7 +48,7 @@ TEST(LinalgTest, BatchesOfMatricesAreDense) {
   expect_same_as_dense("no matrix", [](const Tensors& t) { return at::linalg_inv(t[0]); }, {{0, 3, 3}}, kClose);
 }
 
-TEST(LinalgTest, CutBatchesStay) {
+TEST(LinalgTest, ShardedBatchesStay) {
   const auto inverse = [](const Tensors& t) { return Tensors{std::get<0>(at::linalg_inv_ex(t[0]))}; };
   const auto values = [](const Tensors& t) { return Tensors{at::linalg_svdvals(t[0])}; };
   EXPECT_EQ(bytes_received(inverse, {{5, 3, 3}}, {3}, {{Placement::shard(0)}}), 0);

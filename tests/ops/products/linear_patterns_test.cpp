@@ -1,5 +1,5 @@
-// What hand-written linear layers do by all-to-alls, as layouts: columns in any rank order, a new rank order in one exchange,
-// rows that meet the columns of an input cut by batch, and stopping at the sum.
+// What hand-written linear layers do by all-to-alls, as layouts: columns in any rank order, a new rank order in one
+// exchange, a row-wise weight with an input sharded by batch, and a result left Partial.
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -79,7 +79,7 @@ TEST(LinearPatternsTest, A2AThreeCycleOfRanksIsOneExchangeThatSendsEachByteOnce)
   });
 }
 
-/// x cut by batch, the rows of weight.T cut: x goes to columns, the products are summed and scattered back by batch.
+/// x sharded by batch, weight.T by rows: x is exchanged to columns, the products are reduce-scattered by batch.
 TEST(LinearPatternsTest, A3RowWiseLinearExchangesItsInputAndScattersTheSum) {
   run_ranks(3, [](World&) {
     const MeshPtr mesh = make_mesh({3}, {1, 2, 0});

@@ -1,4 +1,4 @@
-// Linear layers: values, gradients, and a pair of them cut by columns, then rows.
+// Linear layers: values, gradients, and a pair of them sharded by columns, then rows.
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
@@ -69,7 +69,7 @@ TEST(LinearTest, ColumnsThenRowsNeedOneAllReduceEachWay) {
   }
 }
 
-TEST(LinearTest, BatchCutOnAMiddleDimGathersNothing) {
+TEST(LinearTest, BatchShardedOnAMiddleDimGathersNothing) {
   const auto train = [](const Tensors& t) {
     const at::Tensor output = at::linear(t[0], t[1].requires_grad_());
     return torch::autograd::grad({output}, {t[1]}, {output.detach()});

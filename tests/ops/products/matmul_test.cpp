@@ -51,7 +51,7 @@ TEST(MatmulTest, SumsOfProductsAreDense) {
       "cross", [](const Tensors& t) { return at::linalg_cross(t[0], t[1], 1); }, {{5, 3}, {5, 3}}, some);
 }
 
-TEST(MatmulTest, SumsOfProductsStayCut) {
+TEST(MatmulTest, SumsOfProductsStaySharded) {
   const auto bilinear = [](const Tensors& t) { return Tensors{at::bilinear(t[0], t[1], t[2])}; };
   const std::vector<Placement> batch{Placement::shard(0)}, all{Placement::replicate()};
   EXPECT_EQ(bytes_received(bilinear, {{5, 3}, {5, 4}, {2, 3, 4}}, {3}, {batch, batch, all}), 0);
@@ -92,7 +92,7 @@ TEST(MatmulTest, MatmulIsDifferentiableTwice) {
   expect_same_as_dense("matmul", second, {{3, 2, 4}, {4, 2}}, {.is_exact = false, .max_combinations = 10});
 }
 
-TEST(MatmulTest, OneMatrixForABatchCutOnItsMiddleDimGathersNothing) {
+TEST(MatmulTest, OneMatrixForABatchShardedOnItsMiddleDimGathersNothing) {
   const auto backward = [](const Tensors& t) {
     const at::Tensor product = at::matmul(t[0], t[1].requires_grad_());
     return torch::autograd::grad({product}, {t[1]}, {product.detach()});

@@ -61,10 +61,10 @@ TEST(LossesTest, ElementwiseLossesAreDense) {
           loss.name, [&](const Tensors& t) { return loss.of(t[0], t[1], reduction); }, {{5, 4}, {5, 4}}, kFew);
 }
 
-// Each rank knows a part of the terms, the count is the whole tensor's: no gradient is the number of ranks times too large.
-TEST(LossesTest, MeansOfUnevenCutsAndTheirGradientsCountTheWholeTensor) {
+// Each rank has some of the terms and divides by the global count: by its own, gradients would be too large.
+TEST(LossesTest, MeansOfUnevenShardsAndTheirGradientsUseTheGlobalCount) {
   for (const Loss& loss : kElementwise) {
-    const std::vector<std::pair<Placement, Placement>> cuts{
+    const std::vector<std::pair<Placement, Placement>> layouts{
         {Placement::shard(0), Placement::shard(0)},
         {Placement::shard(0, {0, 1, 4}), Placement::shard(0, {0, 1, 4})},
         {Placement::shard(0, {3, 0, 2}), Placement::replicate()}};
@@ -74,7 +74,7 @@ TEST(LossesTest, MeansOfUnevenCutsAndTheirGradientsCountTheWholeTensor) {
       const at::Tensor y = at::linspace(1, -1, 20, at::kDouble).view({5, 4});
       const at::Tensor dense = loss.of(x, y, at::Reduction::Mean);
       const at::Tensor expected = torch::autograd::grad({dense}, {x})[0];
-      for (const auto& [of_x, of_y] : cuts) {
+      for (const auto& [of_x, of_y] : layouts) {
         const at::Tensor ours = lay_out(x.detach(), mesh, {of_x}).requires_grad_();
         const at::Tensor mean = loss.of(ours, lay_out(y, mesh, {of_y}), at::Reduction::Mean);
         EXPECT_TRUE(at::allclose(full_tensor(mean), dense)) << loss.name;
@@ -108,8 +108,8 @@ TEST(LossesTest, ItemOfASumIsTheWholeSumOnEachRank) {
   const std::string error = error_of_ranks(4, [](World&) {
     const auto mesh = make_mesh({4});
     const at::Tensor dense = at::arange(5, at::kDouble);
-    for (const Placement& cut : {Placement::shard(0), Placement::shard(0, {0, 1, 4, 0}), Placement::replicate()})
-      EXPECT_EQ(lay_out(dense, mesh, {cut}).sum().item<double>(), 10);
+    for (const Placement& placement : {Placement::shard(0), Placement::shard(0, {0, 1, 4, 0}), Placement::replicate()})
+      EXPECT_EQ(lay_out(dense, mesh, {placement}).sum().item<double>(), 10);
   });
   EXPECT_EQ(error, "");
 }
@@ -117,9 +117,9 @@ TEST(LossesTest, ItemOfASumIsTheWholeSumOnEachRank) {
 TEST(LossesTest, TermsStayWhereTheyAre) {
   const auto none = [](const Tensors& t) { return Tensors{at::mse_loss(t[0], t[1], at::Reduction::None)}; };
   const auto mean = [](const Tensors& t) { return Tensors{at::huber_loss(t[0], t[1])}; };
-  for (const auto& cut : {Placement::shard(0), Placement::shard(1)}) {
-    EXPECT_EQ(bytes_received(none, {{5, 4}, {5, 4}}, {3}, {{cut}, {cut}}), 0);
-    EXPECT_EQ(bytes_received(mean, {{5, 4}, {5, 4}}, {3}, {{cut}, {cut}}), 0);
+  for (const auto& placement : {Placement::shard(0), Placement::shard(1)}) {
+    EXPECT_EQ(bytes_received(none, {{5, 4}, {5, 4}}, {3}, {{placement}, {placement}}), 0);
+    EXPECT_EQ(bytes_received(mean, {{5, 4}, {5, 4}}, {3}, {{placement}, {placement}}), 0);
   }
 }
 
@@ -172,8 +172,8 @@ TEST(LossesTest, EveryTargetIgnoredIsDense) {
   expect_same_as_dense("all ignored", loss, {{5, 3}, {5}}, kFew);
 }
 
-// 64 x 512 logits are 262,144 bytes; of cut classes only a number per sample travels, a few times.
-TEST(LossesTest, CutClassesDoNotGatherLogits) {
+// 64 x 512 logits are 262,144 bytes; with sharded classes only a few numbers per sample travel.
+TEST(LossesTest, ShardedClassesDoNotGatherLogits) {
   const auto both_ways = [](const Tensors& t) {
     const at::Tensor logits = t[0].detach().requires_grad_();
     const at::Tensor loss = at::cross_entropy_loss(logits, labels(t[1], 512));
@@ -186,7 +186,7 @@ TEST(LossesTest, CutClassesDoNotGatherLogits) {
   EXPECT_LE(bytes_received(both_ways, {{64, 512}, {64}}, {4}, {{Placement::shard(0)}, {Placement::shard(0)}}), 128);
 }
 
-TEST(LossesTest, GradientsOfCutClassesStayCut) {
+TEST(LossesTest, GradientsOfShardedClassesStaySharded) {
   const std::string error = error_of_ranks(3, [](World&) {
     const auto mesh = make_mesh({3});
     const at::Tensor logits = lay_out(at::rand({4, 7}), mesh, {Placement::shard(1)}).requires_grad_();
@@ -197,12 +197,12 @@ TEST(LossesTest, GradientsOfCutClassesStayCut) {
   EXPECT_EQ(error, "");
 }
 
-TEST(LossesTest, AClassThatThereIsNotIsAnErrorOnAllRanks) {
-  for (const Placement& cut : {Placement::shard(0), Placement::replicate()}) {
+TEST(LossesTest, AClassOutOfRangeIsAnErrorOnAllRanks) {
+  for (const Placement& placement : {Placement::shard(0), Placement::replicate()}) {
     const auto errors = on_each_rank(3, [&](World&) -> std::string {
       const auto mesh = make_mesh({3});
-      const at::Tensor logits = lay_out(at::rand({4, 7}), mesh, {cut});
-      const at::Tensor targets = lay_out(at::tensor({6, 7, 3, 2}, at::kLong), mesh, {cut});
+      const at::Tensor logits = lay_out(at::rand({4, 7}), mesh, {placement});
+      const at::Tensor targets = lay_out(at::tensor({6, 7, 3, 2}, at::kLong), mesh, {placement});
       try {
         at::cross_entropy_loss(logits, targets);
       } catch (const c10::IndexError& error) {
@@ -262,8 +262,8 @@ TEST(LossesTest, CtcIsDense) {
       const at::Tensor dense = at::linspace(-2, 2, 72, at::kDouble).view({6, 3, 4}).requires_grad_();
       const at::Tensor targets = at::linspace(0, 1, 9, at::kDouble).view({3, 3});
       const at::Tensor lengths = at::tensor({5, 6, 4}), lengths_of_targets = at::tensor({2, 3, 1});
-      for (const Placement& cut : {Placement::shard(0), Placement::shard(1), Placement::replicate()}) {
-        const at::Tensor ours = lay_out(dense.detach(), mesh, {cut}).requires_grad_();
+      for (const Placement& placement : {Placement::shard(0), Placement::shard(1), Placement::replicate()}) {
+        const at::Tensor ours = lay_out(dense.detach(), mesh, {placement}).requires_grad_();
         const at::Tensor its_targets = lay_out(targets, mesh, {Placement::shard(0)});
         const at::Tensor expected = listed({dense, targets}), actual = listed({ours, its_targets});
         EXPECT_TRUE(at::allclose(full_tensor(actual), expected));

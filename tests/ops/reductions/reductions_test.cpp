@@ -29,7 +29,7 @@ TEST(ReductionsTest, Sum) {
   expect_same_as_dense("sum of integers", [](const Tensors& t) { return t[0].sum(0); }, {{5, 4}}, {.dtype = at::kInt});
 }
 
-TEST(ReductionsTest, MeanOfUnevenCuts) {
+TEST(ReductionsTest, MeanOfUnevenShards) {
   expect_same_as_dense("mean", [](const Tensors& t) { return t[0].mean(); }, {{5, 4}}, {.is_exact = false});
   expect_same_as_dense("mean of rows", [](const Tensors& t) { return t[0].mean(0, true); }, {{5, 4}},
                        {.is_exact = false});
@@ -127,7 +127,7 @@ TEST(ReductionsTest, StepsHaveGradientsOfZeroLaidOutAsTheyAre) {
   expect_same_as_dense("abs of second order", second, {{5, 4}, {5, 4}}, {.low = -2, .high = 2});
 }
 
-TEST(ReductionsTest, ReducedCutsBecomePartialAndOthersStay) {
+TEST(ReductionsTest, ReducedShardsBecomePartialAndOthersStay) {
   const auto sum = [](const Tensors& t) { return Tensors{t[0].sum(0)}; };
   for (const Placement& placement :
        {Placement::shard(0), Placement::shard(1), Placement::partial(), Placement::replicate()})

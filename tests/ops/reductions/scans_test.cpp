@@ -1,4 +1,4 @@
-// Running sums, products and extremes along cut dims.
+// Running sums, products and extremes along sharded dims.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -54,7 +54,7 @@ TEST(ScanTest, ProductsAndLogarithmsAreDense) {
 }
 
 TEST(ScanTest, ExtremesAreDense) {
-  // Few values: ties between pieces and within them.
+  // Few values: ties between shards and within them.
   const DenseOptions ties{.low = -3, .high = 3};
   for (int64_t dim : {0, 1})
     expect_same_as_dense(
@@ -89,7 +89,7 @@ TEST(ScanTest, GradientsMoveOneSlicePerRankToo) {
   EXPECT_EQ(bytes_received(train, {{8, 6}}, {3}, {{kUneven}}), 2 * 2 * 6 * 8);
 }
 
-TEST(ScanTest, ADimThatIsNoneIsAnErrorOnAllRanks) {
+TEST(ScanTest, ADimOutOfRangeIsAnErrorOnAllRanks) {
   expect_error("Dimension out of range",
                error_of_ranks(2, [](World&) { lay_out(at::ones({4}), make_mesh({2}), {kRows}).cumsum(2); }));
 }

@@ -55,7 +55,7 @@ TEST(SoftmaxTest, LogsumexpIsDense) {
 }
 
 // 8 x 600 numbers are 38,400 bytes; per row a maximum and a sum travel.
-TEST(SoftmaxTest, CutDimsAreNotGathered) {
+TEST(SoftmaxTest, ShardedDimsAreNotGathered) {
   const auto both_ways = [](const Tensors& t) {
     const at::Tensor input = t[0].detach().requires_grad_();
     const at::Tensor result = at::softmax(input, 1);

@@ -1,4 +1,4 @@
-// Reductions that combine a few numbers of each piece, against dense ones.
+// Variances, argmax and argmin against dense ones; a few numbers per shard are all that moves.
 #include "runtime/api/dtensor.h"
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
@@ -17,11 +17,11 @@ const DenseOptions kClose{.is_exact = false, .max_combinations = 20};
 
 Tensors pair(std::tuple<at::Tensor, at::Tensor> both) { return {std::get<0>(both), std::get<1>(both)}; }
 
-TEST(PiecesTest, RuleSaysOneEntryPerPiece) {
-  EXPECT_EQ(to_string(rule("shardwise::piece_moments")), "one entry per piece");
+TEST(VarArgmaxTest, RuleSaysOneEntryPerShard) {
+  EXPECT_EQ(to_string(rule("shardwise::piece_moments")), "one entry per shard");
 }
 
-TEST(PiecesTest, VariancesAreDense) {
+TEST(VarArgmaxTest, VariancesAreDense) {
   for (const double correction : {0.0, 1.0, 2.5}) {
     const auto var = [=](const Tensors& t) { return at::var(t[0], at::IntArrayRef{0}, c10::Scalar(correction)); };
     expect_same_as_dense("var", var, {{5, 4}}, kClose);
@@ -37,20 +37,20 @@ TEST(PiecesTest, VariancesAreDense) {
 }
 
 // In float32 squares of numbers near 10,000 have no digits left for a variance of about 0.3.
-TEST(PiecesTest, VariancesOfLargeNumbersKeepTheirDigits) {
+TEST(VarArgmaxTest, VariancesOfLargeNumbersKeepTheirDigits) {
   const std::string error = error_of_ranks(4, [](World&) {
     const auto mesh = make_mesh({4});
     const at::Tensor dense = at::linspace(0, 4, 1000, at::kDouble).sin().add(10000).to(at::kFloat);
     const at::Tensor expected = dense.to(at::kDouble).var();
-    for (const Placement& cut : {Placement::shard(0), Placement::shard(0, {1, 0, 900, 99})}) {
-      const at::Tensor actual = full_tensor(lay_out(dense, mesh, {cut}).var()).to(at::kDouble);
+    for (const Placement& placement : {Placement::shard(0), Placement::shard(0, {1, 0, 900, 99})}) {
+      const at::Tensor actual = full_tensor(lay_out(dense, mesh, {placement}).var()).to(at::kDouble);
       EXPECT_NEAR(actual.item<double>(), expected.item<double>(), 1e-3 * expected.item<double>());
     }
   });
   EXPECT_EQ(error, "");
 }
 
-TEST(PiecesTest, WinnersAreDense) {
+TEST(VarArgmaxTest, IndicesAreDense) {
   const DenseOptions options{.low = -3, .high = 4, .max_combinations = 30};  // few values: many ties
   for (int64_t dim : {0, 1}) {
     expect_same_as_dense("argmax", [=](const Tensors& t) { return at::argmax(t[0], dim); }, {{5, 4}}, options);
@@ -65,7 +65,7 @@ TEST(PiecesTest, WinnersAreDense) {
                        {.low = -3, .high = 4, .dtype = at::kLong});
 }
 
-TEST(PiecesTest, WinnersAmongNoNumbersAndInfinitiesAreDense) {
+TEST(VarArgmaxTest, IndicesAmongNansAndInfinitiesAreDense) {
   const auto marked = [](const at::Tensor& x, double mark) { return x.detach().masked_fill(x.detach().lt(0), mark); };
   for (const double mark :
        {std::nan(""), -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()}) {
@@ -81,8 +81,7 @@ TEST(PiecesTest, WinnersAmongNoNumbersAndInfinitiesAreDense) {
   expect_same_as_dense("nothing but minus infinity", lowest, {{2, 3}}, {.with_grad = false});
 }
 
-// A rank without rows takes part in every message as the others do.
-TEST(PiecesTest, EmptyPiecesLoseNoStep) {
+TEST(VarArgmaxTest, EmptyShardsTakePartInEveryMessage) {
   const auto all = [](const Tensors& t) {
     return Tensors{at::amax(t[0], 0),
                    at::amin(t[0]),
@@ -101,7 +100,7 @@ TEST(PiecesTest, EmptyPiecesLoseNoStep) {
                          {.low = 1, .high = 9, .is_exact = false, .with_grad = false});
 }
 
-TEST(PiecesTest, ProductsAreDense) {
+TEST(VarArgmaxTest, ProductsAreDense) {
   const DenseOptions options{.low = 8, .high = 33, .is_exact = false, .with_grad = false};
   expect_same_as_dense("prod", [](const Tensors& t) { return t[0].prod(); }, {{3, 4}}, options);
   const auto complex = [](const Tensors& t) {
@@ -111,8 +110,8 @@ TEST(PiecesTest, ProductsAreDense) {
   expect_same_as_dense("complex prod", complex, {{5, 2}, {5, 2}}, options);
 }
 
-TEST(PiecesTest, OneEntryPerPieceIsAllThatMoves) {
-  const auto cut = std::vector<std::vector<Placement>>{{Placement::shard(0)}};
+TEST(VarArgmaxTest, OneEntryPerShardIsAllThatMoves) {
+  const auto rows = std::vector<std::vector<Placement>>{{Placement::shard(0)}};
   const std::vector<std::pair<const char*, std::function<Tensors(const Tensors&)>>> reductions{
       {"var", [](const Tensors& t) { return Tensors{t[0].var()}; }},
       {"argmax", [](const Tensors& t) { return Tensors{at::argmax(t[0])}; }},
@@ -120,7 +119,7 @@ TEST(PiecesTest, OneEntryPerPieceIsAllThatMoves) {
       {"aminmax", [](const Tensors& t) { return pair(at::aminmax(t[0])); }},
       {"logsumexp", [](const Tensors& t) { return Tensors{at::logsumexp(t[0], at::IntArrayRef{0})}; }},
   };
-  for (const auto& [name, reduce] : reductions) EXPECT_LE(bytes_received(reduce, {{999}}, {3}, cut), 64) << name;
+  for (const auto& [name, reduce] : reductions) EXPECT_LE(bytes_received(reduce, {{999}}, {3}, rows), 64) << name;
 }
 
 }  // namespace

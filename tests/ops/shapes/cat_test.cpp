@@ -17,7 +17,7 @@ TEST(CatTest, RowsAndColumns) {
   expect_same_as_dense("no rows", [](const Tensors& t) { return at::cat({t[0], t[1]}, 0); }, {{0, 4}, {5, 4}});
 }
 
-// A tensor of shape [0] may stand beside any other.
+// A tensor of shape [0] may be concatenated with any other.
 TEST(CatTest, LegacyEmptyTensors) {
   expect_same_as_dense("legacy", [](const Tensors& t) { return at::cat({t[0], t[1]}, 0); }, {{0}, {5, 4}},
                        {.with_grad = false});
@@ -34,7 +34,7 @@ TEST(CatTest, Stack) {
   expect_same_as_dense("stack of scalars", [](const Tensors& t) { return at::stack({t[0], t[1]}); }, {{}, {}});
 }
 
-TEST(CatTest, OtherDimsStayCut) {
+TEST(CatTest, OtherDimsStaySharded) {
   const auto cat = [](const Tensors& t) { return Tensors{at::cat({t[0], t[1]}, 1)}; };
   EXPECT_EQ(bytes_received(cat, {{5, 4}, {5, 2}}, {3}, {{Placement::shard(0)}, {Placement::shard(0)}}), 0);
   EXPECT_EQ(bytes_received(cat, {{5, 4}, {5, 2}}, {3}, {{Placement::partial()}, {Placement::partial()}}), 0);

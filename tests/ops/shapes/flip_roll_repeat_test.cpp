@@ -1,4 +1,4 @@
-// The same elements in other places: flipped, rolled, repeated; triangles and diagonals.
+// flip, roll, rot90 and repeat, triangles and diagonals against dense ones, and what moves.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -12,7 +12,7 @@ namespace {
 const Placement kRows = Placement::shard(0), kColumns = Placement::shard(1),
                 kUneven = Placement::shard(0, {1, 0, 5, 3});
 
-TEST(RearrangedTest, FlippedAndRolledAreDense) {
+TEST(FlipRollRepeatTest, FlippedAndRolledAreDense) {
   expect_same_as_dense("flip", [](const Tensors& t) { return Tensors{t[0].flip({0}), t[0].flip({0, -1})}; }, {{7, 4}});
   expect_same_as_dense("flip of a scalar", [](const Tensors& t) { return t[0].flip({0}); }, {{}});
   for (int64_t shift : {0, 2, -3, 9})
@@ -25,7 +25,7 @@ TEST(RearrangedTest, FlippedAndRolledAreDense) {
                          {.max_combinations = 12});
 }
 
-TEST(RearrangedTest, EachElementOfAFlippedOrRolledCutMovesOnce) {
+TEST(FlipRollRepeatTest, EachElementOfAFlippedOrRolledDimMovesOnce) {
   const auto flip = [](const Tensors& t) { return Tensors{t[0].flip(0)}; };
   const auto roll = [](const Tensors& t) { return Tensors{t[0].roll(1, 0)}; };
   EXPECT_EQ(bytes_received(flip, {{8, 3}}, {4}, {{kRows}}), 2 * 3 * 8);
@@ -36,7 +36,7 @@ TEST(RearrangedTest, EachElementOfAFlippedOrRolledCutMovesOnce) {
   }
 }
 
-TEST(RearrangedTest, RepeatedIsDense) {
+TEST(FlipRollRepeatTest, RepeatedIsDense) {
   for (const std::vector<int64_t>& times : {std::vector<int64_t>{1, 2}, {2, 1}, {3, 1, 1}})
     expect_same_as_dense("repeat", [=](const Tensors& t) { return t[0].repeat(times); }, {{5, 3}},
                          {.max_combinations = 20});
@@ -48,7 +48,7 @@ TEST(RearrangedTest, RepeatedIsDense) {
   expect_same_as_dense("repeat_interleave", [](const Tensors& t) { return t[0].repeat_interleave(2, 0); }, {{5, 3}});
 }
 
-TEST(RearrangedTest, TrianglesAreDense) {
+TEST(FlipRollRepeatTest, TrianglesAreDense) {
   for (int64_t diagonal : {-2, 0, 1, 9})
     expect_same_as_dense("tril, triu",
                          [=](const Tensors& t) {
@@ -57,11 +57,11 @@ TEST(RearrangedTest, TrianglesAreDense) {
                          },
                          {{2, 6, 5}}, {.max_combinations = 16});
   const auto lower = [](const Tensors& t) { return Tensors{t[0].tril()}; };
-  for (const Placement& cut : {kUneven, kColumns, Placement::partial()})
-    EXPECT_EQ(bytes_received(lower, {{9, 4}}, {4}, {{cut}}), 0);
+  for (const Placement& placement : {kUneven, kColumns, Placement::partial()})
+    EXPECT_EQ(bytes_received(lower, {{9, 4}}, {4}, {{placement}}), 0);
 }
 
-TEST(RearrangedTest, DiagonalsAreDense) {
+TEST(FlipRollRepeatTest, DiagonalsAreDense) {
   for (int64_t offset : {-2, 0, 1, 7}) {
     expect_same_as_dense("diagonal", [=](const Tensors& t) { return t[0].diagonal(offset, 0, 1); }, {{6, 5, 3}},
                          {.max_combinations = 24});
@@ -75,13 +75,14 @@ TEST(RearrangedTest, DiagonalsAreDense) {
                        {{5, 4}, {3}}, {.max_combinations = 20});
 }
 
-TEST(RearrangedTest, TheDiagonalOfCutRowsAndItsGradientStayWhereTheyAre) {
+TEST(FlipRollRepeatTest, TheDiagonalOfShardedRowsAndItsGradientDoNotMove) {
   const auto train = [](const Tensors& t) {
     const at::Tensor leaf = t[0].requires_grad_();
     const at::Tensor diagonal = leaf.diagonal();
     return torch::autograd::grad({diagonal}, {leaf}, {diagonal.detach()});
   };
-  for (const Placement& cut : {kUneven, kRows, kColumns}) EXPECT_EQ(bytes_received(train, {{9, 9}}, {4}, {{cut}}), 0);
+  for (const Placement& placement : {kUneven, kRows, kColumns})
+    EXPECT_EQ(bytes_received(train, {{9, 9}}, {4}, {{placement}}), 0);
   run_ranks(4, [](World&) {
     const at::Tensor leaf = lay_out(at::rand({9, 9}), make_mesh({4}), {kUneven}).requires_grad_();
     leaf.diagonal().sum().backward();
@@ -89,7 +90,7 @@ TEST(RearrangedTest, TheDiagonalOfCutRowsAndItsGradientStayWhereTheyAre) {
   });
 }
 
-TEST(RearrangedTest, CopiesOfViewsAreDense) {
+TEST(FlipRollRepeatTest, CopiesOfViewsAreDense) {
   expect_same_as_dense("copies",
                        [](const Tensors& t) {
                          return Tensors{at::slice_copy(t[0], 0, 1, 5, 2), at::select_copy(t[0], 1, 2),
@@ -102,7 +103,7 @@ TEST(RearrangedTest, CopiesOfViewsAreDense) {
                        {.max_combinations = 12});
 }
 
-TEST(RearrangedTest, ComplexNumbersAreTwoRealOnes) {
+TEST(FlipRollRepeatTest, ComplexNumbersAreTwoRealOnes) {
   const auto both_ways = [](const Tensors& t) {
     const at::Tensor numbers = at::view_as_complex(t[0].contiguous());
     return Tensors{at::view_as_real(numbers.mul(numbers)), at::real(numbers), at::imag(numbers)};

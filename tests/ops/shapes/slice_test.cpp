@@ -1,4 +1,4 @@
-// Slices of cut dims: values, gradients, and that nothing moves.
+// Slices of sharded dims: values, gradients, and that nothing moves.
 #include "tests/support/dense.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
@@ -11,7 +11,7 @@ namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
 
-TEST(SliceTest, AnyRangeOfAnyCutIsDense) {
+TEST(SliceTest, AnyRangeOfAnyLayoutIsDense) {
   // Start, end, step.
   const std::vector<std::tuple<int64_t, int64_t, int64_t>> ranges = {{0, 8, 1}, {2, 5, 1}, {-3, 100, 1},
                                                                      {1, 8, 3}, {7, 8, 9}, {5, 2, 1}};

@@ -41,7 +41,7 @@ TEST(ViewsTest, DimsOfOneComeAndGo) {
   expect_same_as_dense(
       "unsqueeze", [](const Tensors& t) { return Tensors{t[0].unsqueeze(0), t[0].unsqueeze(-1), t[0].unsqueeze(1)}; },
       {{5, 2}});
-  // A piece of one row is not a dim of one.
+  // A shard of one row is not a dim of extent 1.
   expect_same_as_dense("squeeze",
                        [](const Tensors& t) { return Tensors{t[0].squeeze(), t[0].squeeze(0), t[0].squeeze(-1)}; },
                        {{3, 1, 1}});
@@ -58,7 +58,7 @@ TEST(ViewsTest, ExpandedDimsAreDense) {
                        [](const Tensors& t) { return t[0].unsqueeze(1).expand({2, 3, 4}).flatten(0, 1); }, {{2, 4}});
 }
 
-TEST(ViewsTest, CutsThatStayWholeMoveNothing) {
+TEST(ViewsTest, ShardsOfWholeRowsMoveNothing) {
   const auto split_heads = [](const Tensors& t) { return Tensors{t[0].view({2, 5, 4, 3}).transpose(1, 2)}; };
   EXPECT_EQ(bytes_received(split_heads, {{2, 5, 12}}, {4}, {{Placement::shard(2)}}), 0);
   const auto join_heads = [](const Tensors& t) { return Tensors{t[0].transpose(1, 2).reshape({2, 5, 12})}; };
@@ -68,7 +68,7 @@ TEST(ViewsTest, CutsThatStayWholeMoveNothing) {
   EXPECT_GT(bytes_received(flatten, {{6, 4}}, {2}, {{kColumns}}), 0);
 }
 
-TEST(ViewsTest, CutsBetweenRowsMoveOnlyTheRowsCutApart) {
+TEST(ViewsTest, ShardsThatEndWithinARowMoveOnlyThatRow) {
   // 12 elements in 5 and 7 become 3 rows of 4 in 1 and 2 or so: no more than a few rows move.
   const auto split = [](const Tensors& t) { return Tensors{t[0].view({3, 4})}; };
   EXPECT_LE(bytes_received(split, {{12}}, {2}, {{Placement::shard(0, {5, 7})}}), 4 * 8);
@@ -108,7 +108,7 @@ TEST(ViewsTest, WritesReachTheBaseAndItsGradient) {
   expect_writes_reach_base("slice", sizes, {kRows}, [](const at::Tensor& t) { return t.slice(0, 1, 4); });
   expect_writes_reach_base("slice by steps", sizes, {kColumns},
                            [](const at::Tensor& t) { return t.slice(1, 1, 6, 2); });
-  expect_writes_reach_base("slices of both cut dims", sizes, {kRows, kColumns},
+  expect_writes_reach_base("slices of both sharded dims", sizes, {kRows, kColumns},
                            [](const at::Tensor& t) { return t.slice(0, 1, 3).slice(1, 2, 5); });
   expect_writes_reach_base("select", sizes, {kRows}, [](const at::Tensor& t) { return t.select(1, 3); });
   expect_writes_reach_base("nested", sizes, {kColumns, kColumns},

@@ -133,7 +133,7 @@ TEST(SparseTest, AddingEntriesOfTheSameLayoutSendsNothing) {
   });
 }
 
-TEST(SparseTest, RanksThatShareEntriesHaveAsMany) {
+TEST(SparseTest, ReplicasHaveEquallyManyEntries) {
   expect_error(
       "rank 1 holds 1 entries where others have 0", error_of_ranks(4, [](World& world) {
         const auto mesh = make_mesh({2, 2});

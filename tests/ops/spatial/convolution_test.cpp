@@ -1,4 +1,4 @@
-// Convolutions: values and gradients against dense ones; cut batches and channels send nothing.
+// Convolutions: values and gradients against dense ones; sharded batches send nothing, sharded images halos.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -61,7 +61,7 @@ TEST(ConvolutionTest, SecondDerivativesAreDense) {
   expect_same_as_dense("conv2d in groups", second_of(2), {{2, 4, 3, 3}, {2, 2, 2, 2}, {2}}, small);
 }
 
-TEST(ConvolutionTest, CutBatchesAndChannelsSendNothing) {
+TEST(ConvolutionTest, ShardedBatchesAndChannelsSendNothing) {
   const auto train = [](const Tensors& t) {
     const Tensors inputs{t[0].detach().requires_grad_(), t[1].detach().requires_grad_(),
                          t[2].detach().requires_grad_()};
@@ -82,7 +82,7 @@ TEST(ConvolutionTest, CutBatchesAndChannelsSendNothing) {
   EXPECT_EQ(bytes_received(by_channel, {{2, 3, 4, 4}, {6, 1, 2, 2}, {6}}, {3}, {second, first, first}), 0);
 }
 
-TEST(ConvolutionTest, CutImagesAreDense) {
+TEST(ConvolutionTest, ShardedImagesAreDense) {
   const auto conv = [](int64_t stride, int64_t padding, int64_t dilation) {
     return [=](const Tensors& t) {
       return at::conv2d(t[0], t[1], t[2], stride, at::IntArrayRef({padding, padding}), dilation);
@@ -99,7 +99,7 @@ TEST(ConvolutionTest, CutImagesAreDense) {
   expect_same_as_dense("a line in groups", grouped, {{2, 4, 9}, {4, 2, 3}}, kClose);
 }
 
-TEST(ConvolutionTest, CutImagesSendTheirBorders) {
+TEST(ConvolutionTest, ShardedImagesSendTheirHalos) {
   const auto forward = [](const Tensors& t) { return Tensors{at::conv2d(t[0], t[1], {}, 1, at::IntArrayRef({1, 1}))}; };
   const std::vector<Dims> sizes{{2, 3, 8, 4}, {5, 3, 3, 3}};
   const std::vector<Placement> all{Placement::replicate()};

@@ -1,4 +1,4 @@
-// Upsampling and sampling: values and gradients against dense ones; what is cut stays so.
+// Upsampling and sampling: values and gradients against dense ones; batch and channels stay sharded.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -63,7 +63,7 @@ TEST(InterpolationTest, SecondDerivativesAreDense) {
       "affine_grid", [&](const Tensors& t) { return second_derivative(grid, t[0]); }, {{4, 2, 3}}, kClose);
 }
 
-TEST(InterpolationTest, CutsSendNothing) {
+TEST(InterpolationTest, ShardedBatchesSendNothing) {
   const auto train = [](const Tensors& t) {
     const at::Tensor input = t[0].detach().requires_grad_();
     const at::Tensor output = at::upsample_bilinear2d(input, {6, 5}, false);

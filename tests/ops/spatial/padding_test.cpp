@@ -1,4 +1,4 @@
-// Borders: values and gradients against dense ones; a cut dim gets its border where it lies.
+// Padding: values and gradients against dense ones; a sharded dim does not move.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -26,7 +26,7 @@ TEST(PaddingTest, ConstantsAreDense) {
     expect_same_as_dense("less on one side", padded({-2, 1}, value), {{7}});
     expect_same_as_dense("less on both sides", padded({-1, -3, 0, 2}, value), {{3, 6}});
     expect_same_as_dense("only a border", padded({2, 3, 1, 1}, value), {{3, 0}});
-    expect_same_as_dense("all but the border cut off", padded({-4, 2, 1, 0}, value), {{3, 4}});
+    expect_same_as_dense("cropped to the padding", padded({-4, 2, 1, 0}, value), {{3, 4}});
   }
 }
 
@@ -51,7 +51,7 @@ TEST(PaddingTest, SecondDerivativesAreDense) {
       "reflection", [&](const Tensors& t) { return second_derivative(mirrored, t[0]); }, {{3, 2, 4}}, few);
 }
 
-TEST(PaddingTest, CutsSendNothing) {
+TEST(PaddingTest, ShardsDoNotMove) {
   const auto train = [](const Tensors& t) {
     const at::Tensor input = t[0].detach().requires_grad_();
     const at::Tensor output = at::constant_pad_nd(input, {1, 2, 2, 1}, 3);

@@ -1,4 +1,4 @@
-// Shuffled channels and windows: values and gradients against dense ones; what is cut stays so.
+// Shuffled channels and windows: values and gradients against dense ones; what is sharded stays so.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -37,7 +37,7 @@ TEST(PatchesTest, WindowsAreDense) {
   expect_same_as_dense("unfold of a scalar", [](const Tensors& t) { return t[0].unfold(0, 1, 1); }, {{}}, kFew);
 }
 
-TEST(PatchesTest, CutsSendNothing) {
+TEST(PatchesTest, ShardsDoNotMove) {
   const auto train = [](const Tensors& t) {
     const at::Tensor input = t[0].detach().requires_grad_();
     const at::Tensor output = at::im2col(at::pixel_shuffle(input, 2), {2, 2}, {1, 1}, {0, 0}, {1, 1}).unfold(2, 2, 2);

@@ -1,4 +1,4 @@
-// Pooling and its reverse: values and gradients against dense ones; cut batches and channels send nothing.
+// Pooling and its reverse: values and gradients against dense ones; sharded batches and channels send nothing.
 #include "tests/support/dense.h"
 
 #include "tests/support/layouts.h"
@@ -85,7 +85,7 @@ TEST(PoolingTest, SecondDerivativesAreDense) {
       "adaptive_avg_pool2d", [&](const Tensors& t) { return second_derivative(adaptive, t[0]); }, {kImage}, kClose);
 }
 
-TEST(PoolingTest, CutBatchesAndChannelsSendNothing) {
+TEST(PoolingTest, ShardedBatchesAndChannelsSendNothing) {
   const auto train = [](const Tensors& t) {
     const at::Tensor input = t[0].detach().requires_grad_();
     const at::Tensor output = at::avg_pool2d(at::max_pool2d(input, 2), 2);
