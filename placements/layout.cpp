@@ -57,7 +57,7 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
                     ": there is one per mesh dim. Give ", n_mesh_dims, ".");
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
-    if (placement.is_enumerable()) {
+    if (placement.in_pieces()) {
       TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ",
                         n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
                         ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
@@ -75,15 +75,14 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
 }
 
 std::vector<Box> Layout::boxes(int64_t rank) const {
-  if (!is_enumerable()) {
+  if (!in_pieces()) {
     const auto coord = grid_->coord_of(rank);
     return coord ? std::vector<Box>{box_at(*coord)} : std::vector<Box>{};
   }
   std::vector<Box> boxes;
-  const auto pieces = placements_[0].pieces();  // sorted by rank
-  auto piece =
-      std::lower_bound(pieces.begin(), pieces.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
-  for (; piece != pieces.end() && piece->rank == rank; ++piece) boxes.push_back(piece->box());
+  const auto all = pieces();
+  auto piece = std::lower_bound(all.begin(), all.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
+  for (; piece != all.end() && piece->rank == rank; ++piece) boxes.push_back(piece->box());
   return boxes;
 }
 
@@ -95,7 +94,7 @@ Box Layout::box_at(c10::IntArrayRef coord) const {
     if (!placement.is_shard()) continue;
     const int64_t dim = placement.dim();
     const auto piece =
-        detail::cut_at({box.interval(dim), piece_number[dim]}, placement, grid_->shape[mesh_dim], coord[mesh_dim]);
+        detail::split_at({box.interval(dim), piece_number[dim]}, placement, grid_->shape[mesh_dim], coord[mesh_dim]);
     box.set_interval(dim, piece.range);
     piece_number[dim] = piece.number;
   }
@@ -116,7 +115,7 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   const Box part = intersect(Box::whole(sizes_), box);
   if (part.empty()) return found;
   const OwnerSearch search{part, pins};
-  if (!is_enumerable()) {
+  if (!in_pieces()) {
     collect_owners(search, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
     return found;
   }
@@ -130,7 +129,7 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
   return found;
 }
 
-/// Descends the grid dims, leaving out whatever a cut puts outside the wanted box. `held` is the box that the cuts of the
+/// Descends the grid dims, leaving out whatever a split puts outside the wanted box. `held` is the box that the splits of the
 /// grid dims before `mesh_dim` leave at the grid position `index`, `piece_number` its number among them per tensor dim.
 void Layout::collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t index, const Box& held,
                             const Dims& piece_number, std::vector<OwnedBox>& found) const {
@@ -147,7 +146,7 @@ void Layout::collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t 
     return;
   }
   const int64_t dim = placement.dim();
-  const auto pieces = detail::cut({held.interval(dim), piece_number[dim]}, placement, n_parts);
+  const auto pieces = detail::split({held.interval(dim), piece_number[dim]}, placement, n_parts);
   const Interval range = search.wanted.interval(dim);
   for (int64_t coord = 0; coord < n_parts; ++coord) {
     if (std::max(pieces[coord].begin, range.begin) >= std::min(pieces[coord].end, range.end)) continue;
@@ -167,27 +166,6 @@ Dims Layout::local_sizes(int64_t rank) const {
   return boxes.front().sizes;
 }
 
-bool Layout::is_even() const {
-  if (is_enumerable()) {
-    const auto pieces = placements_[0].pieces();
-    const size_t n_own = boxes(grid_->ranks.front()).size();
-    return std::all_of(pieces.begin(), pieces.end(),
-                       [&](const auto& piece) { return piece.sizes == pieces.front().sizes; }) &&
-           std::all_of(grid_->ranks.begin(), grid_->ranks.end(),
-                       [&](int64_t rank) { return boxes(rank).size() == n_own; });
-  }
-  Dims length = sizes_;
-  for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
-    const Placement& placement = placements_[mesh_dim];
-    if (!placement.is_shard()) continue;
-    int64_t& cut = length[placement.dim()];
-    if (!placement.sizes().empty() || cut % grid_->shape[mesh_dim] != 0)
-      return false;  // even explicit sizes are stored plain
-    cut /= grid_->shape[mesh_dim];
-  }
-  return true;
-}
-
 bool Layout::is_partial() const {
   return std::any_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_partial(); });
 }
@@ -196,9 +174,16 @@ bool Layout::is_replicated() const {
   return std::all_of(placements_.begin(), placements_.end(), [](const Placement& p) { return p.is_replicate(); });
 }
 
-bool Layout::is_enumerable() const { return placements_.size() == 1 && placements_[0].is_enumerable(); }
+bool Layout::is_shard(int64_t tensor_dim) const {
+  return std::any_of(placements_.begin(), placements_.end(),
+                     [&](const Placement& placement) { return placement.is_shard(tensor_dim); });
+}
 
-std::vector<Interval> Layout::intervals(int64_t tensor_dim) const {
+bool Layout::in_pieces() const { return placements_.size() == 1 && placements_[0].in_pieces(); }
+
+c10::ArrayRef<ShardMetadata> Layout::pieces() const { return placements_[0].pieces(); }
+
+std::vector<Interval> Layout::shard_intervals(int64_t tensor_dim) const {
   return intervals_before(tensor_dim, placements_.size());
 }
 
@@ -206,19 +191,29 @@ std::vector<Interval> Layout::intervals_before(int64_t tensor_dim, size_t n_mesh
   std::vector<Interval> pieces = {{0, sizes_[tensor_dim]}};
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     if (placements_[mesh_dim].is_shard(tensor_dim))
-      pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
+      pieces = detail::split_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
   }
   return pieces;
 }
 
-std::vector<Placement> Layout::recut(int64_t tensor_dim, const std::function<int64_t(Interval)>& length_of) const {
+std::vector<Placement> Layout::resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const {
+  const auto image = [&](Interval range) { return Interval{moved(range.begin), moved(range.end)}; };
+  if (in_pieces()) {
+    std::vector<ShardMetadata> pieces = this->pieces().vec();
+    for (ShardMetadata& piece : pieces) {
+      const Interval range = image(piece.box().interval(tensor_dim));
+      piece.offsets[tensor_dim] = range.begin;
+      piece.sizes[tensor_dim] = range.length();
+    }
+    return {Placement::enumerable(std::move(pieces))};
+  }
   std::vector<Placement> placements = placements_;
-  std::vector<Interval> pieces = {{0, sizes_[tensor_dim]}};
+  std::vector<Interval> ranges = {{0, sizes_[tensor_dim]}};
   for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim) {
     if (!placements_[mesh_dim].is_shard(tensor_dim)) continue;
-    pieces = detail::cut_each(pieces, placements_[mesh_dim], grid_->shape[mesh_dim]);
+    ranges = detail::split_each(ranges, placements_[mesh_dim], grid_->shape[mesh_dim]);
     std::vector<int64_t> lengths;
-    for (const Interval piece : pieces) lengths.push_back(length_of(piece));
+    for (const Interval range : ranges) lengths.push_back(image(range).length());
     placements[mesh_dim] = Placement::shard(tensor_dim, lengths);
   }
   return placements;

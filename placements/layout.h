@@ -14,7 +14,7 @@
 
 namespace shardwise {
 
-/// Ranks arranged in a grid, row-major, in any order; the order is what cuts follow.
+/// Ranks arranged in a grid, row-major, in any order; pieces are dealt in that order.
 struct RankGrid {
   Dims shape;                  // extent of each mesh dimension
   std::vector<int64_t> ranks;  // product(shape) global ranks
@@ -39,14 +39,14 @@ struct OwnedBox {
   bool operator==(const OwnedBox&) const = default;
 };
 
-/// The extents of torch.chunk's cut of `length` elements in `n_parts`: 10 in 4 is 3,3,3,1; 2 in 3 is 1,1,0.
+/// The extents of torch.chunk's split of `length` elements in `n_parts`: 10 in 4 is 3,3,3,1; 2 in 3 is 1,1,0.
 Dims chunk_sizes(int64_t length, int64_t n_parts);
 
 /// A tensor's `sizes`, a grid of ranks and a placement per grid dimension: who owns what. Immutable.
 ///
-/// Several Shards of one tensor dim nest: grid dim 0 cuts it, grid dim 1 cuts each piece again.
-/// Explicit sizes that equal torch.chunk's cut are stored as the plain Shard, and rows that agree as one row, so equal
-/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and covers the tensor without holes.
+/// Several Shards of one tensor dim nest: grid dim 0 splits it, grid dim 1 splits each piece again.
+/// Explicit sizes that equal torch.chunk's split are stored as the plain Shard, and rows that agree as one row, so equal
+/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes.
 class Layout {
  public:
   /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
@@ -59,33 +59,34 @@ class Layout {
   const std::shared_ptr<const RankGrid>& grid_ptr() const { return grid_; }
   c10::ArrayRef<Placement> placements() const { return placements_; }
 
-  /// The boxes of global `rank`: one for a member under Shard, Replicate and Partial (perhaps empty), any number
-  /// under EnumerableShard in the order written, none for a non-member. Cost: O(dims), no communication.
+  /// The boxes of global `rank`: one for a member under Shard, Replicate and Partial (perhaps empty), any number of a
+  /// layout in pieces, in the order written, none for a non-member. Cost: O(dims), no communication.
   std::vector<Box> boxes(int64_t rank) const;
-  /// The box of the member at `coord`. Pre: not enumerable.
+  /// The box of the member at `coord`. Pre: !in_pieces().
   Box box_at(c10::IntArrayRef coord) const;
   /// The parts of `box` and the ranks that hold them, by grid order; a replicated part comes once per replica. Never
-  /// an empty part. Cost: O(parts found + extents of the cut grid dims); O(pieces) when enumerable.
+  /// an empty part. Cost: O(parts found + extents of the sharding grid dims); O(pieces) of a layout in pieces.
   ///
   /// `pins`: one coordinate per grid dim, or -1 where any will do; without pins all ranks count.
   std::vector<OwnedBox> owners(const Box& box, c10::IntArrayRef pins = {}) const;
   /// The sizes of the only box of `rank`. Throws: c10::ValueError where it has none or several.
   Dims local_sizes(int64_t rank) const;
 
-  /// True when every member has boxes of one size.
-  bool is_even() const;
-  bool is_partial() const;
-  bool is_replicated() const;  // on every grid dimension
-  bool is_enumerable() const;  // box_at, intervals and recut do not apply
+  bool is_partial() const;                  // on some grid dimension
+  bool is_replicated() const;               // on every grid dimension
+  bool is_shard(int64_t tensor_dim) const;  // on some grid dimension
+  /// Placed by boxes of the whole tensor: box_at and shard_intervals do not apply, pieces does.
+  bool in_pieces() const;
+  /// Every rank's pieces, by rank. Pre: in_pieces().
+  c10::ArrayRef<ShardMetadata> pieces() const;
 
-  /// The extents along `tensor_dim` as its Shards cut it, per combination of the coordinates of the grid dims that
-  /// cut it (outermost first); one whole extent where nothing cuts it.
-  std::vector<Interval> intervals(int64_t tensor_dim) const;
+  /// The extents along `tensor_dim` as its Shards split it, per combination of the coordinates of the grid dims that
+  /// shard it (outermost first); one whole extent where nothing does. Pre: !in_pieces().
+  std::vector<Interval> shard_intervals(int64_t tensor_dim) const;
 
-  /// The placements that a tensor has whose dim `tensor_dim` keeps, of every cut interval, `length_of(interval)` elements:
-  /// what a slice, a scaling or a split of that dim leaves. `length_of` must be additive over adjoining intervals.
-  /// Pre: not enumerable. Other dims' placements are returned unchanged.
-  std::vector<Placement> recut(int64_t tensor_dim, const std::function<int64_t(Interval)>& length_of) const;
+  /// The placements of the tensor once index i of `tensor_dim` is index `moved(i)`, for i from 0 to its size: each rank keeps what
+  /// becomes of its elements. `moved` never decreases; a slice, a scaling and a padding are such moves.
+  std::vector<Placement> resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const;
 
   bool operator==(const Layout& other) const;
   size_t hash() const;  // computed once
@@ -98,7 +99,7 @@ class Layout {
 
   Dims sizes_;
   std::shared_ptr<const RankGrid> grid_;
-  std::vector<Placement> placements_;  // canonical: dims in [0, dim()), torch.chunk's cut as the plain Shard
+  std::vector<Placement> placements_;  // canonical: dims in [0, dim()), torch.chunk's split as the plain Shard
   size_t hash_ = 0;
 };
 

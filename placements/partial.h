@@ -1,4 +1,4 @@
-// placements/partial.h: questions about Partial placements that planning, dispatch and gradients share.
+// placements/partial.h: lists of placements with Replicate in the place of some.
 #pragma once
 
 #include "placements/placement.h"
@@ -7,15 +7,18 @@
 
 namespace shardwise {
 
-/// True for sum and average: they commute with each other and with linear operators.
-inline bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
+/// The placements with Replicate in the place of those that `is_replaced`.
+template <class Predicate>
+std::vector<Placement> replicated_where(c10::ArrayRef<Placement> placements, const Predicate& is_replaced) {
+  std::vector<Placement> result = placements.vec();
+  for (Placement& placement : result)
+    if (is_replaced(placement)) placement = Placement::replicate();
+  return result;
+}
 
 /// The placements once every Partial has been reduced: replicas in its place.
 inline std::vector<Placement> without_partial(c10::ArrayRef<Placement> placements) {
-  std::vector<Placement> result = placements.vec();
-  for (Placement& placement : result)
-    if (placement.is_partial()) placement = Placement::replicate();
-  return result;
+  return replicated_where(placements, [](const Placement& placement) { return placement.is_partial(); });
 }
 
 }  // namespace shardwise

@@ -50,8 +50,7 @@ std::string title(const Layout& layout, const PictureOptions& options) {
   const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
                                        detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
   std::string placements = to_string(layout.placements());
-  if (layout.is_enumerable())
-    placements = fmt::format("EnumerableShard of {} pieces", layout.placements()[0].pieces().size());
+  if (layout.in_pieces()) placements = fmt::format("EnumerableShard of {} pieces", layout.pieces().size());
   const auto room = std::max<int64_t>(20, options.max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (static_cast<int64_t>(placements.size()) > room) placements = placements.substr(0, room - 3) + kCut;
   return head + placements + tail + "\n";

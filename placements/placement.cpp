@@ -60,7 +60,7 @@ Placement Placement::shard(int64_t dim, c10::IntArrayRef sizes) {
   placement.sizes_ = std::make_shared<const std::vector<int64_t>>(sizes.vec());
   TORCH_CHECK_VALUE(
       !sizes.empty(), "[Shard] sizes of Shard(", dim,
-      ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even cut.");
+      ", sizes=[]) are empty: there is one extent per rank of the mesh dim. Leave sizes out for an even split.");
   TORCH_CHECK_VALUE(!any_negative(sizes), "[Shard] sizes of ", shardwise::to_string(placement),
                     " hold a negative extent: a piece has at least 0 elements. Use 0 for a rank that holds none.");
   return placement;

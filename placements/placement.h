@@ -1,10 +1,10 @@
-// placements/placement.h: how one mesh dimension treats a tensor: cut, copied or summed.
+// placements/placement.h: how one mesh dimension treats a tensor: sharded, replicated or partial.
 //
-//   Shard(0)                     torch.chunk's cut: 10 rows over 4 ranks are 3,3,3,1
+//   Shard(0)                     torch.chunk's split: 10 rows over 4 ranks are 3,3,3,1
 //   Shard(0, sizes=[1, 3, 1, 3]) one extent per mesh coordinate; zeros allowed
 //   Replicate()                  every rank has all of it
 //   Partial(sum)                 the tensor is the sum of the ranks' pieces
-//   EnumerableShard([...])       any disjoint cover by boxes, any number per rank
+//   EnumerableShard([...])       any tiling by boxes, any number per rank
 #pragma once
 
 #include "placements/box.h"
@@ -25,6 +25,9 @@ std::string_view to_string(Reduce reduce);
 /// The reverse of to_string. Throws: c10::ValueError naming the five words.
 Reduce reduce_from_string(std::string_view name);
 
+/// True for sum and average: they commute with each other and with linear operators.
+inline bool is_linear(Reduce reduce) { return reduce == Reduce::kSum || reduce == Reduce::kAvg; }
+
 /// One piece of an EnumerableShard: the box at `offsets` of `sizes` lives on `rank` (global).
 struct ShardMetadata {
   Dims offsets;
@@ -36,6 +39,8 @@ struct ShardMetadata {
 };
 
 /// The treatment of a tensor by one mesh dimension. A small value: cheap to copy, compared by meaning.
+///
+/// Callers ask the questions below and not for the kind, so that a new kind answers them in one place.
 class Placement {
  public:
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable };
@@ -44,7 +49,7 @@ class Placement {
   static Placement replicate() { return {}; }
   /// `dim` may be negative until a Layout resolves it.
   static Placement shard(int64_t dim);
-  /// `sizes`: one extent (elements) per mesh coordinate. Where an outer mesh dimension cuts the same tensor
+  /// `sizes`: one extent (elements) per mesh coordinate. Where an outer mesh dimension shards the same tensor
   /// dim, either one such row that every outer piece follows, or a row per outer piece, outermost first.
   /// Throws: c10::ValueError for a negative extent or an empty list.
   static Placement shard(int64_t dim, c10::IntArrayRef sizes);
@@ -54,22 +59,30 @@ class Placement {
   static Placement enumerable(std::vector<ShardMetadata> pieces);
 
   Kind kind() const { return kind_; }
+  /// Every rank has all of it.
   bool is_replicate() const { return kind_ == Kind::kReplicate; }
+  /// Ranks have terms that are still to be reduced.
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  bool is_enumerable() const { return kind_ == Kind::kEnumerable; }
+  /// Partial, and linear operators may run before the reduction.
+  bool is_linear_partial() const { return is_partial() && is_linear(reduce_); }
+  /// Ranks have different elements, along one tensor dim or in pieces.
+  bool is_sharded() const { return !is_replicate() && !is_partial(); }
+  /// Split along one tensor dim.
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
+  /// Sharded by boxes of the whole tensor, any number per rank, instead of along one dim.
+  bool in_pieces() const { return is_sharded() && !is_shard(); }
 
   /// Pre: is_shard().
   int64_t dim() const { return dim_; }
-  /// The explicit extents; empty for torch.chunk's cut.
+  /// The explicit extents; empty for torch.chunk's split.
   c10::IntArrayRef sizes() const;
   /// Pre: is_partial().
   Reduce reduce() const { return reduce_; }
-  /// Pre: is_enumerable().
+  /// The pieces of an EnumerableShard; empty for any other. Layout::pieces() has those of every placement in pieces.
   c10::ArrayRef<ShardMetadata> pieces() const;
 
-  /// The same cut along another tensor dim. Pre: is_shard().
+  /// The same split along another tensor dim. Pre: is_shard().
   Placement with_dim(int64_t dim) const;
 
   bool operator==(const Placement& other) const;

@@ -46,7 +46,7 @@ c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_
   return shared ? sizes : sizes.slice(outer_number * n_parts, n_parts);
 }
 
-Intervals cut(const OuterPiece& outer, const Placement& shard, int64_t n_parts) {
+Intervals split(const OuterPiece& outer, const Placement& shard, int64_t n_parts) {
   Intervals pieces;
   const auto row = row_of(shard, outer.number, n_parts);
   int64_t begin = outer.range.begin;
@@ -57,7 +57,7 @@ Intervals cut(const OuterPiece& outer, const Placement& shard, int64_t n_parts) 
   return pieces;
 }
 
-OuterPiece cut_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord) {
+OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord) {
   const int64_t number = outer.number * n_parts + coord;
   const auto row = row_of(shard, outer.number, n_parts);
   if (row.empty()) return {chunk(outer.range, n_parts, coord), number};
@@ -65,11 +65,11 @@ OuterPiece cut_at(const OuterPiece& outer, const Placement& shard, int64_t n_par
   return {{begin, begin + row[coord]}, number};
 }
 
-std::vector<Interval> cut_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts) {
+std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts) {
   std::vector<Interval> pieces;
   pieces.reserve(outer.size() * n_parts);
   for (size_t number = 0; number < outer.size(); ++number) {
-    const Intervals parts = cut({outer[number], static_cast<int64_t>(number)}, shard, n_parts);
+    const Intervals parts = split({outer[number], static_cast<int64_t>(number)}, shard, n_parts);
     pieces.insert(pieces.end(), parts.begin(), parts.end());
   }
   return pieces;
@@ -80,7 +80,7 @@ Placement canonical(const Placement& shard, c10::ArrayRef<Interval> outer, int64
   const auto n_outer = static_cast<int64_t>(outer.size());
   if (n_sizes == 0) return shard;
   const std::string or_rows =
-      n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer cut", n_outer * n_parts) : "";
+      n_outer > 1 ? fmt::format(", or {}, one row per piece of the outer split", n_outer * n_parts) : "";
   TORCH_CHECK_VALUE(n_sizes == n_parts || n_sizes == n_parts * n_outer, "[layout] ", to_string(shard), " has ", n_sizes,
                     " sizes for the ", n_parts, " coordinates of mesh dim ", mesh_dim, ": one each is needed. Give ",
                     n_parts, " sizes", or_rows, ".");

@@ -1,4 +1,4 @@
-// placements/split.h: how one Shard cuts the interval that the Shards before it left.
+// placements/split.h: how one Shard splits the interval that the Shards before it left.
 //
 // Shard(0) of [0,10) in 4:                    [0,3) [3,6) [6,9) [9,10)
 // Shard(0, sizes=[1, 0, 3]) of [4,8) in 3:    [4,5) [5,5) [5,8)
@@ -12,27 +12,27 @@ namespace shardwise::detail {
 
 using Intervals = c10::SmallVector<Interval, 8>;
 
-/// An interval to cut and its number among the pieces of the outer cuts of its tensor dim: 0 where nothing cut before.
+/// An interval to split and its number among the pieces that outer Shards made of its tensor dim: 0 without any.
 struct OuterPiece {
   Interval range;
   int64_t number = 0;
 };
 
-/// The row of explicit sizes that `outer` follows; empty for torch.chunk's cut.
+/// The row of explicit sizes that `outer` follows; empty for torch.chunk's split.
 c10::IntArrayRef row_of(const Placement& shard, int64_t outer_number, int64_t n_parts);
 
 /// The pieces of `outer`, one per coordinate of a grid dim of `n_parts`; they adjoin, in order.
 ///
 /// Pre: `shard.is_shard()`; explicit sizes fit (Layout checks that). Cost: O(n_parts).
-Intervals cut(const OuterPiece& outer, const Placement& shard, int64_t n_parts);
+Intervals split(const OuterPiece& outer, const Placement& shard, int64_t n_parts);
 
-/// cut(...)[coord], at a cost of O(1) for torch.chunk's cut.
-OuterPiece cut_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord);
+/// split(...)[coord], at a cost of O(1) for torch.chunk's split.
+OuterPiece split_at(const OuterPiece& outer, const Placement& shard, int64_t n_parts, int64_t coord);
 
-/// Every piece cut again, outermost first: what the next grid dim makes of a tensor dim.
-std::vector<Interval> cut_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
+/// Every piece split again, outermost first: what the next grid dim makes of a tensor dim.
+std::vector<Interval> split_each(c10::ArrayRef<Interval> outer, const Placement& shard, int64_t n_parts);
 
-/// `shard` in its one canonical spelling over the pieces `outer`: plain where its sizes are torch.chunk's cut of every
+/// `shard` in its one canonical spelling over the pieces `outer`: plain where its sizes are torch.chunk's split of every
 /// piece, one row where all rows agree.
 ///
 /// Throws: c10::ValueError for a number of sizes that is neither one row nor a row per piece, and for a row that

@@ -95,8 +95,7 @@ Plan plan(const Layout& source, const Layout& destination, int64_t element_bytes
   Plan result{source, destination, element_bytes, options, {}};
   if (source == destination) return result;
   const bool by_time = options.objective == PlanOptions::Objective::kTime;
-  const bool has_choice =
-      source.grid() == destination.grid() && !source.is_enumerable() && !destination.is_enumerable();
+  const bool has_choice = source.grid() == destination.grid() && !source.in_pieces() && !destination.in_pieces();
   result.steps = by_time && has_choice ? fastest_steps(source, destination, element_bytes, options.links)
                                        : direct_steps(source, destination);
   if (options.memory_cap > 0)

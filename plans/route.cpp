@@ -24,8 +24,6 @@ bool is_out_of_turn(const Layout& layout, size_t m) {
   return false;
 }
 
-bool is_cut(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
-
 Layout with(const Layout& layout, Placements placements) {
   return Layout(layout.sizes(), layout.grid_ptr(), std::move(placements));
 }
@@ -38,7 +36,7 @@ std::optional<Layout> maybe_with(const Layout& layout, const Placements& placeme
   }
 }
 
-/// `layout` with mesh dim `m` placed as `placement`; where explicit sizes then do not fit, with torch.chunk's cut there, or in
+/// `layout` with mesh dim `m` placed as `placement`; where explicit sizes then do not fit, with torch.chunk's split there, or in
 /// all of that tensor dim.
 Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   Placements placements = layout.placements().vec();
@@ -58,7 +56,7 @@ Step step_of(const Layout& from, Layout to, size_t m) {
   const Placement &before = from.placements()[m], &after = to.placements()[m];
   Step step{Step::Kind::kExchange, from, std::move(to), -1};
   if (before.is_partial()) {
-    step.kind = is_cut(after) ? Step::Kind::kReduce : Step::Kind::kAllReduce;
+    step.kind = after.is_sharded() ? Step::Kind::kReduce : Step::Kind::kAllReduce;
     step.reduce = before.reduce();
     step.mesh_dim = static_cast<int>(m);
   } else if (after.is_partial()) {
@@ -91,8 +89,8 @@ class DirectRoute {
     std::vector<size_t> waiting;  // all-reduces that may come before or after the exchange
     const bool may_wait = commutes();
     for (auto m = leaving_.rbegin(); m != leaving_.rend(); ++m) {
-      if (is_cut(end_.placements()[*m]))
-        go(*m, best_cut(*m));
+      if (end_.placements()[*m].is_sharded())
+        go(*m, best_shard(*m));
       else if (may_wait)
         waiting.push_back(*m);
       else
@@ -113,15 +111,15 @@ class DirectRoute {
     });
   }
 
-  /// How mesh dim `m` is best reduced: as it shall end, or, where another mesh dim cuts that tensor dim and its ranks' boxes would
+  /// How mesh dim `m` is best reduced: as it shall end, or, where another mesh dim shards that tensor dim and its ranks' boxes would
   /// not nest in what they hold, along another tensor dim first.
-  Placement best_cut(size_t m) const {
+  Placement best_shard(size_t m) const {
     const Placement& wanted = end_.placements()[m];
-    if (wanted.is_enumerable() || !is_cut_elsewhere(m, wanted.dim())) return wanted;
+    if (!wanted.is_shard() || !is_sharded_elsewhere(m, wanted.dim())) return wanted;
     Placement best = wanted;
     int64_t least = received_by(m, wanted);
     for (int64_t dim = 0; dim < now_.dim(); ++dim) {
-      if (is_cut_elsewhere(m, dim)) continue;
+      if (is_sharded_elsewhere(m, dim)) continue;
       const int64_t received = received_by(m, Placement::shard(dim));
       if (received >= least) continue;
       least = received;
@@ -130,7 +128,7 @@ class DirectRoute {
     return best;
   }
 
-  bool is_cut_elsewhere(size_t m, int64_t dim) const {
+  bool is_sharded_elsewhere(size_t m, int64_t dim) const {
     for (size_t other = 0; other < now_.placements().size(); ++other)
       if (other != m && now_.placements()[other].is_shard(dim)) return true;
     return false;
@@ -171,7 +169,7 @@ class DirectRoute {
   }
 
   bool shrinks(const std::vector<size_t>& waiting) const {
-    if (waiting.empty() || now_.is_enumerable() || end_.is_enumerable()) return false;
+    if (waiting.empty() || now_.in_pieces() || end_.in_pieces()) return false;
     const Dims first(now_.placements().size(), 0);
     return with(now_, exchanged()).box_at(first).numel() < now_.box_at(first).numel();
   }
@@ -256,7 +254,7 @@ class FastestRoute {
     try {
       there = layout_of(next);
     } catch (const c10::ValueError&) {
-      return;  // explicit sizes that do not fit this cut
+      return;  // explicit sizes that do not fit this split
     }
     Step step = step_of(here, *there, m);
     const double seconds = best_[state].seconds + slowest(step);

@@ -53,7 +53,7 @@ class Tallying {
     while (m < pins_.size() && !layout_.placements()[m].is_shard(dim)) ++m;
     if (m == pins_.size()) return {common.length(), 1};
     const Placement& cut = layout_.placements()[m];
-    if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::cut_at(outer, cut, extent(m), pins_[m]));
+    if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::split_at(outer, cut, extent(m), pins_[m]));
     if (cut.sizes().empty() && !is_cut_after(dim, m)) {  // torch.chunk's pieces are counted by division
       const int64_t step = (outer.range.length() + extent(m) - 1) / extent(m);
       const int64_t first = (common.begin - outer.range.begin) / step;
@@ -62,7 +62,7 @@ class Tallying {
     }
     Tally sum{0, 0};
     for (int64_t coord = 0; coord < extent(m); ++coord) {
-      const Tally part = tally_dim(dim, m + 1, detail::cut_at(outer, cut, extent(m), coord));
+      const Tally part = tally_dim(dim, m + 1, detail::split_at(outer, cut, extent(m), coord));
       sum = {sum.elements + part.elements, sum.boxes + part.boxes};
     }
     return sum;
@@ -150,7 +150,7 @@ RankTraffic by_transfers(const Step& step, int64_t element_bytes, const std::vec
 
 RankTraffic exchange(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
   const auto coord = step.from.grid().coord_of(rank);
-  const bool is_single = !step.from.is_enumerable() && !step.to.is_enumerable();
+  const bool is_single = !step.from.in_pieces() && !step.to.in_pieces();
   const bool is_within = coord && is_single && step.from.grid() == step.to.grid();
   RankTraffic result =
       is_within ? within_mesh(step, element_bytes, links, *coord) : by_transfers(step, element_bytes, links, rank);

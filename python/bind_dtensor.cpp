@@ -71,7 +71,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     const at::Tensor& tensor = THPVariable_Unpack(self);
     const auto* impl = maybe_dtensor(tensor);
     if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
-        impl->shards().size() == 1 && !impl->spec()->layout().is_enumerable()) {
+        impl->shards().size() == 1 && !impl->spec()->layout().in_pieces()) {
       HANDLE_TH_ERRORS
       return THPVariable_Wrap(c10::GradMode::is_enabled() ? to_local(tensor) : impl->shards()[0]);
       END_HANDLE_TH_ERRORS

@@ -21,8 +21,6 @@ std::string list(c10::ArrayRef<Box> boxes) {
   return words.empty() ? "no pieces" : fmt::format("{}", fmt::join(words, " "));
 }
 
-bool cuts(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
-
 class Finder {
  public:
   Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid,
@@ -49,7 +47,7 @@ class Finder {
   size_t first_replica(size_t place) const {
     Dims coord = *grid_->coord_of(grid_->ranks[place]);
     for (size_t m = 0; m < placements_.size(); ++m)
-      if (!cuts(placements_[m])) coord[m] = 0;
+      if (!placements_[m].is_sharded()) coord[m] = 0;
     return std::ranges::find(grid_->ranks, grid_->rank_at(coord)) - grid_->ranks.begin();
   }
 
@@ -161,14 +159,14 @@ class Finder {
 
   Layout found_layout() const {
     const bool is_flat = placements_.size() == 1;
-    if (is_flat && placements_[0].is_enumerable()) return named_pieces();
+    if (is_flat && placements_[0].in_pieces()) return named_pieces();
     if (auto named = with_sizes()) {
       Layout layout(shape_, grid_, std::move(*named));
       if (describes(layout)) return layout;
     }
     const bool has_sizes = std::ranges::any_of(
         placements_, [](const Placement& each) { return each.is_shard() && !each.sizes().empty(); });
-    const bool is_copied = std::ranges::none_of(placements_, cuts) && grid_->size() > 1;
+    const bool is_copied = std::ranges::none_of(placements_, &Placement::is_sharded) && grid_->size() > 1;
     TORCH_CHECK_VALUE(
         is_flat && !has_sizes && !is_copied,
         fmt::format(
@@ -194,11 +192,12 @@ class Finder {
   }
 
   Layout named_pieces() const {
-    TORCH_CHECK_VALUE(enumerated() == placements_[0],
+    Layout layout(shape_, grid_, placements_);
+    TORCH_CHECK_VALUE(describes(layout),
                       fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Say Shard(0), and the "
                                   "pieces are taken as they are.",
                                   to_string(placements_), per_rank()));
-    return {shape_, grid_, placements_};
+    return layout;
   }
 
   /// The placements with the extents that the pieces have along each cut; nothing where those do not add up.
@@ -224,7 +223,8 @@ class Finder {
     std::vector<Placement> before(found.size());
     std::copy_n(found.begin(), m, before.begin());
     std::vector<int64_t> lengths;
-    for (Interval piece : Layout(shape_, grid_, std::move(before)).intervals(dim)) lengths.push_back(piece.length());
+    for (Interval piece : Layout(shape_, grid_, std::move(before)).shard_intervals(dim))
+      lengths.push_back(piece.length());
     return lengths;
   }
 
@@ -259,7 +259,7 @@ class Finder {
   bool describes(const Layout& layout) const {
     return std::ranges::all_of(pieces_, [&](const RankPieces& each) {
       const std::vector<Box> boxes = layout.boxes(each.rank);
-      return each.boxes.empty() ? boxes[0].empty() : each.boxes == boxes;
+      return each.boxes == boxes || (each.boxes.empty() && std::ranges::all_of(boxes, &Box::empty));
     });
   }
 
@@ -279,7 +279,7 @@ class Finder {
 }  // namespace
 
 InferredLayout infer_layout(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
-                  const std::vector<Placement>& placements, c10::DeviceType device_type) {
+                            const std::vector<Placement>& placements, c10::DeviceType device_type) {
   return Finder(pieces, grid, placements).run(device_type);
 }
 

@@ -122,14 +122,14 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
   };
   const std::string topic =
       fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
-  InferredLayout cut = infer_layout(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(), placements,
-                          mesh->device_type());
+  InferredLayout cut = infer_layout(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(),
+                                    placements, mesh->device_type());
   return Spec::intern(mesh, std::move(cut.layout), cut.strides, cut.dtype);
 }
 
 /// True where some rank's part is no single piece.
 bool needs_shards(const Layout& layout) {
-  return layout.is_enumerable() &&
+  return layout.in_pieces() &&
          std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
 }
 

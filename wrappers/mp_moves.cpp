@@ -115,7 +115,7 @@ at::Tensor mp_gather(const at::Tensor& input, int64_t dim, const MeshAxis& axis)
   const Placement copy = Placement::replicate();
   if (!move.is_plain()) {
     const std::string wanted = to_string(Placement::shard(dim));
-    move.check_start(move.placement().is_shard(dim) || move.placement().is_enumerable(), wanted.c_str());
+    move.check_start(move.placement().is_shard(dim) || move.placement().in_pieces(), wanted.c_str());
     return move.moved_to(copy);
   }
   if (!move.mesh->is_member()) return at::empty({0}, input.options());

@@ -12,7 +12,7 @@ namespace {
 /// The cut of `weight` along its dim `weight_dim`, as that of the last dim of a tensor of `sizes`; none where it is not cut there.
 Placement cut_of_last_dim(const Placement& of_weight, int64_t weight_dim, c10::IntArrayRef sizes) {
   if (of_weight.is_shard(weight_dim)) return of_weight.with_dim(static_cast<int64_t>(sizes.size()) - 1);
-  if (!of_weight.is_enumerable()) return Placement::replicate();
+  if (!of_weight.in_pieces()) return Placement::replicate();
   std::vector<ShardMetadata> pieces;
   for (const ShardMetadata& piece : of_weight.pieces()) {
     pieces.push_back({Dims(sizes.size()), Dims(sizes), piece.rank});
@@ -29,8 +29,8 @@ SpecPtr row_major_spec(const MeshPtr& mesh, const Dims& sizes, Placements placem
 /// True where each rank has pieces of `weight` that are cut along `dim` alone. What is laid out otherwise is left to the rule of
 /// aten::linear, which moves it; and so it is where a rank has none: it would not take part in the way back.
 bool goes_by_pieces(const Spec& weight, int64_t dim) {
-  if (!weight.layout().is_enumerable()) return false;
-  const auto pieces = weight.placements()[0].pieces();
+  if (!weight.layout().in_pieces()) return false;
+  const auto pieces = weight.layout().pieces();
   return std::ranges::all_of(
              pieces, [&](const ShardMetadata& piece) { return piece.sizes[1 - dim] == weight.sizes()[1 - dim]; }) &&
          std::ranges::all_of(weight.mesh()->grid().ranks, [&](int64_t rank) {
@@ -103,9 +103,8 @@ at::Tensor row_parallel_linear(const at::Tensor& input, const at::Tensor& weight
   sizes.back() = weight.size(1);
   const bool by_pieces = goes_by_pieces(spec, 1);
   const Placement& of_weight = spec.placements()[call.mesh_dim];
-  const Placement cut = of_weight.is_enumerable() && !by_pieces
-                            ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
-                            : cut_of_last_dim(of_weight, 1, sizes);
+  const Placement cut = of_weight.in_pieces() && !by_pieces ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
+                                                            : cut_of_last_dim(of_weight, 1, sizes);
 
   at::Tensor own;
   if (is_part) {

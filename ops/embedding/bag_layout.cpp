@@ -62,7 +62,7 @@ int64_t BagOffsets::bags_before(int64_t place) const {
 bool BagOffsets::fit(const Layout& ids) const {
   if (!is_known() || ids.is_replicated()) return true;
   if (n_ids_ == 0) return false;
-  return std::ranges::all_of(ids.intervals(0), [&](const Interval& interval) {
+  return std::ranges::all_of(ids.shard_intervals(0), [&](const Interval& interval) {
     const int64_t place = interval.begin, bag = bags_before(place);
     return place == 0 || place >= n_ids_ || (bag < n_ && offsets_[bag].item<int64_t>() == place);
   });
@@ -74,9 +74,7 @@ Placements BagOffsets::of_bags(const MeshPtr& mesh, Placements placements) const
     if (!placement.is_shard(0)) placement = Placement::replicate();
   Placements of_bags(placements.size(), Placement::shard(0));
   if (is_known()) {
-    of_bags = Layout({n_ids_}, mesh->grid_ptr(), of_ids).recut(0, [&](Interval interval) {
-      return bags_before(interval.end) - bags_before(interval.begin);
-    });
+    of_bags = Layout({n_ids_}, mesh->grid_ptr(), of_ids).resized(0, [&](int64_t place) { return bags_before(place); });
   }
   for (size_t m = 0; m < placements.size(); ++m)
     if (placements[m].is_shard(0)) placements[m] = of_bags[m];

@@ -81,7 +81,7 @@ at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at
     call.rows = call.lookup.route->fetch(pieces);
     return pool_rows(call.rows, 0, call.bags, call.pooling, chosen);
   }
-  if (call.lookup.table->layout().is_enumerable()) return pool_pieces(call, pieces, options);
+  if (call.lookup.table->layout().in_pieces()) return pool_pieces(call, pieces, options);
   return pool_rows(pieces[0], call.lookup.table->boxes()[0].offsets[0], call.bags, call.pooling, chosen);
 }
 

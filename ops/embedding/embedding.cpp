@@ -42,7 +42,7 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const 
   const Shards& pieces = maybe_dtensor(weight)->shards();
   if (lookup.route)
     return lookup_rows(lookup.route->fetch(pieces), lookup.route->groups().group_of, 0).view(found->boxes()[0].sizes);
-  if (lookup.table->layout().is_enumerable())
+  if (lookup.table->layout().in_pieces())
     return look_up_pieces(lookup, found->boxes()[0].sizes, pieces,
                           at::TensorOptions().dtype(found->dtype()).device(weight.device()));
   return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);

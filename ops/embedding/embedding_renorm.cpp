@@ -72,7 +72,7 @@ at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm,
   if (!spec.is_member()) return self;
   const at::Tensor& own = maybe_dtensor(all)->shards()[0];
   const Shards& pieces = maybe_dtensor(self)->shards();
-  if (spec.layout().is_enumerable())
+  if (spec.layout().in_pieces())
     shorten_pieces(spec, pieces, own, norm_type, max_norm);
   else
     shorten(spec, pieces[0], own, norm_type, max_norm);

@@ -7,15 +7,12 @@
 namespace shardwise {
 namespace {
 
-bool is_sum(const Placement& placement) { return placement.is_partial() && is_linear(placement.reduce()); }
-bool cuts(const Placement& placement) { return placement.is_shard() || placement.is_enumerable(); }
-
 /// What one rank alone cuts is whole.
 bool is_cut(const Spec& table, size_t m) {
-  return cuts(table.placements()[m]) && table.mesh()->size(static_cast<int64_t>(m)) > 1;
+  return table.placements()[m].is_sharded() && table.mesh()->size(static_cast<int64_t>(m)) > 1;
 }
 bool is_whole(const Spec& table, size_t m) {
-  return table.placements()[m].is_replicate() || (cuts(table.placements()[m]) && !is_cut(table, m));
+  return table.placements()[m].is_replicate() || (table.placements()[m].is_sharded() && !is_cut(table, m));
 }
 
 bool cuts_rows(const Spec& table, size_t m) { return is_cut(table, m) && !table.placements()[m].is_shard(1); }
@@ -89,10 +86,10 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchan
                                                                    : of_ids;
     ids_moved |= of_ids.is_shard() && !stay;
     plan.ids.push_back(there);
-    plan.found.push_back(stay                                               ? there
-                         : of_table.is_shard(1)                             ? of_table.with_dim(ids.dim())
-                         : of_table.is_shard(0) || of_table.is_enumerable() ? Placement::partial()
-                                                                            : of_table);
+    plan.found.push_back(stay                    ? there
+                         : of_table.is_shard(1)  ? of_table.with_dim(ids.dim())
+                         : of_table.is_sharded() ? Placement::partial()
+                                                 : of_table);
     plan.result.push_back(of_ids.is_shard() || (brings && cuts_rows(table, m)) ? of_ids : plan.found.back());
   }
   return plan;
@@ -105,7 +102,7 @@ LookupBackwardPlan plan_lookup_backward(const Spec& table, const LookupPlan& pla
     if (of_grad.is_partial()) of_grad = Placement::replicate();
     if (of_table.is_partial()) of_table = Placement::replicate();
     if (!of_table.is_replicate()) continue;
-    if (of_grad.is_replicate() && is_sum(grad[m])) of_grad = grad[m];
+    if (of_grad.is_replicate() && grad[m].is_linear_partial()) of_grad = grad[m];
     if (of_grad.is_shard()) of_table = Placement::partial();
     if (of_grad.is_partial()) of_table = of_grad;
   }

@@ -50,7 +50,7 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
   for (Placement& placement : placements) {
     if (placement.is_shard(1)) placement = Placement::replicate();
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !placement.is_enumerable(),
+        !placement.in_pieces(),
         fmt::format("[{}] row-wise Adagrad keeps one number a row, and {} cuts by pieces. Use Adagrad, or cut by "
                     "Shard(0) or Shard(1).",
                     kOp, to_string(placement)));

@@ -48,7 +48,7 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
                   to_string(*table.mesh()), to_string(*spec.mesh())));
   const BelowAutograd guard;
   Placements whole = without_partial(spec.placements());
-  if (spec.layout().is_enumerable()) whole = {Placement::replicate()};
+  if (spec.layout().in_pieces()) whole = {Placement::replicate()};
   return whole == spec.placements() ? own : redistribute(own, std::move(whole));
 }
 

@@ -209,7 +209,7 @@ struct Scatter {
     if (index.numel() == 0) return;
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
-    if (layout.is_enumerable() || (layout.is_partial() && mode != "add"))
+    if (layout.in_pieces() || (layout.is_partial() && mode != "add"))
       part.copy_(call_scatter(part, index, src, dim, mode, include_self));
     else
       call_scatter_(part, index, src, dim, mode, include_self);

@@ -321,7 +321,7 @@ at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& valu
 }
 
 void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool accumulate) {
-  if (const Layout& layout = spec_of(self)->layout(); layout.is_enumerable() || (layout.is_partial() && !accumulate)) {
+  if (const Layout& layout = spec_of(self)->layout(); layout.in_pieces() || (layout.is_partial() && !accumulate)) {
     self.copy_(put(self, at, values, accumulate));
     return;
   }

@@ -21,9 +21,9 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
   Placements placements = without_partial(source.placements());
   const c10::ArrayRef<Placement> of_grad = spec_of(grad)->placements();
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].is_enumerable()) placements[m] = Placement::shard(0);
+    if (placements[m].in_pieces()) placements[m] = Placement::shard(0);
     if (!placements[m].is_replicate()) continue;
-    if (of_grad[m].is_partial() && is_linear(of_grad[m].reduce())) placements[m] = of_grad[m];
+    if (of_grad[m].is_linear_partial()) placements[m] = of_grad[m];
     if (!of_grad[m].is_shard()) continue;
     const int64_t dim = of_source[of_grad[m].dim()];
     if (dim < 0)
@@ -41,7 +41,7 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
 }
 
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad) {
-  return source.layout().is_enumerable() ? redistribute(grad, source.placements().vec()) : grad;
+  return source.layout().in_pieces() ? redistribute(grad, source.placements().vec()) : grad;
 }
 
 void keep_spec(torch::autograd::AutogradContext* ctx, const SpecPtr& spec) {

@@ -88,13 +88,13 @@ struct Select : torch::autograd::Function<Select> {
 
 /// True where mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
 bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
-  if (self.layout().is_enumerable() || !self.placements()[m].is_shard(begin)) return false;
+  if (self.layout().in_pieces() || !self.placements()[m].is_shard(begin)) return false;
   for (size_t other = 0; other < self.placements().size(); ++other) {
     const Placement& placement = self.placements()[other];
     const bool is_of_mask = placement.is_shard() && placement.dim() >= begin && placement.dim() < begin + mask.dim();
     if (static_cast<int64_t>(other) != m && is_of_mask) return false;
   }
-  return self.layout().intervals(begin) == mask.layout().intervals(0);
+  return self.layout().shard_intervals(begin) == mask.layout().shard_intervals(0);
 }
 
 /// A replicated mask sharded like dim `begin` of self, where one mesh dim alone shards that; any other mask as it is.

@@ -32,7 +32,7 @@ at::Tensor kept_features(const at::Tensor& input, double p) {
   TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
   Placements placements = without_partial(spec_of(input)->placements());
   for (Placement& placement : placements)
-    if (placement.is_enumerable() || (placement.is_shard() && placement.dim() >= 2)) placement = Placement::replicate();
+    if (placement.in_pieces() || (placement.is_shard() && placement.dim() >= 2)) placement = Placement::replicate();
   Dims sizes(input.dim(), 1);
   sizes[0] = input.size(0);
   sizes[1] = input.size(1);

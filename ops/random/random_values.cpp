@@ -168,7 +168,7 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
   Placements rows = without_partial(spec_of(self)->placements());
   for (Placement& placement : rows)
-    if (placement.is_enumerable() || placement.is_shard(self.dim() - 1)) placement = Placement::replicate();
+    if (placement.in_pieces() || placement.is_shard(self.dim() - 1)) placement = Placement::replicate();
   const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
   Dims sizes(self.sizes());
   sizes.back() = n_samples;

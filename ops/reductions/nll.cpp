@@ -151,7 +151,7 @@ void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const Spec& spec = *impl->spec();
   CommScope scope("aten::nll_loss");
   for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard() || spec.placements()[m].is_enumerable())
+    if (spec.placements()[m].is_sharded())
       all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
   lowest = ~bounds[0].item<int64_t>();
   highest = bounds[1].item<int64_t>();

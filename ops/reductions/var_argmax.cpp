@@ -41,7 +41,7 @@ std::optional<Propagation> place(const OpCall& call) {
   const auto dims = call.arg("dim").toIntVector();
   Propagation result;
   const SpecPtr input =
-      spec.layout().is_enumerable() ? spec.replicated() : spec.with_placements(without_partial(spec.placements()));
+      spec.layout().in_pieces() ? spec.replicated() : spec.with_placements(without_partial(spec.placements()));
   result.inputs.push_back(input.get() == &spec ? SpecPtr() : input);
 
   Dims sizes(spec.sizes());
@@ -270,7 +270,7 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
-  if (spec_of(self)->layout().is_enumerable()) return redistribute(self, {Placement::replicate()});
+  if (spec_of(self)->layout().in_pieces()) return redistribute(self, {Placement::replicate()});
   const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
   Placements placements = spec_of(products)->placements().vec();
   for (Placement& placement : placements)

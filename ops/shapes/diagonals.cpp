@@ -82,19 +82,17 @@ std::optional<Propagation> laid_out(const OpCall& call, const Spec& spec, SpecPt
 std::optional<Propagation> place_diagonal(const OpCall& call) {
   static const Rule whole = Rule("diagonal", describe_diagonal).linear(Linearity::kPass);
   SpecPtr spec = call.operands[0].spec;
-  if (spec->layout().is_enumerable()) return propagate(call, whole.signature(call));
+  if (spec->layout().in_pieces()) return propagate(call, whole.signature(call));
   Plane plane(call, spec->sizes());
   plane.shift = call.arg("offset").toInt();
   Placements placements = spec->placements().vec();
-  const bool has_rows = std::ranges::any_of(placements, [&](const Placement& p) { return p.is_shard(plane.rows); });
+  const bool has_rows = spec->layout().is_shard(plane.rows);
   for (Placement& placement : placements)
     if (has_rows && placement.is_shard(plane.columns)) placement = Placement::replicate();
   SpecPtr input = spec->with_placements(placements);
   const bool moves = input != spec;
   const int64_t sharded = has_rows ? plane.rows : plane.columns;
-  placements = input->layout().recut(sharded, [&](Interval interval) {
-    return plane.before(sharded, interval.end) - plane.before(sharded, interval.begin);
-  });
+  placements = input->layout().resized(sharded, [&](int64_t index) { return plane.before(sharded, index); });
   for (Placement& placement : placements)
     if (placement.is_shard())
       placement =
@@ -109,15 +107,14 @@ std::optional<Propagation> place_diagonal_backward(const OpCall& call) {
   const Dims& sizes = call.outputs[0].sizes;
   const Plane plane(call, sizes);
   const int64_t last = spec->dim() - 1;
-  const bool is_sharded = std::ranges::any_of(spec->placements(), [&](const Placement& p) { return p.is_shard(last); });
+  const bool is_sharded = spec->layout().is_shard(last);
   const bool is_sum = std::ranges::all_of(spec->placements(),
-                                          [](const Placement& p) { return !p.is_partial() || is_linear(p.reduce()); });
+                                          [](const Placement& p) { return !p.is_partial() || p.is_linear_partial(); });
   if (!is_sharded || !is_sum || plane.length == 0) return propagate(call, whole.signature(call));
   const auto row_of = [&](int64_t t) {
     return t == 0 ? 0 : t == plane.length ? sizes[plane.rows] : t + plane.first_row;
   };
-  Placements placements =
-      spec->layout().recut(last, [&](Interval interval) { return row_of(interval.end) - row_of(interval.begin); });
+  Placements placements = spec->layout().resized(last, row_of);
   for (Placement& placement : placements) {
     if (!placement.is_shard()) continue;
     int64_t to = placement.dim();

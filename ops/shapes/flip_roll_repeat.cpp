@@ -36,7 +36,7 @@ template <class Sources>
 std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sources& sources_of) {
   const Spec& spec = *spec_of(self);
   std::vector<ShardMetadata> boxes;
-  const std::vector<Interval> intervals = spec.layout().intervals(dim);
+  const std::vector<Interval> intervals = spec.layout().shard_intervals(dim);
   for (size_t i = 0; i < intervals.size(); ++i) {
     if (intervals[i].length() == 0) continue;
     for (const Interval& source : sources_of(intervals[i])) {
@@ -88,7 +88,7 @@ at::Tensor roll_sharded(const at::Tensor& self, int64_t shift, int64_t dim) {
 at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
   Placements placements = spec_of(self)->placements().vec();
   for (Placement& placement : placements)
-    if (placement.is_enumerable() || std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); }))
+    if (placement.in_pieces() || std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); }))
       placement = Placement::replicate();
   return moved_to(self, std::move(placements));
 }

@@ -71,7 +71,7 @@ Rule reordering(const char* name, OrderOf order_of) {
                           }).linear(Linearity::kPass);
   return Rule::placed(of_factors.text(), [of_factors, order_of](const OpCall& call) {
     const Spec& spec = *call.operands[0].spec;
-    if (!spec.layout().is_enumerable()) return propagate(call, of_factors.signature(call));
+    if (!spec.layout().in_pieces()) return propagate(call, of_factors.signature(call));
     const DenseOutput& dense = call.outputs[0];
     std::optional<Propagation> result(std::in_place);
     result->inputs.resize(1);

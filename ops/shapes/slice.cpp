@@ -57,16 +57,7 @@ class Chosen {
 };
 
 Placements placements_of_slice(const Layout& layout, const Chosen& chosen) {
-  if (!layout.is_enumerable())
-    return layout.recut(chosen.dim(), [&](Interval shard) { return chosen.image(shard).length(); });
-  std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
-  for (ShardMetadata& piece : pieces) {
-    Box box = piece.box();
-    box.set_interval(chosen.dim(), chosen.image(box.interval(chosen.dim())));
-    piece.offsets = box.offsets;
-    piece.sizes = box.sizes;
-  }
-  return {Placement::enumerable(std::move(pieces))};
+  return layout.resized(chosen.dim(), [&](int64_t index) { return chosen.before(index); });
 }
 
 std::optional<Propagation> place(const OpCall& call) {

@@ -74,7 +74,7 @@ struct EntryLayout {
 
 EntryLayout lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim) {
   EntryLayout layout;
-  bool fits = !indices.layout().is_enumerable() && !values.layout().is_enumerable();
+  bool fits = !indices.layout().in_pieces() && !values.layout().in_pieces();
   int64_t n_sharding = 0;
   for (size_t m = 0; fits && m < indices.placements().size(); ++m) {
     Placement of_indices = indices.placements()[m], of_values = values.placements()[m], result;
@@ -89,7 +89,7 @@ EntryLayout lay_out(const Spec& indices, const Spec& values, int64_t sparse_dim)
       result = of_values;
     }
     fits = of_indices.is_replicate() || of_indices.is_shard(1);
-    fits &= !of_values.is_partial() || is_linear(of_values.reduce());
+    fits &= !of_values.is_partial() || of_values.is_linear_partial();
     layout.indices.push_back(of_indices);
     layout.values.push_back(of_values);
     layout.result.push_back(result);

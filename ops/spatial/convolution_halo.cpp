@@ -114,7 +114,7 @@ class ShardedImage {
     const auto edge = [=](int64_t row) {
       return row == 0 ? 0 : row == length ? n_results : std::min((row + stride - 1) / stride, n_results);
     };
-    ShardedDim sharded{.halo = {input_->mesh(), mesh_dim, dim, input_->layout().intervals(dim), {}}};
+    ShardedDim sharded{.halo = {input_->mesh(), mesh_dim, dim, input_->layout().shard_intervals(dim), {}}};
     for (const Interval& held : sharded.halo.held) {
       const Interval made{edge(held.begin), edge(held.end)};
       const bool is_empty = held.length() == 0 || made.length() == 0;
@@ -128,7 +128,7 @@ class ShardedImage {
     }
     dims_.push_back(std::move(sharded));
     padding_[dim - 2] = 0;
-    return input_->layout().recut(dim, [&](Interval held) { return edge(held.end) - edge(held.begin); })[mesh_dim];
+    return input_->layout().resized(dim, edge)[mesh_dim];
   }
 
   static int64_t coord(const ShardedDim& dim) { return (*dim.halo.mesh->coord())[dim.halo.mesh_dim]; }

@@ -16,12 +16,15 @@ namespace {
 struct Border {
   int64_t before = 0, after = 0, length = 0;
 
-  /// The interval of the result that a shard becomes.
+  bool is_none() const { return before == 0 && after == 0; }
+  int64_t padded() const { return length + before + after; }
+  /// Where the border of a shard goes that stood at `index`.
+  int64_t place_of(int64_t index) const {
+    return index == 0 ? 0 : index == length ? padded() : std::clamp<int64_t>(index + before, 0, padded());
+  }
+  /// The interval of the result that a shard becomes. A dim of no elements becomes all padding.
   Interval image(Interval piece) const {
-    const int64_t padded = length + before + after;
-    const auto moved = [&](int64_t index) { return std::clamp<int64_t>(index + before, 0, padded); };
-    if (piece.length() == 0 && length > 0) return {moved(piece.begin), moved(piece.begin)};
-    return {piece.begin == 0 ? 0 : moved(piece.begin), piece.end == length ? padded : moved(piece.end)};
+    return length == 0 ? Interval{0, padded()} : Interval{place_of(piece.begin), place_of(piece.end)};
   }
 };
 
@@ -44,35 +47,25 @@ std::vector<Placement> placements_before(const OpCall& call, const std::vector<B
   const bool is_linear_call = call.arg("value").toScalar().equal(0);
   std::vector<Placement> placements = call.operands[0].spec->placements().vec();
   for (Placement& placement : placements) {
-    const bool may_stay = placement.is_partial()      ? is_linear_call && is_linear(placement.reduce())
-                          : placement.is_shard()      ? borders[placement.dim()].length > 0
-                          : placement.is_enumerable() ? call.operands[0].spec->numel() > 0
-                                                      : true;
+    const bool may_stay = placement.is_partial()  ? is_linear_call && placement.is_linear_partial()
+                          : placement.is_shard()  ? borders[placement.dim()].length > 0
+                          : placement.in_pieces() ? call.operands[0].spec->numel() > 0
+                                                  : true;
     if (!may_stay) placement = Placement::replicate();
   }
   return placements;
 }
 
-std::vector<Placement> placements_after(const Layout& layout, const std::vector<Border>& borders) {
-  if (layout.is_enumerable()) {
-    std::vector<ShardMetadata> pieces = layout.placements()[0].pieces().vec();
-    for (ShardMetadata& piece : pieces) {
-      Box box = piece.box();
-      for (size_t dim = 0; dim < borders.size(); ++dim)
-        box.set_interval(static_cast<int64_t>(dim), borders[dim].image(box.interval(static_cast<int64_t>(dim))));
-      piece.offsets = box.offsets;
-      piece.sizes = box.sizes;
-    }
-    return {Placement::enumerable(std::move(pieces))};
+std::vector<Placement> placements_after(Layout layout, const std::vector<Border>& borders) {
+  Dims sizes(layout.sizes());
+  for (int64_t dim = 0; dim < layout.dim(); ++dim) {
+    const Border& border = borders[dim];
+    if (border.is_none()) continue;
+    auto placements = layout.resized(dim, [&](int64_t index) { return border.place_of(index); });
+    sizes[dim] = border.padded();
+    layout = Layout(sizes, layout.grid_ptr(), std::move(placements));
   }
-  std::vector<Placement> placements = layout.placements().vec();
-  for (size_t dim = 0; dim < borders.size(); ++dim) {
-    const auto padded =
-        layout.recut(static_cast<int64_t>(dim), [&](Interval piece) { return borders[dim].image(piece).length(); });
-    for (size_t m = 0; m < placements.size(); ++m)
-      if (placements[m].is_shard(static_cast<int64_t>(dim))) placements[m] = padded[m];
-  }
-  return placements;
+  return layout.placements().vec();
 }
 
 std::optional<Propagation> place(const OpCall& call) {

@@ -49,13 +49,13 @@ DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {
   Placements placements = spec_of(tensor)->placements().vec();
   for (Placement& placement : placements) {
     const bool stays = placement.is_partial() && keeps_sums && is_linear(placement.reduce());
-    if (placement.is_enumerable() || (placement.is_partial() && !stays)) placement = Placement::replicate();
+    if (placement.in_pieces() || (placement.is_partial() && !stays)) placement = Placement::replicate();
   }
   result.tensor = moved_to(tensor, placements);
   const Spec& spec = *spec_of(result.tensor);
   result.intervals = {{0, 1}};
   if (tensor.dim() == 0) return result;
-  result.intervals = spec.layout().intervals(result.dim);
+  result.intervals = spec.layout().shard_intervals(result.dim);
   if (!spec.is_member()) return result;
   for (size_t m = 0; m < placements.size(); ++m)
     if (spec.placements()[m].is_shard(result.dim))

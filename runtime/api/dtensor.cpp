@@ -96,7 +96,7 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
     node->grad_spec = grad_spec ? grad_spec : spec_of_grad(spec);
     node->n_pieces = pieces.size();
     node->is_linear = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
-      return !placement.is_partial() || is_linear(placement.reduce());
+      return !placement.is_partial() || placement.is_linear_partial();
     });
     torch::autograd::set_history(result, node);
   }

@@ -48,12 +48,9 @@ Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const std
   Dims sizes(local);
   std::vector<bool> is_known(sizes.size());
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].is_enumerable()) {
-      for (const ShardMetadata& piece : placements[m].pieces())
-        for (size_t dim = 0; dim < sizes.size(); ++dim)
-          sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
-      continue;
-    }
+    for (const ShardMetadata& piece : placements[m].pieces())
+      for (size_t dim = 0; dim < sizes.size(); ++dim)
+        sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
     if (!placements[m].is_shard()) continue;
     const int64_t dim =
         placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
@@ -104,7 +101,7 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                                   group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
                                   c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kHowToCut));
   }
-  for (size_t i = 0; i < beliefs.size() && !spec.layout().is_enumerable(); ++i) {
+  for (size_t i = 0; i < beliefs.size() && !spec.layout().in_pieces(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
         beliefs[i].piece() == expected,

@@ -60,7 +60,7 @@ class LocalRun {
     if (call_.op.rule->is_shape_only()) return propagation_.outputs[0].get();
     const Spec* result = nullptr;
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const Spec* spec = spec_of(i); spec && (!result || spec->layout().is_enumerable())) result = spec;
+      if (const Spec* spec = spec_of(i); spec && (!result || spec->layout().in_pieces())) result = spec;
     return result;
   }
 
@@ -74,7 +74,7 @@ class LocalRun {
 
   at::Tensor local(size_t i, size_t piece) const {
     const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
-    if (propagation_.by_box && !spec_of(i)->layout().is_enumerable()) return cut_to(shards[0], leader_->boxes()[piece]);
+    if (propagation_.by_box && !spec_of(i)->layout().in_pieces()) return cut_to(shards[0], leader_->boxes()[piece]);
     return piece < shards.size() ? shards[piece] : no_elements(i);
   }
 

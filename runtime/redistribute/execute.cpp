@@ -38,7 +38,7 @@ GroupPtr group_of(const OwnStep& own) {
 /// For the order check.
 std::string words(const Spec& from, const Spec& to, const PlanOptions& options) {
   std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
-  if (from.layout().is_enumerable() || to.layout().is_enumerable())  // of which the words show a beginning
+  if (from.layout().in_pieces() || to.layout().in_pieces())  // of which the words show a beginning
     result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
   if (options.objective == PlanOptions::Objective::kTime) result += ", by time";
   for (const Link& link : options.links) result += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);

@@ -26,7 +26,7 @@ class SparseMove {
  public:
   SparseMove(const DTensorImpl& source, const Spec& to)
       : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
-    keeps_columns_ = !from_.layout().is_enumerable() && !to_.layout().is_enumerable();
+    keeps_columns_ = !from_.layout().in_pieces() && !to_.layout().in_pieces();
     for (size_t m = 0; m < from_.placements().size(); ++m)
       if (cuts_columns(from_.placements()[m]) || cuts_columns(to_.placements()[m]))
         keeps_columns_ &= from_.placements()[m] == to_.placements()[m];
@@ -81,7 +81,7 @@ class SparseMove {
 
   /// Ranks that share rows have all of their entries, in one order, whichever columns they hold.
   bool is_due(const Box& common) const {
-    if (to_.layout().is_enumerable()) return !common.empty();
+    if (to_.layout().in_pieces()) return !common.empty();
     return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
   }
 

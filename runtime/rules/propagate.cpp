@@ -135,7 +135,7 @@ class Chooser {
   /// True where every cut of `tensor_dim` falls between whole indices of its factor.
   static bool divides(const Spec& spec, const Axis& axis, int64_t tensor_dim) {
     if (axis.scale == 1) return true;
-    return std::ranges::all_of(spec.layout().intervals(tensor_dim), [&](const Interval& interval) {
+    return std::ranges::all_of(spec.layout().shard_intervals(tensor_dim), [&](const Interval& interval) {
       return interval.begin % axis.scale == 0 && interval.end % axis.scale == 0;
     });
   }
@@ -231,7 +231,7 @@ class Chooser {
       auto rank_of = [](const Operand& o) { return std::pair(o.is_written, o.spec->numel()); };
       if (leader && rank_of(operand) <= rank_of(*leader)) continue;
       leader = &operand;
-      best = operand.spec->layout().recut(dim, [&](Interval interval) { return interval.length() / scale; });
+      best = operand.spec->layout().resized(dim, [&](int64_t index) { return index / scale; });
       for (size_t m = 0; m < best.size(); ++m)
         best[m] = wanted[m].is_shard() ? best[m].with_dim(0) : Placement::replicate();
     }
@@ -240,8 +240,7 @@ class Chooser {
 
   static bool is_cut_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
     for (size_t m = 0; m < wanted.size(); ++m)
-      if (spec.placements()[m].is_enumerable() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard())
-        return false;
+      if (spec.placements()[m].in_pieces() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard()) return false;
     return true;
   }
 
@@ -252,8 +251,8 @@ class Chooser {
       const Axis& axis = axes[dim];
       if (axis.factor < 0 || !cuts_[axis.factor]) continue;
       const Layout& cut = *cuts_[axis.factor];
-      auto scaled = axis.scale == 1 ? cut.placements().vec()
-                                    : cut.recut(0, [&](Interval interval) { return interval.length() * axis.scale; });
+      auto scaled =
+          axis.scale == 1 ? cut.placements().vec() : cut.resized(0, [&](int64_t index) { return index * axis.scale; });
       for (size_t m = 0; m < result.size(); ++m)
         if (scaled[m].is_shard()) result[m] = scaled[m].with_dim(static_cast<int64_t>(dim));
     }
@@ -283,8 +282,7 @@ void check_one_mesh(const OpCall& call) {
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
   for (const Operand& operand : call.operands)
-    if (operand.spec && operand.spec->layout().is_enumerable() &&
-        (!leader || (operand.is_written && !leader->is_written)))
+    if (operand.spec && operand.spec->layout().in_pieces() && (!leader || (operand.is_written && !leader->is_written)))
       leader = &operand;
   if (!leader || !signature.is_pointwise) return std::nullopt;
 

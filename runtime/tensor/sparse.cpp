@@ -11,7 +11,7 @@ namespace shardwise {
 namespace {
 
 bool cuts_entries(const Placement& placement, int64_t sparse_dim) {
-  return placement.is_partial() || placement.is_enumerable() || (placement.is_shard() && placement.dim() < sparse_dim);
+  return !placement.is_replicate() && !(placement.is_shard() && placement.dim() >= sparse_dim);
 }
 
 /// Each rank's counts of its boxes, flattened: own ones go to every rank.
@@ -142,8 +142,8 @@ std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
 }
 
 EntrySpecs entry_specs(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
-  return spec.layout().is_enumerable() ? specs_by_piece(spec, sparse_dim, counts)
-                                       : CutEntries(spec, sparse_dim, counts).specs();
+  return spec.layout().in_pieces() ? specs_by_piece(spec, sparse_dim, counts)
+                                   : CutEntries(spec, sparse_dim, counts).specs();
 }
 
 }  // namespace shardwise

@@ -126,57 +126,58 @@ TEST(LayoutTest, LayoutsDifferBySizesGridAndPlacements) {
   EXPECT_FALSE(layout == Layout({8}, grid({4}), {P()}));
 }
 
-TEST(LayoutTest, EvenWhereEveryMemberHasBoxesOfOneSize) {
-  EXPECT_TRUE(Layout({8}, grid({4}), {P::shard(0)}).is_even());
-  EXPECT_TRUE(Layout({0}, grid({4}), {P::shard(0)}).is_even());
-  EXPECT_TRUE(Layout({5}, grid({4}), {P()}).is_even());
-  EXPECT_TRUE(Layout({12}, grid({2, 3}), {P::shard(0), P::shard(0, {2, 2, 2})}).is_even());
-  EXPECT_FALSE(Layout({9}, grid({4}), {P::shard(0)}).is_even());
-  EXPECT_FALSE(Layout({4}, grid({2, 4}), {P::shard(0), P::shard(0)}).is_even());
-  EXPECT_FALSE(Layout({8}, grid({2}), {P::shard(0, {3, 5})}).is_even());
-  EXPECT_TRUE(Layout({4}, grid({2}), {P::enumerable({{{0}, {2}, 1}, {{2}, {2}, 0}})}).is_even());
-  EXPECT_FALSE(Layout({4}, grid({2}), {P::enumerable({{{0}, {2}, 1}, {{2}, {2}, 1}})}).is_even());
-  EXPECT_FALSE(Layout({4}, grid({2}), {P::enumerable({{{0}, {1}, 1}, {{1}, {3}, 0}})}).is_even());
-}
-
-TEST(LayoutTest, KindsAreAskedOverAllMeshDims) {
+TEST(LayoutTest, QuestionsAreAskedOfAllMeshDims) {
   const Layout mixed({8}, grid({2, 2}), {P(), P::partial()}), copied({8}, grid({2, 2}), {P(), P()});
   EXPECT_TRUE(mixed.is_partial());
   EXPECT_FALSE(mixed.is_replicated());
   EXPECT_TRUE(copied.is_replicated());
   EXPECT_FALSE(copied.is_partial());
-  EXPECT_TRUE(Layout({4}, grid({2}), {P::enumerable({{{0}, {4}, 1}})}).is_enumerable());
+  const Layout inner({8, 8}, grid({2, 2}), {P(), P::shard(1)}),
+      pieces({4}, grid({2}), {P::enumerable({{{0}, {4}, 1}})});
+  EXPECT_FALSE(inner.is_shard(0));
+  EXPECT_TRUE(inner.is_shard(1));
+  EXPECT_FALSE(inner.in_pieces());
+  EXPECT_FALSE(pieces.is_shard(0));
+  EXPECT_TRUE(pieces.in_pieces());
+  EXPECT_EQ(pieces.pieces().size(), 1U);
 }
 
 TEST(LayoutTest, IntervalsListEveryPieceOfADimOutermostFirst) {
   const Layout layout({11, 4}, grid({2, 3}), {P::shard(0), P::shard(0)});
   const std::vector<Interval> expected = {{0, 2}, {2, 4}, {4, 6}, {6, 8}, {8, 10}, {10, 11}};
-  EXPECT_EQ(layout.intervals(0), expected);
-  EXPECT_EQ(layout.intervals(1), std::vector<Interval>({{0, 4}}));
+  EXPECT_EQ(layout.shard_intervals(0), expected);
+  EXPECT_EQ(layout.shard_intervals(1), std::vector<Interval>({{0, 4}}));
 }
 
-/// What a slice of [begin, end) leaves of an interval.
+/// Where a slice of [begin, end) puts an index.
 auto slice(int64_t begin, int64_t end) {
-  return [=](Interval i) { return std::max<int64_t>(0, std::min(end, i.end) - std::max(begin, i.begin)); };
+  return [=](int64_t index) { return std::clamp(index, begin, end) - begin; };
 }
 
-TEST(LayoutTest, RecutGivesEveryRankWhatASliceLeavesOfItsBox) {
+TEST(LayoutTest, ASliceLeavesEveryRankWhatItKeepsOfItsBox) {
   const Layout flat({10}, grid({4}), {P::shard(0)});
-  EXPECT_EQ(holdings(Layout({5}, flat.grid_ptr(), flat.recut(0, slice(2, 7)))), "0[0:1] 1[1:4] 2[4:5] 3[5:5]");
+  EXPECT_EQ(holdings(Layout({5}, flat.grid_ptr(), flat.resized(0, slice(2, 7)))), "0[0:1] 1[1:4] 2[4:5] 3[5:5]");
 
   const Layout nested({11, 3}, grid({2, 3}), {P::shard(0), P::shard(0)});  // 0:2 2:4 4:6 | 6:8 8:10 10:11
-  const Layout sliced({6, 3}, nested.grid_ptr(), nested.recut(0, slice(3, 9)));
+  const Layout sliced({6, 3}, nested.grid_ptr(), nested.resized(0, slice(3, 9)));
   EXPECT_EQ(to_string(sliced.placements()), "[Shard(0), Shard(0, sizes=[0, 1, 2, 2, 1, 0])]");
   EXPECT_EQ(holdings(sliced), "0[0:0, 0:3] 1[0:1, 0:3] 2[1:3, 0:3] 3[3:5, 0:3] 4[5:6, 0:3] 5[6:6, 0:3]");
 }
 
-TEST(LayoutTest, RecutScalesNestedCutsAndLeavesOtherDimsAlone) {
+TEST(LayoutTest, ScalingKeepsNestedShardsAndOtherDims) {
   const Layout layout({5, 3}, grid({2, 2, 2}), {P::shard(0), P::shard(1), P::shard(0)});
-  const auto doubled = layout.recut(0, [](Interval i) { return 2 * i.length(); });
+  const auto doubled = layout.resized(0, [](int64_t index) { return 2 * index; });
   EXPECT_EQ(to_string(Layout({10, 3}, layout.grid_ptr(), doubled).placements()),
             "[Shard(0, sizes=[6, 4]), Shard(1), Shard(0, sizes=[4, 2, 2, 2])]");
-  const auto same = layout.recut(0, [](Interval i) { return i.length(); });
+  const auto same = layout.resized(0, [](int64_t index) { return index; });
   EXPECT_EQ(Layout({5, 3}, layout.grid_ptr(), same), layout);
+}
+
+TEST(LayoutTest, ASliceOfPiecesKeepsEachOnItsRank) {
+  const Layout layout({6, 2}, grid({2}),
+                      {P::enumerable({{{0, 0}, {2, 2}, 0}, {{4, 0}, {2, 2}, 0}, {{2, 0}, {2, 2}, 1}})});
+  EXPECT_EQ(holdings(Layout({3, 2}, layout.grid_ptr(), layout.resized(0, slice(1, 4)))),
+            "0[0:1, 0:2] 0[3:3, 0:2] 1[1:3, 0:2]");
 }
 
 TEST(LayoutTest, PrintsSizesPlacementsAndMesh) {
@@ -285,7 +286,7 @@ class RandomLayout {
     if (kind == 2) return P::shard(dim - n_dims);
     const Dims outer_mesh(mesh.begin(), mesh.begin() + outer.size());
     std::vector<int64_t> lengths;  // a row per piece that the outer mesh dims leave
-    for (const Interval piece : Layout(sizes, grid(outer_mesh), outer).intervals(dim)) {
+    for (const Interval piece : Layout(sizes, grid(outer_mesh), outer).shard_intervals(dim)) {
       int64_t rest = piece.length();
       for (int64_t coord = 1; coord < mesh[outer.size()]; ++coord) {
         lengths.push_back(below(rest + 1));
@@ -345,13 +346,13 @@ TEST(LayoutTest, AnyLayoutEqualsTheOneRebuiltFromItsOwnPlacements) {
     const Layout layout = random.draw();
     EXPECT_EQ(Layout(layout.sizes(), layout.grid_ptr(), layout.placements().vec()), layout);
     for (int64_t dim = 0; dim < layout.dim(); ++dim) {
-      const auto same = layout.recut(dim, [](Interval piece) { return piece.length(); });
+      const auto same = layout.resized(dim, [](int64_t index) { return index; });
       EXPECT_EQ(Layout(layout.sizes(), layout.grid_ptr(), same), layout) << to_string(layout);
     }
   }
 }
 
-TEST(LayoutTest, RecutOfAnyCutGivesEveryRankItsPartOfTheSlice) {
+TEST(LayoutTest, ASliceOfAnyLayoutLeavesEveryRankItsPart) {
   RandomLayout random(4);
   for (int i = 0; i < 300; ++i) {
     const Layout layout = random.draw();
@@ -359,10 +360,11 @@ TEST(LayoutTest, RecutOfAnyCutGivesEveryRankItsPartOfTheSlice) {
     const Interval kept = random.box_within(layout.sizes()).interval(0);
     Dims sizes(layout.sizes().begin(), layout.sizes().end());
     sizes[0] = kept.length();
-    const Layout sliced(sizes, layout.grid_ptr(), layout.recut(0, slice(kept.begin, kept.end)));
+    const Layout sliced(sizes, layout.grid_ptr(), layout.resized(0, slice(kept.begin, kept.end)));
     for (const int64_t rank : layout.grid().ranks) {
-      EXPECT_EQ(sliced.local_sizes(rank)[0], slice(kept.begin, kept.end)(layout.boxes(rank)[0].interval(0)))
-          << to_string(layout);
+      const Interval held = layout.boxes(rank)[0].interval(0);
+      const auto moved = slice(kept.begin, kept.end);
+      EXPECT_EQ(sliced.local_sizes(rank)[0], moved(held.end) - moved(held.begin)) << to_string(layout);
     }
   }
 }

@@ -51,6 +51,30 @@ TEST(PlacementTest, EqualByMeaningNotByPointer) {
   }
 }
 
+TEST(PlacementTest, AnswersWhatItDoesToATensor) {
+  struct Answers {
+    Placement placement;
+    bool is_replicate, is_partial, is_linear_partial, is_sharded, is_shard, in_pieces;
+  };
+  const std::vector<Answers> cases = {{Placement(), true, false, false, false, false, false},
+                                      {Placement::shard(1), false, false, false, true, true, false},
+                                      {Placement::enumerable({{{0}, {3}, 0}}), false, false, false, true, false, true},
+                                      {Placement::partial(), false, true, true, false, false, false},
+                                      {Placement::partial(Reduce::kAvg), false, true, true, false, false, false},
+                                      {Placement::partial(Reduce::kMax), false, true, false, false, false, false}};
+  for (const Answers& c : cases) {
+    const Placement& p = c.placement;
+    EXPECT_EQ(p.is_replicate(), c.is_replicate) << to_string(p);
+    EXPECT_EQ(p.is_partial(), c.is_partial) << to_string(p);
+    EXPECT_EQ(p.is_linear_partial(), c.is_linear_partial) << to_string(p);
+    EXPECT_EQ(p.is_sharded(), c.is_sharded) << to_string(p);
+    EXPECT_EQ(p.is_shard(), c.is_shard) << to_string(p);
+    EXPECT_EQ(p.in_pieces(), c.in_pieces) << to_string(p);
+  }
+  EXPECT_TRUE(Placement::shard(1).is_shard(1));
+  EXPECT_FALSE(Placement::shard(1).is_shard(0));
+}
+
 TEST(PlacementTest, OrderOfPiecesCountsOnlyWithinARank) {
   const ShardMetadata a{{0}, {2}, 1}, b{{2}, {2}, 0}, c{{4}, {2}, 1};
   EXPECT_EQ(Placement::enumerable({a, b, c}), Placement::enumerable({b, a, c}));
