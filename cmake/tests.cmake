@@ -38,6 +38,18 @@ if(runtime_tests)
   set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
 endif()
 
+# All of that on a simulated accelerator: its own tests, and every comparison with dense results. A program of its own, as the process then
+# has a device that torch and autograd know.
+file(GLOB accelerator_tests CONFIGURE_DEPENDS tests/accelerator/*.cpp tests/support/accelerator/*.cpp)
+if(accelerator_tests)
+  shardwise_objects(accelerator_test_objects ${accelerator_tests})
+  target_link_libraries(accelerator_test_objects PUBLIC GTest::gtest)
+  add_executable(accelerator_test)
+  target_link_libraries(accelerator_test PRIVATE accelerator_test_objects runtime_test_objects GTest::gtest_main)
+  add_test(NAME accelerator_test COMMAND accelerator_test --gtest_filter=Accelerator*:*Dense*)
+  set_tests_properties(accelerator_test PROPERTIES TIMEOUT 900)
+endif()
+
 # The collectives once more, on three processes over Gloo.
 if(SHARDWISE_HAS_GLOO)
   shardwise_objects(gloo_test_objects tests/runtime/comm/gloo_main.cpp

@@ -41,7 +41,8 @@ int64_t coordinate(const std::vector<Band>& bands, size_t line) {
 
 }  // namespace
 
-GridDrawing::GridDrawing(std::vector<Cell> cells, const GridOptions& options) : cells_(std::move(cells)), options_(options) {
+GridDrawing::GridDrawing(std::vector<Cell> cells, const GridOptions& options)
+    : cells_(std::move(cells)), options_(options) {
   rows_ = leave_out_middle(bands_of(cells_, &Cell::rows), kMaxRowBands);
   line_rows_ =
       lines_around(extents(rows_, 1, usual_lines(rows_.size(), options_.n_dims)), options_.n_dims == 0 ? 0 : 1);

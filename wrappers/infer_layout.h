@@ -27,6 +27,6 @@ struct InferredLayout {
 /// differ, pieces outside the shape, overlaps, holes, replicas that differ, explicit sizes or pieces in `placements` that
 /// are not the ranks', and an N-D mesh whose placements do not describe the pieces.
 InferredLayout infer_layout(const std::vector<RankPieces>& pieces, const std::shared_ptr<const RankGrid>& grid,
-                  const std::vector<Placement>& placements, c10::DeviceType device_type);
+                            const std::vector<Placement>& placements, c10::DeviceType device_type);
 
 }  // namespace shardwise

@@ -14,9 +14,9 @@ namespace shardwise {
 struct Decision {
   /// Null where the operator is answered by replicating its inputs.
   std::optional<Propagation> propagation;
-  bool moves = false;       // some input is redistributed
+  bool moves = false;        // some input is redistributed
   bool copied_view = false;  // ... although the result should be a view of it
-  bool is_skipped = false;  // every local input is empty: outputs are filled, the kernel is not called
+  bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts).

@@ -12,7 +12,8 @@ std::string describe(const at::Tensor& tensor) {
 }
 
 /// The first of `box`'s letters, taken out, or null.
-Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterPtr>>& letters, const Mailbox::Box& box) {
+Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterPtr>>& letters,
+                              const Mailbox::Box& box) {
   const auto found = letters.find(box);
   if (found == letters.end()) return nullptr;
   auto letter = std::move(found->second.front());
@@ -47,7 +48,8 @@ Mailbox::LetterPtr Mailbox::expect(const Box& box) {
   return letter;
 }
 
-void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout) {
+void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to,
+                      std::chrono::milliseconds timeout) {
   const int64_t from_rank = ranks_[box.from];
   const int64_t own_rank = ranks_[box.to];
   if (timeout.count() == 0) timeout = membership_->timeout_;

@@ -31,7 +31,9 @@ struct Rendezvous::Round {
 };
 
 Rendezvous::Rendezvous(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks)
-    : membership_(std::move(membership)), ranks_(std::move(ranks)), open_round_(std::make_shared<Round>(ranks_.size())) {}
+    : membership_(std::move(membership)),
+      ranks_(std::move(ranks)),
+      open_round_(std::make_shared<Round>(ranks_.size())) {}
 
 void Rendezvous::hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read) {
   const auto round = arrive(index, std::move(offer));

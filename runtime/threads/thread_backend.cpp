@@ -151,8 +151,11 @@ void check_parts(const char* op, const at::Tensor& all, const at::Tensor& part, 
 
 }  // namespace
 
-ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Rendezvous> rendezvous, std::shared_ptr<Mailbox> mailbox)
-    : Backend(static_cast<int>(index), static_cast<int>(size)), rendezvous_(std::move(rendezvous)), mailbox_(std::move(mailbox)) {}
+ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Rendezvous> rendezvous,
+                             std::shared_ptr<Mailbox> mailbox)
+    : Backend(static_cast<int>(index), static_cast<int>(size)),
+      rendezvous_(std::move(rendezvous)),
+      mailbox_(std::move(mailbox)) {}
 
 ThreadBackend::WorkPtr ThreadBackend::meet(Offer offer, const std::function<void(const Offers&)>& read,
                                            const std::function<void()>& write) {

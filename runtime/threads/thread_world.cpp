@@ -31,7 +31,8 @@ struct ThreadHub::RendezvousTable {
   Places of(const std::shared_ptr<Membership>& membership, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
     Places& places = by_ranks[ranks];
-    if (!places.rendezvous) places = {std::make_shared<Rendezvous>(membership, ranks), std::make_shared<Mailbox>(membership, ranks)};
+    if (!places.rendezvous)
+      places = {std::make_shared<Rendezvous>(membership, ranks), std::make_shared<Mailbox>(membership, ranks)};
     return places;
   }
 };
@@ -82,7 +83,8 @@ void rethrow_as(const std::exception_ptr& error, const std::string& text) {
 
 }  // namespace
 
-ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) : rendezvous_table_(std::make_shared<RendezvousTable>()) {
+ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout)
+    : rendezvous_table_(std::make_shared<RendezvousTable>()) {
   TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
   membership_ = std::make_shared<Membership>(n_ranks, timeout);
   rendezvous_table_->store->setTimeout(timeout);
@@ -93,7 +95,8 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size(),
       fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
-  const auto make_group = [rank, membership = membership_, rendezvous_table = rendezvous_table_](const std::vector<int64_t>& ranks) {
+  const auto make_group = [rank, membership = membership_,
+                           rendezvous_table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
                               : make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()),

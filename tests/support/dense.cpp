@@ -14,6 +14,11 @@ namespace {
 
 using Compute = std::function<Tensors(const Tensors&)>;
 
+DenseDevice& dense_device() {
+  static DenseDevice device;
+  return device;
+}
+
 /// The whole computation on one rank, and what it was given.
 struct Dense {
   Tensors inputs, outputs;
@@ -156,7 +161,7 @@ void spread(const at::Tensor& tensor, const at::Tensor& offset) {
   for (int64_t m = 0; m < spec.mesh()->ndim(); ++m) {
     if (!spec.placements()[m].is_partial() || spec.mesh()->size(m) == 1) continue;
     const int64_t coord = (*spec.mesh()->coord())[m];
-    const at::Tensor part = cut_to(offset, spec.boxes()[0]);
+    const at::Tensor part = cut_to(offset, spec.boxes()[0]).to(impl->device());
     if (coord == 0) impl->shards()[0].sub_(part);
     if (coord == spec.mesh()->size(m) - 1) impl->shards()[0].add_(part);
   }
@@ -199,7 +204,7 @@ void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& 
   EXPECT_EQ(ours.sizes(), dense.sizes()) << what;
   EXPECT_EQ(ours.scalar_type(), dense.scalar_type()) << what;
   at::NoGradGuard no_grad;
-  const at::Tensor whole = full_tensor(ours.detach());
+  const at::Tensor whole = full_tensor(ours.detach()).cpu();
   if (!spec.is_member() || whole.sizes() != dense.sizes()) return;
   const double tolerance = options.is_exact ? 0 : whole.scalar_type() == at::kFloat ? 1e-6 : 1e-12;
   EXPECT_TRUE(at::allclose(whole, dense.detach().to(whole.scalar_type()), tolerance, tolerance, /*equal_nan=*/true))
@@ -241,8 +246,8 @@ void expect_same_as_dense(const std::string& name, const Compute& compute, const
   for (const Dims& shape : options.meshes) {
     const RankGrid grid = descending_grid(shape);
     const auto all_layouts = combinations(sizes, grid, options);
-    const std::string error = error_of_ranks(grid.size() + 1, [&](World&) {
-      auto mesh = DeviceMesh::create(World::current(), c10::kCPU, grid);
+    const auto run_all = [&] {
+      auto mesh = DeviceMesh::create(World::current(), dense_device().type, grid);
       for (const auto& layouts : all_layouts) {
         const std::string described = describe(name, layouts, *mesh);
         try {
@@ -251,13 +256,19 @@ void expect_same_as_dense(const std::string& name, const Compute& compute, const
           error.add_context(described);
           throw;
         }
+        if (const std::string faults = dense_device().faults(); !faults.empty())
+          ADD_FAILURE() << described << "\n" << faults;
         if (testing::Test::HasFailure()) return;
       }
-    });
+    };
+    const std::string error =
+        error_of_ranks(grid.size() + 1, [&](World& world) { dense_device().run_rank(world, run_all); });
     if (!error.empty()) ADD_FAILURE() << error;
     if (testing::Test::HasFailure()) return;
   }
 }
+
+void set_dense_device(DenseDevice device) { dense_device() = std::move(device); }
 
 int64_t bytes_received(const Compute& compute, const std::vector<Dims>& sizes, const Dims& mesh,
                        const std::vector<Placements>& layouts) {

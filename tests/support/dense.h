@@ -6,6 +6,7 @@
 #pragma once
 
 #include "placements/layout.h"
+#include "runtime/comm/world.h"
 #include "runtime/rules/rule.h"
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +35,18 @@ struct DenseOptions {
   /// Of all combinations of the operands' layouts, at most so many per mesh, evenly spread.
   int64_t max_combinations = 40;
 };
+
+/// Where the ranks of all comparisons compute.
+struct DenseDevice {
+  c10::DeviceType type = c10::DeviceType::CPU;
+  /// Calls `body` with the thread made a rank that has such a device.
+  std::function<void(World&, const std::function<void()>& body)> run_rank = [](World&, const auto& body) { body(); };
+  /// What went wrong since the last call, other than in results; "" for nothing.
+  std::function<std::string()> faults = [] { return std::string(); };
+};
+
+/// From now on, in this process: what tests/accelerator/ calls ahead of all tests.
+void set_dense_device(DenseDevice device);
 
 /// Compares `compute` on distributed inputs of these global sizes with the same on plain ones: values, shapes and dtypes of
 /// the outputs, and every input's gradient for fixed random gradients of the outputs. Layouts, per operand and mesh dim:
