@@ -10,6 +10,17 @@
 #include <algorithm>
 
 namespace shardwise {
+
+const Link& link_along(const std::vector<Link>& links, size_t mesh_dim) {
+  static const Link standard;
+  return links.empty() ? standard : links[std::min(mesh_dim, links.size() - 1)];
+}
+
+double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes) {
+  return static_cast<double>(n_messages) * link.latency_us * 1e-6 +
+         static_cast<double>(n_bytes) / (link.gb_per_s * 1e9);
+}
+
 namespace {
 
 /// Elements and boxes of some ranks that meet a box.
@@ -79,15 +90,6 @@ class Tallying {
   c10::IntArrayRef pins_;
 };
 
-const Link& link_of(const std::vector<Link>& links, size_t mesh_dim) {
-  static const Link standard;
-  return links.empty() ? standard : links[std::min(mesh_dim, links.size() - 1)];
-}
-
-double seconds_of(const Link& link, int64_t n_messages, int64_t bytes) {
-  return static_cast<double>(n_messages) * link.latency_us * 1e-6 + static_cast<double>(bytes) / (link.gb_per_s * 1e9);
-}
-
 int64_t volume(const std::vector<Box>& boxes) {
   int64_t result = 0;
   for (const Box& box : boxes) result += box.numel();
@@ -125,7 +127,7 @@ RankTraffic within_mesh(const Step& step, int64_t element_bytes, const std::vect
     result.received += received;
     result.sent += sent;
     result.n_messages += n_messages;
-    result.seconds += seconds_of(link_of(links, m), n_messages, std::max(received, sent));
+    result.seconds += transfer_seconds(link_along(links, m), n_messages, std::max(received, sent));
     arriving_inside = arriving;
     leaving_inside = leaving;
   }
@@ -144,7 +146,7 @@ RankTraffic by_transfers(const Step& step, int64_t element_bytes, const std::vec
     last = receive.rank;
   }
   for (const Transfer& send : part.sends) result.sent += send.box.numel() * element_bytes;
-  result.seconds = seconds_of(link_of(links, 0), result.n_messages, std::max(result.received, result.sent));
+  result.seconds = transfer_seconds(link_along(links, 0), result.n_messages, std::max(result.received, result.sent));
   return result;
 }
 
@@ -166,7 +168,7 @@ RankTraffic all_reduction(const Step& step, int64_t element_bytes, const std::ve
   RankTraffic result;
   result.received = result.sent = result.bound = 2 * volume(step.from.boxes(rank)) * element_bytes * (n - 1) / n;
   result.n_messages = result.received > 0 ? 2 * (n - 1) : 0;
-  result.seconds = seconds_of(link_of(links, step.mesh_dim), result.n_messages, result.received);
+  result.seconds = transfer_seconds(link_along(links, step.mesh_dim), result.n_messages, result.received);
   return result;
 }
 

@@ -7,6 +7,11 @@
 
 namespace shardwise {
 
+/// The link of a mesh dim: the last one stands for all later dims; the default link where `links` is empty.
+const Link& link_along(const std::vector<Link>& links, size_t mesh_dim);
+/// Latencies and bandwidth of messages over `link` that carry `n_bytes` together.
+double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes);
+
 /// One rank's share of a plan. Bytes exclude what stays on the rank; an all-reduce counts as a ring's 2 (n-1)/n of the piece.
 struct RankTraffic {
   int64_t sent = 0;

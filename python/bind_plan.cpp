@@ -261,6 +261,13 @@ void bind_plan_class(py::module_& module) {
 
 }  // namespace
 
+std::vector<Link> to_links(const MaybeLinks& links) {
+  std::vector<Link> result;
+  if (links)
+    for (const auto& [latency_us, gb_per_s] : *links) result.push_back({latency_us, gb_per_s});
+  return result;
+}
+
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(
       objective == "bytes" || objective == "time",
@@ -269,8 +276,7 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
                   op, objective));
   PlanOptions options;
   options.objective = objective == "time" ? PlanOptions::Objective::kTime : PlanOptions::Objective::kBytes;
-  if (links)
-    for (const auto& [latency_us, gb_per_s] : *links) options.links.push_back({latency_us, gb_per_s});
+  options.links = to_links(links);
   options.memory_cap = memory_cap;
   return options;
 }

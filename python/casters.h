@@ -27,6 +27,7 @@ MeshPtr to_mesh(py::handle object);
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
 /// (latency in us, GB/s) per mesh dim.
 using MaybeLinks = std::optional<std::vector<std::pair<double, double>>>;
+std::vector<Link> to_links(const MaybeLinks& links);
 /// Throws: c10::ValueError for an unknown objective, in the name of `op`.
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap);
 

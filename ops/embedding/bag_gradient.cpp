@@ -8,7 +8,7 @@
 namespace shardwise {
 namespace {
 
-/// Where the gradient of the weights lies: with their ids, Partial where ranks have other parts of the rows.
+/// The layout of the weights' gradient: as the ids, but Partial where ranks have different parts of the rows.
 SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& plan, at::ScalarType dtype) {
   Placements placements = call.lookup.plan.ids;
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -21,7 +21,7 @@ SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& pl
 }
 
 at::Tensor own_weights_grad(const BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const RowGrads& grads) {
-  if (call.lookup.route) return weights_grad(call.rows, 0, call.bags, grads);
+  if (call.lookup.row_exchange) return weights_grad(call.rows, 0, call.bags, grads);
   at::Tensor sum;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = call.lookup.table->boxes()[i];
@@ -37,7 +37,7 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const 
   const BelowAutograd guard;
   const CommScope scope("aten::embedding_bag_backward");
   Placements now = spec_of(grad)->placements().vec();
-  if (call.end.is_complete() || call.wants_weights) now = without_partial(now);
+  if (call.sink.is_complete() || call.wants_weights) now = without_partial(now);
   LookupPlan forward = call.lookup.plan;
   forward.found = call.found->placements().vec();
   const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, forward, now);
@@ -59,8 +59,8 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const 
     result.weights = wrap(spec_of_weights_grad(call, plan, grad.scalar_type()), std::move(weights_pieces));
   if (of_table)
     result.table =
-        call.end.take(Spec::intern(table->mesh(), table->sizes(), plan.table, table->strides(), grad.scalar_type()),
-                      std::move(boxes), call.padding);
+        call.sink.take(Spec::intern(table->mesh(), table->sizes(), plan.table, table->strides(), grad.scalar_type()),
+                       std::move(boxes), call.padding);
   return result;
 }
 

@@ -29,22 +29,21 @@ at::Tensor own_weights(const at::Tensor& weights) {
   return weights.defined() ? maybe_dtensor(weights)->shards()[0].contiguous() : weights;
 }
 
-/// This rank's bags; along a route their ids are places among the rows that come.
+/// This rank's bags. With a row exchange their ids become indices of the rows that arrive.
 IdBags own_bags(const BagLookup& call, const at::Tensor& weights) {
   const Interval ids = spec_of(call.lookup.ids)->boxes()[0].interval(0);
   const at::Tensor own = call.lookup.own_ids().contiguous();
   IdBags bags{own, call.offsets.within(ids, own.device()), call.padding, own_weights(weights)};
-  if (!call.lookup.route) return bags;
-  const IdGroups& groups = call.lookup.route->groups();
+  if (!call.lookup.row_exchange) return bags;
+  const IdGroups& groups = call.lookup.row_exchange->groups();
   bags.ids = groups.group_of;
   if (call.padding < 0) return bags;
-  bags.padding =
-      groups.n();  // no place of a row, but the padding's own: where its row is elsewhere it must not count either
+  bags.padding = groups.n();  // an index of its own: padding does not count even where no partner owns its row
   bags.ids = bags.ids.masked_fill(own.eq(call.padding), bags.padding);
   return bags;
 }
 
-/// Takes what is larger, or as large and of an earlier id.
+/// Replaces values by larger ones, and by equal ones that came from an earlier id.
 void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::Tensor& others,
                  const at::Tensor& others_chosen) {
   const auto place = [](const at::Tensor& ids) {
@@ -56,20 +55,20 @@ void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::T
   chosen.copy_(at::where(is_larger, others_chosen, chosen));
 }
 
-/// Of a table of several pieces: each adds what it has in its columns.
+/// For a table in several pieces per rank: each piece adds what it has in its columns.
 at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
   const bool is_max = call.pooling == Pooling::kMax;
   const at::Tensor nothing = at::empty({0, call.lookup.table->sizes()[1]}, options);
   at::Tensor result = pool_rows(nothing, 0, call.bags, call.pooling, is_max ? &call.chosen : nullptr);
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = call.lookup.table->boxes()[i];
-    const auto band = [&](const at::Tensor& tensor) { return tensor.narrow(1, box.offsets[1], box.sizes[1]); };
+    const auto column_block = [&](const at::Tensor& tensor) { return tensor.narrow(1, box.offsets[1], box.sizes[1]); };
     at::Tensor chosen;
     const at::Tensor pooled = pool_rows(pieces[i], box.offsets[0], call.bags, call.pooling, is_max ? &chosen : nullptr);
     if (is_max)
-      take_larger(band(result), band(call.chosen), pooled, chosen);
+      take_larger(column_block(result), column_block(call.chosen), pooled, chosen);
     else
-      band(result).add_(pooled);
+      column_block(result).add_(pooled);
   }
   return result;
 }
@@ -77,16 +76,15 @@ at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const 
 /// This rank's results, before they are moved. Pre: a member.
 at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
   at::Tensor* chosen = call.pooling == Pooling::kMax ? &call.chosen : nullptr;
-  if (call.lookup.route) {
-    call.rows = call.lookup.route->fetch(pieces);
+  if (call.lookup.row_exchange) {
+    call.rows = call.lookup.row_exchange->fetch(pieces);
     return pool_rows(call.rows, 0, call.bags, call.pooling, chosen);
   }
   if (call.lookup.table->layout().in_pieces()) return pool_pieces(call, pieces, options);
   return pool_rows(pieces[0], call.lookup.table->boxes()[0].offsets[0], call.bags, call.pooling, chosen);
 }
 
-/// The maxima of all ranks' rows. Where several ranks have the largest, it came from the first id: the ranks tell each other their
-/// places.
+/// The maxima over all ranks' rows. Where several ranks have the maximum, it came from the first id: the least index over the ranks.
 at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_chosen) {
   const Spec& spec = *spec_of(found);
   const at::Tensor largest = redistribute(found, without_partial(spec.placements()));

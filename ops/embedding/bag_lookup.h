@@ -1,41 +1,42 @@
 // ops/embedding/bag_lookup.h: one pooled lookup, forward (bag_lookup.cpp) and backward (bag_gradient.cpp), below autograd.
 //
-// Where rows are cut and ids are not, each rank pools the rows that it has, and nothing is sent but the sums. Where ids are cut,
-// plan_lookup() chooses: bags pooled by all and reduced, or rows fetched, each once, and pooled where the bags are.
+// Where rows are sharded and ids are not, each rank pools the rows that it has, and only the sums are sent. Where ids are sharded,
+// plan_lookup() chooses: bags pooled by all ranks and reduced, or rows fetched, each once, and pooled where the bags are.
 #pragma once
 
-#include "ops/embedding/bag_layout.h"
-#include "ops/embedding/row_gradient.h"
+#include "ops/embedding/bag_offsets.h"
+#include "ops/embedding/gradient_sink.h"
 #include "ops/embedding/table_lookup.h"
 
 namespace shardwise {
 
-/// What was asked for, and what the backward needs of the forward.
+/// The arguments of a call, and what the backward needs from the forward.
 struct BagLookup : torch::CustomClassHolder {
   kernels::Pooling pooling = kernels::Pooling::kSum;
   LookupOptions options;
   BagOffsets offsets;
-  int64_t padding = -1;  // an id that does not count
+  int64_t padding = -1;  // an id that does not count; -1: none
   bool by_freq = false;
-  bool wants_weights = false;  // a gradient of the weights of ids, too
-  GradientSink end;
+  bool wants_weights = false;  // the weights of ids need a gradient
+  GradientSink sink;
 
   TableLookup lookup;
   SpecPtr found;      // of the pooled rows, before they are moved
-  IdBags bags;        // this rank's, by its ids or, along a route, by its places among the rows that came
-  at::Tensor chosen;  // of maxima [bags, columns]: this rank's ids that were the largest, -1 of others
-  at::Tensor rows;    // that came along a route, kept for the gradient of weights
+  IdBags bags;        // this rank's. With a row exchange their ids index the rows that arrived
+  at::Tensor chosen;  // of maxima [bags, columns]: the id whose row has the maximum, -1 where another rank has it
+  at::Tensor rows;    // the rows that arrived by a row exchange, kept for the gradient of weights
 };
 
-/// The pooled rows of `table`, laid out as plan_lookup() has it. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a
-/// backward will follow. Pre: `lookup` was started. Collective over the mesh's members where something moves.
+/// The pooled rows of `table`, laid out as the lookup's plan says. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a
+/// backward may follow. Pre: `lookup` was started. Collective over the mesh's members where something moves.
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& table, const at::Tensor& weights, bool needs_grad);
 
 struct BagGradients {
-  at::Tensor table;    // undefined where an optimizer took it, or nobody wants it
-  at::Tensor weights;  // undefined where nobody wants it
+  at::Tensor table;    // undefined where an optimizer took it, or it is not needed
+  at::Tensor weights;  // undefined where it is not needed
 };
-/// `grad`: of the result. `table`: wanted for the gradient of weights without a route only.
+/// `grad`: of the result. `table`: defined where the gradient of weights is needed and there was no row exchange. `of_table`: whether the
+/// table's gradient is needed.
 BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const at::Tensor& table, bool of_table);
 
 }  // namespace shardwise

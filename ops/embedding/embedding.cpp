@@ -1,8 +1,8 @@
-// ops/embedding/embedding.cpp: lookups in a table of any layout. The table never moves: ids go to its rows, or rows to the ids that name
-// them (lookup_plan.h says which).
+// ops/embedding/embedding.cpp: lookups in a table of any layout. The table is never redistributed: ids go to its rows, or rows to the ids
+// that name them (lookup_plan.h says which).
 //
-// aten's own derivative knows how many rows the table has, not where they are: here it is a function of its own.
-#include "ops/embedding/row_gradient.h"
+// aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
+#include "ops/embedding/gradient_sink.h"
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -23,10 +23,10 @@ using torch::autograd::variable_list;
 constexpr const char* kOp = "aten::embedding";
 
 TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options) {
-  return TableLookup::start(kOp, table, ids, plan_lookup(*table, *spec_of(ids), options.exchange), options);
+  return TableLookup::start(kOp, table, ids, plan_lookup(*table, *spec_of(ids), options), options);
 }
 
-/// Of a table of several pieces: each fills in its columns of the ids in its rows.
+/// For a table in several pieces per rank: each piece fills in its columns for the ids in its rows.
 at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10::ArrayRef<at::Tensor> pieces,
                           const at::TensorOptions& options) {
   const at::Tensor result = at::zeros(sizes, options), rows = result.view({-1, sizes.back()});
@@ -40,8 +40,8 @@ at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10
 /// This rank's rows of the result. Pre: a member.
 at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const SpecPtr& found) {
   const Shards& pieces = maybe_dtensor(weight)->shards();
-  if (lookup.route)
-    return lookup_rows(lookup.route->fetch(pieces), lookup.route->groups().group_of, 0).view(found->boxes()[0].sizes);
+  if (const auto& exchange = lookup.row_exchange)
+    return lookup_rows(exchange->fetch(pieces), exchange->groups().group_of, 0).view(found->boxes()[0].sizes);
   if (lookup.table->layout().in_pieces())
     return look_up_pieces(lookup, found->boxes()[0].sizes, pieces,
                           at::TensorOptions().dtype(found->dtype()).device(weight.device()));
@@ -56,31 +56,31 @@ at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
   return lookup.plan.result == lookup.plan.found ? result : redistribute(result, lookup.plan.result);
 }
 
-/// Everything a backward knows besides the gradient and the ids.
+/// What the backward needs besides the gradient.
 struct Saved : torch::CustomClassHolder {
   TableLookup lookup;
   LookupOptions options;
   int64_t padding_idx;
   bool by_freq;
-  GradientSink end;
+  GradientSink sink;
 };
 using SavedPtr = c10::intrusive_ptr<Saved>;
 
-/// The lookup as its backward repeats it: where ids are replicated, and their gradients cut, rows are given to their owners by the ranks
-/// that hold the gradients.
-TableLookup cut_as(const Spec& grad, const SavedPtr& saved) {
+/// The lookup for the backward. Where ids are replicated but their gradients sharded, the lookup is planned anew with ids sharded as the
+/// gradients: each rank then sends the gradient rows that it holds to their owners.
+TableLookup sharded_as(const Spec& grad, const SavedPtr& saved) {
   const TableLookup& lookup = saved->lookup;
-  Placements cut = lookup.plan.ids;
-  for (size_t m = 0; m < cut.size(); ++m) {
+  Placements of_ids = lookup.plan.ids;
+  for (size_t m = 0; m < of_ids.size(); ++m) {
     const Placement& of_grad = grad.placements()[m];
-    const bool is_of_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
-    if (cut[m].is_replicate() && is_of_ids && !lookup.table->placements()[m].is_replicate()) cut[m] = of_grad;
+    const bool shards_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
+    if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
   }
-  if (lookup.gives() || cut == lookup.plan.ids) return lookup;
+  if (lookup.scatters_gradients() || of_ids == lookup.plan.ids) return lookup;
   LookupOptions options = saved->options;
-  options.checks_ids = false;  // they were
-  TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, cut), options);
-  return again.gives() || !again.table->is_member() ? again : lookup;
+  options.checks_ids = false;  // the forward checked them
+  TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);
+  return again.scatters_gradients() || !again.table->is_member() ? again : lookup;
 }
 
 /// The gradient rows of this rank's ids. `counts`: undefined, or 1 over how often each id occurs, laid out as the ids.
@@ -96,9 +96,9 @@ RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::
 at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
   const BelowAutograd guard;
   const CommScope scope("aten::embedding_backward");
-  const TableLookup lookup = cut_as(*spec_of(grad), saved);
+  const TableLookup lookup = sharded_as(*spec_of(grad), saved);
   Placements now = spec_of(grad)->placements().vec();
-  if (saved->end.is_complete()) now = without_partial(now);
+  if (saved->sink.is_complete()) now = without_partial(now);
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
@@ -106,7 +106,7 @@ at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
   const at::Tensor counts = saved->by_freq ? lookup.counts() : at::Tensor();
   std::vector<BoxGrads> boxes;
   if (spec->is_member()) boxes = lookup.grads_of_boxes(own_grads(lookup, moved, counts));
-  return saved->end.take(spec, std::move(boxes), saved->padding_idx);
+  return saved->sink.take(spec, std::move(boxes), saved->padding_idx);
 }
 
 void keep(AutogradContext* ctx, const SavedPtr& saved, const at::Tensor& ids) {
@@ -148,7 +148,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     if (!grad.defined()) return {{}, {}, {}};
     const SavedPtr saved = kept(ctx);
     const at::Tensor ids = ctx->get_saved_variables()[0];
-    if (saved->end.is_complete()) return {table_grad(grad, saved), {}, {}};
+    if (saved->sink.is_complete()) return {table_grad(grad, saved), {}, {}};
     return {EmbeddingGrad::apply(grad, ids, saved), {}, {}};
   }
 };
@@ -171,7 +171,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   saved->options = LookupScope::current();
   saved->padding_idx = padding_idx;
   saved->by_freq = by_freq;
-  saved->end = GradientSink::of(weight, sparse);
+  saved->sink = GradientSink::of(weight, sparse);
   return Embedding::apply(table, saved, prepared_ids(kOp, ids, *spec_of(table)));
 }
 

@@ -1,4 +1,4 @@
-// ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h does the work.
+// ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h computes them.
 #include "ops/embedding/bag_lookup.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -23,8 +23,9 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     call->wants_weights = weights && weights->requires_grad();
     const at::Tensor result = pool_bags(*call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
-    // Along a route the rows that came are kept instead.
-    ctx->save_for_backward({call->wants_weights && !call->lookup.route ? weight : at::Tensor(), call->lookup.ids});
+    // With a row exchange the rows that arrived are kept instead.
+    ctx->save_for_backward(
+        {call->wants_weights && !call->lookup.row_exchange ? weight : at::Tensor(), call->lookup.ids});
     return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -62,7 +63,7 @@ Pooling pooling_of(int64_t mode) {
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
 }
 
-/// Negative ones count from the last row; -1 where there is none.
+/// A negative index counts from the last row. Returns -1 where there is none.
 int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   if (!padding_idx) return -1;
   TORCH_CHECK_VALUE(
@@ -72,17 +73,15 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   return *padding_idx < 0 ? *padding_idx + n_rows : *padding_idx;
 }
 
-/// The bags' ids where the lookup needs them. Ids that are cut within bags are gathered.
+/// Moves the bags' ids to where the lookup needs them. Ids whose shards begin within bags are gathered.
 void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
   const BelowAutograd guard;
   const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
-  const auto planned = [&] {
-    return plan_lookup(*spec_of(table), *spec_of(ids), call.options.exchange, call.offsets.n());
-  };
+  const auto planned = [&] { return plan_lookup(*spec_of(table), *spec_of(ids), call.options, call.offsets.n()); };
   if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
   LookupPlan plan = planned();
   if (plan.ids != spec_of(ids)->placements() &&
-      !call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) {  // cut anew there
+      !call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) {  // other shards there
     ids = gathered();
     plan = planned();
   }
@@ -91,7 +90,7 @@ void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// torch's other three results are its backward's own; ours needs none.
+/// torch's other three results serve its own backward; this one needs none.
 Results with_nothing_else(at::Tensor result) {
   const at::Tensor none = empty({0}, spec_of(result)->mesh(), Placements(spec_of(result)->mesh()->ndim()), at::kLong);
   return {result, none, none, none};
@@ -111,7 +110,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   at::Tensor ids = prepared_ids(kOp, indices, *spec_of(table), /*may_be_plain=*/true);
   call->offsets = BagOffsets::read(kOp, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
   std::optional<at::Tensor> weights = per_sample_weights;
-  if (const int64_t n_used = call->offsets.n_ids(); n_used < ids.numel()) {  // ids behind the last offset
+  if (const int64_t n_used = call->offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
     ids = ids.narrow(0, 0, n_used);
     if (weights && weights->defined()) weights = weights->narrow(0, 0, n_used);
   }
@@ -120,7 +119,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   const bool needs_grad =
       c10::GradMode::is_enabled() && (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
   if (!needs_grad) return with_nothing_else(pool_bags(*call, table, *weights, false));
-  call->end = GradientSink::of(weight, sparse);
+  call->sink = GradientSink::of(weight, sparse);
   if (!weights->defined()) weights.reset();
   return with_nothing_else(EmbeddingBag::apply(table, weights, call));
 }

@@ -21,7 +21,7 @@ void IdBounds::add(int64_t other_lowest, int64_t other_highest) {
 
 void IdBounds::check(const char* op, int64_t n_rows) const {
   if (lowest > highest) return;                                                     // no ids at all
-  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // how far off; of -2^63 too
+  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // how far outside; of -2^63 too
   const auto above = highest >= n_rows ? static_cast<uint64_t>(highest - n_rows) + 1 : 0;
   const int64_t worst = below > above ? lowest : highest;
   TORCH_CHECK_INDEX(

@@ -1,4 +1,4 @@
-// ops/embedding/id_check.h: ids out of range, found on all ranks alike.
+// ops/embedding/id_check.h: errors for ids out of range, raised on all ranks alike.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,19 +8,19 @@
 
 namespace shardwise {
 
-/// The lowest and the highest of all ids seen.
+/// The lowest and the highest of the ids added.
 struct IdBounds {
   int64_t lowest = std::numeric_limits<int64_t>::max();
   int64_t highest = std::numeric_limits<int64_t>::min();
 
   void add(const at::Tensor& ids);
   void add(int64_t other_lowest, int64_t other_highest);
-  /// Throws: c10::IndexError naming the id that is farthest off, where one is not in [0, n_rows).
+  /// Throws: c10::IndexError naming the id that is farthest from [0, n_rows), where one is outside.
   void check(const char* op, int64_t n_rows) const;
 };
 
-/// The same for distributed ids: the ranks tell each other where ids are cut. Cost: a pass over this rank's ids; a message of two
-/// numbers per mesh dim that cuts them.
+/// The same for distributed ids: ranks exchange their bounds where ids are sharded. Cost: one pass over this rank's ids; a message of two
+/// numbers per mesh dim that shards them.
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows);
 
 }  // namespace shardwise

@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace shardwise {
 namespace {
 
@@ -10,8 +12,8 @@ thread_local LookupOptions options_of_thread;
 
 }  // namespace
 
-LookupScope::LookupScope(const LookupOptions& options) : outer_(options_of_thread) { options_of_thread = options; }
-LookupScope::~LookupScope() { options_of_thread = outer_; }
+LookupScope::LookupScope(LookupOptions options) : outer_(std::exchange(options_of_thread, std::move(options))) {}
+LookupScope::~LookupScope() { options_of_thread = std::move(outer_); }
 const LookupOptions& LookupScope::current() { return options_of_thread; }
 
 LookupExchange to_lookup_exchange(const std::string& name) {

@@ -1,35 +1,40 @@
-// ops/embedding/lookup_options.h: how this thread's lookups in cut tables go about it.
+// ops/embedding/lookup_options.h: how this thread's lookups in sharded tables communicate.
 //
 //   const LookupScope scope({.exchange = LookupExchange::kAllToAll});
 //   at::embedding(table, ids);
 #pragma once
 
+#include "plans/plan.h"
+
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace shardwise {
 
-/// How rows of a table that is cut get to where their ids live. Bags of ids that all ranks have are a Partial whatever it is: they are
-/// pooled first.
+/// How rows of a sharded table get to the ranks that hold their ids. Bags of replicated ids are pooled first and stay Partial under
+/// each of these.
 enum class LookupExchange : uint8_t {
-  kAuto,  // the faster one by the default link's latency and bandwidth; columns of ids that all ranks have stay cut
-  kReduceScatter,  // every rank gathers all ids, and what the ranks found is reduced (columns: exchanged) to where ids live.
-                   // Of ids that all have a Partial is left, and nothing is sent until it is used
-  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. What all have need not go
+  kAuto,  // the faster of the two by `links`; for replicated ids, columns stay sharded and rows are sent to all
+  kReduceScatter,  // every rank gathers all ids; what the ranks find is reduced (columns: exchanged) to the shards of the ids. For
+                   // replicated ids the result stays Partial, and nothing is sent until it is used
+  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. Replicated ids need not be sent
 };
 
 struct LookupOptions {
   LookupExchange exchange = LookupExchange::kAuto;
-  /// Ids out of range are errors on every rank, and so are replicated ones that differ where rows are brought to them. Costs a pass over
-  /// the ids and some numbers in a message. Without it ids out of range give zeros and no gradient, and ranks whose ids differ may wait
-  /// for each other for ever.
+  /// On every rank, ids out of range are errors, and so are replicated ids that differ where rows are sent to them. Costs one pass over
+  /// the ids and a few numbers in a message. Without it ids out of range give zeros and no gradient, and ranks whose ids differ may wait
+  /// for each other forever.
   bool checks_ids = true;
+  /// What kAuto reckons with, per mesh dim, as PlanOptions::links. The default link where it is empty.
+  std::vector<Link> links = {};
 };
 
-/// This thread's options while it lives. They nest. A lookup's backward goes by the options of its forward.
+/// This thread's options while it lives. They nest. A lookup's backward uses the options of its forward.
 class LookupScope {
  public:
-  explicit LookupScope(const LookupOptions& options);
+  explicit LookupScope(LookupOptions options);
   ~LookupScope();
   LookupScope(const LookupScope&) = delete;
   LookupScope& operator=(const LookupScope&) = delete;

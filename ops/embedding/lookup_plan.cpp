@@ -1,96 +1,119 @@
 #include "ops/embedding/lookup_plan.h"
 
 #include "placements/partial.h"
+#include "plans/traffic.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace shardwise {
 namespace {
 
-/// What one rank alone cuts is whole.
-bool is_cut(const Spec& table, size_t m) {
+/// A single rank's shard is the whole.
+bool is_sharded(const Spec& table, size_t m) {
   return table.placements()[m].is_sharded() && table.mesh()->size(static_cast<int64_t>(m)) > 1;
 }
 bool is_whole(const Spec& table, size_t m) {
-  return table.placements()[m].is_replicate() || (table.placements()[m].is_sharded() && !is_cut(table, m));
+  return table.placements()[m].is_replicate() || (table.placements()[m].is_sharded() && !is_sharded(table, m));
 }
+bool shards_rows(const Spec& table, size_t m) { return is_sharded(table, m) && !table.placements()[m].is_shard(1); }
 
-bool cuts_rows(const Spec& table, size_t m) { return is_cut(table, m) && !table.placements()[m].is_shard(1); }
-
-/// The dims along which ids are cut and rows elsewhere: where something must be sent.
-std::vector<bool> common_cuts(const Spec& table, const Spec& ids) {
+/// The dims along which both ids and table are sharded: where something must be sent.
+std::vector<bool> common_shards(const Spec& table, const Spec& ids) {
   std::vector<bool> common;
   for (size_t m = 0; m < table.placements().size(); ++m)
-    common.push_back(is_cut(table, m) && ids.placements()[m].is_shard());
+    common.push_back(is_sharded(table, m) && ids.placements()[m].is_shard());
   return common;
 }
 
-/// Rows are asked for as one band of columns: all that the owners along `asks` have together.
-bool are_bands(const Spec& table, const std::vector<bool>& asks) {
-  bool cuts_in = false, cuts_out = false;
-  for (size_t m = 0; m < asks.size(); ++m)
-    if (table.placements()[m].is_shard(1)) (asks[m] ? cuts_in : cuts_out) = true;
-  return !cuts_in || !cuts_out;
+/// True where the owners along `along` together have one interval of columns: rows are requested as one block.
+bool have_adjoining_columns(const Spec& table, const std::vector<bool>& along) {
+  bool shards_inside = false, shards_outside = false;
+  for (size_t m = 0; m < along.size(); ++m)
+    if (table.placements()[m].is_shard(1)) (along[m] ? shards_inside : shards_outside) = true;
+  return !shards_inside || !shards_outside;
 }
 
-/// Seconds on the default link, which counts a latency per message and each way's bytes apart.
-double seconds(int64_t n_messages, int64_t n_bytes) {
-  const Link link;
-  return static_cast<double>(n_messages) * link.latency_us * 1e-6 +
-         static_cast<double>(n_bytes) / (link.gb_per_s * 1e9);
-}
+/// The ranks that a rank exchanges with, by the link to them: that of the first mesh dim in which the coordinates differ.
+struct Partners {
+  std::vector<std::pair<Link, int64_t>> by_link;
+  int64_t n_ranks = 1;  // this one included
 
-/// Ids gathered and results reduced, against counts, ids and rows sent to those concerned.
-bool asking_is_faster(const Spec& table, const Spec& ids, int64_t n_results, const std::vector<bool>& asks) {
-  int64_t n_ranks = 1;
-  bool sums_rows = false;
-  for (size_t m = 0; m < asks.size(); ++m) {
-    if (!asks[m]) continue;
-    n_ranks *= table.mesh()->size(static_cast<int64_t>(m));
-    sums_rows |= cuts_rows(table, m);
+  Partners(const DeviceMesh& mesh, const std::vector<bool>& along, const std::vector<Link>& links) {
+    for (size_t m = along.size(); m-- > 0;) {
+      if (!along[m]) continue;
+      const int64_t extent = mesh.size(static_cast<int64_t>(m));
+      by_link.emplace_back(link_along(links, m), (extent - 1) * n_ranks);
+      n_ranks *= extent;
+    }
   }
-  const int64_t n_others = n_ranks - 1, n_ids = ids.numel(), n_own = n_ids / n_ranks;
-  const int64_t row = table.sizes()[1] * table.element_bytes();
-  const int64_t n_found = sums_rows ? n_results : n_results / n_ranks;  // rows that arrive: terms of all, or one's own
-  const double reducing = seconds(2 * n_others, (n_ids - n_own) * ids.element_bytes() + n_found * row);
-  const double asking = seconds(3 * n_others, n_own * (4 + row));
-  return asking < reducing;
+
+  /// The time of `n_messages` to each partner, and of `n_bytes` received from all of them in equal parts.
+  double seconds(int64_t n_messages, int64_t n_bytes) const {
+    double sum = 0;
+    for (const auto& [link, n] : by_link) sum += transfer_seconds(link, n_messages * n, n_bytes * n / (n_ranks - 1));
+    return sum;
+  }
+};
+
+/// Messages to each partner: of the reduce-scatter one with ids (all-gather) and one with rows; of the all-to-all one with counts, one
+/// with ids and one with rows, see ops/embedding/row_exchange.h.
+constexpr int64_t kReduceScatterMessages = 2;
+constexpr int64_t kAllToAllMessages = 3;
+
+bool all_to_all_is_faster(const Spec& table, const Spec& ids, int64_t n_results, const std::vector<bool>& along,
+                          const std::vector<Link>& links) {
+  const Partners partners(*table.mesh(), along, links);
+  bool sums_rows = false;
+  for (size_t m = 0; m < along.size(); ++m) sums_rows |= along[m] && shards_rows(table, m);
+  const int64_t n_ids = ids.numel(), n_own = n_ids / partners.n_ranks;
+  const int64_t row_bytes = table.sizes()[1] * table.element_bytes();
+  const int64_t id_bytes = table.sizes()[0] <= std::numeric_limits<int32_t>::max() ? 4 : 8;  // of ids in messages
+  // Rows that the reduce-scatter receives: terms from all partners, or where columns are sharded one part from each.
+  const int64_t n_received = sums_rows ? n_results : n_results / partners.n_ranks;
+  const double reduce_scatter =
+      partners.seconds(kReduceScatterMessages, (n_ids - n_own) * ids.element_bytes() + n_received * row_bytes);
+  return partners.seconds(kAllToAllMessages, n_own * (id_bytes + row_bytes)) < reduce_scatter;
 }
 
 }  // namespace
 
-bool LookupPlan::asks_any() const { return std::ranges::find(asks, true) != asks.end(); }
+bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_along, true) != exchange_along.end(); }
 
-LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchange, std::optional<int64_t> n_results) {
+LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& options,
+                       std::optional<int64_t> n_results) {
   LookupPlan plan;
-  const std::vector<bool> common = common_cuts(table, ids);
+  const bool wants_all_to_all = options.exchange == LookupExchange::kAllToAll;
+  const bool may_exchange = options.exchange != LookupExchange::kReduceScatter;
+  const std::vector<bool> common = common_shards(table, ids);
   const bool any_common = std::ranges::find(common, true) != common.end();
-  const bool brings = exchange != LookupExchange::kReduceScatter && !n_results;  // rows of ids that all have, to all
-  plan.asks = common;
-  if (!any_common && brings) {
+  const bool sends_to_replicas = may_exchange && !n_results;  // rows of replicated ids
+  plan.exchange_along = common;
+  if (!any_common && sends_to_replicas) {
     for (size_t m = 0; m < common.size(); ++m)
-      plan.asks[m] = cuts_rows(table, m) || (is_cut(table, m) && exchange == LookupExchange::kAllToAll);
-    plan.are_known = plan.asks_any();
+      plan.exchange_along[m] = shards_rows(table, m) || (is_sharded(table, m) && wants_all_to_all);
+    plan.ids_are_equal = plan.exchanges_rows();
   }
-  const bool asks =
-      plan.are_known || (any_common && exchange != LookupExchange::kReduceScatter && are_bands(table, common) &&
-                         (exchange == LookupExchange::kAllToAll ||
-                          asking_is_faster(table, ids, n_results.value_or(ids.numel()), common)));
-  if (!asks) plan.asks.assign(common.size(), false);
-  bool ids_moved = false;  // explicit sizes of inner cuts speak of the outer ones
+  const bool exchanges =
+      plan.ids_are_equal ||
+      (any_common && may_exchange && have_adjoining_columns(table, common) &&
+       (wants_all_to_all || all_to_all_is_faster(table, ids, n_results.value_or(ids.numel()), common, options.links)));
+  if (!exchanges) plan.exchange_along.assign(common.size(), false);
+  bool ids_moved = false;  // explicit sizes of an inner shard depend on the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
-    const bool stay = plan.asks[m] || is_whole(table, m);
+    const bool stay = plan.exchange_along[m] || is_whole(table, m);
     const Placement there = !stay                                  ? Placement::replicate()
                             : ids_moved && !of_ids.sizes().empty() ? Placement::shard(of_ids.dim())
                                                                    : of_ids;
     ids_moved |= of_ids.is_shard() && !stay;
     plan.ids.push_back(there);
-    plan.found.push_back(stay                    ? there
-                         : of_table.is_shard(1)  ? of_table.with_dim(ids.dim())
+    plan.found.push_back(stay                                               ? there
+                         : of_table.is_shard(1)                             ? of_table.with_dim(ids.dim())
                          : of_table.is_sharded() ? Placement::partial()
-                                                 : of_table);
-    plan.result.push_back(of_ids.is_shard() || (brings && cuts_rows(table, m)) ? of_ids : plan.found.back());
+                                                                            : of_table);
+    plan.result.push_back(of_ids.is_shard() || (sends_to_replicas && shards_rows(table, m)) ? of_ids
+                                                                                            : plan.found.back());
   }
   return plan;
 }

@@ -1,13 +1,13 @@
 // ops/embedding/lookup_plan.h: where ids must lie for a lookup, and where its results come to lie; decided from layouts alone.
 //
 //   table on a mesh dim    ids there    result there
-//   Shard(0), (1), pieces  cut          as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
-//   Shard(0), pieces       Replicate    Replicate: each row named is sent once to each rank (or, where ids are cut along another
-//                                       dim that cuts the table, reduced). Bags, and by the other exchange: Partial(sum),
+//   Shard(0), (1), pieces  Shard        as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
+//   Shard(0), pieces       Replicate    Replicate: each row is sent once to each rank (or reduced, where ids are sharded along
+//                                       another dim that shards the table). Bags, and by the reduce-scatter: Partial(sum),
 //                                       and nothing is sent
-//   Shard(1)               Replicate    Shard(last dim), and nothing is sent; Replicate where the all-to-all is asked for by name
-//   Replicate              as they are  as the ids: nothing is sent
-//   Partial                Replicate    Partial likewise; where ids were cut, reduced to them
+//   Shard(1)               Replicate    Shard(last dim), and nothing is sent; Replicate where the all-to-all is requested by name
+//   Replicate              any          as the ids: nothing is sent
+//   Partial                Replicate    Partial likewise; reduced to the ids where these were sharded
 #pragma once
 
 #include "ops/embedding/lookup_options.h"
@@ -19,23 +19,24 @@
 namespace shardwise {
 
 struct LookupPlan {
-  Placements ids;          // where ids are looked up
-  Placements found;        // of what each rank finds there, before it is moved
-  Placements result;       // where it goes in the end
-  std::vector<bool> asks;  // mesh dims along which rows come from their owners (all-to-all) ...
-  bool are_known = false;  // ... who have the same ids, so that nobody need ask
+  Placements ids;                    // where ids are looked up
+  Placements found;                  // of what each rank finds there, before it is moved
+  Placements result;                 // where it goes in the end
+  std::vector<bool> exchange_along;  // mesh dims along which owners send the requested rows (all-to-all) ...
+  bool ids_are_equal = false;        // ... and have the same ids, so that no requests are sent
 
-  bool asks_any() const;  // instead of lookups by all whose results are reduced
+  /// True where rows are requested from their owners; else all ranks look up, and their results are reduced.
+  bool exchanges_rows() const;
 };
 
 /// The plan of looking up `ids` in a table of layout `table`; results have the ids' dims and one more. The same on all ranks. `n_results`:
-/// how many rows are left of the ids' once they are pooled, where they are.
-/// Pre: one mesh, no Partial in `ids`, none but linear ones in `table`.
-LookupPlan plan_lookup(const Spec& table, const Spec& ids, LookupExchange exchange,
+/// of pooled lookups, the number of bags.
+/// Pre: one mesh, no Partial in `ids`, only linear ones in `table`.
+LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& options,
                        std::optional<int64_t> n_results = {});
 
-/// Where the result's gradient must lie for the table's, and how that then lies: as the table, but Partial where only part of the ids is at
-/// hand. `grad` says where it lies now: sums pass through replicas.
+/// Where the result's gradient must lie, and how the table's gradient then lies: as the table, but Partial where a rank has only part of
+/// the ids. `grad` says where the gradient lies now: sums pass through replicas.
 struct LookupBackwardPlan {
   Placements grad;
   Placements table;

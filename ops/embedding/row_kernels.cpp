@@ -1,17 +1,23 @@
 #include "ops/embedding/row_kernels.h"
 
-#include "ops/embedding/row_launch.h"
+#include "kernels/cuda/kernels.h"
+#include "ops/embedding/kernel_launch.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <limits>
+#include <mutex>
 #include <vector>
 
 namespace shardwise {
 namespace {
+
+namespace cuda = kernels::cuda;
 
 std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
   switch (dtype) {
@@ -44,34 +50,33 @@ kernels::Element element_of_copies(const at::Tensor& rows) {
                                     : kernels::Element::kHalf;
 }
 
-kernels::Ids ids_of(const at::Tensor& ids) {
-  return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
-}
-
-at::Tensor with_adjoining_elements(const at::Tensor& rows) {
-  return rows.stride(-1) == 1 || rows.size(-1) <= 1 ? rows : rows.contiguous();
-}
+at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 at::TensorOptions numbers_like(const at::Tensor& tensor) {
   return at::TensorOptions().dtype(at::kLong).device(tensor.device());
 }
 
-at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
-
-kernels::Bags bags_of(const IdBags& bags) {
-  return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
-          bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
+/// `rows` with stride 1 along the last dim.
+at::Tensor with_dense_rows(const at::Tensor& rows) {
+  return rows.stride(-1) == 1 || rows.size(-1) <= 1 ? rows : rows.contiguous();
 }
+
+// The kernels' views of tensors.
 
 const int64_t* numbers_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
 }
 
-}  // namespace
+kernels::Ids ids_of(const at::Tensor& ids) {
+  return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
+}
 
+/// Pre: with_dense_rows().
+kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row, kernels::Element element) {
+  return {rows.mutable_data_ptr(), element, first_row, rows.size(0), rows.size(1), rows.stride(0)};
+}
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
-  return {rows.mutable_data_ptr(), element_of(rows.scalar_type()), first_row, rows.size(0), rows.size(1),
-          rows.stride(0)};
+  return rows_of(rows, first_row, element_of(rows.scalar_type()));
 }
 
 kernels::GradRows grad_rows_of(const RowGrads& grads) {
@@ -81,10 +86,19 @@ kernels::GradRows grad_rows_of(const RowGrads& grads) {
           numbers_of(grads.chosen)};
 }
 
-launch::Groups groups_of(const IdGroups& groups) {
-  return {groups.order.const_data_ptr<int64_t>(), groups.starts.const_data_ptr<int64_t>(),
-          groups.rows.const_data_ptr<int64_t>(), groups.n(), groups.order.numel()};
+kernels::Bags bags_of(const IdBags& bags) {
+  return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
+          bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
 }
+
+int64_t row_bytes(int64_t width, kernels::Element element) {
+  return std::max<int64_t>(width, 1) * kernels::size_of(element);
+}
+int64_t row_bytes(const kernels::Rows& rows) { return row_bytes(rows.width, rows.element); }
+int64_t row_bytes(const kernels::GradRows& rows) { return row_bytes(rows.width, rows.element); }
+int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::max<int64_t>(bags.n, 1); }
+
+}  // namespace
 
 RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
   if (width == values.size(1)) return *this;
@@ -92,34 +106,41 @@ RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
           chosen.defined() ? chosen.narrow(1, begin, width).contiguous() : chosen};
 }
 
-namespace {
-
-/// Copies into `results`, whose rows are `step` elements apart. False where there is no kernel for the dtype or the device.
-bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row, kernels::Miss miss,
-               const at::Tensor& results, int64_t step) {
-  if (!launch::has_kernels(rows.device()) || rows.element_size() < 2 || rows.element_size() > 8) return false;
-  const at::Tensor from = with_adjoining_elements(rows), wanted = ids.contiguous();
-  const kernels::Rows table{from.mutable_data_ptr(), element_of_copies(rows), first_row, from.size(0), from.size(1),
-                            from.stride(0)};
-  launch::look_up(rows.device(), table, ids_of(wanted), miss, results.mutable_data_ptr(), step);
-  return true;
-}
-
-/// float8 has hardly an operator.
-bool travels_as_bytes(const at::Tensor& rows) { return rows.element_size() == 1 && rows.scalar_type() != at::kByte; }
-
-}  // namespace
-
 void RowGrads::scale(const at::Tensor& by) {
   const at::Tensor own = by.to(sum_type(values.scalar_type()));
   factors = factors.defined() ? factors * own : own;
 }
 
+namespace {
+
+/// Copies into `results`, whose rows are `step` elements apart. False where there is no kernel for the dtype or the device.
+bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row, kernels::Miss miss,
+               const at::Tensor& results, int64_t step) {
+  if (!has_kernels(rows.device()) || rows.element_size() < 2 || rows.element_size() > 8) return false;
+  const at::Tensor from = with_dense_rows(rows), all_ids = ids.contiguous();
+  const kernels::Rows table = rows_of(from, first_row, element_of_copies(rows));
+  const kernels::Ids wanted = ids_of(all_ids);
+  void* into = results.mutable_data_ptr();
+  run_kernel(
+      rows.device(),
+      [&] {
+        share_out(wanted.n, row_bytes(table),
+                  [&](int64_t begin, int64_t end) { kernels::look_up(table, wanted, miss, into, step, begin, end); });
+      },
+      [&](auto stream) { cuda::look_up(table, wanted, miss, into, step, stream); });
+  return true;
+}
+
+/// torch has few operators for float8.
+bool copies_as_bytes(const at::Tensor& rows) { return rows.element_size() == 1 && rows.scalar_type() != at::kByte; }
+
+}  // namespace
+
 at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(rows.size(1));
   if (ids.numel() == 0 || rows.numel() == 0) return at::zeros(shape, rows.options());
-  if (travels_as_bytes(rows)) return lookup_rows(rows.view(at::kByte), ids, first_row).view(rows.scalar_type());
+  if (copies_as_bytes(rows)) return lookup_rows(rows.view(at::kByte), ids, first_row).view(rows.scalar_type());
   at::Tensor results = at::empty(shape, rows.options());
   if (copy_rows(rows, ids, first_row, kernels::Miss::kZero, results, rows.size(1))) return results;
   const at::Tensor row = ids.reshape(-1) - first_row;
@@ -129,7 +150,7 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row) {
   if (ids.numel() == 0 || rows.numel() == 0) return;
-  if (travels_as_bytes(rows)) return lookup_rows_into(results.view(at::kByte), rows.view(at::kByte), ids, first_row);
+  if (copies_as_bytes(rows)) return lookup_rows_into(results.view(at::kByte), rows.view(at::kByte), ids, first_row);
   if (copy_rows(rows, ids, first_row, kernels::Miss::kKeep, results, results.stride(0))) return;
   const at::Tensor row = ids.reshape(-1) - first_row;
   const at::Tensor here = row.ge(0).logical_and_(row.lt(rows.size(0))).nonzero().view(-1);
@@ -138,29 +159,67 @@ void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const a
 
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
   if (ids.numel() == 0) return {};
-  const at::Tensor all = ids.contiguous();
-  const kernels::IdRange range = launch::range_of(ids.device(), ids_of(all));
+  const at::Tensor all_ids = ids.contiguous();
+  const kernels::Ids all = ids_of(all_ids);
+  const kernels::IdRange range = run_kernel(
+      ids.device(),
+      [&] {
+        std::mutex mutex;
+        kernels::IdRange whole{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+        share_out(all.n, 8, [&](int64_t begin, int64_t end) {
+          const kernels::IdRange part = kernels::range_of(all, begin, end);
+          const std::lock_guard lock(mutex);
+          whole = {std::min(whole.lowest, part.lowest), std::max(whole.highest, part.highest)};
+        });
+        return whole;
+      },
+      [&](auto stream) {
+        const at::Tensor both = at::empty({2}, numbers_like(ids));
+        cuda::range_of(all, static_cast<kernels::IdRange*>(both.mutable_data_ptr()), stream);
+        const at::Tensor on_cpu = both.cpu();
+        return kernels::IdRange{on_cpu[0].item<int64_t>(), on_cpu[1].item<int64_t>()};
+      });
   return std::pair{range.lowest, range.highest};
 }
 
 int64_t digest_of_ids(const at::Tensor& ids) {
   if (ids.numel() == 0) return 0;
-  const at::Tensor all = ids.contiguous();
-  return static_cast<int64_t>(launch::digest_of(ids.device(), ids_of(all)));
+  const at::Tensor all_ids = ids.contiguous();
+  const kernels::Ids all = ids_of(all_ids);
+  return run_kernel(
+      ids.device(),
+      [&] {
+        std::atomic<uint64_t> digest = 0;
+        share_out(all.n, 8, [&](int64_t begin, int64_t end) { digest += kernels::digest_of(all, begin, end); });
+        return static_cast<int64_t>(digest.load());
+      },
+      [&](auto stream) {
+        const at::Tensor digest = at::empty({1}, numbers_like(ids));
+        cuda::digest_of(all, reinterpret_cast<uint64_t*>(digest.mutable_data_ptr<int64_t>()), stream);
+        return digest.item<int64_t>();
+      });
 }
 
 IdGroups group_ids(const at::Tensor& ids, int64_t first_row, int64_t n_rows, int64_t skipped, bool with_group_of) {
   const at::Tensor flat = ids.reshape(-1).contiguous();
+  const kernels::Ids all = ids_of(flat);
   const int64_t n = flat.numel();
   const auto options = numbers_like(ids);
   IdGroups groups{at::empty({n}, options), at::empty({n + 1}, options), at::empty({n}, options),
                   with_group_of ? at::empty({n}, options) : at::Tensor()};
-  const at::Tensor scratch = at::empty({launch::group_scratch(ids.device(), n)}, options);
-  const kernels::GroupMemory memory{groups.rows.mutable_data_ptr<int64_t>(), groups.starts.mutable_data_ptr<int64_t>(),
-                                    groups.order.mutable_data_ptr<int64_t>(),
-                                    with_group_of ? groups.group_of.mutable_data_ptr<int64_t>() : nullptr,
-                                    reinterpret_cast<uint64_t*>(scratch.mutable_data_ptr<int64_t>())};
-  const int64_t n_groups = launch::group_ids(ids.device(), ids_of(flat), first_row, n_rows, skipped, memory);
+  at::Tensor scratch;
+  const auto memory_with_scratch = [&](int64_t n_words) {
+    scratch = at::empty({n_words}, options);
+    return kernels::GroupMemory{groups.rows.mutable_data_ptr<int64_t>(), groups.starts.mutable_data_ptr<int64_t>(),
+                                groups.order.mutable_data_ptr<int64_t>(),
+                                with_group_of ? groups.group_of.mutable_data_ptr<int64_t>() : nullptr,
+                                reinterpret_cast<uint64_t*>(scratch.mutable_data_ptr<int64_t>())};
+  };
+  const int64_t n_groups = run_kernel(
+      ids.device(), [&] { return kernels::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(2 * n)); },
+      [&](auto stream) {
+        return cuda::group_ids(all, first_row, n_rows, skipped, memory_with_scratch(cuda::group_scratch(n)), stream);
+      });
   groups.rows = groups.rows.narrow(0, 0, n_groups);
   groups.starts = groups.starts.narrow(0, 0, n_groups + 1);
   return groups;
@@ -174,6 +233,26 @@ at::Tensor one_by_one(const RowGrads& grads) {
   return grads.factors.defined() ? values * grads.factors.unsqueeze(1) : values;
 }
 
+/// Runs a kernel that sums gradients by groups: `on_cpu(order, starts, begin, end)` for parts of [0, n), or
+/// `on_gpu(groups, scratch, stream)`.
+template <class OnCpu, class OnGpu>
+void run_sums(const kernels::GradRows& grads, const IdGroups& id_groups, int64_t n, int64_t bytes_per_item,
+              const OnCpu& on_cpu, const OnGpu& on_gpu) {
+  const cuda::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
+                            id_groups.order.numel()};
+  run_kernel(
+      id_groups.order.device(),
+      [&] {
+        share_out(n, bytes_per_item,
+                  [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); });
+      },
+      [&](auto stream) {
+        const at::Tensor scratch =
+            at::empty({cuda::sum_scratch(grads, groups.n_ids)}, id_groups.order.options().dtype(at::kByte));
+        on_gpu(groups, scratch.mutable_data_ptr(), stream);
+      });
+}
+
 }  // namespace
 
 at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
@@ -184,7 +263,16 @@ at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
     return sums.index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
   }
   at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
-  launch::sum_groups(sums.device(), grad_rows_of(grads), groups_of(groups), sums.mutable_data_ptr());
+  const kernels::GradRows rows = grad_rows_of(grads);
+  void* into = sums.mutable_data_ptr();
+  run_sums(
+      rows, groups, groups.n(), row_bytes(rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::sum_groups(rows, order, starts, into, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::sum_groups(rows, on_gpu, nullptr, into, rows.width, scratch, stream);
+      });
   return sums;
 }
 
@@ -193,52 +281,143 @@ at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_row
   if (!maybe_element(grads.values.scalar_type()))
     return at::zeros(sizes, grads.values.options()).index_copy_(0, groups.rows, sum_groups(grads, groups));
   at::Tensor result = at::empty(sizes, grads.values.options());
-  if (result.numel() > 0)
-    launch::sum_rows(result.device(), grad_rows_of(grads), groups_of(groups), result.mutable_data_ptr(), n_rows);
+  if (result.numel() == 0) return result;
+  const kernels::GradRows rows = grad_rows_of(grads);
+  const int64_t* numbers = numbers_of(groups.rows);
+  void* into = result.mutable_data_ptr();
+  run_sums(
+      rows, groups, n_rows, row_bytes(rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::sum_rows(rows, order, starts, numbers, groups.n(), into, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::clear(into, n_rows * row_bytes(rows), stream);
+        cuda::sum_groups(rows, on_gpu, numbers, into, rows.width, scratch, stream);
+      });
   return result;
+}
+
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
+  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
+  const kernels::GradRows rows = grad_rows_of(grads);
+  auto* into = squares.mutable_data_ptr<double>();
+  run_sums(
+      rows, groups, groups.n(), row_bytes(rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::grad_squares(rows, order, starts, into, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::grad_squares(rows, on_gpu, into, scratch, stream);
+      });
+  return squares;
+}
+
+void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
+                 const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares) {
+  const auto memory = [&](size_t i) { return i < state.size() ? state[i].mutable_data_ptr() : nullptr; };
+  const kernels::RowState row_state{memory(0), memory(1)};
+  const kernels::Rows table = rows_of(rows, 0);
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  const int64_t* numbers = numbers_of(groups.rows);
+  const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
+  run_sums(
+      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::update_rows(table, row_state, update, grad_rows, order, starts, numbers, squares, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::update_rows(table, row_state, update, grad_rows, on_gpu, numbers, squares, scratch, stream);
+      });
 }
 
 at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& bags, kernels::Pooling pooling,
                      at::Tensor* chosen) {
-  const at::Tensor from = with_adjoining_elements(rows);
+  const at::Tensor from = with_dense_rows(rows);
   at::Tensor results = at::empty({bags.offsets.numel(), rows.size(1)}, rows.options());
   if (chosen != nullptr) *chosen = at::empty(results.sizes(), numbers_like(rows));
   const kernels::Rows table = rows_of(from, first_row);
-  launch::pool(rows.device(), table, ids_of(bags.ids), bags_of(bags), pooling, -std::numeric_limits<double>::infinity(),
-               results.mutable_data_ptr(), chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>());
+  const kernels::Ids ids = ids_of(bags.ids);
+  const kernels::Bags raw_bags = bags_of(bags);
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  void* into = results.mutable_data_ptr();
+  auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
+  run_kernel(
+      rows.device(),
+      [&] {
+        share_out(raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
+          kernels::pool(table, ids, raw_bags, pooling, kNone, into, places, begin, end);
+        });
+      },
+      [&](auto stream) { cuda::pool(table, ids, raw_bags, pooling, kNone, into, places, stream); });
   return results;
 }
 
 RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pooling pooling, const at::Tensor& chosen) {
-  RowGrads grads{with_adjoining_elements(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
+  RowGrads grads{with_dense_rows(grad), at::empty({bags.ids.numel()}, numbers_like(grad)), {}, chosen};
   if (bags.weights.defined() || pooling == kernels::Pooling::kMean)
     grads.factors = at::empty({bags.ids.numel()}, grad.options().dtype(sum_type(grad.scalar_type())));
-  launch::spread_bags(grad.device(), bags_of(bags), ids_of(bags.ids), pooling, element_of(grad.scalar_type()),
-                      grads.row_of.mutable_data_ptr<int64_t>(),
-                      grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr);
+  const kernels::Ids ids = ids_of(bags.ids);
+  const kernels::Bags raw_bags = bags_of(bags);
+  const kernels::Element element = element_of(grad.scalar_type());
+  auto* bag_of = grads.row_of.mutable_data_ptr<int64_t>();
+  void* factors = grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr;
+  run_kernel(
+      grad.device(),
+      [&] {
+        share_out(raw_bags.n, 16 * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
+          kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, begin, end);
+        });
+      },
+      [&](auto stream) { cuda::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, stream); });
   return grads;
 }
 
 at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags& bags, const RowGrads& grads) {
   at::Tensor result = at::empty({bags.ids.numel()}, rows.options());
-  const at::Tensor from = with_adjoining_elements(rows);
+  const at::Tensor from = with_dense_rows(rows);
   const kernels::Rows table = rows_of(from, first_row);
-  launch::dot_rows(rows.device(), table, ids_of(bags.ids), bags.padding, grad_rows_of(grads),
-                   result.mutable_data_ptr());
+  const kernels::Ids ids = ids_of(bags.ids);
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  void* into = result.mutable_data_ptr();
+  run_kernel(
+      rows.device(),
+      [&] {
+        share_out(ids.n, row_bytes(table), [&](int64_t begin, int64_t end) {
+          kernels::dot_rows(table, ids, bags.padding, grad_rows, into, begin, end);
+        });
+      },
+      [&](auto stream) { cuda::dot_rows(table, ids, bags.padding, grad_rows, into, stream); });
   return result;
 }
 
 at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
   at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
-  launch::row_powers(rows.device(), rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), numbers.numel(), p,
-                     powers.mutable_data_ptr<double>());
+  const kernels::Rows table = rows_of(rows, 0);
+  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
+  auto* into = powers.mutable_data_ptr<double>();
+  run_kernel(
+      rows.device(),
+      [&] {
+        share_out(n, row_bytes(table),
+                  [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); });
+      },
+      [&](auto stream) { cuda::row_powers(table, wanted, n, p, into, stream); });
   return powers;
 }
 
 void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
                   const at::Tensor& powers) {
-  launch::shorten_rows(rows.device(), rows_of(rows, 0), numbers.const_data_ptr<int64_t>(), numbers.numel(), p, max_norm,
-                       powers.const_data_ptr<double>());
+  const kernels::Rows table = rows_of(rows, 0);
+  const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
+  const auto* of_rows = powers.const_data_ptr<double>();
+  run_kernel(
+      rows.device(),
+      [&] {
+        share_out(n, row_bytes(table), [&](int64_t begin, int64_t end) {
+          kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end);
+        });
+      },
+      [&](auto stream) { cuda::shorten_rows(table, wanted, n, p, max_norm, of_rows, stream); });
 }
 
 }  // namespace shardwise

@@ -1,6 +1,5 @@
 #include "ops/embedding/row_optimizer.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <fmt/format.h>
 
@@ -51,14 +50,14 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
     if (placement.is_shard(1)) placement = Placement::replicate();
     TORCH_CHECK_NOT_IMPLEMENTED(
         !placement.in_pieces(),
-        fmt::format("[{}] row-wise Adagrad keeps one number a row, and {} cuts by pieces. Use Adagrad, or cut by "
+        fmt::format("[{}] row-wise Adagrad keeps one number per row, and {} may split a row. Use Adagrad, or shard by "
                     "Shard(0) or Shard(1).",
                     kOp, to_string(placement)));
   }
   return full({spec.sizes()[0]}, value, spec.mesh(), std::move(placements), dtype);
 }
 
-/// Which tables have one. An entry counts while its table and its optimizer live.
+/// The tables with a fused optimizer. An entry counts while its table and its optimizer live.
 struct Registry {
   using Table = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
@@ -107,19 +106,9 @@ kernels::RowUpdate RowOptimizer::update() const {
 
 void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
                                const at::Tensor& mean_squares) const {
-  const auto memory = [&](size_t i) {
-    return i < state_.size() ? maybe_dtensor(state_[i])->shards()[box].mutable_data_ptr() : nullptr;
-  };
-  const kernels::RowState state{memory(0), memory(1)};
-  const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
-  launch::update_rows(piece.device(), rows_of(piece, 0), state, update(), grad_rows_of(grads), groups_of(groups),
-                      squares);
-}
-
-at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
-  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
-  launch::grad_squares(squares.device(), grad_rows_of(grads), groups_of(groups), squares.mutable_data_ptr<double>());
-  return squares;
+  c10::SmallVector<at::Tensor, 2> state;
+  for (const at::Tensor& each : state_) state.push_back(maybe_dtensor(each)->shards()[box]);
+  shardwise::update_rows(piece, state, update(), grads, groups, mean_squares);
 }
 
 namespace {

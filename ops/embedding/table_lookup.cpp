@@ -61,14 +61,15 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
 
 namespace {
 
-/// Ids go to all that own their rows; where all have the ids, what each finds goes to all.
+/// The policy allows or forbids a lookup's messages like the redistribution that they amount to: ids go to all owners, or, where all
+/// have the ids, what each rank finds goes to all.
 void check_policy(const TableLookup& lookup) {
   if (CommPolicyScope::current() == CommPolicy::kAllow) return;
   const SpecPtr& ids = spec_of(lookup.ids);
-  if (!lookup.plan.are_known) return check_comm_policy(*ids, *ids->replicated());
+  if (!lookup.plan.ids_are_equal) return check_comm_policy(*ids, *ids->replicated());
   Placements found = lookup.plan.found;
   for (size_t m = 0; m < found.size(); ++m)
-    if (lookup.plan.asks[m])
+    if (lookup.plan.exchange_along[m])
       found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
   check_comm_policy(*lookup.spec_of_rows(std::move(found)), *lookup.spec_of_rows(lookup.plan.found));
 }
@@ -79,15 +80,16 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
                                const LookupOptions& options) {
   TableLookup lookup{op, table, std::move(plan), ids, nullptr};
   if (lookup.plan.ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
-  if (!lookup.plan.asks_any()) {
+  if (!lookup.plan.exchanges_rows()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
     return lookup;
   }
   check_policy(lookup);
-  std::vector<bool> cuts;
-  for (const Placement& of_ids : lookup.plan.ids) cuts.push_back(of_ids.is_shard());
-  const auto make = lookup.plan.are_known ? &RowRoute::make_known : &RowRoute::make;
-  if (table->is_member()) lookup.route = make(op, table, lookup.plan.asks, lookup.own_ids(), cuts, options.checks_ids);
+  std::vector<bool> id_shards;
+  for (const Placement& of_ids : lookup.plan.ids) id_shards.push_back(of_ids.is_shard());
+  const auto make = lookup.plan.ids_are_equal ? &RowExchange::make_of_equal_ids : &RowExchange::make;
+  if (table->is_member())
+    lookup.row_exchange = make(op, table, lookup.plan.exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
   return lookup;
 }
 
@@ -109,7 +111,7 @@ RowGrads TableLookup::columns_of(const Box& box, const RowGrads& grads) const {
 }
 
 std::vector<BoxGrads> TableLookup::grads_of_boxes(const RowGrads& grads) const {
-  if (gives()) return route->give(sum_groups(grads, route->groups()));
+  if (scatters_gradients()) return row_exchange->scatter_gradients(sum_groups(grads, row_exchange->groups()));
   std::vector<BoxGrads> boxes;
   for (const Box& box : table->boxes()) boxes.push_back({own_ids(), columns_of(box, grads)});
   return boxes;

@@ -233,7 +233,11 @@ class communication_policy:
 
 class lookup_exchange:
     def __init__(
-        self, exchange: Literal["auto", "reduce_scatter", "all_to_all"] = "auto", *, check_ids: bool = True
+        self,
+        exchange: Literal["auto", "reduce_scatter", "all_to_all"] = "auto",
+        *,
+        check_ids: bool = True,
+        links: Sequence[tuple[float, float]] | None = None,
     ) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(

@@ -346,3 +346,21 @@ def test_a_scope_may_be_opened_within_itself():
         assert F.embedding(ids, table).placements == (Replicate(),)
 
     run_ranks(2, body)
+
+
+def test_links_decide_between_the_exchanges():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.distribute_tensor(dense_table(), mesh, [Shard(0)])
+        ids = sw.distribute_tensor(torch.arange(10_000) % len(dense_table()), mesh, [Shard(0)])
+
+        def bytes_by(*args, **kwargs):
+            with sw.lookup_exchange(*args, **kwargs), sw.CommDebugMode() as comm:
+                F.embedding(ids, table)
+            return comm.bytes_received()
+
+        exchanged, reduced = bytes_by("all_to_all"), bytes_by("reduce_scatter")
+        assert bytes_by(links=[(1.0, 10.0)]) == exchanged != reduced
+        assert bytes_by(links=[(1e6, 10.0)]) == reduced
+
+    run_ranks(2, body)

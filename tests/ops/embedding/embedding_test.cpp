@@ -1,4 +1,4 @@
-// Lookups: any table and any ids against dense ones, gradients that stay with their rows, and ids that are no rows.
+// Lookups: any table and any ids against dense ones, gradients that stay with their rows, and ids out of range.
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/comm_policy.h"
 #include "tests/support/layouts.h"
@@ -75,16 +75,16 @@ TEST(EmbeddingTest, ResultsLieWhereIdsDo) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({2, 2});
     const auto ids = at::arange(12).remainder(7);
-    const Placement cut = Placement::shard(0, {9, 3}), none = kReplicate;
+    const Placement uneven = Placement::shard(0, {9, 3}), none = kReplicate;
     // The table's placements, the ids', the result's.
     const std::vector<std::tuple<Placements, Placements, Placements>> cases = {
-        {{kRows, none}, {cut, none}, {cut, none}},
-        {{kRows, none}, {none, cut}, {none, cut}},
-        {{kRows, kColumns}, {cut, none}, {cut, kColumns}},
-        {{kRows, kColumns}, {cut, kRows}, {cut, kRows}},
+        {{kRows, none}, {uneven, none}, {uneven, none}},
+        {{kRows, none}, {none, uneven}, {none, uneven}},
+        {{kRows, kColumns}, {uneven, none}, {uneven, kColumns}},
+        {{kRows, kColumns}, {uneven, kRows}, {uneven, kRows}},
         {{kRows, kColumns}, {none, none}, {none, kColumns}},
-        {{kRows, kRows}, {cut, none}, {cut, none}},
-        {{kColumns, kColumns}, {none, cut}, {kColumns, cut}},
+        {{kRows, kRows}, {uneven, none}, {uneven, none}},
+        {{kColumns, kColumns}, {none, uneven}, {kColumns, uneven}},
         {{none, kRows}, {kRows, kRows}, {kRows, kRows}}};
     for (const LookupExchange exchange : kExchanges)
       for (const auto& [of_table, of_ids, of_result] : cases) {
@@ -104,7 +104,7 @@ TEST(EmbeddingTest, ResultsLieWhereIdsDo) {
   });
 }
 
-TEST(EmbeddingTest, EachRowIsAskedForOnce) {
+TEST(EmbeddingTest, EachRowIsRequestedOnce) {
   run_ranks(2, [](World& world) {
     const auto mesh = make_mesh({2});
     const auto table = lay_out(at::rand({8, 16}), mesh, {kRows});  // float32: rows of 64 bytes
@@ -118,7 +118,7 @@ TEST(EmbeddingTest, EachRowIsAskedForOnce) {
   });
 }
 
-TEST(EmbeddingTest, RowsOfReplicatedIdsAreBroughtOnce) {
+TEST(EmbeddingTest, RowsOfReplicatedIdsAreSentOnce) {
   run_ranks(4, [](World& world) {
     const auto mesh = make_mesh({4}, {2, 0, 3, 1});
     const auto dense = at::rand({8, 16});  // rows of 64 bytes, 2 a rank
@@ -128,7 +128,7 @@ TEST(EmbeddingTest, RowsOfReplicatedIdsAreBroughtOnce) {
     const auto rows = at::embedding(table, ids);
     EXPECT_TRUE(spec_of(rows)->layout().is_replicated());
     const int64_t n_own = std::vector<int64_t>{2, 0, 1, 2}[(*mesh->coord())[0]];  // of rows 0, 1, 5, 6 and 7
-    // Of each other rank lowest and highest id and the digest of all; rows.
+    // From each other rank the lowest and highest id and the digest of all; rows.
     EXPECT_EQ(trace.bytes_received(), 3 * 3 * 8 + (5 - n_own) * 64) << world.rank();
     rows.sum().backward();
     EXPECT_EQ(trace.total_count(), 2);  // the backward sends nothing
@@ -136,7 +136,7 @@ TEST(EmbeddingTest, RowsOfReplicatedIdsAreBroughtOnce) {
   });
 }
 
-TEST(EmbeddingTest, BackwardSendsGradientsOfCutIdsToTheirRowsOnly) {
+TEST(EmbeddingTest, BackwardSendsGradientsOfShardedIdsToTheirRowsOnly) {
   run_ranks(2, [](World& world) {
     const auto mesh = make_mesh({2});
     const auto table = lay_out(at::rand({8, 16}), mesh, {kRows}).requires_grad_();
@@ -146,9 +146,8 @@ TEST(EmbeddingTest, BackwardSendsGradientsOfCutIdsToTheirRowsOnly) {
       const auto rows = at::embedding(table, ids);
       CommTrace trace;
       const auto grad = torch::autograd::grad({rows}, {table}, {lay_out(at::ones({8, 16}), mesh, {kRows})})[0];
-      const int64_t again =
-          of_ids.is_replicate() ? 8 + 2 * 4 : 0;  // which rank has which ids was not known: a count, two ids
-      EXPECT_EQ(trace.bytes_received(), again + 2 * 64) << world.rank();
+      const int64_t requests = of_ids.is_replicate() ? 8 + 2 * 4 : 0;  // the forward sent none: a count, two ids
+      EXPECT_EQ(trace.bytes_received(), requests + 2 * 64) << world.rank();
       EXPECT_EQ(spec_of(grad), spec_of(table));
       EXPECT_TRUE(full_tensor(grad).select(1, 0).equal(at::tensor({2, 1, 0, 0, 0, 1, 1, 3}, at::kFloat)));
     }
@@ -189,7 +188,7 @@ TEST(EmbeddingTest, NoRankHoldsAGradientOfAllRows) {
   });
 }
 
-TEST(EmbeddingTest, FewIdsAreGatheredAndManyAreAskedFor) {
+TEST(EmbeddingTest, FewIdsAreGatheredAndManyAreExchanged) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({4});
     const auto table = lay_out(at::rand({40, 16}), mesh, {kRows});
@@ -202,6 +201,28 @@ TEST(EmbeddingTest, FewIdsAreGatheredAndManyAreAskedFor) {
     for (const auto& [n_ids, expected] :
          {std::pair{int64_t{8}, LookupExchange::kReduceScatter}, std::pair{int64_t{100000}, LookupExchange::kAllToAll}})
       EXPECT_EQ(bytes_of(n_ids, LookupExchange::kAuto), bytes_of(n_ids, expected));
+  });
+}
+
+TEST(EmbeddingTest, LinksDecideBetweenTheExchanges) {
+  run_ranks(4, [](World&) {
+    const auto mesh = make_mesh({2, 2});
+    const auto table = lay_out(at::rand({40, 16}), mesh, {kReplicate, kRows});
+    const auto ids = lay_out(at::arange(10000).remainder(40), mesh, {kReplicate, kRows});
+    const auto bytes_by = [&](const LookupOptions& options) {
+      CommTrace trace;
+      const LookupScope scope(options);
+      at::embedding(table, ids);
+      return trace.bytes_received();
+    };
+    const int64_t all_to_all = bytes_by({.exchange = LookupExchange::kAllToAll});
+    const int64_t reduce_scatter = bytes_by({.exchange = LookupExchange::kReduceScatter});
+    ASSERT_NE(all_to_all, reduce_scatter);
+    const Link normal, slow_to_start{.latency_us = 1e6};
+    EXPECT_EQ(bytes_by({}), all_to_all);
+    EXPECT_EQ(bytes_by({.links = {slow_to_start}}), reduce_scatter);
+    EXPECT_EQ(bytes_by({.links = {normal, slow_to_start}}), reduce_scatter);
+    EXPECT_EQ(bytes_by({.links = {slow_to_start, normal}}), all_to_all);  // only mesh dim 1 sends
   });
 }
 
@@ -233,7 +254,7 @@ TEST(EmbeddingTest, RowsStayWhereTheyAre) {
   });
 }
 
-TEST(EmbeddingTest, ColumnsComeInTableOrderWhateverTheRanks) {
+TEST(EmbeddingTest, ColumnsAreInTableOrderForAnyOrderOfRanks) {
   run_ranks(3, [](World&) {
     const auto mesh = make_mesh({3}, {1, 2, 0});
     const auto dense = at::arange(6 * 17).view({6, 17}), ids = at::arange(6).flip(0);
@@ -243,7 +264,7 @@ TEST(EmbeddingTest, ColumnsComeInTableOrderWhateverTheRanks) {
   });
 }
 
-TEST(EmbeddingTest, ReplicatedTableLeavesIdsCutAndItsGradientPartial) {
+TEST(EmbeddingTest, ReplicatedTableKeepsIdsShardedAndItsGradientPartial) {
   run_ranks(2, [](World&) {
     const auto mesh = make_mesh({2});
     const auto table = lay_out(at::rand({6, 4}), mesh, {kReplicate}).requires_grad_();
@@ -295,7 +316,7 @@ TEST(EmbeddingTest, IdsOutOfRangeNameTheWorstOnEveryRank) {
       }
 }
 
-TEST(EmbeddingTest, IdsOutOfRangeStopRanksThatAskedForOthersToo) {
+TEST(EmbeddingTest, IdsOutOfRangeStopRanksOfOtherExchangesToo) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({2, 2});
     const auto table = lay_out(at::rand({10, 4}), mesh, {kReplicate, kRows});
@@ -312,7 +333,7 @@ TEST(EmbeddingTest, ReplicatedIdsThatDifferAreAnErrorOnEveryRank) {
     for (const Placements& of_table :
          {Placements{kRows, kRows}, {kReplicate, kRows}, {kReplicate, pieces}, {kRows, kColumns}})
       for (const Placements& of_ids : {Placements{kReplicate, kReplicate}, {kRows, kReplicate}}) {
-        if (of_table[0] == kRows && of_ids[0] == kRows) continue;  // asked for, whoever wants them
+        if (of_table[0] == kRows && of_ids[0] == kRows) continue;  // requested, so they may differ
         const auto table = lay_out(at::rand({10, 4}), mesh, of_table);
         const auto own = at::tensor(std::vector<int64_t>{1, 2, world.rank() == 3 ? 4 : 3});
         const auto ids = from_local(own, mesh, of_ids, {.shape = Dims{of_ids[0] == kRows ? 6 : 3}});
@@ -344,7 +365,7 @@ TEST(EmbeddingTest, UncheckedIdsOutOfRangeGiveZerosAndNoGradient) {
   });
 }
 
-TEST(EmbeddingTest, AskingForRowsIsCommunicationThatAPolicyMayForbid) {
+TEST(EmbeddingTest, RequestsForRowsAreCommunicationThatAPolicyMayForbid) {
   for (const LookupExchange exchange : kExchanges)
     expect_error("aten::embedding", error_of_ranks(2, [&](World&) {
                    const auto mesh = make_mesh({2});

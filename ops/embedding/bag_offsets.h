@@ -1,6 +1,6 @@
-// ops/embedding/bag_layout.h: where bags of ids begin, and how they are cut where their ids are.
+// ops/embedding/bag_offsets.h: where bags of ids begin, and how bags are sharded along with their ids.
 //
-//   offsets 0 2 2 5 of 6 ids:   bags [0, 2) [2, 2) [2, 5) [5, 6); ids cut 2, 4: bags cut 1, 3
+//   offsets 0 2 2 5 of 6 ids:   bags [0, 2) [2, 2) [2, 5) [5, 6); ids in shards of 2 and 4: bags in shards of 1 and 3
 #pragma once
 
 #include "runtime/api/dtensor.h"
@@ -19,14 +19,14 @@ class BagOffsets {
 
   /// How many bags.
   int64_t n() const { return n_; }
-  /// Where this many ids end, all bags do.
+  /// How many ids the bags hold: the last bag ends here.
   int64_t n_ids() const { return n_ids_; }
 
-  /// True where every cut of the ids is the beginning of a bag.
+  /// True where every shard of the ids begins with a bag.
   bool fit(const Layout& ids) const;
-  /// `placements` of [ids, columns], with Shard(0) saying how bags are cut instead. Pre: they fit.
+  /// The placements of [bags, columns] for `placements` of [ids, columns]. Pre: they fit.
   Placements of_bags(const MeshPtr& mesh, Placements placements) const;
-  /// The offsets of the bags of these ids, counted from its first.
+  /// The offsets of the bags of the ids in an interval, counted from its beginning.
   at::Tensor within(Interval ids, c10::Device device) const;
 
  private:

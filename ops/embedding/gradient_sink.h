@@ -1,9 +1,9 @@
-// ops/embedding/row_gradient.h: where the gradient rows of a table go: into a dense gradient of this rank's rows, a sparse one, or into
-// the rows at once.
+// ops/embedding/gradient_sink.h: what becomes of a table's gradient rows: a dense gradient of this rank's rows, a sparse one, or an
+// optimizer's update of the rows at once.
 #pragma once
 
+#include "ops/embedding/row_exchange.h"
 #include "ops/embedding/row_optimizer.h"
-#include "ops/embedding/row_route.h"
 #include "runtime/api/dtensor.h"
 
 #include <memory>
@@ -21,9 +21,10 @@ struct GradientSink {
   /// Sparse gradients and updates take the gradients of replicated rows from all ranks; dense ones may stay Partial.
   bool is_complete() const { return is_sparse || optimizer; }
 
-  /// The gradient of layout `spec`, given this rank's share for each box of it; ids that are `skipped` count nothing. Sparse ones are
-  /// coalesced and hold the rows named, no others; undefined where an optimizer took it. Dense ones cost the memory of this rank's rows,
-  /// the others that of the rows named. Collective over the mesh's members where `spec` is Partial or row-wise sums are over cut rows.
+  /// The gradient of layout `spec`, from this rank's gradient rows for each of its boxes. The id `skipped` has no gradient. Sparse
+  /// gradients are coalesced and hold only rows with ids; the result is undefined where an optimizer took it. Dense gradients cost the
+  /// memory of this rank's rows, the others that of the rows with ids. Collective over the mesh's members where `spec` is Partial, or
+  /// where row-wise Adagrad needs sums over sharded columns.
   at::Tensor take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const;
 };
 

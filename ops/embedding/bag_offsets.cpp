@@ -1,4 +1,4 @@
-#include "ops/embedding/bag_layout.h"
+#include "ops/embedding/bag_offsets.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// ops/embedding/embedding_renorm.cpp: max_norm: rows that ids name anywhere in the group, and only those, made no longer than it.
+// ops/embedding/max_norm.cpp: scales down the rows, of those that any rank's ids name, whose norm exceeds max_norm.
 #include "ops/embedding/id_check.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/embedding/table_lookup.h"
@@ -31,7 +31,7 @@ void check(const at::Tensor& table, double max_norm, double p) {
 
 Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kSum; }
 
-/// Rows cut by columns: what each rank's columns give is reduced along the mesh dims that cut them.
+/// One piece per rank. The sums over each rank's columns are reduced along the mesh dims that shard columns.
 void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, double p, double max_norm) {
   const Box& box = spec.boxes()[0];
   const IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);
@@ -42,11 +42,11 @@ void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, d
   shorten_rows(piece, groups.rows, p, max_norm, powers);
 }
 
-/// Pieces of any kind: parts of one row may lie on any ranks, so the powers of all rows named are reduced among all.
+/// Any pieces: parts of one row may lie on any ranks, so the sums of all rows with ids are reduced over all ranks.
 void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& ids, double p, double max_norm) {
   const at::Tensor all = group_ids(ids, 0, spec.sizes()[0]).rows;
   const at::Tensor powers = at::zeros({all.numel()}, all.options().dtype(at::kDouble));
-  std::vector<std::pair<IdGroups, at::Tensor>> parts;  // the groups of each piece, and where they are among all
+  std::vector<std::pair<IdGroups, at::Tensor>> parts;  // the groups of each piece, and their indices in `all`
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = spec.boxes()[i];
     IdGroups groups = group_ids(ids, box.offsets[0], box.sizes[0]);

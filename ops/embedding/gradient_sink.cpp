@@ -1,4 +1,4 @@
-#include "ops/embedding/row_gradient.h"
+#include "ops/embedding/gradient_sink.h"
 
 #include "placements/partial.h"
 #include "runtime/comm/collectives.h"
@@ -19,7 +19,7 @@ IdGroups groups_in(const Box& box, const at::Tensor& ids, int64_t skipped) {
   return group_ids(ids, box.offsets[0], box.sizes[0], skipped);
 }
 
-/// What all members of `group` have, by their order: each row's sum from each of them.
+/// The rows and sums of all members of `group`, in their order.
 BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& sums) {
   const at::Tensor numbers = rows.cpu();
   const auto* begin = numbers.const_data_ptr<int64_t>();
@@ -39,7 +39,7 @@ BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& 
   return {at::cat(ids), {at::cat(parts)}};
 }
 
-/// `spec` is Partial along the dims where other ranks looked up other ids: this brings theirs here.
+/// Gathers the gradient rows of other ranks' ids along the dims where `spec` is Partial: there ranks looked up different ids.
 void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped) {
   for (size_t m = 0; m < spec->placements().size(); ++m) {
     if (!spec->placements()[m].is_partial()) continue;
@@ -51,7 +51,7 @@ void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped
   }
 }
 
-/// Sums of squares over whole rows, whose columns may be cut, divided by their width.
+/// The mean square of each group's gradient over its whole row; undefined where this rank has whole rows.
 at::Tensor mean_squares(const Spec& spec, const RowGrads& grads, const IdGroups& groups) {
   bool are_whole = true;
   for (const Placement& placement : spec.placements()) are_whole &= !placement.is_shard(1);
@@ -85,7 +85,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t sk
                      {.sparse_dim = 1, .is_coalesced = true});
 }
 
-/// Into the rows of `table`; where they were saved for another backward, that one will say that they changed.
+/// Updates the rows of `table` and bumps its version: a backward that saved the table will say that it changed.
 void apply(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes,
            int64_t skipped) {
   optimizer.begin_step();
@@ -104,9 +104,9 @@ void apply(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec
 }  // namespace
 
 GradientSink GradientSink::of(const at::Tensor& weight, bool is_sparse) {
-  GradientSink end{is_sparse, fused_optimizer(weight), {}};
-  if (end.optimizer) end.table = weight.detach();
-  return end;
+  GradientSink sink{is_sparse, fused_optimizer(weight), {}};
+  if (sink.optimizer) sink.table = weight.detach();
+  return sink;
 }
 
 at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {

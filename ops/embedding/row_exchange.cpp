@@ -1,0 +1,299 @@
+#include "ops/embedding/row_exchange.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/messages.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// True where the coordinates of `rank` differ from this rank's along `along` only.
+bool is_partner(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& along) {
+  const auto coord = mesh.grid().coord_of(rank);
+  for (size_t m = 0; m < along.size(); ++m)
+    if (!along[m] && (*coord)[m] != (*mesh.coord())[m]) return false;
+  return true;
+}
+
+/// Equal for ranks that must have the same ids, where these are sharded along `id_shards`.
+Dims place_of_ids(const DeviceMesh& mesh, int64_t rank, const std::vector<bool>& id_shards) {
+  Dims place = *mesh.grid().coord_of(rank);
+  for (size_t m = 0; m < id_shards.size(); ++m)
+    if (!id_shards[m]) place[m] = 0;
+  return place;
+}
+
+/// The group of one mesh dim where `along` names one only, unless all ranks of the mesh must hear of bad ids.
+GroupPtr group_along(const DeviceMesh& mesh, const std::vector<bool>& along, bool tells_all) {
+  const auto first = std::ranges::find(along, true);
+  const bool is_only = std::count(along.begin(), along.end(), true) == 1;
+  return is_only && !tells_all ? mesh.group(first - along.begin()) : mesh.group();
+}
+
+at::Tensor part(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.narrow(0, begin, end - begin); }
+
+}  // namespace
+
+RowExchange::RowExchange(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids, GroupPtr group)
+    : table_(table),
+      along_(std::move(along)),
+      group_(std::move(group)),
+      groups_(group_ids(ids, 0, table->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true)) {
+  find_requests();
+}
+
+std::shared_ptr<const RowExchange> RowExchange::make(const char* op, const SpecPtr& table, std::vector<bool> along,
+                                                     const at::Tensor& ids, const std::vector<bool>& id_shards,
+                                                     bool checks_ids) {
+  bool are_sharded_elsewhere = false;
+  for (size_t m = 0; m < id_shards.size(); ++m) are_sharded_elsewhere |= id_shards[m] && !along[m];
+  GroupPtr group = group_along(*table->mesh(), along, are_sharded_elsewhere);
+  std::shared_ptr<RowExchange> exchange(new RowExchange(table, std::move(along), ids, std::move(group)));
+  exchange->exchange_counts(op, ids, checks_ids);
+  exchange->exchange_ids();
+  return exchange;
+}
+
+std::shared_ptr<const RowExchange> RowExchange::make_of_equal_ids(const char* op, const SpecPtr& table,
+                                                                  std::vector<bool> along, const at::Tensor& ids,
+                                                                  const std::vector<bool>& id_shards, bool checks_ids) {
+  GroupPtr group = group_along(*table->mesh(), along, checks_ids);
+  std::shared_ptr<RowExchange> exchange(new RowExchange(table, std::move(along), ids, std::move(group)));
+  if (checks_ids) exchange->check_equal(op, ids, id_shards);
+  exchange->ids_are_equal_ = true;
+  for (size_t box = 0; box < table->boxes().size(); ++box) {
+    const Request& own = exchange->own_request(box);
+    exchange->incoming_ids_.push_back(part(exchange->groups_.rows, own.begin, own.end));
+    for (const int64_t rank : exchange->group_->ranks)
+      if (is_partner(*table->mesh(), rank, exchange->along_)) exchange->incoming_.push_back({rank, box, 0, own.n()});
+  }
+  return exchange;
+}
+
+void RowExchange::find_requests() {
+  const at::Tensor rows = groups_.rows.cpu();
+  const auto* begin = rows.const_data_ptr<int64_t>();
+  const auto* end = begin + rows.numel();
+  const auto first_from = [&](int64_t row) { return std::lower_bound(begin, end, row) - begin; };
+  columns_ = {table_->sizes()[1], 0};
+  for (const int64_t rank : group_->ranks) {
+    if (!is_partner(*table_->mesh(), rank, along_)) continue;
+    for (const Box& box : table_->layout().boxes(rank)) {
+      const Interval in_box = box.interval(0);
+      requests_.push_back({rank, box, first_from(in_box.begin), first_from(in_box.end)});
+      if (box.sizes[1] == 0) continue;  // still requested from: the rank may keep optimizer state per row
+      columns_ = {std::min(columns_.begin, box.interval(1).begin), std::max(columns_.end, box.interval(1).end)};
+    }
+  }
+  if (columns_.begin > columns_.end) columns_ = {0, 0};
+  drop_unowned();
+}
+
+/// Marks the ids of rows that no partner owns: ranks that differ along other mesh dims look them up.
+void RowExchange::drop_unowned() {
+  std::vector<std::pair<int64_t, int64_t>> owned;
+  for (const Request& request : requests_) owned.emplace_back(request.begin, request.end);
+  std::ranges::sort(owned);
+  at::Tensor is_unowned;
+  int64_t next = 0;
+  const auto drop = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    if (!is_unowned.defined()) is_unowned = at::zeros({groups_.n()}, groups_.rows.options().dtype(at::kBool));
+    is_unowned.narrow(0, begin, end - begin).fill_(true);
+  };
+  for (const auto& [begin, end] : owned) {
+    drop(next, begin);
+    next = std::max(next, end);
+  }
+  drop(next, groups_.n());
+  if (is_unowned.defined())
+    groups_.group_of.masked_fill_(
+        is_unowned.index_select(0, groups_.group_of.clamp_min(0)).logical_and_(groups_.group_of.ge(0)), -1);
+}
+
+/// Reads them off the groups, whose rows ascend, where all ids are in groups.
+IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
+  IdBounds bounds;
+  const int64_t n = groups_.n();
+  if (groups_.starts[n].item<int64_t>() < ids.numel())
+    bounds.add(ids);
+  else if (n > 0)
+    bounds.add(groups_.rows[0].item<int64_t>(), groups_.rows[n - 1].item<int64_t>());
+  return bounds;
+}
+
+/// Ranks whose ids differ would wait for rows that nobody sends. Compares each rank's ids with those of the first rank that must have
+/// the same.
+void RowExchange::check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& id_shards) const {
+  IdBounds bounds = bounds_of(ids);
+  const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
+  const at::Tensor sent = own.repeat({group_->size()}).to(groups_.rows.device()), arrived = at::empty_like(sent);
+  const std::vector<int64_t> splits(group_->size(), own.numel());
+  all_to_all(*group_, arrived, sent, splits, splits);
+  const at::Tensor all = arrived.cpu().view({group_->size(), own.numel()});
+  const auto summary = all.accessor<int64_t, 2>();
+  std::map<Dims, int64_t> first_at;
+  for (int64_t i = 0; i < group_->size(); ++i) {
+    const int64_t rank = group_->ranks[i];
+    bounds.add(summary[i][0], summary[i][1]);
+    const int64_t first = first_at.try_emplace(place_of_ids(*table_->mesh(), rank, id_shards), i).first->second;
+    TORCH_CHECK_VALUE(summary[i][2] == summary[first][2],
+                      fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the "
+                                  "same (distribute_tensor sends those of one), or shard them.",
+                                  op, group_->ranks[first], rank));
+  }
+  bounds.check(op, table_->sizes()[0]);
+}
+
+void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {
+  const size_t n_own_boxes = table_->boxes().size();
+  IdBounds bounds;
+  if (checks_ids) bounds = bounds_of(ids);
+  std::vector<int64_t> sent, send_splits, receive_splits;
+  for (const int64_t rank : group_->ranks) {
+    const size_t before = sent.size();
+    if (checks_ids) sent.insert(sent.end(), {bounds.lowest, bounds.highest});
+    for (const Request& request : requests_)
+      if (request.rank == rank) sent.push_back(request.n());
+    send_splits.push_back(static_cast<int64_t>(sent.size() - before));
+    const bool sends_requests = is_partner(*table_->mesh(), rank, along_);
+    receive_splits.push_back((checks_ids ? 2 : 0) + (sends_requests ? static_cast<int64_t>(n_own_boxes) : 0));
+  }
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  const int64_t n_received = std::accumulate(receive_splits.begin(), receive_splits.end(), int64_t{0});
+  const at::Tensor device_counts = at::tensor(sent, options).to(groups_.rows.device());
+  const at::Tensor arrived = at::empty({n_received}, device_counts.options());
+  all_to_all(*group_, arrived, device_counts, receive_splits, send_splits);
+  const at::Tensor on_cpu = arrived.cpu();
+  const auto* next = on_cpu.const_data_ptr<int64_t>();
+  std::vector<int64_t> n_incoming(n_own_boxes, 0);
+  for (size_t member = 0; member < receive_splits.size(); ++member) {
+    const auto* end = next + receive_splits[member];
+    if (checks_ids) {
+      bounds.add(next[0], next[1]);
+      next += 2;
+    }
+    for (size_t box = 0; next != end; ++next, ++box) {
+      const int64_t begin = n_incoming[box];
+      n_incoming[box] += *next;
+      incoming_.push_back({group_->ranks[member], box, begin, n_incoming[box]});
+    }
+  }
+  if (checks_ids) bounds.check(op, table_->sizes()[0]);
+  for (const int64_t n : n_incoming) incoming_ids_.push_back(at::empty({n}, groups_.rows.options().dtype(id_dtype())));
+}
+
+at::ScalarType RowExchange::id_dtype() const {
+  return table_->sizes()[0] <= std::numeric_limits<int32_t>::max() ? at::kInt : at::kLong;
+}
+
+const RowExchange::Request& RowExchange::own_request(size_t box) const {
+  const int64_t self = table_->mesh()->rank();
+  const auto first = std::ranges::find_if(requests_, [&](const Request& request) { return request.rank == self; });
+  return first[static_cast<int64_t>(box)];
+}
+
+void RowExchange::for_each_own(const std::function<void(const Request&, const IncomingRequest&)>& use) const {
+  for (const IncomingRequest& incoming : incoming_)
+    if (incoming.rank == table_->mesh()->rank() && incoming.n() > 0) use(own_request(incoming.box), incoming);
+}
+
+at::Tensor RowExchange::part_of(const Request& request, const at::Tensor& rows) const {
+  return part(rows, request.begin, request.end).narrow(1, column_of(request.box), request.box.sizes[1]);
+}
+
+at::Tensor RowExchange::ids_of(const IncomingRequest& incoming) const {
+  return part(incoming_ids_[incoming.box], incoming.begin, incoming.end);
+}
+
+void RowExchange::exchange_ids() {
+  const at::Tensor wanted = groups_.rows.to(id_dtype());
+  std::vector<Message> sends, receives;
+  for (const Request& request : requests_)
+    if (request.rank != table_->mesh()->rank() && request.n() > 0)
+      sends.push_back({request.rank, part(wanted, request.begin, request.end)});
+  for (const IncomingRequest& incoming : incoming_)
+    if (incoming.rank != table_->mesh()->rank() && incoming.n() > 0)
+      receives.push_back({incoming.rank, ids_of(incoming)});
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
+    ids_of(incoming).copy_(part(wanted, request.begin, request.end));
+  });
+  messages->wait();
+}
+
+void RowExchange::look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const {
+  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
+    lookup_rows_into(part_of(request, rows), pieces[incoming.box], ids_of(incoming), request.box.offsets[0]);
+  });
+}
+
+at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
+  const auto options = at::TensorOptions().dtype(table_->dtype()).device(groups_.rows.device());
+  const int64_t self = table_->mesh()->rank();
+  const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
+  std::vector<Message> sends, receives;
+  std::vector<std::pair<at::Tensor, at::Tensor>> column_blocks;  // received apart, and where each is copied to
+  if (ids_are_equal_) look_up_own(rows, pieces);                 // all partners are sent these rows
+  for (const IncomingRequest& incoming : incoming_) {
+    const Box& box = table_->boxes()[incoming.box];
+    if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
+    if (ids_are_equal_) {
+      sends.push_back({incoming.rank, part_of(own_request(incoming.box), rows).contiguous()});
+      continue;
+    }
+    const at::Tensor found = at::empty({incoming.n(), box.sizes[1]}, options);
+    sends.push_back({incoming.rank, found, [=, this, piece = pieces[incoming.box]] {
+                       lookup_rows_into(found, piece, ids_of(incoming), box.offsets[0]);
+                     }});
+  }
+  for (const Request& request : requests_) {
+    if (request.rank == self || request.n() == 0 || request.box.sizes[1] == 0) continue;
+    at::Tensor place = part_of(request, rows);
+    if (!spans(request.box)) {
+      column_blocks.emplace_back(at::empty(place.sizes(), options), place);
+      place = column_blocks.back().first;
+    }
+    receives.push_back({request.rank, place});
+  }
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  if (!ids_are_equal_) look_up_own(rows, pieces);
+  messages->wait();
+  for (const auto& [values, place] : column_blocks) place.copy_(values);
+  return rows;
+}
+
+std::vector<BoxGrads> RowExchange::scatter_gradients(const at::Tensor& sums) const {
+  std::vector<BoxGrads> arrived;
+  for (size_t box = 0; box < incoming_ids_.size(); ++box) {
+    const int64_t n = incoming_ids_[box].numel(), width = table_->boxes()[box].sizes[1];
+    arrived.push_back({incoming_ids_[box], {at::empty({n, width}, sums.options())}});
+  }
+  const auto place_of = [&](const IncomingRequest& incoming) {
+    return part(arrived[incoming.box].grads.values, incoming.begin, incoming.end);
+  };
+  std::vector<Message> sends, receives;
+  for (const Request& request : requests_)
+    if (request.rank != table_->mesh()->rank() && request.n() > 0 && request.box.sizes[1] > 0)
+      sends.push_back({request.rank, part_of(request, sums).contiguous()});
+  for (const IncomingRequest& incoming : incoming_)
+    if (incoming.rank != table_->mesh()->rank() && incoming.n() > 0 && table_->boxes()[incoming.box].sizes[1] > 0)
+      receives.push_back({incoming.rank, place_of(incoming)});
+  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
+    place_of(incoming).copy_(part_of(request, sums));
+  });
+  messages->wait();
+  return arrived;
+}
+
+}  // namespace shardwise

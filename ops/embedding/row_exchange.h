@@ -1,0 +1,103 @@
+// ops/embedding/row_exchange.h: rows requested from the ranks that own them, each once, and gradients sent back the same way.
+//
+//   ids of rank 0: 7 2 7 9, rows [0, 5) on rank 0 and [5, 10) on rank 1:   requests 7 and 9 from rank 1, takes 2 from its own rows
+//
+// An id is requested from every box that holds a part of its row, so tables sharded by rows, by columns, on grids and in several
+// pieces per rank are one case. Messages: counts to every rank, then per box the requested ids, then their rows.
+#pragma once
+
+#include "ops/embedding/id_check.h"
+#include "ops/embedding/row_kernels.h"
+#include "runtime/comm/group.h"
+#include "runtime/tensor/spec.h"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace shardwise {
+
+/// Ids of rows in one of this rank's boxes, numbered as in the whole table, and their gradient rows in the box's columns.
+struct BoxGrads {
+  at::Tensor ids;
+  RowGrads grads;
+};
+
+class RowExchange {
+ public:
+  /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's, of any shape, sharded
+  /// along the mesh dims `id_shards`. Collective over the mesh's members.
+  /// Throws: c10::IndexError naming the worst id where `checks_ids` and one is out of range, on every rank.
+  static std::shared_ptr<const RowExchange> make(const char* op, const SpecPtr& table, std::vector<bool> along,
+                                                 const at::Tensor& ids, const std::vector<bool>& id_shards,
+                                                 bool checks_ids);
+
+  /// The same where those ranks have equal ids: each knows the others' requests, and no ids are sent. Gradients cannot be scattered.
+  /// Throws besides, where `checks_ids`: c10::ValueError where ids differ between ranks that must have the same.
+  static std::shared_ptr<const RowExchange> make_of_equal_ids(const char* op, const SpecPtr& table,
+                                                              std::vector<bool> along, const at::Tensor& ids,
+                                                              const std::vector<bool>& id_shards, bool checks_ids);
+
+  /// This rank's ids by the rows they name, with `group_of`: -1 for rows that no rank of the exchange owns.
+  const IdGroups& groups() const { return groups_; }
+  /// The columns of the rows that arrive.
+  Interval columns() const { return columns_; }
+
+  /// The rows of groups(), [groups, columns]. Each row is received once.
+  at::Tensor fetch(c10::ArrayRef<at::Tensor> pieces) const;
+
+  /// The reverse: sends the sums [groups, columns] per group to their rows' owners. Returns what arrives for each of this rank's boxes.
+  std::vector<BoxGrads> scatter_gradients(const at::Tensor& sums) const;
+
+ private:
+  /// The groups [begin, end), whose rows lie in `box` of `rank` (perhaps this rank).
+  struct Request {
+    int64_t rank;
+    Box box;
+    int64_t begin;
+    int64_t end;
+    int64_t n() const { return end - begin; }
+  };
+  /// What `rank` requests from box `box` of this rank: the ids [begin, end) of incoming_ids_[box].
+  struct IncomingRequest {
+    int64_t rank;
+    size_t box;
+    int64_t begin;
+    int64_t end;
+    int64_t n() const { return end - begin; }
+  };
+
+  RowExchange(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids, GroupPtr group);
+  void find_requests();
+  void drop_unowned();
+  void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
+  void exchange_ids();
+  void check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& id_shards) const;
+  IdBounds bounds_of(const at::Tensor& ids) const;
+  /// This rank's request to its own box.
+  const Request& own_request(size_t box) const;
+  /// Of ids in messages: 32 bits where they fit.
+  at::ScalarType id_dtype() const;
+  void look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const;
+  /// The part of `rows` [groups, columns] that a request names.
+  at::Tensor part_of(const Request& request, const at::Tensor& rows) const;
+  /// The ids that an incoming request names.
+  at::Tensor ids_of(const IncomingRequest& incoming) const;
+  /// Calls `use(request, incoming)` for what this rank requests from its own boxes.
+  void for_each_own(const std::function<void(const Request&, const IncomingRequest&)>& use) const;
+  /// The box's first column, counted from the first that arrives.
+  int64_t column_of(const Box& box) const { return box.sizes[1] == 0 ? 0 : box.offsets[1] - columns_.begin; }
+  bool spans(const Box& box) const { return box.interval(1) == columns_; }
+
+  SpecPtr table_;
+  std::vector<bool> along_;
+  bool ids_are_equal_ = false;
+  GroupPtr group_;
+  IdGroups groups_;
+  Interval columns_;
+  std::vector<Request> requests_;          // in the group's order of ranks, this rank's own too
+  std::vector<IncomingRequest> incoming_;  // likewise
+  std::vector<at::Tensor> incoming_ids_;   // per box of this rank
+};
+
+}  // namespace shardwise
