@@ -33,7 +33,7 @@ at::Tensor own_weights_grad(const BagLookup& call, c10::ArrayRef<at::Tensor> pie
 
 }  // namespace
 
-BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const at::Tensor& weight, bool of_table) {
+BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool of_table) {
   const BelowAutograd guard;
   const CommScope scope("aten::embedding_bag_backward");
   Placements now = spec_of(grad)->placements().vec();
@@ -51,7 +51,7 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const 
     RowGrads grads = grads_of_bags(maybe_dtensor(moved)->shards()[0], call.bags, call.pooling, call.chosen);
     if (call.wants_weights)
       weights_pieces.push_back(
-          own_weights_grad(call, weight.defined() ? maybe_dtensor(weight)->shards() : Shards(), grads));
+          own_weights_grad(call, call.table.defined() ? maybe_dtensor(call.table)->shards() : Shards(), grads));
     if (call.by_freq) grads.scale(maybe_dtensor(counts)->shards()[0]);
     if (of_table) boxes = call.lookup.grads_of_boxes(grads);
   }

@@ -11,7 +11,7 @@
 namespace shardwise {
 
 /// The arguments of a call, and what the backward needs from the forward.
-struct BagLookup : torch::CustomClassHolder {
+struct BagLookup {
   kernels::Pooling pooling = kernels::Pooling::kSum;
   LookupOptions options;
   BagOffsets offsets;
@@ -24,7 +24,16 @@ struct BagLookup : torch::CustomClassHolder {
   SpecPtr found;      // of the pooled rows, before they are moved
   IdBags bags;        // this rank's. With a row exchange their ids index the rows that arrived
   at::Tensor chosen;  // of maxima [bags, columns]: the id whose row has the maximum, -1 where another rank has it
-  at::Tensor rows;    // the rows that arrived by a row exchange, kept for the gradient of weights
+  at::Tensor rows;    // for the gradient of weights: the rows that arrived by a row exchange ...
+  at::Tensor table;   // ... or the table, where there was none
+
+  /// Those that the backward needs.
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    lookup.for_each_tensor(visit);
+    bags.for_each_tensor(visit);
+    for (at::Tensor* tensor : {&chosen, &rows, &table}) visit(*tensor);
+  }
 };
 
 /// The pooled rows of `table`, laid out as the lookup's plan says. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a
@@ -35,8 +44,7 @@ struct BagGradients {
   at::Tensor table;    // undefined where an optimizer took it, or it is not needed
   at::Tensor weights;  // undefined where it is not needed
 };
-/// `grad`: of the result. `table`: defined where the gradient of weights is needed and there was no row exchange. `of_table`: whether the
-/// table's gradient is needed.
-BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, const at::Tensor& table, bool of_table);
+/// `grad`: of the result. `of_table`: whether the table's gradient is needed.
+BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool of_table);
 
 }  // namespace shardwise

@@ -3,6 +3,7 @@
 //
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
 #include "ops/embedding/gradient_sink.h"
+#include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -56,31 +57,29 @@ at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
   return lookup.plan.result == lookup.plan.found ? result : redistribute(result, lookup.plan.result);
 }
 
-/// What the backward needs besides the gradient.
-struct Saved : torch::CustomClassHolder {
-  TableLookup lookup;
-  LookupOptions options;
-  int64_t padding_idx;
-  bool by_freq;
+/// The arguments of a call that its backward needs.
+struct CallOptions {
+  LookupOptions lookup;
+  int64_t padding_idx = -1;
+  bool by_freq = false;
   GradientSink sink;
 };
-using SavedPtr = c10::intrusive_ptr<Saved>;
 
-/// The lookup for the backward. Where ids are replicated but their gradients sharded, the lookup is planned anew with ids sharded as the
-/// gradients: each rank then sends the gradient rows that it holds to their owners.
-TableLookup sharded_as(const Spec& grad, const SavedPtr& saved) {
-  const TableLookup& lookup = saved->lookup;
+/// The lookup for the backward where ids are replicated but their gradients sharded: planned anew with ids sharded as the gradients, so
+/// that each rank sends the gradient rows that it holds to their owners. None where that sends nothing to owners.
+std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& lookup, const CallOptions& call) {
   Placements of_ids = lookup.plan.ids;
   for (size_t m = 0; m < of_ids.size(); ++m) {
     const Placement& of_grad = grad.placements()[m];
     const bool shards_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
     if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
   }
-  if (lookup.scatters_gradients() || of_ids == lookup.plan.ids) return lookup;
-  LookupOptions options = saved->options;
+  if (lookup.scatters_gradients() || of_ids == lookup.plan.ids) return std::nullopt;
+  LookupOptions options = call.lookup;
   options.checks_ids = false;  // the forward checked them
   TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);
-  return again.scatters_gradients() || !again.table->is_member() ? again : lookup;
+  if (!again.scatters_gradients() && again.table->is_member()) return std::nullopt;
+  return again;
 }
 
 /// The gradient rows of this rank's ids. `counts`: undefined, or 1 over how often each id occurs, laid out as the ids.
@@ -93,63 +92,75 @@ RowGrads own_grads(const TableLookup& lookup, const at::Tensor& grad, const at::
 }
 
 /// The table's gradient, laid out as the table, Partial where other ranks looked up other ids; undefined where an optimizer took it.
-at::Tensor table_grad(const at::Tensor& grad, const SavedPtr& saved) {
+at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const CallOptions& call) {
   const BelowAutograd guard;
   const CommScope scope("aten::embedding_backward");
-  const TableLookup lookup = sharded_as(*spec_of(grad), saved);
+  const std::optional<TableLookup> again = sharded_as(*spec_of(grad), forward, call);
+  const TableLookup& lookup = again ? *again : forward;
   Placements now = spec_of(grad)->placements().vec();
-  if (saved->sink.is_complete()) now = without_partial(now);
+  if (call.sink.is_complete()) now = without_partial(now);
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
   const at::Tensor moved = redistribute(grad, plan.grad);
-  const at::Tensor counts = saved->by_freq ? lookup.counts() : at::Tensor();
+  const at::Tensor counts = call.by_freq ? lookup.counts() : at::Tensor();
   std::vector<BoxGrads> boxes;
   if (spec->is_member()) boxes = lookup.grads_of_boxes(own_grads(lookup, moved, counts));
-  return saved->sink.take(spec, std::move(boxes), saved->padding_idx);
-}
-
-void keep(AutogradContext* ctx, const SavedPtr& saved, const at::Tensor& ids) {
-  ctx->save_for_backward({ids});
-  ctx->saved_data["saved"] = c10::IValue::make_capsule(saved);
-}
-SavedPtr kept(const AutogradContext* ctx) {
-  return SavedPtr::reclaim_copy(static_cast<Saved*>(ctx->saved_data.at("saved").toCapsule().get()));
+  return call.sink.take(spec, std::move(boxes), call.padding_idx);
 }
 
 /// The table's gradient as a function of the result's.
 struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& ids,
-                            const SavedPtr& saved) {
-    keep(ctx, saved, ids);
-    return table_grad(grad, saved);
+  struct State {
+    CallOptions call;
+    at::Tensor ids;
+
+    template <class Visit>
+    void for_each_tensor(const Visit& visit) {
+      visit(ids);
+    }
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const TableLookup& lookup,
+                            const CallOptions& call) {
+    keep_state(ctx, State{call, lookup.ids});
+    return table_grad(grad, lookup, call);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::Tensor ids = ctx->get_saved_variables()[0];
-    const SavedPtr saved = kept(ctx);
-    const LookupScope scope(saved->options);
+    const auto [call, ids] = kept_state<State>(ctx);
+    const LookupScope scope(call.lookup);
     at::Tensor rows = at::embedding(grads[0], ids);
-    if (saved->padding_idx >= 0) rows = rows * ids.ne(saved->padding_idx).unsqueeze(-1);
-    if (saved->by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
+    if (call.padding_idx >= 0) rows = rows * ids.ne(call.padding_idx).unsqueeze(-1);
+    if (call.by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
     return {rows, {}, {}};
   }
 };
 
 struct Embedding : torch::autograd::Function<Embedding> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const SavedPtr& saved,
+  struct State {
+    CallOptions call;
+    TableLookup lookup;
+
+    template <class Visit>
+    void for_each_tensor(const Visit& visit) {
+      lookup.for_each_tensor(visit);
+    }
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const CallOptions& call,
                             const at::Tensor& ids) {
     const BelowAutograd guard;
-    saved->lookup = start_lookup(spec_of(weight), ids, saved->options);
-    keep(ctx, saved, saved->lookup.ids);
-    return look_up(saved->lookup, weight);
+    State state{call, start_lookup(spec_of(weight), ids, call.lookup)};
+    at::Tensor result = look_up(state.lookup, weight);
+    keep_state(ctx, std::move(state));
+    return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::Tensor& grad = grads[0];
     if (!grad.defined()) return {{}, {}, {}};
-    const SavedPtr saved = kept(ctx);
-    const at::Tensor ids = ctx->get_saved_variables()[0];
-    if (saved->sink.is_complete()) return {table_grad(grad, saved), {}, {}};
-    return {EmbeddingGrad::apply(grad, ids, saved), {}, {}};
+    const auto [call, lookup] = kept_state<State>(ctx);
+    if (call.sink.is_complete()) return {table_grad(grad, lookup, call), {}, {}};
+    return {EmbeddingGrad::apply(grad, lookup, call), {}, {}};
   }
 };
 
@@ -167,12 +178,8 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   if (!weight.requires_grad() || !c10::GradMode::is_enabled()) return embed(weight, ids, padding_idx, by_freq, sparse);
   const at::Tensor table = prepared_table(kOp, weight);
   check_padding(kOp, padding_idx, table.size(0));
-  auto saved = c10::make_intrusive<Saved>();
-  saved->options = LookupScope::current();
-  saved->padding_idx = padding_idx;
-  saved->by_freq = by_freq;
-  saved->sink = GradientSink::of(weight, sparse);
-  return Embedding::apply(table, saved, prepared_ids(kOp, ids, *spec_of(table)));
+  const CallOptions call{LookupScope::current(), padding_idx, by_freq, GradientSink::of(weight, sparse)};
+  return Embedding::apply(table, call, prepared_ids(kOp, ids, *spec_of(table)));
 }
 
 }  // namespace

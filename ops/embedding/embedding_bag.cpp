@@ -1,5 +1,6 @@
 // ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h computes them.
 #include "ops/embedding/bag_lookup.h"
+#include "ops/embedding/saved_state.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/tensor/below_autograd.h"
@@ -13,19 +14,17 @@ namespace {
 using kernels::Pooling;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using BagLookupPtr = c10::intrusive_ptr<BagLookup>;
 
 constexpr const char* kOp = "aten::embedding_bag";
 
 struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const std::optional<at::Tensor>& weights,
-                            const BagLookupPtr& call) {
-    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    call->wants_weights = weights && weights->requires_grad();
-    const at::Tensor result = pool_bags(*call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
-    // With a row exchange the rows that arrived are kept instead.
-    ctx->save_for_backward(
-        {call->wants_weights && !call->lookup.row_exchange ? weight : at::Tensor(), call->lookup.ids});
+                            BagLookup& call) {
+    call.wants_weights = weights && weights->requires_grad();
+    at::Tensor result = pool_bags(call, weight, weights.value_or(at::Tensor()), /*needs_grad=*/true);
+    if (call.wants_weights && !call.lookup.row_exchange) call.table = weight;
+    call.offsets = {};  // the backward has those of `bags`
+    keep_state(ctx, std::move(call));
     return result;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -33,8 +32,7 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !c10::GradMode::is_enabled() || !grads[0].requires_grad(),
         fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kOp));
-    const auto call = BagLookupPtr::reclaim_copy(static_cast<BagLookup*>(ctx->saved_data.at("call").toCapsule().get()));
-    const BagGradients result = bag_gradients(*call, grads[0], ctx->get_saved_variables()[0], ctx->needs_input_grad(0));
+    const BagGradients result = bag_gradients(kept_state<BagLookup>(ctx), grads[0], ctx->needs_input_grad(0));
     return {result.table, result.weights, {}};
   }
 };
@@ -99,27 +97,27 @@ Results with_nothing_else(at::Tensor result) {
 Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool by_freq,
                    int64_t mode, bool sparse, const std::optional<at::Tensor>& per_sample_weights,
                    bool include_last_offset, std::optional<int64_t> padding_idx) {
-  auto call = c10::make_intrusive<BagLookup>();
-  call->pooling = pooling_of(mode);
-  const at::Tensor table = prepared_table(kOp, weight, /*passes_sums=*/call->pooling != Pooling::kMax);
+  BagLookup call;
+  call.pooling = pooling_of(mode);
+  const at::Tensor table = prepared_table(kOp, weight, /*passes_sums=*/call.pooling != Pooling::kMax);
   TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.", kOp,
                                                     fmt::join(indices.sizes(), ", "), indices.dim()));
-  call->options = LookupScope::current();
-  call->by_freq = by_freq;
-  call->padding = padding_of(padding_idx, table.size(0));
+  call.options = LookupScope::current();
+  call.by_freq = by_freq;
+  call.padding = padding_of(padding_idx, table.size(0));
   at::Tensor ids = prepared_ids(kOp, indices, *spec_of(table), /*may_be_plain=*/true);
-  call->offsets = BagOffsets::read(kOp, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
+  call.offsets = BagOffsets::read(kOp, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
   std::optional<at::Tensor> weights = per_sample_weights;
-  if (const int64_t n_used = call->offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
+  if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
     ids = ids.narrow(0, 0, n_used);
     if (weights && weights->defined()) weights = weights->narrow(0, 0, n_used);
   }
-  start(*call, table, ids);
-  weights = prepared_weights(*call, weights);
+  start(call, table, ids);
+  weights = prepared_weights(call, weights);
   const bool needs_grad =
       c10::GradMode::is_enabled() && (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
-  if (!needs_grad) return with_nothing_else(pool_bags(*call, table, *weights, false));
-  call->sink = GradientSink::of(weight, sparse);
+  if (!needs_grad) return with_nothing_else(pool_bags(call, table, *weights, false));
+  call.sink = GradientSink::of(weight, sparse);
   if (!weights->defined()) weights.reset();
   return with_nothing_else(EmbeddingBag::apply(table, weights, call));
 }

@@ -108,10 +108,10 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& 
                                                                    : of_ids;
     ids_moved |= of_ids.is_shard() && !stay;
     plan.ids.push_back(there);
-    plan.found.push_back(stay                                               ? there
-                         : of_table.is_shard(1)                             ? of_table.with_dim(ids.dim())
+    plan.found.push_back(stay                    ? there
+                         : of_table.is_shard(1)  ? of_table.with_dim(ids.dim())
                          : of_table.is_sharded() ? Placement::partial()
-                                                                            : of_table);
+                                                 : of_table);
     plan.result.push_back(of_ids.is_shard() || (sends_to_replicas && shards_rows(table, m)) ? of_ids
                                                                                             : plan.found.back());
   }

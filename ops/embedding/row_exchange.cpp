@@ -51,32 +51,30 @@ RowExchange::RowExchange(const SpecPtr& table, std::vector<bool> along, const at
   find_requests();
 }
 
-std::shared_ptr<const RowExchange> RowExchange::make(const char* op, const SpecPtr& table, std::vector<bool> along,
-                                                     const at::Tensor& ids, const std::vector<bool>& id_shards,
-                                                     bool checks_ids) {
+RowExchange RowExchange::make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
+                              const std::vector<bool>& id_shards, bool checks_ids) {
   bool are_sharded_elsewhere = false;
   for (size_t m = 0; m < id_shards.size(); ++m) are_sharded_elsewhere |= id_shards[m] && !along[m];
   GroupPtr group = group_along(*table->mesh(), along, are_sharded_elsewhere);
-  std::shared_ptr<RowExchange> exchange(new RowExchange(table, std::move(along), ids, std::move(group)));
-  exchange->exchange_counts(op, ids, checks_ids);
-  exchange->exchange_ids();
-  return exchange;
+  RowExchange result(table, std::move(along), ids, std::move(group));
+  result.exchange_counts(op, ids, checks_ids);
+  result.exchange_ids();
+  return result;
 }
 
-std::shared_ptr<const RowExchange> RowExchange::make_of_equal_ids(const char* op, const SpecPtr& table,
-                                                                  std::vector<bool> along, const at::Tensor& ids,
-                                                                  const std::vector<bool>& id_shards, bool checks_ids) {
+RowExchange RowExchange::make_of_equal_ids(const char* op, const SpecPtr& table, std::vector<bool> along,
+                                           const at::Tensor& ids, const std::vector<bool>& id_shards, bool checks_ids) {
   GroupPtr group = group_along(*table->mesh(), along, checks_ids);
-  std::shared_ptr<RowExchange> exchange(new RowExchange(table, std::move(along), ids, std::move(group)));
-  if (checks_ids) exchange->check_equal(op, ids, id_shards);
-  exchange->ids_are_equal_ = true;
+  RowExchange result(table, std::move(along), ids, std::move(group));
+  if (checks_ids) result.check_equal(op, ids, id_shards);
+  result.ids_are_equal_ = true;
   for (size_t box = 0; box < table->boxes().size(); ++box) {
-    const Request& own = exchange->own_request(box);
-    exchange->incoming_ids_.push_back(part(exchange->groups_.rows, own.begin, own.end));
-    for (const int64_t rank : exchange->group_->ranks)
-      if (is_partner(*table->mesh(), rank, exchange->along_)) exchange->incoming_.push_back({rank, box, 0, own.n()});
+    const Request& own = result.own_request(box);
+    result.incoming_ids_.push_back(part(result.groups_.rows, own.begin, own.end));
+    for (const int64_t rank : result.group_->ranks)
+      if (is_partner(*table->mesh(), rank, result.along_)) result.incoming_.push_back({rank, box, 0, own.n()});
   }
-  return exchange;
+  return result;
 }
 
 void RowExchange::find_requests() {

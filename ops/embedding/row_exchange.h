@@ -12,7 +12,6 @@
 #include "runtime/tensor/spec.h"
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 namespace shardwise {
@@ -28,15 +27,13 @@ class RowExchange {
   /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's, of any shape, sharded
   /// along the mesh dims `id_shards`. Collective over the mesh's members.
   /// Throws: c10::IndexError naming the worst id where `checks_ids` and one is out of range, on every rank.
-  static std::shared_ptr<const RowExchange> make(const char* op, const SpecPtr& table, std::vector<bool> along,
-                                                 const at::Tensor& ids, const std::vector<bool>& id_shards,
-                                                 bool checks_ids);
+  static RowExchange make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
+                          const std::vector<bool>& id_shards, bool checks_ids);
 
   /// The same where those ranks have equal ids: each knows the others' requests, and no ids are sent. Gradients cannot be scattered.
   /// Throws besides, where `checks_ids`: c10::ValueError where ids differ between ranks that must have the same.
-  static std::shared_ptr<const RowExchange> make_of_equal_ids(const char* op, const SpecPtr& table,
-                                                              std::vector<bool> along, const at::Tensor& ids,
-                                                              const std::vector<bool>& id_shards, bool checks_ids);
+  static RowExchange make_of_equal_ids(const char* op, const SpecPtr& table, std::vector<bool> along,
+                                       const at::Tensor& ids, const std::vector<bool>& id_shards, bool checks_ids);
 
   /// This rank's ids by the rows they name, with `group_of`: -1 for rows that no rank of the exchange owns.
   const IdGroups& groups() const { return groups_; }
@@ -48,6 +45,12 @@ class RowExchange {
 
   /// The reverse: sends the sums [groups, columns] per group to their rows' owners. Returns what arrives for each of this rank's boxes.
   std::vector<BoxGrads> scatter_gradients(const at::Tensor& sums) const;
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    groups_.for_each_tensor(visit);
+    for (at::Tensor& ids : incoming_ids_) visit(ids);
+  }
 
  private:
   /// The groups [begin, end), whose rows lie in `box` of `rank` (perhaps this rank).

@@ -32,6 +32,10 @@ struct IdGroups {
   at::Tensor group_of;  // [ids], -1 for ids of other pieces; undefined unless requested
 
   int64_t n() const { return rows.numel(); }
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (at::Tensor* tensor : {&rows, &starts, &order, &group_of}) visit(*tensor);
+  }
 };
 
 /// Groups the ids in [first_row, first_row + n_rows), without `skipped`. Cost: a pass over the ids per 11 bits of n_rows.
@@ -69,6 +73,11 @@ struct IdBags {
   at::Tensor offsets;       // [bags] int64
   int64_t padding = -1;     // an id that does not count
   at::Tensor weights = {};  // [n] of the table's dtype; undefined: 1
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);
+  }
 };
 
 /// Each bag's sum, mean or maximum, [bags, width]. A mean divides by all ids of the bag, so that the pieces' results add up. A maximum is

@@ -78,7 +78,7 @@ void check_policy(const TableLookup& lookup) {
 
 TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
                                const LookupOptions& options) {
-  TableLookup lookup{op, table, std::move(plan), ids, nullptr};
+  TableLookup lookup{op, table, std::move(plan), ids, {}};
   if (lookup.plan.ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
   if (!lookup.plan.exchanges_rows()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);

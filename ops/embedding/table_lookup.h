@@ -21,18 +21,24 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows);
 /// A lookup's ids, moved to where it needs them and in range, and the exchange that brings rows, if any. All that its backward needs
 /// besides gradients.
 struct TableLookup {
-  const char* op;
+  const char* op = nullptr;
   SpecPtr table;
   LookupPlan plan;
-  at::Tensor ids;                                   // distributed as plan.ids
-  std::shared_ptr<const RowExchange> row_exchange;  // null where plan.exchanges_rows() is false, and on non-members
+  at::Tensor ids;                           // distributed as plan.ids
+  std::optional<RowExchange> row_exchange;  // none where plan.exchanges_rows() is false, and on non-members
 
   /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them.
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
                            const LookupOptions& options);
 
-  /// Of the rows looked up, [ids..., columns], laid out as `placements`.
+  /// The spec of the rows looked up, [ids..., columns].
   SpecPtr spec_of_rows(Placements placements) const;
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    visit(ids);
+    if (row_exchange) row_exchange->for_each_tensor(visit);
+  }
+
   /// True where gradients go back to the rows' owners, each rank sending those of its own ids.
   bool scatters_gradients() const { return row_exchange && !plan.ids_are_equal; }
   /// This rank's ids; empty on a non-member.

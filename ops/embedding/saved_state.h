@@ -1,0 +1,39 @@
+// ops/embedding/saved_state.h: what a lookup's forward keeps for its backward.
+//
+// Tensors are kept as autograd's saved variables: they are freed after the backward, and saved-tensor hooks (save_on_cpu) see them.
+// AutogradContext::saved_data holds the rest, which lives as long as the graph.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace shardwise {
+
+template <class State>
+struct SavedState : torch::CustomClassHolder {
+  explicit SavedState(State given) : state(std::move(given)) {}
+  State state;
+};
+
+/// Keeps `state`, whose `for_each_tensor(visit)` calls `visit(at::Tensor&)` for each of its tensors, always in the same order.
+template <class State>
+void keep_state(torch::autograd::AutogradContext* ctx, State state) {
+  torch::autograd::variable_list tensors;
+  state.for_each_tensor([&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, {})); });
+  ctx->save_for_backward(std::move(tensors));
+  ctx->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<SavedState<State>>(std::move(state)));
+}
+
+/// What keep_state() kept. Throws: torch's error where a backward has freed it.
+template <class State>
+State kept_state(const torch::autograd::AutogradContext* ctx) {
+  torch::autograd::variable_list tensors = ctx->get_saved_variables();
+  const auto capsule = ctx->saved_data.at("state").toCapsule();
+  State state = static_cast<const SavedState<State>*>(capsule.get())->state;
+  auto next = tensors.begin();
+  state.for_each_tensor([&](at::Tensor& tensor) { tensor = std::move(*next++); });
+  return state;
+}
+
+}  // namespace shardwise
