@@ -1,28 +1,20 @@
 // ops/elementwise/item.cpp: operators that return a number or a bool: item(), and comparisons of shapes.
 #include "ops/families.h"
+#include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
-#include "runtime/api/dtensor.h"
+#include "ops/support/torch_composition.h"
 
 #include <ATen/ops/tensor_split.h>
 
 namespace shardwise {
 namespace {
 
-bool is_same_size(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }
-
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
 // torch reads these numbers from memory to compose the operator, so every rank needs all of them.
 
-at::Tensor plain(const at::Tensor& tensor) { return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor; }
-
-Dims numbers_in(const at::Tensor& tensor) {
-  const at::Tensor longs = plain(tensor).to(at::kLong).contiguous();
-  return {longs.const_data_ptr<int64_t>(), longs.const_data_ptr<int64_t>() + longs.numel()};
-}
-
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
-  const Dims numbers = numbers_in(indices_or_sections);
+  const Dims numbers = integers_in(indices_or_sections);
   return indices_or_sections.dim() == 0 ? at::tensor_split(self, numbers[0], dim)
                                         : at::tensor_split(self, numbers, dim);
 }
@@ -32,7 +24,7 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
 void register_item(RuleTable& table) {
   table.add("aten::_local_scalar_dense", Rule::gathered());
   add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
-  aten_kernels().impl("is_same_size", &is_same_size);
+  add_torch_compositions({"is_same_size"});
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
 }
 

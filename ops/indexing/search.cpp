@@ -1,10 +1,10 @@
 // ops/indexing/search.cpp: searchsorted, bucketize, isin, histc, unique, one_hot and count_nonzero.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "ops/support/torch_composition.h"
 #include "runtime/api/dtensor.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
 
 namespace shardwise {
@@ -62,10 +62,6 @@ void describe_histc(const OpCall& call, Signature& signature) {
   signature.outputs = {{Axis{}}};
 }
 
-at::Tensor count_nonzero_along(const at::Tensor& self, std::optional<int64_t> dim) {
-  return at::count_nonzero(self, dim ? c10::IntArrayRef(*dim) : c10::IntArrayRef());
-}
-
 /// Compares with every class: torch's one_hot scatters into plain zeros.
 at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
   TORCH_CHECK(self.scalar_type() == at::kLong,
@@ -100,7 +96,7 @@ void register_search(RuleTable& table) {
              "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
              "aten::unique_dim_consecutive", "aten::histogram.bins_tensor", "aten::histogram.bin_ct"},
             Rule::gathered());
-  aten_kernels().impl("count_nonzero", &count_nonzero_along);
+  add_torch_compositions({"count_nonzero"});
   add_composition("one_hot", &one_hot);
 }
 

@@ -1,14 +1,13 @@
 // ops/random/random.cpp: random numbers drawn in place, and new random tensors like another one.
 //
-// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout. Operators that
-// return a new tensor draw into one with their argument's layout.
+// Element i is a function of the draw's seed and of i alone: the same tensor on any mesh, in any layout.
 #include "ops/families.h"
 #include "ops/random/random_fill.h"
 #include "ops/support/kernels.h"
+#include "ops/support/torch_composition.h"
 #include "runtime/api/philox.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <cmath>
@@ -158,111 +157,24 @@ at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
                    [=](at::Tensor& one, const at::Generator& scratch) { one.random_(to, scratch); });
 }
 
-// The operators below draw the same into a new tensor.
-
-at::Tensor uniform(const at::Tensor& self, double from, double to, MaybeGenerator generator) {
-  return at::empty_like(self).uniform_(from, to, std::move(generator));
-}
-at::Tensor normal(const at::Tensor& self, double mean, double std, MaybeGenerator generator) {
-  return at::empty_like(self).normal_(mean, std, std::move(generator));
-}
-at::Tensor log_normal(const at::Tensor& self, double mean, double std, MaybeGenerator generator) {
-  return at::empty_like(self).log_normal_(mean, std, std::move(generator));
-}
-at::Tensor exponential(const at::Tensor& self, double lambd, MaybeGenerator generator) {
-  return at::empty_like(self).exponential_(lambd, std::move(generator));
-}
-at::Tensor geometric(const at::Tensor& self, double p, MaybeGenerator generator) {
-  return at::empty_like(self).geometric_(p, std::move(generator));
-}
-at::Tensor cauchy(const at::Tensor& self, double median, double sigma, MaybeGenerator generator) {
-  return at::empty_like(self).cauchy_(median, sigma, std::move(generator));
-}
-at::Tensor bernoulli_p(const at::Tensor& self, double p, MaybeGenerator generator) {
-  return at::empty_like(self).bernoulli_(p, std::move(generator));
-}
-at::Tensor random(const at::Tensor& self, MaybeGenerator generator) {
-  return at::empty_like(self).random_(std::move(generator));
-}
-at::Tensor random_from(const at::Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator generator) {
-  return at::empty_like(self).random_(from, to, std::move(generator));
-}
-at::Tensor random_to(const at::Tensor& self, int64_t to, MaybeGenerator generator) {
-  return at::empty_like(self).random_(to, std::move(generator));
-}
-
-using MaybeDtype = std::optional<at::ScalarType>;
-using MaybeLayout = std::optional<at::Layout>;
-using MaybeDevice = std::optional<at::Device>;
-using MaybeFormat = std::optional<at::MemoryFormat>;
-
-at::Tensor rand_like_generator(const at::Tensor& self, MaybeGenerator generator, MaybeDtype dtype, MaybeLayout layout,
-                               MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
-  return at::empty_like(self, dtype, layout, device, pinned, format).uniform_(0, 1, std::move(generator));
-}
-at::Tensor rand_like(const at::Tensor& self, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
-                     std::optional<bool> pinned, MaybeFormat format) {
-  return rand_like_generator(self, {}, dtype, layout, device, pinned, format);
-}
-at::Tensor randn_like_generator(const at::Tensor& self, MaybeGenerator generator, MaybeDtype dtype, MaybeLayout layout,
-                                MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
-  return at::empty_like(self, dtype, layout, device, pinned, format).normal_(0, 1, std::move(generator));
-}
-at::Tensor randn_like(const at::Tensor& self, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
-                      std::optional<bool> pinned, MaybeFormat format) {
-  return randn_like_generator(self, {}, dtype, layout, device, pinned, format);
-}
-at::Tensor randint_like_low_generator(const at::Tensor& self, int64_t low, int64_t high, MaybeGenerator generator,
-                                      MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
-                                      std::optional<bool> pinned, MaybeFormat format) {
-  return at::empty_like(self, dtype, layout, device, pinned, format).random_(low, high, std::move(generator));
-}
-at::Tensor randint_like_low(const at::Tensor& self, int64_t low, int64_t high, MaybeDtype dtype, MaybeLayout layout,
-                            MaybeDevice device, std::optional<bool> pinned, MaybeFormat format) {
-  return randint_like_low_generator(self, low, high, {}, dtype, layout, device, pinned, format);
-}
-at::Tensor randint_like_generator(const at::Tensor& self, int64_t high, MaybeGenerator generator, MaybeDtype dtype,
-                                  MaybeLayout layout, MaybeDevice device, std::optional<bool> pinned,
-                                  MaybeFormat format) {
-  return randint_like_low_generator(self, 0, high, std::move(generator), dtype, layout, device, pinned, format);
-}
-at::Tensor randint_like(const at::Tensor& self, int64_t high, MaybeDtype dtype, MaybeLayout layout, MaybeDevice device,
-                        std::optional<bool> pinned, MaybeFormat format) {
-  return randint_like_low_generator(self, 0, high, {}, dtype, layout, device, pinned, format);
-}
-
 }  // namespace
 
 void register_random() {
   auto& kernels = aten_kernels();
   kernels.impl("uniform_", &uniform_);
-  kernels.impl("uniform", &uniform);
   kernels.impl("normal_", &normal_);
-  kernels.impl("normal_functional", &normal);
   kernels.impl("log_normal_", &log_normal_);
-  kernels.impl("log_normal", &log_normal);
   kernels.impl("exponential_", &exponential_);
-  kernels.impl("exponential", &exponential);
   kernels.impl("geometric_", &geometric_);
-  kernels.impl("geometric", &geometric);
   kernels.impl("cauchy_", &cauchy_);
-  kernels.impl("cauchy", &cauchy);
   kernels.impl("bernoulli_.float", &bernoulli_float_);
-  kernels.impl("bernoulli.p", &bernoulli_p);
   kernels.impl("random_", &random_);
-  kernels.impl("random", &random);
   kernels.impl("random_.from", &random_from_);
-  kernels.impl("random.from", &random_from);
   kernels.impl("random_.to", &random_to_);
-  kernels.impl("random.to", &random_to);
-  kernels.impl("rand_like", &rand_like);
-  kernels.impl("rand_like.generator", &rand_like_generator);
-  kernels.impl("randn_like", &randn_like);
-  kernels.impl("randn_like.generator", &randn_like_generator);
-  kernels.impl("randint_like", &randint_like);
-  kernels.impl("randint_like.generator", &randint_like_generator);
-  kernels.impl("randint_like.low_dtype", &randint_like_low);
-  kernels.impl("randint_like.low_generator_dtype", &randint_like_low_generator);
+  add_torch_compositions({"uniform", "normal_functional", "log_normal", "exponential", "geometric", "cauchy",
+                          "bernoulli.p", "random", "random.from", "random.to"});
+  add_torch_compositions({"rand_like", "rand_like.generator", "randn_like", "randn_like.generator", "randint_like",
+                          "randint_like.generator", "randint_like.low_dtype", "randint_like.low_generator_dtype"});
 }
 
 }  // namespace shardwise

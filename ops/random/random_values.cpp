@@ -4,6 +4,7 @@
 #include "ops/random/samplers.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
+#include "ops/support/torch_composition.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
@@ -42,18 +43,9 @@ at::Tensor uniform_like(const at::Tensor& self, MaybeGenerator generator) {
   return at::empty_like(self, self.options().dtype(at::kDouble)).uniform_(0, 1, std::move(generator));
 }
 
-at::Tensor bernoulli(const at::Tensor& self, MaybeGenerator generator) {
-  check_probabilities("aten::bernoulli", self);
-  return at::lt(uniform_like(self, std::move(generator)), self).to(self.scalar_type());
-}
-
 at::Tensor& bernoulli_tensor_(at::Tensor& self, const at::Tensor& p, MaybeGenerator generator) {
   if (is_dtensor(p)) check_probabilities("aten::bernoulli_", p);
   return self.copy_(at::lt(uniform_like(self, std::move(generator)), p));
-}
-
-at::Tensor bernoulli_tensor(const at::Tensor& self, const at::Tensor& p, MaybeGenerator generator) {
-  return at::empty_like(self).bernoulli_(p, std::move(generator));
 }
 
 void check_deviation(const at::Tensor& std) {
@@ -199,9 +191,8 @@ at::Tensor multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 
 void register_random_values(RuleTable& table) {
   auto& kernels = aten_kernels();
-  kernels.impl("bernoulli", &bernoulli);
   kernels.impl("bernoulli_.Tensor", &bernoulli_tensor_);
-  kernels.impl("bernoulli.Tensor", &bernoulli_tensor);
+  add_torch_compositions({"bernoulli", "bernoulli.Tensor"});
   kernels.impl("normal.Tensor_Tensor", &normal_tensors);
   kernels.impl("normal.Tensor_float", &normal_mean);
   kernels.impl("normal.float_Tensor", &normal_deviation);

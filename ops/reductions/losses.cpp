@@ -2,6 +2,8 @@
 //
 // Each rank computes its own terms. Their sum stays Partial; means and their gradients divide by the global count.
 #include "ops/families.h"
+#include "ops/support/axes.h"
+#include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/dispatch.h"
@@ -118,7 +120,7 @@ Rule by_sample(Labels labels, bool is_gradient) {
       sample.pop_back();
     }
     for (const Operand& operand : call.operands) {
-      const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+      const std::string& name = arg_name(call, operand);
       const bool is_per_sample = name == "grad_output" || (name == "target" && labels == Labels::kPerSample);
       Axes axes = name == "weight" ? classes : is_per_sample ? sample : all;
       axes.resize(operand.sizes.size());  // one sample may have a label of one dim
@@ -128,12 +130,6 @@ Rule by_sample(Labels labels, bool is_gradient) {
     signature.outputs.resize(call.op.n_returns());
   };
   return Rule(kBySample, describe).sampled();
-}
-
-/// All elements, gathered to every rank.
-std::vector<int64_t> numbers_in(const at::Tensor& tensor) {
-  const at::Tensor all = (is_dtensor(tensor) ? full_tensor(tensor) : tensor).to(at::kCPU, at::kLong).contiguous();
-  return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
 }
 
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10::IntArrayRef input_lengths,
@@ -151,7 +147,7 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10:
 
 at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
                                const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
-  return at::ctc_loss(log_probs, targets, numbers_in(input_lengths), numbers_in(target_lengths), blank, reduction,
+  return at::ctc_loss(log_probs, targets, integers_in(input_lengths), integers_in(target_lengths), blank, reduction,
                       zero_infinity);
 }
 

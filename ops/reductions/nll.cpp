@@ -4,6 +4,7 @@
 // each rank picks the targets among its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and
 // the loss is the sum.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
@@ -95,7 +96,7 @@ void describe(const OpCall& call, Signature& signature) {
   const int64_t dim = class_dim(static_cast<int64_t>(input.size()));
   target.erase(target.begin() + dim);
   for (const Operand& operand : call.operands) {
-    const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+    const std::string& name = arg_name(call, operand);
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
     TORCH_CHECK(
         operand.sizes.size() == signature.inputs.back().size(),

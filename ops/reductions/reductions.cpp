@@ -1,6 +1,7 @@
 // ops/reductions/reductions.cpp: reductions over some dims or all.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "ops/support/torch_composition.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/abs.h>
@@ -82,16 +83,6 @@ at::Tensor norm_of_dims_to(const at::Tensor& self, const std::optional<at::Scala
   return at::linalg_vector_norm(self, p.value_or(2), dims, keepdim, dtype);
 }
 
-at::Tensor norm(const at::Tensor& self, const at::Scalar& p) { return at::linalg_vector_norm(self, p); }
-
-at::Tensor norm_to(const at::Tensor& self, const std::optional<at::Scalar>& p, at::ScalarType dtype) {
-  return at::linalg_vector_norm(self, p.value_or(2), {}, /*keepdim=*/false, dtype);
-}
-
-at::Tensor dist(const at::Tensor& self, const at::Tensor& other, const at::Scalar& p) {
-  return at::linalg_vector_norm(self - other, p);
-}
-
 // The trace: each shard sums its part of the global diagonal, whose offset in the shard follows from the shard's own.
 
 at::Tensor diagonal_sum(const at::Tensor& self, int64_t offset) { return at::sum(self.diagonal(offset)); }
@@ -168,9 +159,7 @@ void register_reductions(RuleTable& table) {
   aten_kernels().impl("linalg_vector_norm", &vector_norm);
   aten_kernels().impl("norm.ScalarOpt_dim", &norm_of_dims);
   aten_kernels().impl("norm.ScalarOpt_dim_dtype", &norm_of_dims_to);
-  aten_kernels().impl("norm.Scalar", &norm);
-  aten_kernels().impl("norm.ScalarOpt_dtype", &norm_to);
-  aten_kernels().impl("dist", &dist);
+  add_torch_compositions({"norm.Scalar", "norm.ScalarOpt_dtype", "dist"});
 }
 
 }  // namespace shardwise

@@ -5,6 +5,7 @@
 #include "ops/families.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
+#include "ops/support/torch_composition.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -144,23 +145,6 @@ at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRe
   return result;
 }
 
-at::Tensor rot90(const at::Tensor& self, int64_t k, c10::IntArrayRef dims) {
-  TORCH_CHECK(dims.size() == 2, "expected total rotation dims == 2, but got dims = ", dims.size());
-  TORCH_CHECK(self.dim() >= 2, "expected total dims >= 2, but got total dims = ", self.dim());
-  TORCH_CHECK(dims[0] != dims[1] && std::abs(dims[0] - dims[1]) != self.dim(),
-              "expected rotation dims to be different, but got dim0 = ", dims[0], " and dim1 = ", dims[1]);
-  switch (((k % 4) + 4) % 4) {
-    case 1:
-      return self.flip({dims[1]}).transpose(dims[0], dims[1]);
-    case 2:
-      return self.flip(dims);
-    case 3:
-      return self.flip({dims[0]}).transpose(dims[0], dims[1]);
-    default:
-      return self.clone();
-  }
-}
-
 /// Repeated dims are whole; new ones come first.
 void describe_repeat(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
@@ -181,7 +165,7 @@ void describe_repeat(const OpCall& call, Signature& signature) {
 void register_flip_roll_repeat(RuleTable& table) {
   aten_kernels().impl("flip", &flip);
   aten_kernels().impl("roll", &roll);
-  aten_kernels().impl("rot90", &rot90);
+  add_torch_compositions({"rot90"});
   table.add("aten::repeat", Rule("repeat", describe_repeat).linear(Linearity::kPass));
 }
 

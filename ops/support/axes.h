@@ -1,4 +1,4 @@
-// ops/support/axes.h: factors of operands that broadcast.
+// ops/support/axes.h: axes of operands that broadcast, and operands by name.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -15,6 +15,11 @@ inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, cons
     if (sizes[dim] == result[at]) axes[dim] = result_axes[at];
   }
   return axes;
+}
+
+/// The schema's name of the argument that `operand` is: "weight".
+inline const std::string& arg_name(const OpCall& call, const Operand& operand) {
+  return call.op.handle.schema().arguments()[operand.arg].name();
 }
 
 }  // namespace shardwise
