@@ -9,6 +9,7 @@
 #include "ops/indexing/index_grad.h"
 #include "ops/indexing/index_operand.h"
 #include "ops/indexing/window.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
@@ -21,7 +22,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
@@ -120,46 +120,37 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 // Derivatives: gather's is scatter, and the reverse.
 
-at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Spec& source, int64_t dim) {
+at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim);
+
+at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
   std::vector<int64_t> of_source(grad.dim());
   for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
-  const at::Tensor result = zeros_for_grad(source, grad, of_source);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  call_scatter_(result, index, grad, dim, "add", true);
-  return in_pieces_of(source, result);
+  const at::Tensor result = [&] {
+    const at::NoGradGuard no_grad;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const at::Tensor sum = zeros_for_grad(*source, grad, of_source);
+    call_scatter_(sum, index, grad, dim, "add", true);
+    return in_pieces_of(*source, sum);
+  }();
+  return with_derivative(
+      grad, result, {index}, "GatherBackwardBackward",
+      [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim); });
 }
 
-struct GatherGrad : torch::autograd::Function<GatherGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& index,
-                            const SpecPtr& source, int64_t dim) {
-    ctx->save_for_backward({index});
-    ctx->saved_data["dim"] = dim;
-    return gather_grad(grad, index, *source, dim);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const int64_t dim = ctx->saved_data["dim"].toInt();
-    return {call_gather(grads[0], ctx->get_saved_variables()[0], dim), {}, {}, {}};
-  }
-};
-
-struct Gather : torch::autograd::Function<Gather> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& index, int64_t dim) {
-    ctx->save_for_backward({index});
-    keep_spec(ctx, spec_of(self));
-    ctx->saved_data["dim"] = dim;
+at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
+  const at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return call_gather(self, index, dim);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}, {}};
-    const int64_t dim = ctx->saved_data["dim"].toInt();
-    return {GatherGrad::apply(grads[0], ctx->get_saved_variables()[0], kept_spec(ctx), dim), {}, {}};
-  }
-};
+  }();
+  return with_derivative(self, result, {index}, "GatherBackward",
+                         [source = spec_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
+                           return gather_grad(grad, saved[0], source, dim);
+                         });
+}
 
 at::Tensor differentiable_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim, int64_t /*first*/,
                                  int64_t /*size*/) {
-  return Gather::apply(self, index, dim);
+  return lookup(self, index, dim);
 }
 
 // aten's operators. index may be smaller than self in other dims, and src larger than index: they are sliced.

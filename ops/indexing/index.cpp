@@ -12,6 +12,7 @@
 #include "ops/indexing/masked_rows.h"
 #include "ops/indexing/window.h"
 #include "ops/support/axes.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
@@ -24,7 +25,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
@@ -115,48 +115,31 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
 
 // Derivatives: index's is put with accumulate, and the reverse.
 
-struct IndexGrad : torch::autograd::Function<IndexGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, at::TensorList indices, const SpecPtr& source,
-                            c10::IntArrayRef dims) {
-    ctx->save_for_backward(indices.vec());
-    ctx->saved_data["dims"] = dims.vec();
-    const Indexed at{indices.vec(), dims.vec()};
-    const auto n_batch = grad.dim() - (source->dim() - static_cast<int64_t>(dims.size()));
-    const at::Tensor result = zeros_for_grad(*source, grad, ResultDims(source->dim(), dims, n_batch).of_self);
+at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& source) {
+  const at::Tensor result = [&] {
+    const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView guard;
-    put_(result, at, grad, /*accumulate=*/true);
-    return in_pieces_of(*source, result);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const variable_list indices = ctx->get_saved_variables();
-    variable_list result(indices.size() + 3);
-    result[0] = call_index(grads[0], indices, ctx->saved_data["dims"].toIntVector());
-    return result;
-  }
-};
-
-struct Index : torch::autograd::Function<Index> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, at::TensorList indices,
-                            c10::IntArrayRef dims) {
-    ctx->save_for_backward(indices.vec());
-    ctx->saved_data["dims"] = dims.vec();
-    keep_spec(ctx, spec_of(self));
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return call_index(self, indices, dims);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const variable_list indices = ctx->get_saved_variables();
-    const std::vector<int64_t> dims = ctx->saved_data["dims"].toIntVector();
-    variable_list result(indices.size() + 2);
-    if (grads[0].defined())
-      result[0] = IndexGrad::apply(grads[0], at::TensorList(indices), kept_spec(ctx), c10::IntArrayRef(dims));
-    return result;
-  }
-};
+    const auto n_batch = grad.dim() - (source->dim() - static_cast<int64_t>(at.dims.size()));
+    const at::Tensor sum = zeros_for_grad(*source, grad, ResultDims(source->dim(), at.dims, n_batch).of_self);
+    put_(sum, at, grad, /*accumulate=*/true);
+    return in_pieces_of(*source, sum);
+  }();
+  return with_derivative(
+      grad, result, at.indices, "IndexBackwardBackward",
+      [dims = at.dims](const at::Tensor& outer, const variable_list& saved) { return look_up(outer, {saved, dims}); });
+}
 
 at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims,
                                 c10::IntArrayRef /*firsts*/, c10::IntArrayRef /*sizes*/) {
-  return Index::apply(self, indices, dims);
+  const at::Tensor result = [&] {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call_index(self, indices, dims);
+  }();
+  return with_derivative(
+      self, result, indices.vec(), "IndexBackward",
+      [source = spec_of(self), dims = dims.vec()](const at::Tensor& grad, const variable_list& saved) {
+        return index_grad(grad, {saved, dims}, source);
+      });
 }
 
 // aten's operators.

@@ -44,12 +44,4 @@ at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad) {
   return source.layout().in_pieces() ? redistribute(grad, source.placements().vec()) : grad;
 }
 
-void keep_spec(torch::autograd::AutogradContext* ctx, const SpecPtr& spec) {
-  ctx->saved_data["source"] = c10::IValue::make_capsule(spec);
-}
-
-SpecPtr kept_spec(const torch::autograd::AutogradContext* ctx) {
-  return SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("source").toCapsule().get()));
-}
-
 }  // namespace shardwise

@@ -5,8 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <torch/csrc/autograd/custom_function.h>
-
 namespace shardwise {
 
 /// Zeros for the gradient of a tensor of `source`, to which `grad` will be added by index, with the source's layout.
@@ -18,9 +16,5 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
 
 /// Redistributes `grad`, made of such zeros, to the source's layout if that is an EnumerableShard.
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad);
-
-/// Saves and loads a spec for the backward.
-void keep_spec(torch::autograd::AutogradContext* ctx, const SpecPtr& spec);
-SpecPtr kept_spec(const torch::autograd::AutogradContext* ctx);
 
 }  // namespace shardwise

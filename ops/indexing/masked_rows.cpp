@@ -1,6 +1,6 @@
 #include "ops/indexing/masked_rows.h"
 
-#include "ops/indexing/index_grad.h"
+#include "ops/support/derivative.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
@@ -15,7 +15,6 @@
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// The layouts of self and of the selection.
@@ -32,59 +31,36 @@ c10::List<std::optional<at::Tensor>> at_dim(const at::Tensor& mask, int64_t begi
 
 const at::Tensor& piece_of(const at::Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
 
+at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& specs, int64_t begin);
+
 at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Specs& specs, int64_t begin) {
-  const BelowAutograd guard;
-  return wrap(specs.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
+  const at::Tensor result = [&] {
+    const BelowAutograd guard;
+    return wrap(specs.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
+  }();
+  return with_derivative(
+      self, result, {mask}, "MaskedIndexBackward",
+      [=](const at::Tensor& grad, const variable_list& saved) { return spread(grad, saved[0], specs, begin); });
 }
 
 /// Zeros of self's sizes with `grad` where the mask is true.
 at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& specs, int64_t begin) {
-  const BelowAutograd guard;
-  const CommScope scope("aten::index_backward");
-  const at::Tensor own = redistribute(grad, without_partial(specs.selected->placements()));
-  auto spec = Spec::intern(specs.self->mesh(), specs.self->sizes(), without_partial(specs.self->placements()),
-                           row_major_strides(specs.self->sizes()), grad.scalar_type());
-  const at::Tensor piece =
-      at::zeros(spec->boxes()[0].sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device()));
-  piece.index_put_(at_dim(piece_of(mask), begin), piece_of(own));
-  return wrap(std::move(spec), {piece});
+  const at::Tensor result = [&] {
+    const at::NoGradGuard no_grad;
+    const BelowAutograd guard;
+    const CommScope scope("aten::index_backward");
+    const at::Tensor own = redistribute(grad, without_partial(specs.selected->placements()));
+    auto spec = Spec::intern(specs.self->mesh(), specs.self->sizes(), without_partial(specs.self->placements()),
+                             row_major_strides(specs.self->sizes()), grad.scalar_type());
+    const at::Tensor piece =
+        at::zeros(spec->boxes()[0].sizes, at::TensorOptions().dtype(spec->dtype()).device(grad.device()));
+    piece.index_put_(at_dim(piece_of(mask), begin), piece_of(own));
+    return wrap(std::move(spec), {piece});
+  }();
+  return with_derivative(
+      grad, result, {mask}, "MaskedIndexBackwardBackward",
+      [=](const at::Tensor& outer, const variable_list& saved) { return at::index(outer, at_dim(saved[0], begin)); });
 }
-
-void keep(AutogradContext* ctx, const at::Tensor& mask, const Specs& specs, int64_t begin) {
-  ctx->save_for_backward({mask});
-  keep_spec(ctx, specs.self);
-  ctx->saved_data["selected"] = c10::IValue::make_capsule(specs.selected);
-  ctx->saved_data["begin"] = begin;
-}
-
-Specs kept(const AutogradContext* ctx) {
-  return {kept_spec(ctx), SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("selected").toCapsule().get()))};
-}
-
-struct SelectGrad : torch::autograd::Function<SelectGrad> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& mask, const Specs& specs,
-                            int64_t begin) {
-    keep(ctx, mask, specs, begin);
-    return spread(grad, mask, specs, begin);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const int64_t begin = ctx->saved_data["begin"].toInt();
-    return {at::index(grads[0], at_dim(ctx->get_saved_variables()[0], begin)), {}, {}, {}};
-  }
-};
-
-struct Select : torch::autograd::Function<Select> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, const at::Tensor& mask, const Specs& specs,
-                            int64_t begin) {
-    keep(ctx, mask, specs, begin);
-    return select(self, mask, specs, begin);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}, {}, {}};
-    const int64_t begin = ctx->saved_data["begin"].toInt();
-    return {SelectGrad::apply(grads[0], ctx->get_saved_variables()[0], kept(ctx), begin), {}, {}, {}};
-  }
-};
 
 /// True where mesh dim `m` shards dim `begin` of self like the mask, and no other mesh dim shards the mask's dims.
 bool is_sharded_alike(const Spec& self, const Spec& mask, int64_t m, int64_t begin) {
@@ -153,7 +129,7 @@ std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tenso
   placements[*m] = Placement::shard(begin, counts);
   const Specs specs{
       of_self, Spec::intern(of_self->mesh(), sizes, std::move(placements), row_major_strides(sizes), of_self->dtype())};
-  return Select::apply(self, mask, specs, begin);
+  return select(self, mask, specs, begin);
 }
 
 }  // namespace shardwise

@@ -1,12 +1,12 @@
 #include "ops/products/weight_grad.h"
 
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/matmul.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 namespace shardwise {
@@ -19,20 +19,18 @@ at::Tensor compute(const at::Tensor& grad, const at::Tensor& input) {
   return grad.reshape({n_rows, grad.size(-1)}).t().mm(input.reshape({n_rows, input.size(-1)}));
 }
 
-struct WeightGrad : torch::autograd::Function<WeightGrad> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& input) {
-    ctx->save_for_backward({grad, input});
-    at::AutoDispatchBelowADInplaceOrView guard;
+at::Tensor differentiable(const at::Tensor& grad, const at::Tensor& input) {
+  const at::Tensor result = [&] {
+    const at::AutoDispatchBelowADInplaceOrView guard;
     return weight_grad(grad, input);
-  }
-  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& of_weight) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &grad = saved[0], &input = saved[1], &outer = of_weight[0];
-    return {input.conj_physical().matmul(outer.mT()), grad.conj_physical().matmul(outer)};
-  }
-};
-
-at::Tensor differentiable(const at::Tensor& grad, const at::Tensor& input) { return WeightGrad::apply(grad, input); }
+  }();
+  return with_derivative({grad, input}, result, {grad, input}, "LinearWeightGradBackward",
+                         [](const at::Tensor& outer, const variable_list& saved) {
+                           const at::Tensor &of_grad = saved[0], &of_input = saved[1];
+                           return variable_list{of_input.conj_physical().matmul(outer.mT()),
+                                                of_grad.conj_physical().matmul(outer)};
+                         });
+}
 
 void describe(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef grad = call.operands[0].sizes, input = call.operands[1].sizes;

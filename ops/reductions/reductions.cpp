@@ -1,5 +1,6 @@
 // ops/reductions/reductions.cpp: reductions over some dims or all.
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
 
@@ -11,12 +12,13 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 
 namespace shardwise {
 namespace {
+
+using torch::autograd::variable_list;
 
 /// For reductions whose results per shard do not combine: the reduced dims are gathered first.
 Rule whole_reduction() {
@@ -108,20 +110,16 @@ at::Tensor trace_of(const at::Tensor& self) {
 }
 
 /// torch's derivative formula makes plain zeros.
-struct Trace : torch::autograd::Function<Trace> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({call("shardwise::identity_like", self)});
-    return trace_of(self);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 const torch::autograd::variable_list& grads) {
-    return {grads[0] * ctx->get_saved_variables()[0]};
-  }
-};
-
 at::Tensor differentiable_trace(const at::Tensor& self) {
-  return self.requires_grad() && c10::GradMode::is_enabled() ? Trace::apply(self) : trace_of(self);
+  const auto below = [&](const auto& compute) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return compute();
+  };
+  const at::Tensor result = below([&] { return trace_of(self); });
+  if (!self.requires_grad() || !c10::GradMode::is_enabled()) return result;
+  const at::Tensor identity = below([&] { return call("shardwise::identity_like", self); });
+  return with_derivative(self, result, {identity}, "TraceBackward",
+                         [](const at::Tensor& grad, const variable_list& saved) { return grad * saved[0]; });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // ops/reductions/scans.cpp: running sums, products and extremes. Along a sharded dim each rank scans its shard, gathers
 // the last slice of every shard, and combines those before its own with its scan.
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 
@@ -18,14 +19,12 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
 
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// The last slices (backwards: the first) of all shards, gathered: the dim has one entry per shard.
@@ -126,24 +125,21 @@ at::Tensor& running_product_(at::Tensor& self, int64_t dim, std::optional<at::Sc
 }
 
 /// The derivative of a running sum is the running sum from the end. torch's formula would flip it.
-struct RunningSum : torch::autograd::Function<RunningSum> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& self, int64_t dim, bool is_backward) {
-    ctx->saved_data["dim"] = dim;
-    ctx->saved_data["is_backward"] = is_backward;
+at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backward) {
+  const at::Tensor result = [&] {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return run(is_backward ? kSumFromEnd : kSum, self, dim);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const bool is_backward = ctx->saved_data.at("is_backward").toBool();
-    return {RunningSum::apply(grads[0], ctx->saved_data.at("dim").toInt(), !is_backward), {}, {}};
-  }
-};
+  }();
+  return with_derivative(self, result, {}, "CumsumBackward", [=](const at::Tensor& grad, const variable_list&) {
+    return differentiable_sum(grad, dim, !is_backward);
+  });
+}
 
 /// Forward-mode derivatives use torch's formula.
 at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
                                  std::optional<at::ScalarType> dtype) {
   if (!self._fw_grad(/*level=*/0).defined())
-    return RunningSum::apply(as_summed(self, dtype), dim, /*is_backward=*/false);
+    return differentiable_sum(as_summed(self, dtype), dim, /*is_backward=*/false);
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("aten::cumsum", "")
                        .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();
@@ -170,7 +166,7 @@ at::Tensor cumprod_backward(const at::Tensor& grad, const at::Tensor& input, int
   const at::Tensor is_zero = factors.eq(0);
   const at::Tensor is_first = is_zero.logical_and(is_zero.cumsum(dim).eq(1));
   const at::Tensor without_first = at::where(is_first, 1, factors).cumprod(dim).to(factors.scalar_type());
-  const auto sums = [&](const at::Tensor& products) { return RunningSum::apply(grad.mul(products), dim, true); };
+  const auto sums = [&](const at::Tensor& products) { return differentiable_sum(grad.mul(products), dim, true); };
   const at::Tensor elsewhere = sums(at::conj(output)).div(at::where(is_zero, 1, factors));
   return at::where(is_zero, at::where(is_first, sums(without_first), 0), elsewhere).to(grad.scalar_type());
 }

@@ -3,11 +3,11 @@
 // A slice of a sharded dim keeps the chosen elements of each shard; nothing moves. Selecting an index of a sharded dim
 // is a slice of one element, which is then broadcast along that mesh dim.
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/rules/propagate.h"
-#include "runtime/tensor/autograd_node.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
@@ -100,18 +100,7 @@ at::Tensor spread(const at::Tensor& grad, const Spec& base, const Range& range) 
   return whole;
 }
 
-/// torch's formula has the base's sizes, not its layout.
-struct SliceBackward final : torch::autograd::Node {
-  SpecPtr base;
-  Range range;
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    if (!grads[0].defined()) return {at::Tensor()};
-    return {spread(grads[0], *base, range)};
-  }
-  std::string name() const override { return "SliceBackward"; }
-};
-
+/// torch's derivative formula has the base's sizes, not its layout.
 at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,
                                 std::optional<int64_t> end, int64_t step) {
   const Range range{dim, start, end, step};
@@ -120,14 +109,9 @@ at::Tensor differentiable_slice(const at::Tensor& self, int64_t dim, std::option
     at::AutoDispatchBelowAutograd guard;
     return slice(self, range);
   }();
-  if (self.requires_grad() && c10::GradMode::is_enabled()) {
-    auto node = make_node<SliceBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    node->base = spec_of(self);
-    node->range = range;
-    torch::autograd::set_history(result, node);
-  }
-  return result;
+  return with_derivative(
+      self, result, {}, "SliceBackward",
+      [base = spec_of(self), range](const at::Tensor& grad, const auto&) { return spread(grad, *base, range); });
 }
 
 at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {

@@ -1,28 +1,15 @@
 #include "ops/support/plain_gradients.h"
 
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/tensor/autograd_node.h"
 
 #include <memory>
 
 namespace shardwise {
 namespace {
-
-/// The plain gradient is equal on all ranks; each takes its shard.
-struct LaidOutBackward final : torch::autograd::Node {
-  SpecPtr input;
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    if (!grads[0].defined() || is_dtensor(grads[0])) return std::move(grads);
-    const auto& mesh = input->mesh();
-    const at::Tensor replica = from_local(grads[0], mesh, Placements(mesh->ndim()), {.shape = Dims(grads[0].sizes())});
-    return {redistribute(replica, without_partial(input->placements()))};
-  }
-  std::string name() const override { return "LaidOutBackward"; }
-};
 
 /// Calls torch's derivative formula, registered under AutogradOther, on inputs whose gradients are distributed.
 class Guarded final : public c10::OperatorKernel {
@@ -43,11 +30,14 @@ at::Tensor with_distributed_gradient(const at::Tensor& input) {
   const bool has_tangent = input._fw_grad(/*level=*/0).defined();
   if (!impl || !input.requires_grad() || has_tangent) return input;
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
-  auto node = make_node<LaidOutBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(input));
-  node->input = impl->spec();
-  torch::autograd::set_history(same, node);
-  return same;
+  // A plain gradient is equal on all ranks; each takes its shard.
+  return with_derivative(
+      input, same, {}, "LaidOutBackward", [spec = impl->spec()](const at::Tensor& grad, const auto&) {
+        if (is_dtensor(grad)) return grad;
+        const auto& mesh = spec->mesh();
+        const at::Tensor replica = from_local(grad, mesh, Placements(mesh->ndim()), {.shape = Dims(grad.sizes())});
+        return redistribute(replica, without_partial(spec->placements()));
+      });
 }
 
 void lay_out_gradients(const std::string& op) {

@@ -1,0 +1,63 @@
+#include "ops/support/derivative.h"
+
+#include "runtime/tensor/autograd_node.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::variable_list;
+
+struct OwnBackward final : torch::autograd::Node {
+  std::vector<torch::autograd::SavedVariable> saved;
+  const char* name_in_graph = "";
+  Derivative derivative;
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard lock(mutex_);
+    if (!grads[0].defined()) return variable_list(num_outputs());
+    variable_list tensors;
+    for (const auto& variable : saved) tensors.push_back(variable.unpack());
+    return derivative(grads[0], tensors);
+  }
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (auto& variable : saved) variable.reset_data();
+  }
+  std::string name() const override { return name_in_graph; }
+};
+
+}  // namespace
+
+at::Tensor with_derivative(c10::ArrayRef<at::Tensor> inputs, at::Tensor result, const variable_list& saved,
+                           const char* name, Derivative derivative) {
+  for (const at::Tensor& input : inputs)
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !input._fw_grad(/*level=*/0).defined() || result._fw_grad(/*level=*/0).defined(),
+        fmt::format("[{}] has no forward-mode derivative. Use the backward, or the operator on plain tensors.", name));
+  const bool requires_grad = std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad(); });
+  if (!requires_grad || !c10::GradMode::is_enabled()) return result;
+  auto node = make_node<OwnBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (const at::Tensor& tensor : saved) node->saved.emplace_back(tensor, /*is_output=*/false);
+  node->name_in_graph = name;
+  node->derivative = std::move(derivative);
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+at::Tensor with_derivative(const at::Tensor& input, at::Tensor result, const variable_list& saved, const char* name,
+                           std::function<at::Tensor(const at::Tensor&, const variable_list&)> derivative) {
+  return with_derivative(
+      c10::ArrayRef<at::Tensor>(input), std::move(result), saved, name,
+      [of_input = std::move(derivative)](const at::Tensor& grad, const variable_list& saved_tensors) {
+        return variable_list{of_input(grad, saved_tensors)};
+      });
+}
+
+}  // namespace shardwise
