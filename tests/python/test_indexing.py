@@ -1,4 +1,4 @@
-"""Indexing with Python's brackets: it comes to the operators with the interpreter's lock held."""
+"""Indexing with Python's brackets, which calls the operators with the GIL held."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_lists_tensors_and_masks_are_dense(placement):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS[:-1])
-def test_writes_by_index_reach_the_rows_that_ranks_have(placement):
+def test_writes_by_index_reach_the_rows_of_every_rank(placement):
     dense = torch.arange(36.0).view(6, 6)
     ids, mask = torch.tensor([5, 0, -2]), dense % 5 < 2
     values = torch.arange(18.0).view(3, 6).neg()
@@ -126,7 +126,7 @@ def test_writes_by_index_reach_the_rows_that_ranks_have(placement):
     on_ranks(check)
 
 
-def test_a_gathered_lookup_is_good_for_the_next_one():
+def test_a_gathered_lookup_can_be_looked_up_again():
     dense = torch.arange(24.0).view(8, 3)
     ids = torch.tensor([7, 0, 3, 3])
 

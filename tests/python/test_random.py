@@ -72,7 +72,7 @@ def input_of(mesh, placements):
 
 
 def drawn(shape, placements, draw, seed=5):
-    """Two draws in a row, gathered; then all ranks draw once more, as does one that was outside the mesh, and must agree."""
+    """Two draws in a row, gathered; then a third one on all ranks, one outside the mesh included, which must agree."""
     n_members = torch.Size(shape).numel()
 
     def body(rank):
@@ -103,7 +103,7 @@ def test_numbers_are_the_same_in_every_layout(name):
 
 @pytest.mark.parametrize(("std", "a", "b"), [(0.5, -2.0, 2.0), (1.0, 0.1, 0.2)])
 def test_truncated_normal_numbers_lie_between_the_bounds(std, a, b):
-    """Which of them are drawn again is read from the values, on members."""
+    """Which elements are drawn again depends on values, so only ranks of the mesh call it."""
 
     def on(n_ranks, placement):
         def body(rank):
@@ -126,7 +126,7 @@ def test_the_seed_decides():
 
 
 def test_shards_drop_different_elements():
-    """A mask that every shard draws alike would repeat over the shards."""
+    """A mask drawn alike on every shard would repeat."""
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (4,))
@@ -155,7 +155,7 @@ def test_dropout_scales_what_it_keeps_and_its_gradient_has_the_same_mask():
     assert all(run_ranks(2, body))
 
 
-def test_a_sum_over_ranks_stays_one_through_dropout():
+def test_a_partial_sum_stays_partial_through_dropout():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         part = sw.DTensor.from_local(torch.ones(6, 4), mesh, [Partial()])
@@ -267,13 +267,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("call", "words"), WRONG)
-def test_wrong_arguments_are_said_on_every_rank(call, words):
+def test_wrong_arguments_are_errors_on_every_rank(call, words):
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
         x = sw.zeros(4, 4, device_mesh=mesh, placements=[Shard(0)])
         with pytest.raises(RuntimeError, match=words):
             call(x)
-        return x.sum().item()  # still in step
+        return x.sum().item()  # the ranks still agree
 
     assert run_ranks(3, body) == [0.0] * 3
 

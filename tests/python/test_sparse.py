@@ -1,4 +1,4 @@
-"""Sparse DTensors: gradients of tables as torch.optim takes them, and the rest of what a plain sparse tensor can."""
+"""Sparse DTensors: gradients of tables for torch.optim, and the operators of plain sparse tensors."""
 
 import copy
 
@@ -15,21 +15,21 @@ import shardwise as sw
 from shardwise import DTensor, EnumerableShard, Partial, Replicate, Shard
 from shardwise.testing import run_ranks
 
-torch.sparse.check_sparse_tensor_invariants.disable()  # said, or torch warns
+torch.sparse.check_sparse_tensor_invariants.disable()  # explicitly, or torch warns
 
 N_ROWS, N_COLUMNS = SHAPE
 by_name = {"argvalues": TABLES, "ids": [case.name for case in TABLES]}
 
 
 def plain_sparse(seed=0, n=7, dtype=torch.float64):
-    """Entries of an uncoalesced gradient: rows come twice, and some not at all."""
+    """Entries of an uncoalesced gradient: some rows twice, and some not at all."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, N_ROWS, (1, n), generator=generator)
     return torch.sparse_coo_tensor(rows, torch.randn(n, N_COLUMNS, generator=generator).to(dtype), SHAPE)
 
 
 def distributed(plain, case, placements=None):
-    """The same tensor laid out as the case."""
+    """The same tensor in the layout of the case."""
     mesh = case.mesh()
     everywhere = DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim)
     return everywhere.redistribute(placements=placements or case.placements)
@@ -51,7 +51,7 @@ def assert_equal(tensor, plain):
 
 
 class Entries(torch.autograd.Function):
-    """A loss whose gradient is given."""
+    """A loss with the given gradient."""
 
     @staticmethod
     def forward(ctx, table, grad):
@@ -105,7 +105,7 @@ def test_optimizers_take_sparse_gradients_as_of_a_plain_parameter(case, optimize
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
-def test_a_replicated_table_takes_entries_that_lie_on_different_ranks(optimizer):
+def test_a_replicated_table_takes_entries_of_different_ranks(optimizer):
     """As where ids are sharded by batch: the gradient is a Partial of each rank's entries."""
     case = Case("partial", 3, [0, 1, 2], SHAPE, [Replicate()])
     dense = torch.randn(SHAPE, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_empty_gradients_leave_the_table():
 
 
 @pytest.mark.parametrize("case", **by_name)
-def test_what_a_plain_sparse_tensor_can(case):
+def test_operators_of_plain_sparse_tensors(case):
     plain, other = plain_sparse(1), plain_sparse(2)
     dense = torch.randn(SHAPE, dtype=torch.float64)
 
@@ -197,13 +197,13 @@ def test_indices_and_values_are_global(case):
         indices, values = sparse.indices(), sparse.values()
         assert type(indices) is type(values) is DTensor and sparse._nnz() == indices.shape[1] == len(values)
         if not is_member(sparse):
-            assert len(values) == 0  # it is not told
+            assert len(values) == 0  # a rank outside the mesh has no values
             return
         rebuilt = torch.sparse_coo_tensor(indices.full_tensor(), values.full_tensor(), SHAPE)
         torch.testing.assert_close(rebuilt.to_dense(), plain.to_dense())
         again = torch.sparse_coo_tensor(indices, values, SHAPE)
-        assert again.placements == sparse.placements  # each entry where it was
-        # Indices that were computed come from anywhere.
+        assert again.placements == sparse.placements  # entries did not move
+        # Computed indices are not known to come from this tensor: their entries may move.
         assert_equal(torch.sparse_coo_tensor(indices + 0, values, SHAPE), plain)
         assert_equal(torch.sparse_coo_tensor(indices.clone().add_(0), values, SHAPE), plain)
 
@@ -337,7 +337,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), MISTAKES)
-def test_errors_say_the_way_out(call, kind, words):
+def test_errors_name_a_way_out(call, kind, words):
     case = TABLES[1]
 
     def body():

@@ -1,4 +1,4 @@
-"""Plain tensors next to distributed ones: an error where a user brings them, replicas where torch makes them."""
+"""Plain tensors next to distributed ones: an error where a user passes them, replicas where torch makes them."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_plain_ids_of_an_embedding_are_an_error():
     on_ranks(check)
 
 
-# What torch composes of other operators, with plain tensors in between.
+# Operators that torch composes of others, with plain tensors in between.
 COMPOSED = {
     "combinations": lambda x: torch.combinations(x[0]),
     "quantile": lambda x: x.quantile(0.3, dim=0),
@@ -50,7 +50,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("call", COMPOSED.values(), ids=COMPOSED.keys())
-def test_plain_tensors_of_torchs_own_making_are_replicas(call):
+def test_plain_tensors_made_by_torch_are_replicas(call):
     def check(mesh):
         dense = torch.arange(25.0).view(5, 5) % 7 - 3
         for placement in (Shard(0), Shard(1, sizes=[1, 0, 4, 0]), Replicate()):
@@ -64,7 +64,7 @@ def test_plain_tensors_of_torchs_own_making_are_replicas(call):
     on_ranks(check)
 
 
-def test_a_backward_of_ones_own_may_mix_them():
+def test_a_custom_backward_may_mix_them():
     class Doubled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -92,7 +92,7 @@ FLAT = {
 
 
 @pytest.mark.parametrize("call", FLAT.values(), ids=FLAT.keys())
-def test_gradients_that_torch_makes_of_plain_zeros_are_laid_out_as_the_operand(call):
+def test_gradients_of_plain_zeros_get_the_operands_layout(call):
     def check(mesh):
         x = sw.distribute_tensor(
             torch.arange(12.0).view(4, 3) - 5, mesh, [Shard(0, sizes=[1, 0, 1, 2])]
