@@ -58,6 +58,7 @@ void register_operators() {
   register_masks();
   register_slice_writes();
   register_search(table);
+  register_sparse_construction();
   register_sparse_entries();
   register_sparse_reductions();
   register_hot();  // these have their rules by now

@@ -8,7 +8,9 @@ namespace shardwise {
 /// Kernels of aten operators that have a distributed sparse tensor among their arguments, below autograd.
 AtenKernels& aten_sparse_kernels();
 
-/// Construction of sparse tensors, and their indices and values. Called before register_dispatch().
+/// Sparse tensors from indices and values, or from dense tensors. Called before register_dispatch().
+void register_sparse_construction();
+/// Their indices, values and flags. Called before register_sparse().
 void register_sparse_entries();
 /// Sums, norms and any() of all their values. Called before register_sparse().
 void register_sparse_reductions();
