@@ -1,4 +1,4 @@
-// ops/families.h: the operator families, one function and one file each, by folder.
+// ops/families.h: the operator families: a function and a file each, by folder; README.md says how to answer an operator.
 #pragma once
 
 #include "runtime/rules/rule.h"
@@ -27,6 +27,7 @@ void register_losses(RuleTable& table);
 void register_nll(RuleTable& table);
 void register_var_argmax(RuleTable& table);
 void register_reductions(RuleTable& table);
+void register_scans();
 void register_softmax(RuleTable& table);
 
 // norms/
@@ -51,6 +52,7 @@ void register_index_along();
 void register_masks();
 void register_search(RuleTable& table);
 void register_selection_grad();
+void register_sorting(RuleTable& table);
 
 // embedding/
 void register_embedding();
@@ -68,10 +70,6 @@ void register_pooling(RuleTable& table);
 void register_dropout(RuleTable& table);
 void register_random();
 void register_random_values(RuleTable& table);
-
-// order/
-void register_scans();
-void register_sorting(RuleTable& table);
 
 // across them
 void register_hot();

@@ -1,4 +1,4 @@
-// ops/hot.cpp: the operators that models call most, with kernels of their own signatures instead of boxed ones.
+// ops/hot.cpp: unboxed kernels for the operators that models call most; each has its rule.
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "runtime/dispatch/unboxed.h"
