@@ -17,8 +17,10 @@ namespace {
 
 /// Pairs the dims of a tensor with those of the reshaped tensor.
 ///
-/// [2, 6, 4] -> [2, 24]: dim 0 stays; rows of 4 elements become 4 consecutive ones: scale 1 here, 4 there. [24] -> [6,
-/// 4]: scale 4 here, 1 there, so that shards end between rows. Only the first dim of a group may be sharded.
+/// [2, 6, 4] -> [2, 24]   dim 0 stays; a row of 4 becomes 4 consecutive elements: scale 1 in the input, 4 in the output
+/// [24] -> [6, 4]         scale 4 in the input, 1 in the output, so that shards end between rows
+///
+/// Only the first dim of a group may be sharded.
 class Regrouping {
  public:
   Regrouping(c10::IntArrayRef from, c10::IntArrayRef to, Signature& signature)

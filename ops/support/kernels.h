@@ -1,4 +1,4 @@
-// ops/support/kernels.h: operators that are answered by a kernel of our own instead of a rule.
+// ops/support/kernels.h: kernels of aten operators on distributed tensors, in place of a rule.
 #pragma once
 
 #include "runtime/comm/comm_trace.h"
@@ -17,8 +17,8 @@ class AtenKernels {
  public:
   explicit AtenKernels(c10::DispatchKey key) : library_(torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {}
 
-  /// The kernel says whose it is: what it sends is sent for operator `op`, and a trace of operators has a line for it, unless it is
-  /// composed of operators that have theirs.
+  /// Messages that the kernel sends are counted for `op`, and a trace of operators has a line for it, unless the operators that it
+  /// calls have lines of their own.
   template <class Return, class... Args>
   void impl(const char* op, Return (*kernel)(Args...)) {
     library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
@@ -34,14 +34,13 @@ class AtenKernels {
   torch::Library library_;
 };
 
-/// Kernels of aten operators on distributed tensors, below autograd. They must be there before register_dispatch(), which gives
-/// every other operator its own.
+/// Kernels below autograd: torch's derivative formula stays. Registered before register_dispatch(), which answers all other operators.
 AtenKernels& aten_kernels();
 
-/// The same above autograd, in place of torch's derivative formula.
+/// Kernels above autograd, in place of torch's derivative formula.
 AtenKernels& aten_autograd_kernels();
 
-/// Answers `op` ("select.int") by other operators on distributed tensors, whose derivatives then apply.
+/// Answers `op` ("select.int") by other operators on distributed tensors, whose derivatives apply.
 template <class Kernel>
 void add_composition(const char* op, Kernel* kernel) {
   aten_kernels().impl(op, kernel);

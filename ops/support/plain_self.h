@@ -1,5 +1,5 @@
-// ops/support/plain_self.h: kernels of ours whose first operand may be plain: in torch's derivative formulas and compositions, which scatter
-// into zeros that they make of the shapes at hand.
+// ops/support/plain_self.h: kernels whose first operand may be plain: torch's derivative formulas and compositions call them on plain
+// zeros that they made.
 #pragma once
 
 #include "ops/support/kernels.h"
@@ -14,7 +14,7 @@ namespace shardwise {
 template <auto kernel>
 struct PlainSelf;
 
-/// `kernel` with a replica in the place of a plain `self`, where check_plain() allows one; the replica shares its memory.
+/// Calls `kernel` with a replica in place of a plain `self`, where check_plain() allows one. The replica shares its memory.
 template <class Return, class Self, class... Rest, Return (*kernel)(Self, Rest...)>
 struct PlainSelf<kernel> {
   static Return call(Self self, Rest... rest) {
