@@ -15,12 +15,6 @@ std::string list(const std::optional<Dims>& dims) {
   return dims ? fmt::format("[{}]", fmt::join(*dims, ", ")) : "nothing";
 }
 
-std::string list(c10::ArrayRef<Box> boxes) {
-  std::vector<std::string> words;
-  for (const Box& box : boxes) words.push_back(to_string(box));
-  return words.empty() ? "no pieces" : fmt::format("{}", fmt::join(words, " "));
-}
-
 class Finder {
  public:
   Finder(const std::vector<RankPieces>& pieces, std::shared_ptr<const RankGrid> grid,
@@ -38,8 +32,8 @@ class Finder {
     find_shape();
     check_inside();
     check_replicas();
-    check_cover();
-    return {found_layout(), found_strides(), dtype};
+    check_tiling();
+    return {inferred_layout(), inferred_strides(), dtype};
   }
 
  private:
@@ -124,13 +118,13 @@ class Finder {
       TORCH_CHECK_VALUE(
           each.boxes == first.boxes,
           fmt::format(
-              "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Say Shard(dim) where "
+              "[from_local] rank {} gives {}, rank {} gives {}, but {} makes them replicas. Give Shard(dim) where "
               "ranks hold different pieces.",
-              first.rank, list(first.boxes), each.rank, list(each.boxes), to_string(placements_)));
+              first.rank, list_of(first.boxes), each.rank, list_of(each.boxes), to_string(placements_)));
     }
   }
 
-  void check_cover() const {
+  void check_tiling() const {
     std::vector<Box> boxes;
     std::vector<int64_t> ranks;
     for (size_t place = 0; place < pieces_.size(); ++place) {
@@ -146,7 +140,7 @@ class Finder {
           false,
           fmt::format(
               "[from_local] the pieces {} of rank {} and {} of rank {} overlap in {}: each element has one owner. "
-              "Make the pieces disjoint, or say Replicate() where ranks hold copies.",
+              "Make the pieces disjoint, or give Replicate() where ranks hold copies.",
               to_string(boxes[a]), ranks[a], to_string(boxes[b]), ranks[b], to_string(intersect(boxes[a], boxes[b]))));
     }
     if (const auto hole = find_hole(Box::whole(shape_), boxes))
@@ -157,7 +151,7 @@ class Finder {
                       to_string(*hole), fmt::join(shape_, ", ")));
   }
 
-  Layout found_layout() const {
+  Layout inferred_layout() const {
     const bool is_flat = placements_.size() == 1;
     if (is_flat && placements_[0].in_pieces()) return named_pieces();
     if (auto named = with_sizes()) {
@@ -180,7 +174,7 @@ class Finder {
   std::string per_rank() const {
     std::vector<std::string> words;
     for (const RankPieces& each : pieces_)
-      words.push_back(fmt::format("rank {} gives {}", each.rank, list(each.boxes)));
+      words.push_back(fmt::format("rank {} gives {}", each.rank, list_of(each.boxes)));
     return fmt::format("{}", fmt::join(words, ", "));
   }
 
@@ -194,20 +188,20 @@ class Finder {
   Layout named_pieces() const {
     Layout layout(shape_, grid_, placements_);
     TORCH_CHECK_VALUE(describes(layout),
-                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Say Shard(0), and the "
+                      fmt::format("[from_local] the ranks' pieces are not those of {}: {}. Give Shard(0), and the "
                                   "pieces are taken as they are.",
                                   to_string(placements_), per_rank()));
     return layout;
   }
 
-  /// The placements with the extents that the pieces have along each cut; nothing where those do not add up.
+  /// The placements with the extents that the pieces have along each sharded dim; nothing where those do not add up.
   std::optional<std::vector<Placement>> with_sizes() const {
     std::vector<Placement> result = placements_;
     for (size_t m = 0; m < result.size(); ++m) {
       if (!result[m].is_shard() || !result[m].sizes().empty()) continue;
       const auto n_dims = static_cast<int64_t>(shape_.size());
       const int64_t dim = result[m].dim() < 0 ? result[m].dim() + n_dims : result[m].dim();
-      if (dim < 0 || dim >= n_dims) continue;  // Layout says what is wrong
+      if (dim < 0 || dim >= n_dims) continue;  // the Layout's constructor raises the error
       const std::vector<int64_t> lengths = lengths_along(m, dim), outer = outer_lengths(result, m, dim);
       for (size_t piece = 0; piece < outer.size(); ++piece) {
         const auto row = c10::IntArrayRef(lengths).slice(piece * grid_->shape[m], grid_->shape[m]);
@@ -219,31 +213,31 @@ class Finder {
   }
 
   /// Lengths of the pieces that the mesh dims before `m` leave of `dim`.
-  std::vector<int64_t> outer_lengths(const std::vector<Placement>& found, size_t m, int64_t dim) const {
-    std::vector<Placement> before(found.size());
-    std::copy_n(found.begin(), m, before.begin());
+  std::vector<int64_t> outer_lengths(const std::vector<Placement>& placements, size_t m, int64_t dim) const {
+    std::vector<Placement> before(placements.size());
+    std::copy_n(placements.begin(), m, before.begin());
     std::vector<int64_t> lengths;
     for (Interval piece : Layout(shape_, grid_, std::move(before)).shard_intervals(dim))
       lengths.push_back(piece.length());
     return lengths;
   }
 
-  /// The extent along `dim` of what ranks hold, per coordinate of mesh dim `m` and of those before it that cut `dim`.
+  /// The extent along `dim` of what ranks hold, per coordinate of mesh dim `m` and of those before it that shard `dim`.
   std::vector<int64_t> lengths_along(size_t m, int64_t dim) const {
-    const auto cuts_dim = [&](size_t other) {
+    const auto shards_dim = [&](size_t other) {
       const Placement& placement = placements_[other];
       return placement.is_shard() &&
              (placement.dim() == dim || placement.dim() + static_cast<int64_t>(shape_.size()) == dim);
     };
     int64_t n_parts = 1;
     for (size_t other = 0; other <= m; ++other)
-      if (cuts_dim(other)) n_parts *= grid_->shape[other];
+      if (shards_dim(other)) n_parts *= grid_->shape[other];
     std::vector<std::optional<Interval>> ranges(n_parts);
     for (const RankPieces& each : pieces_) {
       const Dims coord = *grid_->coord_of(each.rank);
       int64_t part = 0;
       for (size_t other = 0; other <= m; ++other)
-        if (cuts_dim(other)) part = part * grid_->shape[other] + coord[other];
+        if (shards_dim(other)) part = part * grid_->shape[other] + coord[other];
       for (const Box& box : each.boxes) {
         if (box.empty()) continue;
         const Interval range = box.interval(dim), known = ranges[part].value_or(range);
@@ -263,7 +257,7 @@ class Finder {
     });
   }
 
-  Dims found_strides() const {
+  Dims inferred_strides() const {
     if (pieces_[0].stride) return *pieces_[0].stride;
     for (const RankPieces& each : pieces_)
       if (!each.boxes.empty()) return dense_strides(shape_, each.piece_strides);

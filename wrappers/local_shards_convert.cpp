@@ -4,6 +4,7 @@
 
 #include "placements/partial.h"
 #include "runtime/api/local_kind.h"
+#include "runtime/api/local_pieces.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -101,30 +102,56 @@ RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const 
   return pieces;
 }
 
-/// Where the placements say all, a rank outside the mesh need not ask its members.
-bool say_all(const Placements& placements) {
+bool are_exact(const Placements& placements) {
   return std::ranges::none_of(placements,
                               [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
 }
 
+/// The spec where the arguments determine it, so that nothing need be exchanged; else null.
+SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
+                   const FromLocalOptions& options) {
+  if (!options.shape || !are_exact(placements) || (options.run_check && mesh->is_member())) return nullptr;
+  const auto& shards = maybe_local_shards(wrapper)->shards();
+  const Dims strides = options.stride                         ? *options.stride
+                       : mesh->is_member() && !shards.empty() ? dense_strides(*options.shape, shards[0].strides())
+                                                              : row_major_strides(*options.shape);
+  return Spec::intern(mesh, *options.shape, placements, strides, wrapper.scalar_type());
+}
+
+/// Compares offsets, sizes and device.
+void check_pieces_here(const at::Tensor& wrapper, const Spec& spec) {
+  if (!spec.is_member()) return;
+  const std::vector<Box> given = pieces_here(wrapper, *spec.mesh(), {}).boxes;
+  TORCH_CHECK_VALUE(
+      c10::ArrayRef<Box>(given) == spec.boxes() || (given.empty() && std::ranges::all_of(spec.boxes(), &Box::empty)),
+      fmt::format(
+          "[from_local] rank {} gives {}, but {} of shape [{}] places {} there. Correct the pieces' offsets, or "
+          "the placements.",
+          spec.mesh()->rank(), list_of(given), to_string(spec.placements()), fmt::join(spec.sizes(), ", "),
+          list_of(spec.boxes())));
+  const Shards pieces = pieces_of(wrapper, spec);
+  check_pieces({pieces.begin(), pieces.end()}, spec);
+}
+
 SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
                   const FromLocalOptions& options) {
-  if (!mesh->is_member()) {
-    TORCH_CHECK_VALUE(options.shape, fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the "
-                                                 "tensor's shape. Give shape= (and stride=).",
-                                                 mesh->rank(), to_string(*mesh)));
-    if (say_all(placements))
-      return Spec::intern(mesh, *options.shape, placements,
-                          options.stride ? *options.stride : row_major_strides(*options.shape), wrapper.scalar_type());
+  TORCH_CHECK_VALUE(mesh->is_member() || options.shape,
+                    fmt::format("[from_local] rank {} is outside the mesh {} and cannot know the tensor's shape. Give "
+                                "shape= (and stride=).",
+                                mesh->rank(), to_string(*mesh)));
+  if (SpecPtr given = given_spec(wrapper, mesh, placements, options)) {
+    check_pieces_here(wrapper, *given);
+    return given;
   }
-  const auto optional = [](const std::optional<Dims>& dims) {
-    return dims ? fmt::format("{}", fmt::join(*dims, ",")) : "?";
-  };
-  const std::string topic =
-      fmt::format("{}/{}/{}", optional(options.shape), optional(options.stride), to_string(placements));
-  InferredLayout cut = infer_layout(tell_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh->grid_ptr(),
-                                    placements, mesh->device_type());
-  return Spec::intern(mesh, std::move(cut.layout), cut.strides, cut.dtype);
+  const bool has_readers = options.shape && !are_exact(placements);  // on ranks outside the mesh
+  const std::string topic = has_readers
+                                ? fmt::format("{}/{}/{}", fmt::join(*options.shape, ","),
+                                              options.stride ? fmt::format("{}", fmt::join(*options.stride, ",")) : "?",
+                                              to_string(placements))
+                                : "";
+  InferredLayout inferred = infer_layout(gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic),
+                                         mesh->grid_ptr(), placements, mesh->device_type());
+  return Spec::intern(mesh, std::move(inferred.layout), inferred.strides, inferred.dtype);
 }
 
 /// True where some rank's part is no single piece.

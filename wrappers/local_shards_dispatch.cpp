@@ -21,7 +21,7 @@ namespace {
 /// How an operator goes over pieces.
 enum class Manner : uint8_t { kUnknown, kPieces, kLists, kRefused };
 
-/// Views of given sizes: with the wrapper's own they keep the cut.
+/// Views of given sizes: with the wrapper's own sizes they keep the pieces' offsets.
 constexpr std::array<std::string_view, 4> kViewsOfSize = {"aten::view", "aten::_unsafe_view", "aten::expand",
                                                           "aten::_reshape_alias"};
 
@@ -77,7 +77,7 @@ bool is_pinned(const at::Tensor& wrapper, std::optional<c10::Device> /*device*/)
 [[noreturn]] void refuse(const std::string& op) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
-      fmt::format("[{}] needs more than one piece at a time, or has no rule that says otherwise. Work on the pieces, "
+      fmt::format("[{}] needs more than one piece at a time, or has no rule that runs it by piece. Work on the pieces, "
                   "wrapper.local_shards(), or convert the wrapper with DTensor.from_local(wrapper, mesh, placements).",
                   op));
 }

@@ -5,8 +5,8 @@ namespace shardwise {
 
 /// Registers the wrappers' kernel for every operator of aten that is not composite, and a fallback for other namespaces.
 ///
-/// What runs by piece is what the operator's rule says may run box by box (runtime/rules/rule.h): pointwise operators, casts, copies,
-/// and lists of them. Besides: factories and views that are asked for the wrapper's own sizes, detach, and equal (offsets count).
+/// An operator runs by piece if its rule says that it may run box by box (runtime/rules/rule.h): pointwise operators, casts, copies,
+/// and lists of them. Besides: factories and views of the wrapper's own sizes, detach, and equal (offsets count).
 /// Throws, at the call: c10::NotImplementedError for any other operator, c10::ValueError for wrappers of differing offsets,
 /// c10::TypeError for plain tensors of one or more dims and distributed ones next to a wrapper.
 ///

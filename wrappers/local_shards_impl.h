@@ -1,4 +1,4 @@
-// wrappers/local_shards_impl.h: the TensorImpl of a LocalShardsWrapper: this rank's pieces of a table, and where they stand.
+// wrappers/local_shards_impl.h: the TensorImpl of a LocalShardsWrapper: this rank's pieces of a table, and their offsets in it.
 //
 // A 8x16 table's rows [2, 4) and [6, 8) on one rank: shards of [2, 16] and [2, 16], offsets [2, 0] and [6, 0]; the wrapper
 // itself is a [4, 16] tensor.

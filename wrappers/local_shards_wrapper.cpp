@@ -28,7 +28,7 @@ void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const a
   TORCH_CHECK_VALUE(
       shard.dim() > 0,
       fmt::format(
-          "[LocalShardsWrapper] local_shards[{}] has no dims, and nothing to cut. Give pieces of at least 1 dim.", i));
+          "[LocalShardsWrapper] local_shards[{}] has no dims, so nothing to shard. Give pieces of at least 1 dim.", i));
   TORCH_CHECK_VALUE(
       static_cast<int64_t>(offsets.size()) == shard.dim(),
       fmt::format(
@@ -109,7 +109,7 @@ struct TakeShards : torch::autograd::Function<TakeShards> {
 const LocalShardsImpl& impl_of(const at::Tensor& tensor) {
   const auto* impl = maybe_local_shards(tensor);
   TORCH_CHECK_TYPE(impl,
-                   "[LocalShardsWrapper] another tensor stands where a wrapper is needed. Make one with "
+                   "[LocalShardsWrapper] got another tensor where a wrapper is needed. Make one with "
                    "LocalShardsWrapper(local_shards=, "
                    "offsets=).");
   return *impl;

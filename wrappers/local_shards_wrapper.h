@@ -5,7 +5,7 @@
 //   auto back = to_local_shards(table);                              // a and b again: same storage, same offsets
 //
 // Operators run on each piece, in C++: pointwise ones (in place and lists too), copies, casts, factories of its shape and
-// views that keep the cut. Operands need the same offsets; 0-dim tensors count for every piece. All others are an error.
+// views of the wrapper's own sizes. Operands need the same offsets; 0-dim tensors count for every piece. All others are an error.
 #pragma once
 
 #include "runtime/api/dtensor.h"
@@ -25,9 +25,16 @@ std::vector<at::Tensor> local_shards(const at::Tensor& wrapper);
 std::vector<Dims> local_sizes(const at::Tensor& wrapper);
 std::vector<Dims> local_offsets(const at::Tensor& wrapper);
 
-/// The distributed tensor of which the ranks' wrappers are the pieces (aliased). The wrapper brings its cut with it: offsets
-/// are exchanged once, and `placements` become exact (inferred.h). On a non-member the wrapper is ignored but for its
-/// dtype, and `options.shape` must be given. Collective over the mesh. Throws: as infer_layout(), alike on all ranks.
+/// The distributed tensor of which the ranks' wrappers are the pieces (aliased).
+///
+/// With `options.shape` and exact `placements` (Shards with sizes, or an EnumerableShard) nothing is sent, unless `run_check`
+/// compares the ranks. A rank without pieces then counts with its wrapper's dtype.
+/// Throws: c10::ValueError where this rank's pieces are not those of the placements.
+///
+/// Otherwise collective over the mesh: offsets are exchanged, and `placements` become exact (infer_layout.h). Throws: as
+/// infer_layout(), alike on all ranks.
+///
+/// A non-member's wrapper only tells the dtype, and `options.shape` must be given.
 at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
                              const FromLocalOptions& options = {});
 

@@ -10,7 +10,7 @@
 namespace shardwise {
 namespace {
 
-/// One move of one tensor: the names and the defaults worked out.
+/// One move of one tensor, with the defaults filled in and the arguments checked.
 struct Move {
   const char* op;
   const at::Tensor& input;
@@ -88,7 +88,7 @@ at::Tensor mp_copy(const at::Tensor& input, const MeshAxis& axis, Reduce reduce)
       fmt::format("[mp_copy] reduce_op \"{}\" has no place with a DTensor: its gradient says itself how it "
                   "is to be reduced. Leave it out.",
                   to_string(reduce)));
-  // Out and in again: the gradient comes to the pieces laid out as they are, its sums taken.
+  // Out and in again: the gradient is redistributed to the layout of the pieces, which reduces its sums.
   return from_pieces(to_pieces(input), spec_of(input));
 }
 

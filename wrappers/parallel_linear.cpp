@@ -1,4 +1,4 @@
-// wrappers/parallel_linear.cpp: linear layers cut by columns or by rows of what they compute.
+// wrappers/parallel_linear.cpp: linear layers whose weight is sharded along its output or its input dim.
 #include "wrappers/parallel_layers.h"
 #include "wrappers/plain_parts.h"
 
@@ -9,8 +9,8 @@
 namespace shardwise {
 namespace {
 
-/// The cut of `weight` along its dim `weight_dim`, as that of the last dim of a tensor of `sizes`; none where it is not cut there.
-Placement cut_of_last_dim(const Placement& of_weight, int64_t weight_dim, c10::IntArrayRef sizes) {
+/// The last dim of a tensor of `sizes` placed as `weight_dim` of the weight; Replicate where that is not sharded.
+Placement placement_of_last_dim(const Placement& of_weight, int64_t weight_dim, c10::IntArrayRef sizes) {
   if (of_weight.is_shard(weight_dim)) return of_weight.with_dim(static_cast<int64_t>(sizes.size()) - 1);
   if (!of_weight.in_pieces()) return Placement::replicate();
   std::vector<ShardMetadata> pieces;
@@ -26,8 +26,8 @@ SpecPtr row_major_spec(const MeshPtr& mesh, const Dims& sizes, Placements placem
   return Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), dtype);
 }
 
-/// True where each rank has pieces of `weight` that are cut along `dim` alone. What is laid out otherwise is left to the rule of
-/// aten::linear, which moves it; and so it is where a rank has none: it would not take part in the way back.
+/// True where each rank has pieces of `weight` that are split along `dim` alone. The rule of aten::linear moves any other layout; also
+/// where a rank has no piece, as it would not take part in the backward's messages.
 bool goes_by_pieces(const Spec& weight, int64_t dim) {
   if (!weight.layout().in_pieces()) return false;
   const auto pieces = weight.layout().pieces();
@@ -43,19 +43,19 @@ at::Tensor columns_by_pieces(const at::Tensor& input, const at::Tensor& weight, 
   const Spec& spec = *spec_of(weight);
   Dims sizes(input.sizes());
   sizes.back() = weight.size(0);
-  const Placement cut = cut_of_last_dim(spec.placements()[0], 0, sizes);
+  const Placement of_columns = placement_of_last_dim(spec.placements()[0], 0, sizes);
   std::vector<at::Tensor> outputs;
   const at::Tensor own = to_local(input, Placements{Placement::partial()});
   const auto rows = to_pieces(weight);
   std::vector<at::Tensor> biases;
-  if (bias) biases = to_pieces(redistribute(*bias, {cut_of_last_dim(spec.placements()[0], 0, bias->sizes())}));
+  if (bias) biases = to_pieces(redistribute(*bias, {placement_of_last_dim(spec.placements()[0], 0, bias->sizes())}));
   for (size_t i = 0; i < rows.size(); ++i)
     outputs.push_back(at::linear(own, rows[i], bias ? MaybeTensor(biases[i]) : std::nullopt));
   const auto dtype = outputs.empty() ? input.scalar_type() : outputs[0].scalar_type();
-  return from_pieces(std::move(outputs), row_major_spec(spec.mesh(), sizes, {cut}, dtype));
+  return from_pieces(std::move(outputs), row_major_spec(spec.mesh(), sizes, {of_columns}, dtype));
 }
 
-/// The sum over this rank's pieces of columns, one term of the output. Pre: the input is cut alike.
+/// The sum over this rank's pieces of columns, one term of the output. Pre: the input is sharded alike.
 at::Tensor rows_by_pieces(const at::Tensor& input, const at::Tensor& weight) {
   const Spec& spec = *spec_of(weight);
   Dims sizes(input.sizes());
@@ -103,16 +103,17 @@ at::Tensor row_parallel_linear(const at::Tensor& input, const at::Tensor& weight
   sizes.back() = weight.size(1);
   const bool by_pieces = goes_by_pieces(spec, 1);
   const Placement& of_weight = spec.placements()[call.mesh_dim];
-  const Placement cut = of_weight.in_pieces() && !by_pieces ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
-                                                            : cut_of_last_dim(of_weight, 1, sizes);
+  const Placement of_input = of_weight.in_pieces() && !by_pieces
+                                 ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
+                                 : placement_of_last_dim(of_weight, 1, sizes);
 
   at::Tensor own;
   if (is_part) {
     Placements placements(spec.mesh()->ndim());
-    placements[call.mesh_dim] = cut;
+    placements[call.mesh_dim] = of_input;
     own = from_part(input, row_major_spec(spec.mesh(), sizes, std::move(placements), input.scalar_type()), kOp);
   } else {
-    own = placed_on(replica_of(input, spec.mesh()), call.mesh_dim, cut);
+    own = placed_on(replica_of(input, spec.mesh()), call.mesh_dim, of_input);
   }
   at::Tensor output = by_pieces ? rows_by_pieces(own, weight) : at::linear(own, weight, bias);
   output = placed_on(output, call.mesh_dim, Placement::replicate());

@@ -1,4 +1,4 @@
-// wrappers/parallel_lookup.cpp: embedding tables and losses of which each rank has some columns, rows or classes.
+// wrappers/parallel_lookup.cpp: lookups in tables sharded by rows or columns, and losses of logits sharded by classes.
 #include "ops/embedding/lookup_options.h"
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"

@@ -8,7 +8,7 @@ namespace shardwise {
 namespace {
 
 template <class Options>
-WeightSharding cut_along(int64_t tensor_dim, int64_t stride, Options& options) {
+WeightSharding sharding_along(int64_t tensor_dim, int64_t stride, Options& options) {
   if (!options.mesh_) options.mesh_ = world_mesh(c10::kCPU);
   return {options.mesh_, options.mesh_dim_, tensor_dim, stride};
 }
@@ -18,10 +18,11 @@ MaybeTensor maybe(const at::Tensor& bias) { return bias.defined() ? MaybeTensor(
 }  // namespace
 
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(ColumnParallelLinearOptions given) : options(std::move(given)) {
-  const WeightSharding cut = cut_along(0, options.stride_, options);
-  weight =
-      register_parameter("weight", parallel_weight({options.out_features_, options.in_features_}, cut, options.dtype_));
-  if (options.bias_) bias = register_parameter("bias", parallel_weight({options.out_features_}, cut, options.dtype_));
+  const WeightSharding sharding = sharding_along(0, options.stride_, options);
+  weight = register_parameter("weight",
+                              parallel_weight({options.out_features_, options.in_features_}, sharding, options.dtype_));
+  if (options.bias_)
+    bias = register_parameter("bias", parallel_weight({options.out_features_}, sharding, options.dtype_));
   reset_parameters();
 }
 
@@ -35,9 +36,9 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input) {
 }
 
 RowParallelLinearImpl::RowParallelLinearImpl(RowParallelLinearOptions given) : options(std::move(given)) {
-  const WeightSharding cut = cut_along(1, options.stride_, options);
-  weight =
-      register_parameter("weight", parallel_weight({options.out_features_, options.in_features_}, cut, options.dtype_));
+  const WeightSharding sharding = sharding_along(1, options.stride_, options);
+  weight = register_parameter("weight",
+                              parallel_weight({options.out_features_, options.in_features_}, sharding, options.dtype_));
   if (options.bias_) {
     const Placements everywhere(options.mesh_->ndim());
     bias = register_parameter(
@@ -56,10 +57,10 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) {
 }
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(ParallelEmbeddingOptions given) : options(std::move(given)) {
-  const WeightSharding cut = cut_along(options.dim_, 1, options);
+  const WeightSharding sharding = sharding_along(options.dim_, 1, options);
   options.call_.mesh_dim = options.mesh_dim_;
-  weight = register_parameter("weight",
-                              parallel_weight({options.num_embeddings_, options.embedding_dim_}, cut, options.dtype_));
+  weight = register_parameter(
+      "weight", parallel_weight({options.num_embeddings_, options.embedding_dim_}, sharding, options.dtype_));
   reset_parameters();
 }
 

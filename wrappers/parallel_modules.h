@@ -1,11 +1,11 @@
-// wrappers/parallel_modules.h: model-parallel layers as torch::nn modules. What they compute stands in parallel_layers.h, how
-// their parameters are cut and drawn in parallel_weight.h.
+// wrappers/parallel_modules.h: model-parallel layers as torch::nn modules. parallel_layers.h says what they compute,
+// parallel_weight.h how their parameters are sharded and drawn.
 //
 //   ColumnParallelLinear up(ColumnParallelLinearOptions(8, 32).mesh(mesh).gather_output(false));
 //   RowParallelLinear down(RowParallelLinearOptions(32, 8).mesh(mesh).input_is_parallel(true));
 //   at::Tensor y = down(at::gelu(up(x)));     // one all-reduce each way
 //
-// Parameters are DTensors; sizes need not divide by the number of ranks. Without a mesh all ranks of the world are one, on CPUs.
+// Parameters are DTensors; sizes need not be multiples of the number of ranks. Without a mesh: all ranks of the world, on CPUs.
 // Making a module sends nothing; every rank makes it, after the same torch::manual_seed.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace shardwise {
 
-/// What all layers with parameters are told.
+/// The options of all layers with parameters.
 template <class Self>
 struct ParallelOptions {
   Self& mesh(MeshPtr value) { return set(mesh_, std::move(value)); }
@@ -44,7 +44,7 @@ struct ColumnParallelLinearOptions : ParallelOptions<ColumnParallelLinearOptions
       : in_features_(in_features), out_features_(out_features) {}
   auto& bias(bool value) { return set(bias_, value); }
   auto& gather_output(bool value) { return set(gather_output_, value); }
-  /// Blocks of the output (3 for fused queries, keys and values), each cut over all ranks.
+  /// Blocks of the output (3 for fused queries, keys and values), each sharded over all ranks.
   auto& stride(int64_t value) { return set(stride_, value); }
 
   int64_t in_features_, out_features_;
@@ -53,7 +53,7 @@ struct ColumnParallelLinearOptions : ParallelOptions<ColumnParallelLinearOptions
   int64_t stride_ = 1;
 };
 
-/// input @ weight.T + bias; weight [out, in] and bias [out], cut along out.
+/// input @ weight.T + bias; weight [out, in] and bias [out], sharded along out.
 class ColumnParallelLinearImpl : public torch::nn::Module {
  public:
   explicit ColumnParallelLinearImpl(ColumnParallelLinearOptions options);
@@ -79,7 +79,7 @@ struct RowParallelLinearOptions : ParallelOptions<RowParallelLinearOptions> {
   int64_t stride_ = 1;
 };
 
-/// input @ weight.T + bias; weight [out, in] cut along in, bias [out] whole on every rank.
+/// input @ weight.T + bias; weight [out, in] sharded along in, bias [out] whole on every rank.
 class RowParallelLinearImpl : public torch::nn::Module {
  public:
   explicit RowParallelLinearImpl(RowParallelLinearOptions options);
@@ -100,7 +100,7 @@ struct ParallelEmbeddingOptions : ParallelOptions<ParallelEmbeddingOptions> {
   auto& scale_grad_by_freq(bool value) { return set(call_.scale_grad_by_freq, value); }
   auto& sparse(bool value) { return set(call_.sparse, value); }
   auto& gather_output(bool value) { return set(call_.gather_output, value); }
-  /// The dim of the table that is cut: 1 for columns, 0 for rows.
+  /// The dim of the table that is sharded: 1 for columns, 0 for rows.
   auto& dim(int64_t value) { return set(dim_, value); }
 
   int64_t num_embeddings_, embedding_dim_;

@@ -24,18 +24,18 @@ constexpr std::array<std::pair<const char*, Draw>, 9> kDraws{{
     {"none", [](const at::Tensor&) {}},
 }};
 
-/// Empty pieces stay: every rank has `stride` of them, and takes part in whatever is done to them.
-Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& cut) {
-  const std::vector<int64_t>& ranks = cut.mesh->grid().ranks;
+/// Empty pieces are kept: every rank has `stride` pieces, and takes part in all messages.
+Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& sharding) {
+  const std::vector<int64_t>& ranks = sharding.mesh->grid().ranks;
   std::vector<ShardMetadata> pieces;
   ShardMetadata piece{Dims(sizes.size()), Dims(sizes), 0};
-  for (const int64_t block : chunk_sizes(sizes[cut.tensor_dim], cut.stride)) {
-    const Dims extents = chunk_sizes(block, cut.mesh->size());
+  for (const int64_t block : chunk_sizes(sizes[sharding.tensor_dim], sharding.stride)) {
+    const Dims extents = chunk_sizes(block, sharding.mesh->size());
     for (size_t i = 0; i < ranks.size(); ++i) {
       piece.rank = ranks[i];
-      piece.sizes[cut.tensor_dim] = extents[i];
+      piece.sizes[sharding.tensor_dim] = extents[i];
       pieces.push_back(piece);
-      piece.offsets[cut.tensor_dim] += extents[i];
+      piece.offsets[sharding.tensor_dim] += extents[i];
     }
   }
   return Placement::enumerable(std::move(pieces));
@@ -43,33 +43,33 @@ Placement interleaved(c10::IntArrayRef sizes, const WeightSharding& cut) {
 
 }  // namespace
 
-Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& cut) {
-  const MeshPtr& mesh = cut.mesh;
-  TORCH_CHECK_INDEX(cut.mesh_dim >= 0 && cut.mesh_dim < mesh->ndim(),
+Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sharding) {
+  const MeshPtr& mesh = sharding.mesh;
+  TORCH_CHECK_INDEX(sharding.mesh_dim >= 0 && sharding.mesh_dim < mesh->ndim(),
                     fmt::format("[parallel_weight] mesh dim {} does not exist: the mesh is {}. Use a dim in [0, {}).",
-                                cut.mesh_dim, to_string(*mesh), mesh->ndim()));
+                                sharding.mesh_dim, to_string(*mesh), mesh->ndim()));
   TORCH_CHECK_INDEX(
-      cut.tensor_dim >= 0 && cut.tensor_dim < static_cast<int64_t>(sizes.size()),
+      sharding.tensor_dim >= 0 && sharding.tensor_dim < static_cast<int64_t>(sizes.size()),
       fmt::format("[parallel_weight] dim {} does not exist: the weight is of shape [{}]. Use a dim in [0, {}).",
-                  cut.tensor_dim, fmt::join(sizes, ", "), sizes.size()));
-  TORCH_CHECK_VALUE(cut.stride >= 1,
-                    fmt::format("[parallel_weight] stride {} is no number of blocks. Use 1 or more.", cut.stride));
+                  sharding.tensor_dim, fmt::join(sizes, ", "), sizes.size()));
+  TORCH_CHECK_VALUE(sharding.stride >= 1,
+                    fmt::format("[parallel_weight] stride {} is no number of blocks. Use 1 or more.", sharding.stride));
   TORCH_CHECK_VALUE(
-      cut.stride == 1 || mesh->ndim() == 1,
+      sharding.stride == 1 || mesh->ndim() == 1,
       fmt::format("[parallel_weight] stride {} interleaves pieces, which needs a 1-D mesh; this one is {}. "
                   "Give the one dim of it: mesh[\"tp\"], or submesh({{\"tp\"}}).",
-                  cut.stride, to_string(*mesh)));
-  if (cut.stride > 1) return {interleaved(sizes, cut)};
+                  sharding.stride, to_string(*mesh)));
+  if (sharding.stride > 1) return {interleaved(sizes, sharding)};
   Placements placements(mesh->ndim());
-  placements[cut.mesh_dim] = Placement::shard(cut.tensor_dim);
+  placements[sharding.mesh_dim] = Placement::shard(sharding.tensor_dim);
   return placements;
 }
 
-at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& cut, at::ScalarType dtype) {
+at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& sharding, at::ScalarType dtype) {
   for (const int64_t size : sizes)
     TORCH_CHECK_VALUE(size >= 0, fmt::format("[parallel_weight] shape [{}] has a negative size. Use 0 or more.",
                                              fmt::join(sizes, ", ")));
-  return empty(sizes, cut.mesh, placements_of_weight(sizes, cut), dtype).set_requires_grad(true);
+  return empty(sizes, sharding.mesh, placements_of_weight(sizes, sharding), dtype).set_requires_grad(true);
 }
 
 void initialize_(const at::Tensor& tensor, const std::string& init_type) {

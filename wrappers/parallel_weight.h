@@ -1,8 +1,8 @@
-// wrappers/parallel_weight.h: the parameters of model-parallel layers: one master tensor each, cut along one dim.
+// wrappers/parallel_weight.h: the parameters of model-parallel layers: one master tensor each, sharded along one dim.
 //
 //   at::Tensor w = parallel_weight({12, 8}, {.mesh = mesh, .tensor_dim = 0});               // ranks 0..3: rows 0-2, 3-5, 6-8, 9-11
 //   at::Tensor qkv = parallel_weight({12, 8}, {.mesh = mesh, .tensor_dim = 0, .stride = 3});
-//       // three blocks of 4 rows (queries, keys, values), each cut over the ranks: rank 0 has rows 0, 4, 8, rank 1 rows 1, 5, 9
+//       // three blocks of 4 rows (queries, keys, values), each sharded over the ranks: rank 0 has rows 0, 4, 8, rank 1 rows 1, 5, 9
 //   initialize_(w, "xavier_normal");   // the same values on any number of ranks; each draws its own part
 #pragma once
 
@@ -17,30 +17,30 @@ struct WeightSharding {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
   int64_t tensor_dim = 0;
-  int64_t stride = 1;  // blocks along tensor_dim, each of which is cut over all ranks
+  int64_t stride = 1;  // blocks along tensor_dim, each of which is sharded over all ranks
 };
 
-/// How a tensor of `sizes` is laid out: replicated on the other mesh dims; with a stride an EnumerableShard of so many pieces a
-/// rank, in the order of the master tensor. Blocks and pieces are torch.chunk's: nothing need divide.
+/// The placements of a tensor of `sizes`: replicated on the other mesh dims; with a stride an EnumerableShard of `stride` pieces per
+/// rank, in the order of the master tensor. Blocks and pieces are torch.chunk's: sizes need not divide evenly.
 /// Throws: c10::IndexError for a dim out of range, c10::ValueError for a stride below 1 and for one above 1 on an N-D mesh.
-Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& cut);
+Placements placements_of_weight(c10::IntArrayRef sizes, const WeightSharding& sharding);
 
-/// An uninitialised parameter: it wants a gradient.
-at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& cut, at::ScalarType dtype = at::kFloat);
+/// An uninitialised parameter: it requires a gradient.
+at::Tensor parallel_weight(c10::IntArrayRef sizes, const WeightSharding& sharding, at::ScalarType dtype = at::kFloat);
 
 /// Draws `tensor` by the name of a distribution: "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform" (as
-/// torch::nn::Linear starts, a = sqrt(5)), "normal", "uniform" (in [0, 1)), "zeros", "ones", or "none", which leaves it. Fans are
-/// those of the whole tensor, and element i is a function of the seed and of i: any cut over any number of ranks gives the same
-/// values, and no rank has more than its part. Tensors on the meta device are left alone.
+/// torch::nn::Linear starts, a = sqrt(5)), "normal", "uniform" (in [0, 1)), "zeros", "ones", or "none", which draws nothing. Fans are
+/// those of the whole tensor, and element i is a function of the seed and of i: any sharding over any number of ranks gives
+/// the same values, and no rank has more than its part. Tensors on the meta device are left unchanged.
 /// Throws: c10::ValueError listing the names.
 void initialize_(const at::Tensor& tensor, const std::string& init_type);
 
-/// Zeros in row `row` of `tensor` (from the end where negative), if any is given: an embedding table's padding.
-/// Throws: c10::IndexError for a row that there is not.
+/// Fills row `row` of `tensor` with zeros (from the end where negative), if one is given: an embedding table's padding.
+/// Throws: c10::IndexError for a row out of range.
 void zero_row_(const at::Tensor& tensor, std::optional<int64_t> row);
 
-/// Fills `parameter` from the whole `master`, a torch.Tensor that all ranks hold alike, or a DTensor in any layout. Of a plain
-/// one nothing is sent. Throws: c10::ValueError for another shape.
+/// Fills `parameter` from the whole `master`, a torch.Tensor that is equal on all ranks, or a DTensor in any layout. A plain
+/// one sends nothing. Throws: c10::ValueError for another shape.
 void set_master_(const at::Tensor& parameter, const at::Tensor& master);
 
 }  // namespace shardwise

@@ -16,8 +16,8 @@ std::string list(c10::ArrayRef<Dims> offsets) {
 }
 
 void check_same_offsets(const OpInfo& op, const LocalShardsImpl& a, const LocalShardsImpl& b) {
-  TORCH_CHECK_VALUE(a.offsets() == b.offsets(), fmt::format("[{}] the wrappers' pieces stand at different places: {} "
-                                                            "and {}. Give both the same cut, or convert them with "
+  TORCH_CHECK_VALUE(a.offsets() == b.offsets(), fmt::format("[{}] the wrappers' pieces have different offsets: {} "
+                                                            "and {}. Give both the same offsets, or convert them with "
                                                             "DTensor.from_local and redistribute one.",
                                                             op.name, list(a.offsets()), list(b.offsets())));
 }
@@ -61,11 +61,12 @@ class PieceRun {
     if (!position || !arg(*position).isIntList()) return;
     sizes_arg_ = position;
     const auto wanted = arg(*position).toIntVector();
-    TORCH_CHECK_VALUE(wanted == leader().sizes(),
-                      fmt::format("[{}] size [{}] is not the wrapper's [{}]: only its own cut is known to it. Work on "
-                                  "local_shards(), or convert "
-                                  "the wrapper with DTensor.from_local.",
-                                  op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
+    TORCH_CHECK_VALUE(
+        wanted == leader().sizes(),
+        fmt::format("[{}] size [{}] is not the wrapper's [{}]: only the offsets of its own pieces are known. Work on "
+                    "local_shards(), or convert "
+                    "the wrapper with DTensor.from_local.",
+                    op_.name, fmt::join(wanted, ", "), fmt::join(leader().sizes(), ", ")));
   }
 
   void run_piece(size_t piece) {
@@ -141,8 +142,8 @@ class PieceListRun {
       const auto *leader = maybe_local_shards(elements_[j]), *wrapper = maybe_local_shards(tensors[j]);
       TORCH_CHECK_VALUE(!wrapper == !leader || (!wrapper && tensors[j].dim() == 0),
                         fmt::format("[{}] element {} is a LocalShardsWrapper in one list and a plain tensor of dims in "
-                                    "another. Give wrappers of one "
-                                    "cut, or 0-dim tensors.",
+                                    "another. Give wrappers of the "
+                                    "same offsets, or 0-dim tensors.",
                                     op_.name, j));
       if (wrapper) check_same_offsets(op_, *leader, *wrapper);
       for (size_t piece = 0; piece < n_pieces_[j]; ++piece)

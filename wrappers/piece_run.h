@@ -15,7 +15,7 @@ namespace shardwise {
 void run_pieces(const OpInfo& op, torch::jit::Stack& stack);
 
 /// Calls `op`, which treats lists element by element, once with all pieces of all elements in the lists. Plain tensors may
-/// stand among the elements, the same ones in every list; 0-dim ones count for every piece.
+/// be among the elements, the same ones in every list; 0-dim ones count for every piece.
 void run_piece_lists(const OpInfo& op, torch::jit::Stack& stack);
 
 }  // namespace shardwise

@@ -1,4 +1,4 @@
-// wrappers/plain_parts.h: torch.Tensors as model-parallel layers take them: copies, or each rank's part along one dim.
+// wrappers/plain_parts.h: torch.Tensors as operands of model-parallel layers: copies, or each rank's part along one dim.
 #pragma once
 
 #include "runtime/api/dtensor.h"
@@ -17,10 +17,10 @@ at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
 /// 0-dim. Pre: this rank is a member.
 at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op);
 
-/// What this rank holds of a tensor: its only piece, or its pieces one after the other along the last dim.
+/// This rank's part of a tensor: its only piece, or its pieces concatenated along the last dim.
 at::Tensor local_part(const at::Tensor& tensor);
 
-/// The reverse: the tensor of `spec` of which `part` has this rank's pieces one after the other along the last dim.
+/// The reverse: the tensor of `spec` from `part`, this rank's pieces concatenated along the last dim.
 /// Throws: c10::ValueError in the name of `op` where the part is not as wide as they are.
 at::Tensor from_part(const at::Tensor& part, const SpecPtr& spec, const char* op);
 

@@ -6,7 +6,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <numeric>
+#include <unordered_map>
 
 namespace shardwise {
 namespace {
@@ -78,11 +81,21 @@ c10::intrusive_ptr<c10d::Store> store_of(const DeviceMesh& mesh) {
   return process_group ? process_group->getStore() : nullptr;
 }
 
-/// The store's key of this call: equal on every rank that makes the same calls.
-std::string key_of(c10d::Store& store, const DeviceMesh& mesh, const std::string& topic) {
+/// Counts this rank's calls of each topic while its World lives.
+int64_t count_call(const std::shared_ptr<World>& world, const std::string& topic) {
+  static std::mutex mutex;
+  static auto* counts =  // outlives ranks that end at exit
+      new std::map<std::weak_ptr<World>, std::unordered_map<std::string, int64_t>, std::owner_less<>>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(*counts, [](const auto& entry) { return entry.first.expired(); });
+  return ++(*counts)[world][topic];
+}
+
+/// The store's key of this call: equal on all ranks that make the same calls.
+std::string key_of_call(const DeviceMesh& mesh, const std::string& topic) {
   const std::string key = fmt::format("shardwise/pieces/{}/{}/{}", fmt::join(mesh.grid().ranks, ","),
                                       fmt::join(mesh.grid().shape, "x"), topic);
-  return fmt::format("{}/{}", key, store.add(fmt::format("{}/calls of {}", key, mesh.rank()), 1));
+  return fmt::format("{}/{}", key, count_call(mesh.world(), key));
 }
 
 void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector<Numbers>& all) {
@@ -91,16 +104,22 @@ void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector
   Numbers flat;
   for (const Numbers& numbers : all) put(flat, c10::IntArrayRef(numbers));
   const auto* bytes = reinterpret_cast<const uint8_t*>(flat.data());
-  store->set(key_of(*store, mesh, topic), std::vector<uint8_t>(bytes, bytes + flat.size() * sizeof(int64_t)));
+  store->set(key_of_call(mesh, topic), std::vector<uint8_t>(bytes, bytes + flat.size() * sizeof(int64_t)));
 }
 
 std::vector<Numbers> read_published(const DeviceMesh& mesh, const std::string& topic) {
   const auto store = store_of(mesh);
   TORCH_CHECK_VALUE(
-      store, fmt::format("[from_local] rank {} is outside the mesh {} and cannot ask its members for their pieces: the "
-                         "program has no store. Give it the cut: Shard(dim, sizes=[...]) or EnumerableShard.",
-                         mesh.rank(), to_string(mesh)));
-  const std::vector<uint8_t> bytes = store->get(key_of(*store, mesh, topic));
+      store,
+      fmt::format("[from_local] rank {} is outside the mesh {} and cannot read its members' pieces: the program has "
+                  "no store. Give exact placements: Shard(dim, sizes=[...]) or EnumerableShard.",
+                  mesh.rank(), to_string(mesh)));
+  const std::string key = key_of_call(mesh, topic), n_readers = key + "/readers";
+  const std::vector<uint8_t> bytes = store->get(key);
+  if (store->add(n_readers, 1) == mesh.world()->size() - mesh.size()) {
+    store->deleteKey(key);
+    store->deleteKey(n_readers);
+  }
   const auto* words = reinterpret_cast<const int64_t*>(bytes.data());
   const Numbers flat(words, words + bytes.size() / sizeof(int64_t));
   std::vector<Numbers> all;
@@ -113,12 +132,19 @@ std::vector<Numbers> read_published(const DeviceMesh& mesh, const std::string& t
 
 }  // namespace
 
-std::vector<RankPieces> tell_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic) {
+std::string list_of(c10::ArrayRef<Box> boxes) {
+  std::vector<std::string> words;
+  for (const Box& box : boxes) words.push_back(to_string(box));
+  return words.empty() ? "no pieces" : fmt::format("{}", fmt::join(words, " "));
+}
+
+std::vector<RankPieces> gather_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic) {
   std::vector<Numbers> all;
   if (mesh.is_member()) {
     CommScope scope("from_local");
     all = all_gather_numbers(*mesh.group(), to_numbers(mine));
-    if (mesh.size() < mesh.world()->size() && mesh.group()->index == 0) publish(mesh, topic, all);
+    const bool has_readers = mesh.size() < mesh.world()->size() && !topic.empty();
+    if (has_readers && mesh.group()->index == 0) publish(mesh, topic, all);
   } else {
     all = read_published(mesh, topic);
   }

@@ -1,4 +1,4 @@
-// wrappers/rank_pieces.h: what each rank of a mesh says of its pieces, told to all of them once.
+// wrappers/rank_pieces.h: the pieces that each rank of a mesh holds, gathered on all of them.
 #pragma once
 
 #include "runtime/tensor/device_mesh.h"
@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace shardwise {
@@ -21,12 +22,15 @@ struct RankPieces {
   std::vector<Box> boxes;
 };
 
-/// What the members of `mesh` say, in the order of its grid.
+/// "[0:3, 0:16] [6:8, 0:16]", or "no pieces".
+std::string list_of(c10::ArrayRef<Box> boxes);
+
+/// The pieces of the members of `mesh`, in the order of its grid.
 ///
-/// Members: one gathering of a few numbers over the mesh's group. Where ranks stand outside the mesh the first member also
-/// leaves the answer in the program's store, and a rank outside reads it there: members never wait for the others, and
-/// nothing is asked of ranks that do not call. `topic` names the call; equal topics are told apart by their number.
+/// Members gather a few numbers over the mesh's group. Where some ranks are outside the mesh, the first member also publishes the
+/// result in the program's store, where these read it; the last of them deletes it. So members never wait for other ranks, which
+/// need not call. `topic` names the call; calls of equal topics are matched by their order. Empty: ranks outside do not read it.
 /// Throws: c10::ValueError on a rank outside where the program has no store.
-std::vector<RankPieces> tell_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic);
+std::vector<RankPieces> gather_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic);
 
 }  // namespace shardwise

@@ -1,5 +1,6 @@
 // Wrappers to distributed tensors and back, over ranks as threads: requirements T3 to T7.
 #include "placements/picture.h"
+#include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 #include "wrappers/local_shards_wrapper.h"
@@ -145,6 +146,60 @@ TEST(LocalShardsConvertTest, MembersDoNotWaitForOthers) {
     const auto mesh = make_mesh({2}, {0, 1});
     if (world.rank() == 2) return;
     from_local_shards(wrapper_of(table(), {rows(world.rank() * 4, world.rank() * 4 + 4)}), mesh, {Placement::shard(0)});
+  });
+}
+
+/// The keys in the program's store after so many calls on a submesh by all ranks.
+int64_t keys_after(int64_t n_calls, const Placement& placement) {
+  c10::intrusive_ptr<c10d::Store> store;
+  run_ranks(4, [&](World& world) {
+    if (world.rank() == 0) store = everyone(world)->process_group->getStore();
+    const auto mesh = make_mesh({2}, {3, 1});
+    const std::vector<std::vector<Box>> boxes{{}, {rows(3, 8)}, {}, {rows(0, 3)}};
+    for (int64_t call = 0; call < n_calls; ++call)
+      from_local_shards(wrapper_of(table(), boxes[world.rank()]), mesh, {placement}, {.shape = Dims{8, 16}});
+  });
+  return store->getNumKeys();
+}
+
+TEST(LocalShardsConvertTest, CallsOnSubmeshesLeaveNoKeysInTheStore) {
+  for (const Placement& placement : {Placement::shard(0), Placement::shard(0, {3, 5})})
+    EXPECT_EQ(keys_after(20, placement), keys_after(0, placement)) << to_string(placement);
+}
+
+TEST(LocalShardsConvertTest, WherePlacementsSayEverythingNoRankWaitsForAnother) {
+  run_ranks(3, [](World& world) {
+    const auto mesh = make_mesh({2}, {2, 0});
+    const auto pieces = Placement::enumerable({{{0, 0}, {3, 16}, 2}, {{3, 0}, {5, 16}, 0}});
+    for (const Placement& placement : {Placement::shard(0, {3, 5}), pieces}) {
+      if (world.rank() == 0) continue;
+      CommTrace trace;
+      const auto wrapper =
+          world.rank() == 2 ? wrapper_of(table(), {rows(0, 3)}) : make_local_shards({}, {}, table().options());
+      const auto tensor = from_local_shards(wrapper, mesh, {placement}, {.shape = Dims{8, 16}});
+      EXPECT_EQ(trace.total_count(), 0);
+      EXPECT_EQ(spec_of(tensor)->strides(), (Dims{16, 1}));
+      expect_same(to_any_local(tensor), wrapper);
+    }
+  });
+}
+
+TEST(LocalShardsConvertTest, PiecesThatAreNotThePlacementsAreAnError) {
+  const auto error = error_of_ranks(2, [](World& world) {
+    from_local_shards(wrapper_of(table(), {rows(world.rank() * 4, world.rank() * 4 + 4)}), make_mesh({2}),
+                      {Placement::shard(0, {3, 5})}, {.shape = Dims{8, 16}});
+  });
+  expect_error("rank 0 gives [0:4, 0:16], but [Shard(0, sizes=[3, 5])] of shape [8, 16] places [0:3, 0:16] there",
+               error);
+}
+
+TEST(LocalShardsConvertTest, ARankWithoutPiecesMayGiveATensorWhereOthersGiveWrappers) {
+  run_ranks(3, [](World& world) {
+    const auto pieces = Placement::enumerable({{{0, 0}, {3, 16}, 2}, {{3, 0}, {5, 16}, 0}});
+    const at::Tensor local = world.rank() == 1 ? at::empty({0, 16}, at::kDouble)
+                                               : wrapper_of(table(), {world.rank() == 2 ? rows(0, 3) : rows(3, 8)});
+    const at::Tensor tensor = from_any_local(local, make_mesh({3}), {pieces}, {.shape = Dims{8, 16}});
+    EXPECT_TRUE(at::equal(full_tensor(tensor), table()));
   });
 }
 

@@ -144,8 +144,7 @@ TEST(LocalShardsWrapperTest, T2OtherOperatorsSayWhatTheyNeed) {
   expect_error("[aten::add.Tensor] got a torch.Tensor of shape [5, 4] next to a LocalShardsWrapper",
                error_of([&] { wrapper + at::zeros({5, 4}); }));
   const at::Tensor elsewhere = make_local_shards(local_shards(wrapper), {{0, 0}, {4, 0}});
-  expect_error("stand at different places: [[0, 0], [5, 0]] and [[0, 0], [4, 0]]",
-               error_of([&] { wrapper + elsewhere; }));
+  expect_error("have different offsets: [[0, 0], [5, 0]] and [[0, 0], [4, 0]]", error_of([&] { wrapper + elsewhere; }));
 }
 
 TEST(LocalShardsWrapperTest, GradientsOfWrappersAreWrappersAndReachPieces) {
