@@ -1,4 +1,4 @@
-"""Lookups in an embedding table cut by rows over four ranks, forward and backward: by hand, torch.distributed.tensor, TorchRec, Shardwise.
+"""Lookups in an embedding table sharded by rows over four ranks, forward and backward: by hand, torch.distributed.tensor, TorchRec, Shardwise.
 
     export PYTHONPATH=build/python                             # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/embedding.py        # every table, about two minutes
@@ -7,10 +7,10 @@
 
 A table of 200,000 rows of 64 float32, 4096 samples of 20 ids, uniform or with frequencies that fall as Zipf's of exponent 1.05.
 
-    unpooled, batch cut    each rank has the ids of its samples, and gets the rows of these
-    unpooled, replicated   each rank has all ids, and gets all rows
-    pooled, batch cut      each rank gets the sum of rows of each of its samples
-    memory                 peaks of tables of two heights
+    unpooled, batch sharded    each rank has the ids of its samples, and gets the rows of these
+    unpooled, replicated       each rank has all ids, and gets all rows
+    pooled, batch sharded      each rank gets the sum of rows of each of its samples
+    memory                     peaks of tables of two heights
 
 Four ranks over Gloo, one thread each. The sides take turns; a call is a forward and a backward, starts behind a barrier and lasts
 until the slowest rank is done; the fastest of all turns counts. Memory is the peak of a call's resident memory over what the
@@ -134,21 +134,21 @@ def compare_with(figure, name, other, target):
     return [f"  {name}: {ratio:.2f} of {words}, target {target:.2f}, {verdict(ratio <= target)}"]
 
 
-def unpooled(args, kind, is_batch_cut):
+def unpooled(args, kind, is_batch_sharded):
     ids = draw_ids(kind, N_ROWS, IDS_SHAPE)
-    problem = Problem(N_ROWS, N_COLUMNS, ids, is_pooled=False, is_batch_cut=is_batch_cut)
-    title = f"unpooled, {'batch cut' if is_batch_cut else 'replicated'}, {kind} ids"
-    figure = measure(title, unpooled_sides(is_batch_cut), problem, args)
+    problem = Problem(N_ROWS, N_COLUMNS, ids, is_pooled=False, is_batch_sharded=is_batch_sharded)
+    title = f"unpooled, {'batch sharded' if is_batch_sharded else 'replicated'}, {kind} ids"
+    figure = measure(title, unpooled_sides(is_batch_sharded), problem, args)
     say(*compare_with(figure, SHARDWISE, BY_HAND, TARGET_BY_HAND))
-    if kind == "zipf" and is_batch_cut:
+    if kind == "zipf" and is_batch_sharded:
         say(*compare_with(figure, SHARDWISE, WITHOUT_UNIQUE, 1.0))
     say(*compare_with(figure, SHARDWISE, TORCH, TARGET_TORCH))
     return figure
 
 
 def pooled(args, kind):
-    problem = Problem(N_ROWS, N_COLUMNS, draw_ids(kind, N_ROWS, IDS_SHAPE), is_pooled=True, is_batch_cut=True)
-    figure = measure(f"pooled, batch cut, {kind} ids", pooled_sides(), problem, args)
+    problem = Problem(N_ROWS, N_COLUMNS, draw_ids(kind, N_ROWS, IDS_SHAPE), is_pooled=True, is_batch_sharded=True)
+    figure = measure(f"pooled, batch sharded, {kind} ids", pooled_sides(), problem, args)
     say(*compare_with(figure, SHARDWISE, BY_HAND, TARGET_POOLED))
     say(*compare_with(figure, FUSED, TORCHREC, TARGET_TORCHREC))
     if not torchrec.is_installed():
@@ -197,9 +197,9 @@ def compare(args):
     figures = []
     for kind in args.ids:
         if "unpooled" in args.tables:
-            figures.append(unpooled(args, kind, is_batch_cut=True))
+            figures.append(unpooled(args, kind, is_batch_sharded=True))
         if "replicated" in args.tables:
-            figures.append(unpooled(args, kind, is_batch_cut=False))
+            figures.append(unpooled(args, kind, is_batch_sharded=False))
         if "pooled" in args.tables:
             figures.append(pooled(args, kind))
     if "memory" in args.tables:
@@ -210,7 +210,7 @@ def compare(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Lookups in a table cut by rows, on each side: time and memory.")
+    parser = argparse.ArgumentParser(description="Lookups in a table sharded by rows, on each side: time and memory.")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="only these (default: all)")
     parser.add_argument("--ids", nargs="+", choices=("uniform", "zipf"), default=("uniform", "zipf"))
     parser.add_argument("--side", nargs="+", metavar="TEXT", help="only sides whose name contains one of these")

@@ -1,4 +1,4 @@
-"""Lookups in a table cut by rows as they are written by hand: plain torch, c10d's collectives, and a derivative without autograd.
+"""Lookups in a table sharded by rows as they are written by hand: plain torch, c10d's collectives, and a derivative without autograd.
 
 A way is a function of a Problem that gives a call, which looks up, goes back, and returns results and the gradient of this rank's
 rows. Buffers are made within the call. Pre: ranks have equally many rows, and equally many ids of a batch.
@@ -46,11 +46,11 @@ def all_reduce(problem):
     own_ids, own_grad = problem.own(problem.ids), problem.own(problem.gradient())
 
     def call():
-        ids = gathered(own_ids) if problem.is_batch_cut else own_ids
+        ids = gathered(own_ids) if problem.is_batch_sharded else own_ids
         result = masked_lookup(table, ids, begin)
         dist.all_reduce(result)
         result = problem.own(result)
-        grad = gathered(own_grad) if problem.is_batch_cut else own_grad
+        grad = gathered(own_grad) if problem.is_batch_sharded else own_grad
         return result, masked_gradient(grad, ids, begin, len(table))
 
     return call
@@ -62,9 +62,9 @@ def reduce_scatter(problem):
     own_ids, own_grad = problem.own(problem.ids), problem.own(problem.gradient())
 
     def call():
-        ids = gathered(own_ids) if problem.is_batch_cut else own_ids
+        ids = gathered(own_ids) if problem.is_batch_sharded else own_ids
         result = reduce_scattered(masked_lookup(table, ids, begin))
-        if not problem.is_batch_cut:
+        if not problem.is_batch_sharded:
             return gathered(result), masked_gradient(own_grad, ids, begin, len(table))
         return result, masked_gradient(gathered(own_grad), ids, begin, len(table))
 

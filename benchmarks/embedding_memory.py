@@ -1,4 +1,4 @@
-"""What the backward of a row-cut embedding allocates on each rank: a piece of the table's gradient, or all of it?
+"""What the backward of a row-sharded embedding allocates on each rank: a piece of the table's gradient, or all of it?
 
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py
     torchrun --nproc-per-node 4 benchmarks/embedding_memory.py --rows 200000 --columns 64 --ids 4096
@@ -81,7 +81,7 @@ def report(side, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Memory of the backward of a row-cut embedding, by rank and side.")
+    parser = argparse.ArgumentParser(description="Memory of the backward of a row-sharded embedding, by rank and side.")
     parser.add_argument("--rows", type=int, default=200_000, help="V, rows of the table (default: %(default)s)")
     parser.add_argument("--columns", type=int, default=64, help="D, columns of the table (default: %(default)s)")
     parser.add_argument("--ids", type=int, default=4096, help="rows looked up (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""What benchmarks/embedding.py looks up: a table cut by rows, ids, the gradient of what was looked up, and the dense answer."""
+"""What benchmarks/embedding.py looks up: a table sharded by rows, ids, the gradient of what was looked up, and the dense answer."""
 
 from dataclasses import dataclass
 
@@ -32,13 +32,13 @@ def table_rows(begin, end, n_columns):
 
 @dataclass(frozen=True)
 class Problem:
-    """One lookup and its derivative. Batches are cut as torch.chunk cuts them, as the table's rows are."""
+    """One lookup and its derivative. Batches are split by torch.chunk, and so are the table's rows."""
 
     n_rows: int
     n_columns: int
     ids: torch.Tensor  # [batch, ids of a sample], all of them on every rank
     is_pooled: bool  # the sum of a sample's rows is wanted, not each of them
-    is_batch_cut: bool  # ids are there, and results wanted, cut by batch; else whole on every rank
+    is_batch_sharded: bool  # ids and results are sharded by batch; else whole on every rank
 
     def own_rows(self):
         """This rank's part [begin, end) of the table."""
@@ -49,7 +49,7 @@ class Problem:
 
     def own(self, tensor):
         """The part of a tensor over the whole batch that this rank is to have."""
-        return tensor[slice(*chunk_of(len(tensor)))].clone() if self.is_batch_cut else tensor
+        return tensor[slice(*chunk_of(len(tensor)))].clone() if self.is_batch_sharded else tensor
 
     def gradient(self):
         """Of the results, over the whole batch. Small integers: their sums are exact in any order."""

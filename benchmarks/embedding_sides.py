@@ -29,7 +29,7 @@ def by_names(package_name, problem, exchange="auto", is_fused=False):
     """A call of a package that has the names of torch.distributed.tensor."""
     package = importlib.import_module(package_name)
     mesh = mesh_of(package)
-    cut = [package.Shard(0) if problem.is_batch_cut else package.Replicate()]
+    placements = [package.Shard(0) if problem.is_batch_sharded else package.Replicate()]
 
     def distributed(own, placements, n_rows):
         shape = (n_rows, *own.shape[1:])
@@ -37,8 +37,8 @@ def by_names(package_name, problem, exchange="auto", is_fused=False):
         return package.DTensor.from_local(own, mesh, placements, run_check=False, shape=shape, stride=strides)
 
     table = distributed(problem.table(), [package.Shard(0)], problem.n_rows).requires_grad_()
-    ids = distributed(problem.own(problem.ids), cut, len(problem.ids))
-    grad = distributed(problem.own(problem.gradient()), cut, len(problem.ids))
+    ids = distributed(problem.own(problem.ids), placements, len(problem.ids))
+    grad = distributed(problem.own(problem.gradient()), placements, len(problem.ids))
     look_up = looked_up if not problem.is_pooled else summed if package_name == TORCH else bagged
     exchanges = getattr(package, "lookup_exchange", lambda _: contextlib.nullcontext())
     if is_fused:
@@ -46,12 +46,12 @@ def by_names(package_name, problem, exchange="auto", is_fused=False):
 
     def call():
         with exchanges(exchange):
-            result = look_up(ids, table).redistribute(placements=cut)
+            result = look_up(ids, table).redistribute(placements=placements)
         result.backward(grad)
         if is_fused:
             optimizer.step()
             return result.detach().to_local(), lambda: (problem.table() - table.to_local().detach()) / LEARNING_RATE
-        table_grad, table.grad = table.grad, None  # torch's may be cut otherwise than the table
+        table_grad, table.grad = table.grad, None  # torch's may have other placements than the table
         return result.detach().to_local(), lambda: table_grad.redistribute(placements=[package.Shard(0)]).to_local()
 
     return call
@@ -66,7 +66,7 @@ def bagged(ids, table):
 
 
 def summed(ids, table):
-    """torch.distributed.tensor has no embedding_bag of a cut table."""
+    """torch.distributed.tensor has no embedding_bag of a sharded table."""
     return F.embedding(ids, table).sum(1)
 
 
@@ -74,11 +74,11 @@ def package(name, **choices):
     return functools.partial(by_names, name, **choices)
 
 
-def unpooled_sides(is_batch_cut):
-    exchanges = EXCHANGES if is_batch_cut else EXCHANGES[:1]  # of replicated ids "auto" is the other
+def unpooled_sides(is_batch_sharded):
+    exchanges = EXCHANGES if is_batch_sharded else EXCHANGES[:1]  # of replicated ids "auto" is the other
     forced = {f"{SHARDWISE}, {exchange}": package(SHARDWISE, exchange=exchange) for exchange in exchanges}
     ways = {"all_reduce": by_hand.all_reduce, "reduce_scatter": by_hand.reduce_scatter}
-    if is_batch_cut:
+    if is_batch_sharded:
         ways |= {"all_to_all": by_hand.all_to_all, "all_to_all, unique ids": by_hand.all_to_all_of_unique}
     else:
         ways |= {"rows broadcast, unique ids": by_hand.broadcast_rows}

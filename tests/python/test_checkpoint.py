@@ -21,7 +21,7 @@ def torchrun(n_ranks, part, folder):
     assert result.stdout.count(part) == n_ranks  # lines of ranks may run into each other
 
 
-def test_t7_saved_by_four_ranks_and_loaded_by_two_with_another_cut(tmp_path):
+def test_t7_saved_by_four_ranks_and_loaded_by_two_with_other_shards(tmp_path):
     torchrun(4, "save", tmp_path)
     torchrun(2, "load", tmp_path)
 

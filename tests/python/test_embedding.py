@@ -30,8 +30,8 @@ def ids_of(step, n=12):
     return torch.randint(0, N_ROWS - 2, (n,), generator=torch.Generator().manual_seed(step))
 
 
-def cuts_of_ids(mesh):
-    """Replicated, cut by batch, and cut along one dim of the mesh."""
+def layouts_of_ids(mesh):
+    """Replicated, sharded by batch, and sharded along one dim of the mesh."""
     yield [Replicate()] * mesh.ndim
     yield [Shard(0)] * mesh.ndim
     if mesh.ndim > 1:
@@ -87,7 +87,7 @@ def test_sparse_gradients_train_as_those_of_a_plain_table(case, optimizer, optio
 
     def body():
         mesh = case.mesh()
-        for placements in cuts_of_ids(mesh):
+        for placements in layouts_of_ids(mesh):
             table = nn.Parameter(sw.distribute_tensor(dense_table(), mesh, case.placements))
             result = train(
                 table,
@@ -119,7 +119,7 @@ def test_fused_optimizers_train_as_torchs(case, fused, judge, options, pooled, e
 
     def body():
         mesh = case.mesh()
-        for placements in cuts_of_ids(mesh):
+        for placements in layouts_of_ids(mesh):
             table = nn.Parameter(sw.distribute_tensor(dense_table(), mesh, case.placements))
             optimizer = fused([table], **options)
             with sw.lookup_exchange(exchange):
@@ -152,8 +152,8 @@ def test_a_fused_optimizer_goes_on_from_its_state_dict(make):
         def ids_at(step):
             return sw.distribute_tensor(ids_of(step), mesh, [Shard(0)])
 
-        def new_table(values, cut):
-            return nn.Parameter(sw.distribute_tensor(values, mesh, [cut]))
+        def new_table(values, placement):
+            return nn.Parameter(sw.distribute_tensor(values, mesh, [placement]))
 
         whole = new_table(dense_table(), Shard(0))
         train(whole, ids_at, make([whole]), "", n_steps=4)
@@ -164,7 +164,7 @@ def test_a_fused_optimizer_goes_on_from_its_state_dict(make):
         memory = io.BytesIO()
         torch.save(optimizer.state_dict(), memory)
         memory.seek(0)
-        second = new_table(first.detach().full_tensor(), Shard(0, sizes=[1, 0, 10]))  # another cut
+        second = new_table(first.detach().full_tensor(), Shard(0, sizes=[1, 0, 10]))  # other shards
         resumed = make([second])
         resumed.load_state_dict(torch.load(memory, weights_only=False))
         train(second, lambda step: ids_at(step + 2), resumed, "", n_steps=2)
@@ -258,7 +258,7 @@ def test_max_norm_shortens_the_rows_named_by_any_rank(case, pooled, norm_type):
 
     def body():
         mesh = case.mesh()
-        for placements in cuts_of_ids(mesh):
+        for placements in layouts_of_ids(mesh):
             table = sw.distribute_tensor(dense_table(), mesh, case.placements)
             rows = look_up(table, sw.distribute_tensor(ids, mesh, placements))
             assert_equal(rows, expected)
@@ -273,10 +273,10 @@ def test_column_results_come_in_table_order_whatever_the_order_of_ranks():
 
         def body(rank, ranks=ranks):
             mesh = sw.DeviceMesh("cpu", ranks)
-            cut = sw.distribute_tensor(table, mesh, [Shard(1)])
-            assert list(cut.to_local().shape) == [6, [5, 5, 5, 2][ranks.index(rank)]]
+            columns = sw.distribute_tensor(table, mesh, [Shard(1)])
+            assert list(columns.to_local().shape) == [6, [5, 5, 5, 2][ranks.index(rank)]]
             for of_ids in (Replicate(), Shard(0)):
-                rows = F.embedding(sw.distribute_tensor(ids, mesh, [of_ids]), cut)
+                rows = F.embedding(sw.distribute_tensor(ids, mesh, [of_ids]), columns)
                 assert rows.placements == (Shard(1) if of_ids == Replicate() else Shard(0),)
                 assert torch.equal(rows.full_tensor(), table[ids])
 

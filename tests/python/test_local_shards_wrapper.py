@@ -16,9 +16,11 @@ TABLE = torch.arange(8.0 * 16).reshape(8, 16)
 
 def pieces_of(table, boxes):
     """`boxes`: (offsets, sizes) of one rank."""
-    cuts = [tuple(slice(o, o + n) for o, n in zip(*box, strict=True)) for box in boxes]
+    places = [tuple(slice(o, o + n) for o, n in zip(*box, strict=True)) for box in boxes]
     return LocalShardsWrapper(
-        local_shards=[table[cut].clone() for cut in cuts], offsets=[offsets for offsets, _ in boxes], dtype=table.dtype
+        local_shards=[table[place].clone() for place in places],
+        offsets=[offsets for offsets, _ in boxes],
+        dtype=table.dtype,
     )
 
 

@@ -72,7 +72,7 @@ def test_m6_the_mlp_trains_as_nn_sequential_does(n_ranks, placement):
     run_ranks(n_ranks, body)
 
 
-def test_m2_a_table_cut_by_rows_that_gathers_nothing_gives_terms_to_be_reduced():
+def test_m2_a_table_sharded_by_rows_that_gathers_nothing_gives_terms_to_be_reduced():
     def body(rank):
         table = ParallelEmbedding(10, 3, dim=0, gather_output=False)
         ids = torch.tensor([1, 9, 3])

@@ -27,7 +27,7 @@ InferredLayout find(const std::vector<RankPieces>& pieces, const std::vector<Pla
                       c10::DeviceType::CPU);
 }
 
-std::string text(const InferredLayout& cut) { return to_string(cut.layout.placements()); }
+std::string text(const InferredLayout& inferred) { return to_string(inferred.layout.placements()); }
 
 std::string error_of(const std::vector<RankPieces>& pieces, const std::vector<Placement>& placements, Dims mesh = {}) {
   try {

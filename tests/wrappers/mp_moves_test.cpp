@@ -103,24 +103,24 @@ TEST(MpMovesTest, OneDimOfAMeshMovesAmongItsRanksAlone) {
 TEST(MpMovesTest, DTensorsStayDTensors) {
   run_ranks(4, [](World&) {
     const MeshPtr mesh = make_mesh({2, 2});
-    const Placement copy = Placement::replicate(), cut = Placement::shard(0), sum = Placement::partial();
+    const Placement copy = Placement::replicate(), shard = Placement::shard(0), sum = Placement::partial();
     const at::Tensor dense = at::arange(15, at::kDouble).view({5, 3});
     const auto placed = [&](const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); };
 
-    const at::Tensor x = lay_out(dense, mesh, {cut, copy}).requires_grad_();
-    EXPECT_EQ(placed(mp_scatter(x, 1, {mesh, 1})), (Placements{cut, Placement::shard(1)}));
-    EXPECT_EQ(placed(mp_gather(mp_scatter(x, 0, {nullptr, 1}), 0, {nullptr, 1})), (Placements{cut, copy}));
+    const at::Tensor x = lay_out(dense, mesh, {shard, copy}).requires_grad_();
+    EXPECT_EQ(placed(mp_scatter(x, 1, {mesh, 1})), (Placements{shard, Placement::shard(1)}));
+    EXPECT_EQ(placed(mp_gather(mp_scatter(x, 0, {nullptr, 1}), 0, {nullptr, 1})), (Placements{shard, copy}));
     EXPECT_TRUE(full_tensor(mp_scatter(x, 0, {nullptr, 1})).equal(dense));
 
-    const at::Tensor terms = redistribute(lay_out(dense, mesh, {cut, sum}), Placements{cut, sum});
-    EXPECT_EQ(placed(mp_reduce(terms, {mesh, 1})), (Placements{cut, copy}));
+    const at::Tensor terms = redistribute(lay_out(dense, mesh, {shard, sum}), Placements{shard, sum});
+    EXPECT_EQ(placed(mp_reduce(terms, {mesh, 1})), (Placements{shard, copy}));
     EXPECT_TRUE(full_tensor(mp_reduce(terms, {mesh, 1})).equal(dense));
 
-    // The rows of a weight are cut, so the input's gradient is a sum over their ranks: mp_copy takes it.
-    const at::Tensor rows = lay_out(at::arange(12, at::kDouble).view({4, 3}), mesh, {copy, cut});
+    // The rows of a weight are sharded, so the input's gradient is a sum over their ranks, which mp_copy reduces.
+    const at::Tensor rows = lay_out(at::arange(12, at::kDouble).view({4, 3}), mesh, {copy, shard});
     const at::Tensor y = at::linear(mp_copy(x, {mesh, 1}), rows);
     const at::Tensor grad = torch::autograd::grad({y}, {x}, {at::ones_like(y)})[0];
-    EXPECT_EQ(placed(grad), (Placements{cut, copy}));
+    EXPECT_EQ(placed(grad), (Placements{shard, copy}));
     EXPECT_TRUE(full_tensor(grad).equal(at::ones({5, 4}, at::kDouble).matmul(full_tensor(rows))));
   });
 }
@@ -146,20 +146,20 @@ TEST(MpMovesTest, RanksOutsideTheMeshHoldNothing) {
 TEST(MpMovesTest, Refusals) {
   run_ranks(3, [](World& world) {
     const MeshPtr mesh = make_mesh({3}), pair = make_mesh({2});
-    const at::Tensor x = at::ones({2, 3}), cut = lay_out(x, mesh, {Placement::shard(0)});
+    const at::Tensor x = at::ones({2, 3}), rows = lay_out(x, mesh, {Placement::shard(0)});
     CommTrace trace;
     expect_error("[mp_copy] mesh dim 1 does not exist", error_of<c10::IndexError>([&] { mp_copy(x, {mesh, 1}); }));
     expect_error("[mp_scatter] dim 2 does not exist: the tensor is of shape [2, 3]",
                  error_of<c10::IndexError>([&] { mp_scatter(x, 2, {mesh}); }));
     expect_error("[mp_gather] dim 0 does not exist", error_of<c10::IndexError>([&] { mp_gather(at::ones({}), 0); }));
     expect_error("[mp_copy] on mesh dim 0 the tensor is Shard(0); this starts from Replicate()",
-                 error_of<c10::ValueError>([&] { mp_copy(cut); }));
+                 error_of<c10::ValueError>([&] { mp_copy(rows); }));
     expect_error("[mp_gather] on mesh dim 0 the tensor is Shard(0); this starts from Shard(1)",
-                 error_of<c10::ValueError>([&] { mp_gather(cut, 1); }));
-    expect_error("this starts from Partial(sum)", error_of<c10::ValueError>([&] { mp_reduce(cut); }));
-    expect_error("this starts from Replicate() or Partial()", error_of<c10::ValueError>([&] { mp_scatter(cut, 0); }));
+                 error_of<c10::ValueError>([&] { mp_gather(rows, 1); }));
+    expect_error("this starts from Partial(sum)", error_of<c10::ValueError>([&] { mp_reduce(rows); }));
+    expect_error("this starts from Replicate() or Partial()", error_of<c10::ValueError>([&] { mp_scatter(rows, 0); }));
     expect_error("[mp_gather] the DTensor lives on the mesh (3), not on (2)",
-                 error_of<c10::ValueError>([&] { mp_gather(cut, 0, {pair}); }));
+                 error_of<c10::ValueError>([&] { mp_gather(rows, 0, {pair}); }));
     expect_error("reduce_op \"max\" has no place with a DTensor", error_of<c10::ValueError>([&] {
                    mp_copy(lay_out(x, mesh, {Placement::replicate()}), {}, Reduce::kMax);
                  }));

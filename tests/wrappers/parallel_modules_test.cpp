@@ -292,18 +292,18 @@ TEST(ParallelModulesTest, TablesCutByRowsAndByColumnsAreDense) {
       const at::Tensor dense = whole(table->weight).requires_grad_();
       const at::Tensor expected = at::embedding(dense, ids, 3, true);
       const at::Tensor grad = torch::autograd::grad({expected.square().sum()}, {dense})[0];
-      for (const Placement& cut : {Placement::replicate(), Placement::shard(0), Placement::shard(1, {0, 2, 1, 0})}) {
-        const at::Tensor y = table(lay_out(ids, mesh, {cut}));
-        EXPECT_EQ(spec_of(y)->placements()[0], cut) << "results lie where the ids do";
+      for (const Placement& of_ids : {Placement::replicate(), Placement::shard(0), Placement::shard(1, {0, 2, 1, 0})}) {
+        const at::Tensor y = table(lay_out(ids, mesh, {of_ids}));
+        EXPECT_EQ(spec_of(y)->placements()[0], of_ids) << "results lie where the ids do";
         expect_close({whole(y), whole(torch::autograd::grad({y.square().sum()}, {table->weight})[0])},
-                     {expected.detach(), grad}, to_string(cut));
+                     {expected.detach(), grad}, to_string(of_ids));
       }
       const at::Tensor y = table(ids);
       expect_close({y.detach(), whole(torch::autograd::grad({y.square().sum()}, {table->weight})[0])},
                    {expected.detach(), grad}, "plain ids");
     }
-    ParallelEmbedding cut(ParallelEmbeddingOptions(10, 6).mesh(mesh).gather_output(false));
-    EXPECT_EQ(spec_of(cut(lay_out(ids, mesh, {Placement::replicate()})))->placements()[0], Placement::shard(2));
+    ParallelEmbedding ungathered(ParallelEmbeddingOptions(10, 6).mesh(mesh).gather_output(false));
+    EXPECT_EQ(spec_of(ungathered(lay_out(ids, mesh, {Placement::replicate()})))->placements()[0], Placement::shard(2));
   });
 }
 
@@ -348,10 +348,10 @@ TEST(ParallelModulesTest, VocabParallelCrossEntropyIsDenseAndGathersNoLogits) {
         for (const CommEvent& event : trace.events()) EXPECT_TRUE(event.collective != "all_to_all") << event.op;
         expect_close({plain.detach(), grad}, {expected.detach(), own(expected_grad)}, "plain");
 
-        const at::Tensor cut = lay_out(dense.detach(), mesh, {Placement::shard(1, extents)}).requires_grad_();
+        const at::Tensor logits = lay_out(dense.detach(), mesh, {Placement::shard(1, extents)}).requires_grad_();
         for (const Placement& of_target : {Placement::replicate(), Placement::shard(0)}) {
-          const at::Tensor ours = loss(cut, lay_out(target, mesh, {of_target}));
-          expect_close({whole(ours), whole(torch::autograd::grad({ours.sum()}, {cut})[0])},
+          const at::Tensor ours = loss(logits, lay_out(target, mesh, {of_target}));
+          expect_close({whole(ours), whole(torch::autograd::grad({ours.sum()}, {logits})[0])},
                        {expected.detach(), expected_grad}, "DTensors");
         }
       }

@@ -32,7 +32,7 @@ void expect_dense_bags(const std::string& name, const std::function<at::Tensor(c
 }
 
 TEST(EmbeddingBagTest, AnyTableAndAnyBagsAreDense) {
-  // Offsets: with empty bags first, last and between; bags of one length, which cut ids fit; one bag.
+  // Offsets: with empty bags first, last and between; bags of one length, which sharded ids fit; one bag.
   const std::vector<std::vector<int64_t>> cases = {{0, 0, 3, 3, 4, 9}, {0, 3, 6}, {0}, {0, 1, 2, 3, 4, 5, 6, 7, 8}};
   for (const auto& offsets : cases)
     for (const int64_t mode : {kSum, kMean, kMax})
@@ -165,16 +165,16 @@ TEST(EmbeddingBagTest, CutIdsOfWholeBagsCutTheBags) {
   run_ranks(3, [](World&) {
     const auto mesh = make_mesh({3});
     const auto table = lay_out(at::rand({8, 4}), mesh, {kReplicate});
-    const auto cut = lay_out(at::arange(9).remainder(8), mesh, {Placement::shard(0, {5, 0, 4})});
-    const auto whole = pooled(table, cut, at::tensor({0, 2, 5, 5, 6}), kSum);  // bags 0, 1 | | 2, 3, 4
+    const auto ids = lay_out(at::arange(9).remainder(8), mesh, {Placement::shard(0, {5, 0, 4})});
+    const auto whole = pooled(table, ids, at::tensor({0, 2, 5, 5, 6}), kSum);  // bags 0, 1 | | 2, 3, 4
     EXPECT_EQ(to_string(spec_of(whole)->placements()), "[Shard(0, sizes=[2, 0, 3])]");
-    const auto within = pooled(table, cut, at::tensor({0, 2, 4, 6}), kSum);  // bag 2 is of ids 4 and 5
+    const auto within = pooled(table, ids, at::tensor({0, 2, 4, 6}), kSum);  // bag 2 has ids 4 and 5
     EXPECT_TRUE(spec_of(within)->placements()[0].is_replicate());
   });
 }
 
 TEST(EmbeddingBagTest, CutsThatALookupMovesIntoBagsAreGathered) {
-  // Ids are gathered along the dim that cuts rows; what is left cuts them anew, and that is within bags.
+  // Ids are gathered along the dim that shards rows. The other dim then shards them alone, within bags.
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({2, 2});
     const auto dense = at::arange(30, at::kDouble).view({10, 3});
@@ -183,9 +183,9 @@ TEST(EmbeddingBagTest, CutsThatALookupMovesIntoBagsAreGathered) {
     for (const LookupExchange exchange : kExchanges)
       for (const Placements& of_table : {Placements{kRows, kReplicate}, Placements{kReplicate, kRows}}) {
         const LookupScope scope({.exchange = exchange});
-        const auto cut = redistribute(lay_out(ids, mesh, {kReplicate, kReplicate}),
-                                      {Placement::shard(0, {6, 4}), Placement::shard(0, {4, 2, 2, 2})});
-        EXPECT_TRUE(full_tensor(pooled(lay_out(dense, mesh, of_table), cut, offsets, kSum)).equal(expected));
+        const auto sharded = redistribute(lay_out(ids, mesh, {kReplicate, kReplicate}),
+                                          {Placement::shard(0, {6, 4}), Placement::shard(0, {4, 2, 2, 2})});
+        EXPECT_TRUE(full_tensor(pooled(lay_out(dense, mesh, of_table), sharded, offsets, kSum)).equal(expected));
       }
   });
 }

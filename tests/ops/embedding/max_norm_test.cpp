@@ -21,14 +21,14 @@ at::Tensor renormed(const at::Tensor& table, const at::Tensor& numbers, double m
   return at::embedding_renorm_(copy, ids, max_norm, p);
 }
 
-TEST(EmbeddingRenormTest, RowsNamedAnywhereAreDense) {
+TEST(MaxNormTest, RowsNamedAnywhereAreDense) {
   for (const double p : {1.0, 2.0, 3.0, 0.0, kInfinity})
     for (const double max_norm : {0.5, 4.0, 1000.0})
       expect_same_as_dense("embedding_renorm_", [=](const Tensors& t) { return renormed(t[0], t[1], max_norm, p); },
                            {{10, 5}, {6}}, {.is_exact = false, .with_grad = false, .max_combinations = 12});
 }
 
-TEST(EmbeddingRenormTest, NoIdsChangeNothing) {
+TEST(MaxNormTest, NoIdsChangeNothing) {
   expect_same_as_dense("embedding_renorm_ of no ids", [](const Tensors& t) { return renormed(t[0], t[1], 0.1, 2); },
                        {{4, 3}, {0}}, {.with_grad = false, .max_combinations = 12});
 }
@@ -36,7 +36,7 @@ TEST(EmbeddingRenormTest, NoIdsChangeNothing) {
 // Known mistakes of the older systems: a real id dropped in place of the dummy one, a norm over the local columns only, p = inf, the dummy
 // row of every rank renormalised.
 
-TEST(EmbeddingRenormTest, TrapEveryRealIdCounts) {
+TEST(MaxNormTest, TrapEveryRealIdCounts) {
   run_ranks(3, [](World& world) {
     const auto mesh = make_mesh({3});
     const auto table = lay_out(at::full({6, 4}, 10.0), mesh, {Placement::shard(0)});
@@ -48,7 +48,7 @@ TEST(EmbeddingRenormTest, TrapEveryRealIdCounts) {
   });
 }
 
-TEST(EmbeddingRenormTest, TrapNormsAreOfWholeRows) {
+TEST(MaxNormTest, TrapNormsAreOfWholeRows) {
   run_ranks(4, [](World& world) {
     const auto mesh = make_mesh({4}, {2, 0, 3, 1});
     for (const double p : {1.0, 2.0, 3.0, kInfinity}) {
@@ -64,12 +64,12 @@ TEST(EmbeddingRenormTest, TrapNormsAreOfWholeRows) {
   });
 }
 
-TEST(EmbeddingRenormTest, TrapRowsThatNobodyNamedStay) {
+TEST(MaxNormTest, TrapRowsThatNobodyNamedStay) {
   run_ranks(4, [](World& world) {
     const auto mesh = make_mesh({4});
     const auto dense = at::full({8, 2}, 5.0);
-    for (const auto& cut : {Placement::shard(0), Placement::shard(1), Placement::shard(0, {1, 0, 6, 1})}) {
-      at::Tensor table = lay_out(dense, mesh, {cut});
+    for (const auto& of_table : {Placement::shard(0), Placement::shard(1), Placement::shard(0, {1, 0, 6, 1})}) {
+      at::Tensor table = lay_out(dense, mesh, {of_table});
       at::embedding_renorm_(table, lay_out(at::tensor({6, 6}), mesh, {Placement::replicate()}), 1, 2);
       const auto changed = full_tensor(table).ne(dense).any(1);
       EXPECT_EQ(changed.sum().item<int64_t>(), 1) << world.rank();
@@ -78,7 +78,7 @@ TEST(EmbeddingRenormTest, TrapRowsThatNobodyNamedStay) {
   });
 }
 
-TEST(EmbeddingRenormTest, PiecesOfAGridAreDense) {
+TEST(MaxNormTest, PiecesOfAGridAreDense) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({3}, {3, 1, 2});
     const auto grid =
@@ -94,7 +94,7 @@ TEST(EmbeddingRenormTest, PiecesOfAGridAreDense) {
   });
 }
 
-TEST(EmbeddingRenormTest, WrongArgumentsSayTheRightOnes) {
+TEST(MaxNormTest, WrongArgumentsSayTheRightOnes) {
   const auto error = [](double max_norm, double p, const at::Tensor& ids) {
     return error_of_ranks(2, [&](World&) {
       const auto mesh = make_mesh({2});
