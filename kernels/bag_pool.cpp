@@ -9,7 +9,7 @@ namespace {
 
 int64_t end_of(const Bags& bags, int64_t bag) { return bag + 1 < bags.n ? bags.offsets[bag + 1] : bags.n_ids; }
 
-/// Of the ids of a bag, those that count.
+/// The number of a bag's ids that are not padding.
 template <class Id>
 int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   const int64_t begin = bags.offsets[bag], end = end_of(bags, bag);
@@ -17,18 +17,18 @@ int64_t count(const Bags& bags, const Id* ids, int64_t bag) {
   return end - begin - std::count_if(ids + begin, ids + end, [&](Id id) { return int64_t{id} == bags.padding; });
 }
 
-constexpr int64_t kBlock = 16;        // bags summed in one band of columns before the next
-constexpr int64_t kAheadOfBags = 32;  // ids between asking for a row and using it
+constexpr int64_t kBagsAtOnce = 16;   // bags summed over one column block before the next block
+constexpr int64_t kAheadOfBags = 32;  // ids between the prefetch of a row and its use
 
-/// Calls `take(columns, k)` for each id k of a bag whose row is here and counts, `columns` being [first, first + n) of it, and asks for
-/// those of later rows; near the end of all ids once more for the same.
+/// Calls `take(columns, k)` for each id k of a bag whose row is in this piece and is not padding; `columns` points to the row's columns
+/// [first, first + n). Prefetches the rows of later ids (near the end of all ids, of the same ids: the loop has no branch for it).
 template <class T, class Id, class N, class Take>
 void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
                   const Take& take) {
   const auto* data = reinterpret_cast<const char*>(static_cast<const T*>(table.data) + first);
   const auto n_rows = static_cast<uint64_t>(table.n_rows);
   const int64_t first_row = table.first_row, step = table.step * int64_t{sizeof(T)}, end = end_of(bags, bag);
-  const uint64_t padding = offset_of(bags.padding, first_row);  // of none: beyond all rows
+  const uint64_t padding = offset_of(bags.padding, first_row);  // without padding: beyond all rows
   const Id* later_ids = end + kAheadOfBags <= bags.n_ids ? ids + kAheadOfBags : ids;
   const auto at = [&](uint64_t row) { return data + static_cast<int64_t>(row) * step; };
   for (int64_t k = bags.offsets[bag]; k < end; ++k) {
@@ -38,24 +38,24 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   }
 }
 
-/// Structures by value: what is written to results could be theirs else, for all that the compiler knows.
+/// Structures by value, so that the compiler knows that writes to `results` do not change them.
 template <class T, class Id>
 void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);
-  for_each_band<T>(table.width, [&](int64_t first, const auto& zeros) {
+  for_each_column_block<T>(table.width, [&](int64_t first, const auto& zeros) {
     const auto sum = [&](const auto& add) {
       for (int64_t bag = begin; bag < end; ++bag) {
-        auto band = zeros;
-        for_each_row<T>(table, bags, ids, bag, first, band.n,
-                        [&](const T* columns, int64_t k) { add(band, columns, k); });
-        if (is_mean) band.divide(static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)));
-        band.store(results + bag * table.width + first);
+        auto block = zeros;
+        for_each_row<T>(table, bags, ids, bag, first, block.n,
+                        [&](const T* columns, int64_t k) { add(block, columns, k); });
+        if (is_mean) block.divide(static_cast<Sum<T>>(std::max<int64_t>(count(bags, ids, bag), 1)));
+        block.store(results + bag * table.width + first);
       }
     };
     if (weights == nullptr)
-      sum([](auto& band, const T* columns, int64_t) { band.add(columns); });
+      sum([](auto& block, const T* columns, int64_t) { block.add(columns); });
     else
-      sum([&](auto& band, const T* columns, int64_t k) { band.add(columns, load(weights[k])); });
+      sum([&](auto& block, const T* columns, int64_t k) { block.add(columns, load(weights[k])); });
   });
 }
 
@@ -86,8 +86,8 @@ SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, 
     with_ids(ids, [&](const auto* id) {
       T* rows = static_cast<T*>(results);
       if (pooling != Pooling::kMax) {
-        for (int64_t block = begin; block < end; block += kBlock)
-          sum_bags(table, bags, id, pooling == Pooling::kMean, rows, block, std::min(block + kBlock, end));
+        for (int64_t first_bag = begin; first_bag < end; first_bag += kBagsAtOnce)
+          sum_bags(table, bags, id, pooling == Pooling::kMean, rows, first_bag, std::min(first_bag + kBagsAtOnce, end));
         return;
       }
       for (int64_t bag = begin; bag < end; ++bag)

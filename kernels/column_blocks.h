@@ -1,4 +1,4 @@
-// kernels/column_blocks.h: sums of rows, band of columns by band, in registers. For sources of this room.
+// kernels/column_blocks.h: sums of rows in registers, one block of columns after the other. For sources of this room.
 #pragma once
 
 #include "kernels/elements.h"
@@ -9,13 +9,13 @@
 
 namespace shardwise::kernels {
 
-/// Sums of kN * kLanes<T> neighbouring columns, in registers: the compiler must know how many.
+/// Sums of kN * kLanes<T> neighbouring columns. The compiler knows how many, so they stay in registers.
 template <class T, size_t kN>
-class Band {
+class ColumnBlock {
  public:
   static constexpr std::integral_constant<int64_t, kN * kLanes<T>> n{};
 
-  /// `columns`: the band's first one in a row.
+  /// `columns`: the block's first column in a row.
   void add(const T* columns) {
     each([&](size_t i) { add_lanes(columns + i * kLanes<T>, sums_[i]); });
   }
@@ -28,7 +28,7 @@ class Band {
   void store(T* columns) const {
     each([&](size_t i) { store_lanes(sums_[i], columns + i * kLanes<T>); });
   }
-  /// Calls `use(n, numbers)`.
+  /// Calls `use(n, sums)`.
   template <class Use>
   void give(const Use& use) const {
     alignas(64) Sum<T> numbers[n];
@@ -44,18 +44,18 @@ class Band {
   Lanes<T> sums_[kN] = {};
 };
 
-/// The same of a number of columns, at most kMost, that the compiler does not know.
+/// The same for a number of columns, at most kMost, that the compiler does not know.
 template <class T, size_t kMost = 8>
-class LooseBand {
+class LooseColumnBlock {
  public:
-  explicit LooseBand(int64_t n_columns) : n(n_columns) {}
+  explicit LooseColumnBlock(int64_t n_columns) : n(n_columns) {}
   const int64_t n;
 
   void add(const T* columns) { add(columns, 1); }
   void add(const T* columns, Sum<T> factor) {
     for (int64_t c = 0; c < n; ++c) sums_[c] += factor * load(columns[c]);
   }
-  /// Only the columns that are `id`'s.
+  /// Adds only the columns whose `chosen` is `id`.
   void add_chosen(const T* columns, Sum<T> factor, const int64_t* chosen, int64_t id) {
     for (int64_t c = 0; c < n; ++c) sums_[c] += chosen[c] == id ? factor * load(columns[c]) : Sum<T>{0};
   }
@@ -74,14 +74,14 @@ class LooseBand {
   Sum<T> sums_[kMost] = {};
 };
 
-/// Calls `use(first, band)` with a band of zeros for columns [first, first + band.n), until all of `width` are covered.
+/// Calls `use(first, block)` with zeros for the columns [first, first + block.n), block after block over all of `width`.
 template <class T, class Use>
-void for_each_band(int64_t width, const Use& use) {
+void for_each_column_block(int64_t width, const Use& use) {
   int64_t first = 0;
   const auto cover = [&]<size_t kN>(std::integral_constant<size_t, kN>) {
-    for (; first + Band<T, kN>::n <= width; first += Band<T, kN>::n) {
-      Band<T, kN> band;
-      use(first, band);
+    for (; first + ColumnBlock<T, kN>::n <= width; first += ColumnBlock<T, kN>::n) {
+      ColumnBlock<T, kN> block;
+      use(first, block);
     }
   };
   cover(std::integral_constant<size_t, 8>{});  // half of AVX2's registers
@@ -89,8 +89,8 @@ void for_each_band(int64_t width, const Use& use) {
   cover(std::integral_constant<size_t, 2>{});
   cover(std::integral_constant<size_t, 1>{});
   if (first == width) return;
-  LooseBand<T> band(width - first);
-  use(first, band);
+  LooseColumnBlock<T> block(width - first);
+  use(first, block);
 }
 
 }  // namespace shardwise::kernels

@@ -1,4 +1,4 @@
-// kernels/elements.h: what one kernel needs to work on every kind of element, compiled for several CPUs. For sources of this room.
+// kernels/elements.h: element types, ids and prefetching, and kernels compiled for several CPUs. For sources of this room.
 #pragma once
 
 #include "kernels/rows.h"
@@ -7,7 +7,7 @@
 #include <type_traits>
 
 // An entry point compiled for the baseline and for AVX2 with FMA and F16C (x86-64-v3), with all that it calls inlined; the loader
-// picks one. Elsewhere than on x86-64 the compiler's baseline has to do.
+// picks one. Other architectures have the baseline only.
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define SHARDWISE_KERNEL __attribute__((target_clones("arch=x86-64-v3", "default"), flatten))
 #else
@@ -36,7 +36,7 @@ struct BFloat16 {
 };
 using Half = _Float16;
 
-/// What elements of type T are summed in.
+/// The type of sums of T.
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -45,13 +45,13 @@ Sum<T> load(const T& element) {
   return static_cast<Sum<T>>(element);
 }
 
-/// Sums of neighbouring columns in one register, as many as AVX2 holds.
+/// Sums of neighbouring columns in one AVX2 register.
 template <class T>
 inline constexpr size_t kLanes = 32 / sizeof(Sum<T>);
 template <class T>
 using Lanes [[gnu::vector_size(32)]] = Sum<T>;
 
-/// kLanes elements from `row` on. By reference: registers of AVX2 cannot be handed over where there are none.
+/// Loads kLanes elements from `row` on. By reference: the baseline cannot pass AVX2 registers by value.
 template <class T>
 void load_lanes(const T* row, Lanes<T>& lanes) {
   if constexpr (std::is_same_v<T, Sum<T>>)
@@ -104,18 +104,18 @@ void with_ids(const Ids& ids, const Body& body) {
     body(static_cast<const int64_t*>(ids.data));
 }
 
-/// The row of the piece that `id` names; beyond all rows where it is before the first.
+/// The piece's row that `id` names; a number beyond all rows where the id is before the first.
 inline uint64_t offset_of(int64_t id, int64_t first_row) {
   return static_cast<uint64_t>(id) - static_cast<uint64_t>(first_row);
 }
 
-/// Asks for the beginning of a row that is wanted soon.
+/// Prefetches the first 512 bytes of a row.
 template <bool kToWrite = false>
 void prefetch(const void* row, int64_t n_bytes) {
   const auto* bytes = static_cast<const char*>(row);
-  asm("" : "+r"(bytes));  // one address for all lines: the compiler keeps one base for each otherwise, in memory
+  asm("" : "+r"(bytes));  // one address for all lines: else the compiler keeps a base for each, in memory
   for (int64_t line = 0; line < n_bytes && line < 512; line += 64) __builtin_prefetch(bytes + line, kToWrite);
 }
-inline constexpr int64_t kAhead = 16;  // rows between asking for one and using it
+inline constexpr int64_t kAhead = 16;  // rows between the prefetch of one and its use
 
 }  // namespace shardwise::kernels

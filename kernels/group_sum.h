@@ -7,7 +7,7 @@
 
 namespace shardwise::kernels {
 
-/// Calls `add(columns, factor)` for each gradient of a group, `columns` being its column `first`.
+/// Calls `add(columns, factor)` for each gradient of a group; `columns` points to its column `first`.
 template <class T, class Add>
 void for_each_grad(const GradRows& grads, const int64_t* order, int64_t n_ids, int64_t first, const Add& add) {
   const auto* data = static_cast<const T*>(grads.data) + first;
@@ -23,58 +23,58 @@ void for_each_grad(const GradRows& grads, const int64_t* order, int64_t n_ids, i
   }
 }
 
-/// Calls `use(first, band)` with the sums, in the columns where a group's ids were the largest, of gradients of maxima.
+/// For maxima: calls `use(first, block)` with the sums of a group's gradients, in the columns where its ids had the maximum.
 template <class T, class Use>
 void sum_chosen(const GradRows& grads, const int64_t* order, int64_t n_ids, const Use& use) {
   constexpr int64_t kColumns = 64;
   const auto* data = static_cast<const T*>(grads.data);
   const auto* factors = static_cast<const Sum<T>*>(grads.factors);
   for (int64_t first = 0; first < grads.width; first += kColumns) {
-    LooseBand<T, kColumns> band(std::min(kColumns, grads.width - first));
+    LooseColumnBlock<T, kColumns> block(std::min(kColumns, grads.width - first));
     for (int64_t k = 0; k < n_ids; ++k) {
       const int64_t id = order[k], row = grads.row_of == nullptr ? id : grads.row_of[id];
-      band.add_chosen(data + row * grads.step + first, factors == nullptr ? 1 : factors[id],
-                      grads.chosen + row * grads.width + first, id);
+      block.add_chosen(data + row * grads.step + first, factors == nullptr ? 1 : factors[id],
+                       grads.chosen + row * grads.width + first, id);
     }
-    use(first, band);
+    use(first, block);
   }
 }
 
-/// Asks for the gradient row of place `k` of the order.
+/// Prefetches the gradient row of `order[k]`.
 template <class T>
 void prefetch_grad(const GradRows& grads, const int64_t* order, int64_t k) {
   const int64_t row = grads.row_of == nullptr ? order[k] : grads.row_of[order[k]];
   prefetch(static_cast<const T*>(grads.data) + row * grads.step, grads.width * static_cast<int64_t>(sizeof(T)));
 }
 
-/// Calls `use(g, first, band)` with the sums of columns [first, first + band.n), until all are covered, of each group in [begin, end).
+/// Calls `use(g, first, block)` for each group in [begin, end), block after block, with the sums of columns [first, first + block.n).
 template <class T, class Use>
-void for_each_band_of_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin,
-                             int64_t end, const Use& use) {
+void for_each_block_of_groups(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin,
+                              int64_t end, const Use& use) {
   const int64_t n_places = begin < end ? starts[end] : 0;
   for (int64_t g = begin; g < end; ++g) {
     const int64_t n_ids = starts[g + 1] - starts[g];
     const int64_t* ids = order + starts[g];
     for (int64_t k = starts[g] + kAhead; k < std::min(starts[g + 1] + kAhead, n_places); ++k)
       prefetch_grad<T>(grads, order, k);
-    const auto use_band = [&](int64_t first, const auto& band) { use(g, first, band); };
+    const auto use_block = [&](int64_t first, const auto& block) { use(g, first, block); };
     if (grads.chosen != nullptr) {
-      sum_chosen<T>(grads, ids, n_ids, use_band);
+      sum_chosen<T>(grads, ids, n_ids, use_block);
       continue;
     }
-    for_each_band<T>(grads.width, [&](int64_t first, auto& band) {
-      for_each_grad<T>(grads, ids, n_ids, first, [&](auto... grad) { band.add(grad...); });
-      use_band(first, band);
+    for_each_column_block<T>(grads.width, [&](int64_t first, auto& block) {
+      for_each_grad<T>(grads, ids, n_ids, first, [&](auto... grad) { block.add(grad...); });
+      use_block(first, block);
     });
   }
 }
 
-/// Calls `use(g, first, n, sums)` likewise; `n` is a constant of the compiler where it can be.
+/// Calls `use(g, first, n, sums)` likewise; `n` is a compile-time constant for full blocks.
 template <class T, class Use>
 void for_each_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                   const Use& use) {
-  for_each_band_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& band) {
-    band.give([&](auto n, const Sum<T>* sums) { use(g, first, n, sums); });
+  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
+    block.give([&](auto n, const Sum<T>* sums) { use(g, first, n, sums); });
   });
 }
 

@@ -25,7 +25,7 @@ struct Packing {
   }
 };
 
-/// Sorts by the bits from `low` up to `high`, using `other` as well; returns where the words are then.
+/// Sorts by the bits from `low` up to `high`, with `other` as scratch. Returns which of the two has the sorted words.
 uint64_t* sort_words(uint64_t* words, uint64_t* other, int64_t n, int low, int high) {
   const int n_digits = (high - low + kDigitBits - 1) / kDigitBits;
   const int digit_bits = n_digits == 0 ? 0 : (high - low + n_digits - 1) / n_digits;
@@ -61,7 +61,7 @@ SHARDWISE_KERNEL IdRange range_of(const Ids& ids, int64_t begin, int64_t end) {
 SHARDWISE_KERNEL uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end) {
   uint64_t digest = 0;
   with_ids(ids, [&](const auto* id) {
-    for (int64_t i = begin; i < end; ++i) digest += stirred(id[i], i);
+    for (int64_t i = begin; i < end; ++i) digest += mixed(id[i], i);
   });
   return digest;
 }

@@ -14,11 +14,11 @@ struct IdRange {
 };
 IdRange range_of(const Ids& ids, int64_t begin, int64_t end);
 
-/// A number that differs where ids or their order do, but for one time in 2^64 or so; those of parts add up to the whole's.
+/// A hash of the ids in their order (64 bits). Hashes of parts add up to the whole's.
 uint64_t digest_of(const Ids& ids, int64_t begin, int64_t end);
 
-/// An id's part in it: id and place stirred by the multipliers of splitmix64 (Steele, Lea and Flood, 2014).
-SHARDWISE_ANYWHERE inline uint64_t stirred(int64_t id, int64_t place) {
+/// One id's term of it: id and place mixed by splitmix64 (Steele, Lea and Flood, 2014).
+SHARDWISE_ANYWHERE inline uint64_t mixed(int64_t id, int64_t place) {
   uint64_t word = static_cast<uint64_t>(id) + static_cast<uint64_t>(place + 1) * 0x9e3779b97f4a7c15;
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
   word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
@@ -30,11 +30,11 @@ struct GroupMemory {
   int64_t* rows;
   int64_t* starts;
   int64_t* order;
-  int64_t* group_of;  // null: not wanted
+  int64_t* group_of;  // null: not requested
   uint64_t* scratch;
 };
 
-/// Groups the ids in [first_row, first_row + n_rows) but for `skipped`: group g is row `first_row + rows[g]`, its ids stand at
+/// Groups the ids in [first_row, first_row + n_rows), without `skipped`: group g is row `first_row + rows[g]`, its ids are
 /// `order[starts[g] .. starts[g + 1])` in the order given; rows ascend. Returns the number of groups.
 ///
 /// Radix sort by the row's significant bits (Knuth, The Art of Computer Programming, vol. 3, 5.2.5). Cost: a pass over the ids per 11 bits.

@@ -5,13 +5,13 @@
 namespace shardwise::kernels {
 namespace {
 
-/// The sums of groups [begin, end), each stored in the row that `row_at` gives of it.
+/// The sums of groups [begin, end), each stored at `row_at(group)`.
 template <class T, class RowAt>
 void store_sums(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
                 const RowAt& row_at) {
-  for_each_band_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& band) {
+  for_each_block_of_groups<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, const auto& block) {
     if (first == 0 && g + kAhead < end) prefetch<true>(row_at(g + kAhead), grads.width * int64_t{sizeof(T)});
-    band.store(row_at(g) + first);
+    block.store(row_at(g) + first);
   });
 }
 

@@ -19,13 +19,13 @@ S square_sum(const S* values, int64_t n) {
   return sum;
 }
 
-/// Adds the gradient, scaled, to part of a row.
+/// row -= rate * grad.
 template <class T>
 void descend(T* row, int64_t n, const Sum<T>* grad, Sum<T> rate) {
   for (int64_t c = 0; c < n; ++c) row[c] = static_cast<T>(load(row[c]) - rate * grad[c]);
 }
 
-/// Asks for what an update of row `row` will write: its elements and so many arrays of state.
+/// Prefetches what an update of row `row` writes: its elements and its state.
 template <class T>
 void prefetch_update(const Rows& table, const Sum<T>* first_state, const Sum<T>* second_state, int64_t row) {
   prefetch<true>(static_cast<T*>(table.data) + row * table.step, table.width * int64_t{sizeof(T)});
@@ -53,7 +53,7 @@ void adam(T* row, Sum<T>* first, Sum<T>* second, int64_t n, const Sum<T>* grad, 
   }
 }
 
-/// One sum of squares a row, so the whole gradient of a row is needed before any of it goes in.
+/// One sum of squares per row: the whole gradient of a row is needed before the row is updated.
 template <class T>
 void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, const GradRows& grads,
                       const int64_t* order, const int64_t* starts, const int64_t* rows, const double* mean_squares,

@@ -1,7 +1,7 @@
-// kernels/row_updates.h: optimizers that take a gradient row by row and never store it.
+// kernels/row_updates.h: optimizers that apply a gradient row by row and never store it.
 //
-// The gradient of a row is the sum of its ids' gradients, in float32 (double of doubles), and goes into the row at once. Rows without ids are
-// not touched: the moments of Adam stand still there, as in torch.optim.SparseAdam.
+// The gradient of a row is the sum of its ids' gradients, in float32 (double for doubles), and updates the row at once. Rows without ids
+// do not change, nor does their state: Adam's moments do not decay there, as in torch.optim.SparseAdam.
 #pragma once
 
 #include "kernels/rows.h"
@@ -15,13 +15,13 @@ namespace shardwise::kernels {
 struct RowUpdate {
   enum class Kind : uint8_t { kSgd, kAdagrad, kRowWiseAdagrad, kAdam };
   Kind kind;
-  double lr;  // of Adam: with both corrections in it
+  double lr;  // of Adam: with both bias corrections
   double eps;
   double beta1;
   double beta2;
 };
 
-/// The state of a piece's rows, float (double of double tables): [n_rows, width] contiguous, of row-wise Adagrad [n_rows].
+/// The state of a piece's rows, float (double for double tables): [n_rows, width] contiguous, for row-wise Adagrad [n_rows].
 struct RowState {
   void* first;   // sums of squares, or Adam's first moment; null for SGD
   void* second;  // Adam's second moment

@@ -1,4 +1,4 @@
-// kernels/cuda/elements.h: elements in packs, ids, and what the threads of a team do together. For sources of this room.
+// kernels/cuda/elements.h: packs of elements, ids, and reductions over the threads of a team. For sources of this room.
 #pragma once
 
 #include "kernels/rows.h"
@@ -12,11 +12,11 @@
 
 namespace shardwise::kernels::cuda {
 
-/// What elements of type T are summed in.
+/// The type of sums of T.
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// What moves in one access.
+/// The type of one memory access.
 template <int kBytes>
 struct WordOf;
 template <>
@@ -36,7 +36,7 @@ struct alignas(sizeof(T) * kN < 16 ? sizeof(T) * kN : 16) Pack {
   T at[kN];
 };
 
-// Word by word and, stored, by an intrinsic: nvcc 13.0 splits some of these stores into elements where they are plain.
+// Word by word, and stores by an intrinsic: nvcc 13.0 splits some plain stores into elements.
 template <int kN, class T>
 __device__ Pack<T, kN> load(const T* from) {
   using Word = typename Pack<T, kN>::Word;
@@ -111,7 +111,7 @@ __device__ inline int64_t row_of(const Rows& table, int64_t id) {
 /// This thread's team within the grid; its threads are threadIdx.x = 0 .. blockDim.x - 1, see Teams.
 __device__ inline int64_t team_index() { return int64_t{blockIdx.x} * blockDim.y + threadIdx.y; }
 
-/// The team's bits of its warp: teams of a warp part ways, so they must not wait for each other.
+/// The team's bits of its warp: teams of a warp diverge, so they must not wait for each other.
 __device__ inline unsigned team_mask() {
   return blockDim.x == 32 ? ~0u : ((1u << blockDim.x) - 1) << ((threadIdx.y * blockDim.x) & 31);
 }

@@ -1,8 +1,8 @@
 // kernels/cuda/group_sum.h: the sums of the gradients of groups, however long, in a fixed order. For sources of this room.
 //
-// Places are cut into stretches. A group within one stretch is summed by one team. One that crosses from stretch to stretch is
-// summed part by part, a team each, into `parts`, which one block then adds up: a stretch has at most two such parts, the end (or middle)
-// of a group from before and the beginning of a group that goes on.
+// Places are split into stretches. A group within one stretch is summed by one team. The parts of a group that spans several stretches
+// are summed by one team each into `parts`, which one block then adds up. A stretch has at most two such parts: the end (or middle) of a
+// group from before, and the beginning of a group that goes on.
 //
 //   stretches   |0 . . . . . . .|8 . . . . . . .|16. . .      starts 0 3 6 18 20
 //   groups       a a a b b b c c c c c c c c c c c c d d      parts: c in stretch 0 (1), stretch 1 (2), stretch 2 (4)
@@ -16,7 +16,7 @@ namespace shardwise::kernels::cuda {
 
 inline constexpr int64_t kStretch = 128;  // places
 
-/// Adds the gradients at kCount places of the order; all are on their way before the first is needed.
+/// Adds the gradients at kCount places of the order. All loads are issued before the first result is needed.
 template <int kCount, class T, int kN>
 __device__ void add_places(const GradRows& grads, const int64_t* order, int64_t column, Sum<T> (&sum)[kN], const T*) {
   int64_t ids[kCount], rows[kCount];
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kThreads)
   if (piece.group >= 0) sink.end(piece.group);
 }
 
-/// Block s adds up the parts of the group that goes on from stretch s, where it began, to stretch s + 1: each team every so manieth
-/// part, the first team what the teams have.
+/// Block s adds up the parts of the group that begins in stretch s and goes on to stretch s + 1: each team sums some parts, then the
+/// first team sums the teams' results.
 template <class T, int kN, class Sink>
 __global__ void __launch_bounds__(kThreads)
     add_parts(GradRows grads, Groups groups, int64_t tiles, const Sum<T>* parts, Sink sink) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
 
 inline int64_t stretches(int64_t n_ids) { return divided_up(n_ids, kStretch); }
 
-/// Hands each group's sum to a sink.
+/// Passes each group's sum to `sink`.
 template <class T, int kN, class Sink>
 void for_each_sum(const char* name, const GradRows& grads, const Groups& groups, bool rows_stay_whole, void* scratch,
                   void* stream, const Sink& sink) {

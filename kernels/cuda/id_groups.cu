@@ -13,7 +13,7 @@ constexpr const char* kName = "group_ids";
 
 int bits_of(int64_t n) { return n <= 1 ? 0 : std::bit_width(static_cast<uint64_t>(n - 1)); }
 
-/// A row and the place of its id in one word, as on the CPU; a row that does not count is the number of rows.
+/// A row and the place of its id in one word, as on the CPU. Ids that are skipped or of other pieces get the number of rows.
 struct Packing {
   int place_bits;
   __device__ uint64_t pack(int64_t row, int64_t place) const {
@@ -25,7 +25,7 @@ struct Packing {
   }
 };
 
-/// How scratch is shared out.
+/// The parts of scratch memory.
 struct Scratch {
   uint64_t* words;
   uint64_t* others;
@@ -53,7 +53,7 @@ __global__ void mark_firsts(const uint64_t* words, int64_t n, int64_t n_rows, Pa
   marks[i] = row < n_rows && (i == 0 || packing.row(words[i - 1]) != row);
 }
 
-/// `numbers[i]`: firsts up to word i.
+/// `numbers[i]`: the number of groups that begin up to word i.
 __global__ void write_groups(const uint64_t* words, const uint64_t* numbers, int64_t n, int64_t n_rows, Packing packing,
                              GroupMemory memory, int64_t* n_groups) {
   const int64_t i = team_index();
@@ -69,7 +69,7 @@ __global__ void write_groups(const uint64_t* words, const uint64_t* numbers, int
       memory.starts[number - 1] = i;
     }
   }
-  // The end of those that count: after the last word, or where the first one that does not stands.
+  // The end of the grouped words: after the last word, or at the first word without a row.
   const bool is_end = counts ? i + 1 == n : i == 0 || packing.row(words[i - 1]) < n_rows;
   if (!is_end) return;
   memory.starts[number] = counts ? n : i;
@@ -103,12 +103,12 @@ __global__ void __launch_bounds__(kThreads) find_digest(Ids ids, uint64_t* diges
   unsigned long long sum = 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.y * blockDim.x + threadIdx.x; i < ids.n;
        i += int64_t{gridDim.x} * kThreads)
-    sum += stirred(id_at(ids, i), i);
+    sum += mixed(id_at(ids, i), i);
   for (unsigned step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<unsigned long long*>(digest), sum);
 }
 
-constexpr int64_t kMostRows = 2048;  // of 32 ids; the grid goes round, so that few warps meet at the result
+constexpr int64_t kMostRows = 2048;  // of 32 ids each; warps loop over the rest, so that few atomics meet at the result
 
 }  // namespace
 

@@ -1,10 +1,11 @@
-// kernels/cuda/kernels.h: the kernels of this room on a GPU; for what each does, see the header of its namesake.
+// kernels/cuda/kernels.h: the kernels of kernels/ on a GPU. What each does is said where the CPU's kernel of that name is declared.
 //
-// Every pointer is one into device memory, those inside of Rows, Ids, Bags and GradRows too. `stream` is a cudaStream_t. Calls return at once,
-// but for group_ids(); work that is empty starts nothing. Sums have a fixed order, so results are the same on every run, though not bit by
-// bit the CPU's. Accesses are 16 bytes wide where addresses, widths and steps are multiples of 16 bytes, else one element.
+// All pointers are to device memory, those inside Rows, Ids, Bags and GradRows too. `stream` is a cudaStream_t of the current device. Calls
+// return before the work is done, except group_ids(); empty work launches nothing. Sums have a fixed order, so results are the same on
+// every run, though not bit by bit the CPU's. Accesses are 16 bytes wide where addresses, widths and steps are multiples of 16 bytes, else
+// one element.
 //
-// Throws std::runtime_error when CUDA does not start a kernel. What goes wrong within one is CUDA's to tell, at the next call that waits.
+// Throws std::runtime_error when CUDA refuses a launch. CUDA reports errors inside a kernel at the next call that waits.
 #pragma once
 
 #include "kernels/bag_pool.h"
@@ -18,14 +19,14 @@ namespace shardwise::kernels::cuda {
 
 void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream);
 
-/// The range goes to device memory, for the caller to copy when it likes.
+/// `range` is in device memory.
 void range_of(const Ids& ids, IdRange* range, void* stream);
 void digest_of(const Ids& ids, uint64_t* digest, void* stream);
 
 /// Words of GroupMemory::scratch for `n_ids` ids: a little more than two each.
 int64_t group_scratch(int64_t n_ids);
 
-/// Waits for the stream, as callers need the number of groups on the host.
+/// Waits for the stream: the number of groups is returned on the host.
 int64_t group_ids(const Ids& ids, int64_t first_row, int64_t n_rows, int64_t skipped, const GroupMemory& memory,
                   void* stream);
 
@@ -38,13 +39,13 @@ struct Groups {
 };
 
 /// Bytes of `scratch` (its address a multiple of 16) that the next three need: 8 per id, and 1/64 of the gradients in float
-/// (double). An id named very often has its gradients summed by many warps at a time, and their sums added after.
+/// (double). Many warps sum the gradients of an id that occurs very often; their partial sums are added in a second kernel.
 int64_t sum_scratch(const GradRows& grads, int64_t n_ids);
 
-/// Zeros in memory: before sums go into some rows of it.
+/// Fills memory with zeros, before sum_groups() writes some of its rows.
 void clear(void* memory, int64_t n_bytes, void* stream);
 
-/// Group g's sum goes into row g, or row `rows[g]` unless that is null, rows being `result_step` elements apart.
+/// Writes group g's sum to row `rows[g]`, or to row g where `rows` is null. Rows are `result_step` elements apart.
 void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
                 void* scratch, void* stream);
 

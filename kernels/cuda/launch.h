@@ -1,4 +1,4 @@
-// kernels/cuda/launch.h: grids of teams, and kernels started on them. For sources of this room.
+// kernels/cuda/launch.h: grids of teams, and kernel launches on them. For sources of this room.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,8 +22,8 @@ inline void check(cudaError_t code, const char* what) {
                                 : ""));
 }
 
-/// A row is the work of a team: neighbouring threads of one warp, a power of two of them, that take a pack of neighbouring
-/// columns each. A row of more packs than a warp has threads is several tiles.
+/// One team works on a row: neighbouring threads of one warp, a power of two, each with a pack of neighbouring columns. A row of
+/// more packs than a warp has threads has several tiles.
 struct Teams {
   int lanes;
   int64_t tiles;
@@ -35,7 +35,7 @@ struct Teams {
   unsigned per_block() const { return kThreads / static_cast<unsigned>(lanes); }
 };
 
-/// Starts `kernel` for `n_teams` teams, each with `rows_per_team` rows; tiles are shared out too unless rows are to stay whole.
+/// Launches `kernel` with a team for every `rows_per_team` rows. Tiles are divided among teams too unless `rows_stay_whole`.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), const Teams& teams, int64_t n_rows, int rows_per_team,
             bool rows_stay_whole, void* stream, const Args&... args) {

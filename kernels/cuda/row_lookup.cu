@@ -1,4 +1,4 @@
-// kernels/cuda/row_lookup.cu: rows copied word by word, several at a time per thread to hide the way to memory.
+// kernels/cuda/row_lookup.cu: rows copied word by word, several at a time per thread to hide memory latency.
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/launch.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kRows = 4;  // in flight per thread
 
-/// Steps and widths in words. Results are written past the caches, which the table's rows are to keep.
+/// Steps and widths in words. Results bypass the caches, which keep the table's rows.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     copy_rows(Rows table, int64_t step, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {

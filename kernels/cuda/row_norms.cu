@@ -8,7 +8,7 @@
 namespace shardwise::kernels::cuda {
 namespace {
 
-/// What columns add to a norm. Infinite norms take the largest, or a NaN.
+/// A column's term of a norm. Infinite norms take the largest term, or NaN.
 struct Power {
   double p;
 

@@ -1,4 +1,4 @@
-// kernels/cuda/row_updates.cu: sums of groups, taken into rows at once.
+// kernels/cuda/row_updates.cu: sums of groups, applied to rows at once.
 #include "kernels/cuda/group_sum.h"
 
 namespace shardwise::kernels::cuda {
@@ -12,7 +12,7 @@ __device__ double square_sum(const Sum<T> (&sum)[kN], const T*) {
   return squares;
 }
 
-/// Keeps the squares of each group only.
+/// Keeps only the squares of each group.
 template <class T>
 struct Squares {
   double* results;
@@ -28,7 +28,7 @@ struct Squares {
   }
 };
 
-/// The constants of a RowUpdate in the kind that sums have.
+/// The constants of a RowUpdate in the type of sums.
 template <class S>
 struct Rates {
   S lr;
@@ -47,9 +47,9 @@ struct UpdatedRows {
   Sum<T>* first;
   Sum<T>* second;
   const int64_t* rows;
-  const double* squares;  // of row-wise Adagrad, to be divided by `n_squares`; null: of the sum, which is a whole row
+  const double* squares;  // of row-wise Adagrad, to be divided by `n_squares`; null: of the sum, if it is a whole row
   double n_squares;
-  Sum<T> rate = 0;  // of row-wise Adagrad, for all of a row
+  Sum<T> rate = 0;  // of row-wise Adagrad, for the whole row
 
   template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&grad)[kN]) {
