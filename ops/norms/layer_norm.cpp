@@ -94,10 +94,7 @@ at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weig
 Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,
                  const MaybeTensor& bias, double eps) {
   static const ByRule by_rule("aten::native_layer_norm");
-  if (!is_shared(input, normalized, weight, bias)) {
-    const auto results = by_rule.all(input, normalized, weight, bias, eps);
-    return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
-  }
+  if (!is_shared(input, normalized, weight, bias)) return by_rule.tensors<3>(input, normalized, weight, bias, eps);
   const Rows rows(input, normalized);
   const at::Tensor values = widened(reduced(input));
   const at::Tensor mean = rows.mean(values);
@@ -114,10 +111,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
                           const at::Tensor& mean, const at::Tensor& rstd, const MaybeTensor& weight,
                           const MaybeTensor& bias, std::array<bool, 3> mask) {
   static const ByRule by_rule("aten::native_layer_norm_backward");
-  if (!is_shared(input, normalized, weight, bias)) {
-    const auto results = by_rule.all(grad, input, normalized, mean, rstd, weight, bias, mask);
-    return {results[0].toTensor(), results[1].toTensor(), results[2].toTensor()};
-  }
+  if (!is_shared(input, normalized, weight, bias))
+    return by_rule.tensors<3>(grad, input, normalized, mean, rstd, weight, bias, mask);
   const Rows rows(input, normalized);
   const at::Tensor grads = widened(reduced(grad)), scale = widened(rstd);
   const at::Tensor unit = (widened(reduced(input)) - widened(mean)) * scale;

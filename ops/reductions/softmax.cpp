@@ -34,14 +34,14 @@ at::ScalarType result_type(const at::Tensor& self, bool half_to_float) {
 
 at::Tensor softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_softmax");
-  if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float).toTensor();
+  if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
   at::Tensor parts = below_largest(widened(self), dim).exp_();
   return parts.div_(total(parts, dim)).to(result_type(self, half_to_float));
 }
 
 at::Tensor log_softmax_of(const at::Tensor& self, int64_t dim, bool half_to_float) {
   static const ByRule whole("aten::_log_softmax");
-  if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float).toTensor();
+  if (!is_sharded_along(self, dim)) return whole(self, dim, half_to_float);
   at::Tensor shifted = below_largest(widened(self), dim);
   return shifted.sub_(total(shifted.exp(), dim).log()).to(result_type(self, half_to_float));
 }
@@ -49,14 +49,14 @@ at::Tensor log_softmax_of(const at::Tensor& self, int64_t dim, bool half_to_floa
 /// Zeros where all values along `dim` are minus infinity.
 at::Tensor safe_softmax_of(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
   static const ByRule whole("aten::_safe_softmax");
-  if (!is_sharded_along(self, dim)) return whole(self, dim, dtype).toTensor();
+  if (!is_sharded_along(self, dim)) return whole(self, dim, dtype);
   const at::Tensor own = reduced(self);
   return at::softmax(own, dim, dtype).masked_fill(own.eq(kMinusInfinity).all(dim, /*keepdim=*/true), 0);
 }
 
 at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& output, int64_t dim, at::ScalarType input_dtype) {
   static const ByRule whole("aten::_softmax_backward_data");
-  if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype).toTensor();
+  if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
   const at::Tensor values = widened(output), weighted = widened(grad) * values;
   return (weighted - values * total(weighted, dim)).to(input_dtype);
 }
@@ -64,14 +64,14 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& output, in
 at::Tensor log_softmax_backward(const at::Tensor& grad, const at::Tensor& output, int64_t dim,
                                 at::ScalarType input_dtype) {
   static const ByRule whole("aten::_log_softmax_backward_data");
-  if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype).toTensor();
+  if (!is_sharded_along(output, dim)) return whole(grad, output, dim, input_dtype);
   const at::Tensor grads = widened(grad);
   return (grads - widened(output).exp() * total(grads, dim)).to(input_dtype);
 }
 
 at::Tensor logsumexp_of(const at::Tensor& self, c10::IntArrayRef dims, bool keepdim) {
   static const ByRule whole("aten::logsumexp");
-  if (!is_sharded_along(self, dims) || self.is_complex()) return whole(self, dims, keepdim).toTensor();
+  if (!is_sharded_along(self, dims) || self.is_complex()) return whole(self, dims, keepdim);
   const at::Tensor values = widened(at::isIntegralType(self.scalar_type(), /*includeBool=*/true)
                                         ? self.to(c10::get_default_dtype_as_scalartype())
                                         : self);

@@ -193,24 +193,21 @@ bool is_piecewise(const at::Tensor& self, c10::IntArrayRef dims) {
 at::Tensor var(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
   static const ByRule whole("aten::var", "correction");
   const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim).toTensor();
+  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim);
   return spread_of(self, dims, correction, keepdim).variance;
 }
 
 at::Tensor std_of(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
   static const ByRule whole("aten::std", "correction");
   const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim).toTensor();
+  if (!is_piecewise(self, dims)) return whole(self, dim, correction, keepdim);
   return spread_of(self, dims, correction, keepdim).variance.sqrt();
 }
 
 Pair var_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
   static const ByRule whole("aten::var_mean", "correction");
   const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) {
-    auto results = whole.all(self, dim, correction, keepdim);
-    return {results[0].toTensor(), results[1].toTensor()};
-  }
+  if (!is_piecewise(self, dims)) return whole.tensors<2>(self, dim, correction, keepdim);
   const Spread spread = spread_of(self, dims, correction, keepdim);
   return {spread.variance, spread.mean};
 }
@@ -218,10 +215,7 @@ Pair var_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeSc
 Pair std_mean(const at::Tensor& self, at::OptionalIntArrayRef dim, const MaybeScalar& correction, bool keepdim) {
   static const ByRule whole("aten::std_mean", "correction");
   const auto dims = dims_of(self, dim);
-  if (!is_piecewise(self, dims)) {
-    auto results = whole.all(self, dim, correction, keepdim);
-    return {results[0].toTensor(), results[1].toTensor()};
-  }
+  if (!is_piecewise(self, dims)) return whole.tensors<2>(self, dim, correction, keepdim);
   const Spread spread = spread_of(self, dims, correction, keepdim);
   return {spread.variance.sqrt(), spread.mean};
 }
@@ -241,27 +235,21 @@ at::Tensor arg_best(const at::Tensor& self, std::optional<int64_t> dim, bool kee
   static const ByRule whole(kLargest ? "aten::argmax" : "aten::argmin");
   const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
   if (!is_sharded_along(self, dims) || self.is_complex() || self.scalar_type() == at::kBool)
-    return whole(self, dim, keepdim).toTensor();
+    return whole(self, dim, keepdim);
   return std::get<1>(best_along(self, dims, kLargest, keepdim));
 }
 
 template <bool kLargest>
 Pair best_of(const at::Tensor& self, int64_t dim, bool keepdim) {
   static const ByRule whole(kLargest ? "aten::max" : "aten::min", "dim");
-  if (!is_sharded_along(self, dim) || self.is_complex()) {
-    auto results = whole.all(self, dim, keepdim);
-    return {results[0].toTensor(), results[1].toTensor()};
-  }
+  if (!is_sharded_along(self, dim) || self.is_complex()) return whole.tensors<2>(self, dim, keepdim);
   return best_along(self, dims_of(self, c10::IntArrayRef(dim)), kLargest, keepdim);
 }
 
 Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
   static const ByRule whole("aten::aminmax");
   const auto dims = dim ? dims_of(self, c10::IntArrayRef(*dim)) : dims_of(self, {});
-  if (!is_sharded_along(self, dims)) {
-    auto results = whole.all(self, dim, keepdim);
-    return {results[0].toTensor(), results[1].toTensor()};
-  }
+  if (!is_sharded_along(self, dims)) return whole.tensors<2>(self, dim, keepdim);
   const at::Tensor own = reduced(self);
   return {at::amin(own, dims, keepdim), at::amax(own, dims, keepdim)};
 }
@@ -281,13 +269,13 @@ at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims)
 at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {
   static const ByRule by_rule("aten::prod", "dim_int");
   const at::Tensor input = dtype ? self.to(*dtype) : self;
-  return by_rule(to_multiply(input, dims_of(self, c10::IntArrayRef(dim))), dim, keepdim, dtype).toTensor();
+  return by_rule(to_multiply(input, dims_of(self, c10::IntArrayRef(dim))), dim, keepdim, dtype);
 }
 
 at::Tensor prod_all(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   static const ByRule by_rule("aten::prod");
   const at::Tensor input = dtype ? self.to(*dtype) : self;
-  return by_rule(to_multiply(input, dims_of(self, {})), dtype).toTensor();
+  return by_rule(to_multiply(input, dims_of(self, {})), dtype);
 }
 
 }  // namespace

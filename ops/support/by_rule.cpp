@@ -2,6 +2,7 @@
 
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/dispatch/dispatch.h"
 #include "runtime/rules/rule.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -14,6 +15,8 @@ ByRule::ByRule(const char* name, const char* overload)
     : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)) {
   info_.rule = RuleTable::global().find(info_.name);
 }
+
+void ByRule::run(torch::jit::Stack& stack) const { dispatch(info_, &stack); }
 
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims) {
   if (!is_dtensor(tensor) || tensor.numel() == 0) return false;

@@ -1,45 +1,52 @@
-// ops/support/by_rule.h: an operator by its rule, from a kernel of our own that answers only some of its calls otherwise.
+// ops/support/by_rule.h: calls an operator by its rule, from a kernel that answers only some of its calls itself.
 //
 //   static const ByRule softmax("aten::_softmax");
-//   return softmax(self, dim, half_to_float).toTensor();
+//   return softmax(self, dim, half_to_float);
 #pragma once
 
-#include "runtime/dispatch/dispatch.h"
+#include "runtime/rules/op_info.h"
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <ATen/core/stack.h>
+
+#include <tuple>
 #include <utility>
 
 namespace shardwise {
 
-/// Pre: made when all rules are registered; lives as long as the process.
+/// Pre: made once all rules are registered; lives as long as the process.
 class ByRule {
  public:
   explicit ByRule(const char* name, const char* overload = "");
 
   /// The first result. Throws: as dispatch().
   template <class... Args>
-  c10::IValue operator()(Args&&... args) const {
-    return std::move(all(std::forward<Args>(args)...).front());
+  at::Tensor operator()(Args&&... args) const {
+    return std::get<0>(tensors<1>(std::forward<Args>(args)...));
   }
-  template <class... Args>
-  torch::jit::Stack all(Args&&... args) const {
+  /// The first `n` results.
+  template <size_t n, class... Args>
+  auto tensors(Args&&... args) const {
     torch::jit::Stack stack;
     torch::jit::push(stack, std::forward<Args>(args)...);
-    dispatch(info_, &stack);
-    return stack;
+    run(stack);
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return std::tuple(std::move(stack[i]).toTensor()...);
+    }(std::make_index_sequence<n>());
   }
 
  private:
+  void run(torch::jit::Stack& stack) const;
+
   OpInfo info_;
 };
 
-/// True where a mesh dim cuts tensor dim `dim` (negative from the end) and there is something to compute: what only then combines
-/// its pieces' results goes by its rule otherwise.
+/// True where tensor dim `dim` (negative from the end) is sharded and the tensor has elements.
 bool is_sharded_along(const at::Tensor& tensor, int64_t dim);
-/// ... or one of these dims; without any, all of them count.
+/// The same for any of `dims`, or any dim where `dims` is empty.
 bool is_sharded_along(const at::Tensor& tensor, c10::IntArrayRef dims);
 
-/// The tensor with every Partial reduced, once for all that read it.
+/// The tensor with every Partial reduced.
 at::Tensor reduced(const at::Tensor& tensor);
 
 }  // namespace shardwise
