@@ -51,11 +51,12 @@ constexpr const char* kFromLocal =
     "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable.\n\n"
     "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones "
     "(elements);\n"
-    "without them the local sizes are taken to be an even cut's. `run_check`: compare shapes and dtypes between ranks "
+    "without them the local sizes are taken to be those of an even split. `run_check`: compare shapes and dtypes "
+    "between ranks "
     "and make\n"
     "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
     "not these.\n\n"
-    "A LocalShardsWrapper brings its cut with it: offsets are exchanged once, and the placements become exact.\n\n"
+    "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact.\n\n"
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kToLocal =
@@ -104,21 +105,31 @@ std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ss
   return mesh == Py_None || placements == Py_None ? kMore : std::pair(mesh, placements);
 }
 
+/// Nothing where they are no mesh of ours or no placements: the general way then converts them, or says so in Python's words.
+std::optional<std::pair<MeshPtr, Placements>> converted(PyObject* mesh, PyObject* placements) {
+  if (!py::isinstance<DeviceMesh>(mesh)) return std::nullopt;
+  try {
+    return std::pair(to_mesh(mesh), py::handle(placements).cast<Placements>());
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+}
+
 /// DTensor.from_local where no more is asked for, without pybind11's argument parsing, as to_local above.
 PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   const auto [given_mesh, given_placements] = mesh_and_placements(args, n_args, names);
-  if (given_mesh) try {
+  if (given_mesh)
+    if (auto layout = converted(given_mesh, given_placements)) {
+      HANDLE_TH_ERRORS
       const at::Tensor& local = THPVariable_Unpack(args[0]);
-      const MeshPtr mesh = to_mesh(given_mesh);
-      auto placements = py::handle(given_placements).cast<Placements>();
       at::Tensor result;
       {
         const py::gil_scoped_release no_gil;
-        result = from_any_local(local, mesh, std::move(placements), {});
+        result = from_any_local(local, layout->first, std::move(layout->second), {});
       }
       return THPVariable_Wrap(result);
-    } catch (...) {  // the general way fails alike, and says so in Python's words
-      PyErr_Clear();
+      END_HANDLE_TH_ERRORS
     }
   static PyObject* general = PyObject_GetAttrString(py::module_::import("shardwise._C").ptr(), "from_local");
   return PyObject_Vectorcall(general, args, n_args, names);
@@ -243,7 +254,8 @@ constexpr const char* kFullTensor =
 constexpr const char* kDistributeTensor =
     "A DTensor of the values of `tensor`, a leaf: those on the mesh's first member, or on the one at place "
     "`src_data_rank`, which\n"
-    "sends each rank its part; with src_data_rank=None each rank cuts its own copy and nothing is sent.\n\n"
+    "sends each rank its part; with src_data_rank=None each rank takes its part of its own copy and nothing is "
+    "sent.\n\n"
     "Raises ValueError or IndexError, before any message, for placements that do not fit.";
 
 void bind_methods(py::module_& module) {

@@ -138,6 +138,20 @@ def test_t3_trap_the_column_offset_of_a_row_piece_is_zero():
         run_ranks(4, body)
 
 
+def test_a_refused_wrapper_is_exchanged_once():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        whole = LocalShardsWrapper([TABLE[2 * rank : 2 * rank + 2]], [(2 * rank, 0)])
+        askew = LocalShardsWrapper([TABLE[2 * rank : 2 * rank + 2]], [(2 * rank, 16 * rank)])
+        with sw.CommDebugMode() as accepted:
+            DTensor.from_local(whole, mesh, [Shard(0)])
+        with sw.CommDebugMode() as refused, pytest.raises(ValueError, match="leave a hole"):
+            DTensor.from_local(askew, mesh, [Shard(0)])
+        assert len(accepted.events) == len(refused.events) > 0
+
+    run_ranks(4, body)
+
+
 def test_t4_row_wise_uneven():
     placement = there_and_back(rows(1, 4, 5, 8), Shard(0), shape=(8, 16), stride=(16, 1))
     assert placement == Shard(0, sizes=[1, 3, 1, 3])
