@@ -139,11 +139,11 @@ class Unboxed<Op, Return(Args...)> {
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
     } else {
-      const SpecPtr& spec = decision.propagation->outputs[0];
+      SpecPtr spec = decision.propagation->outputs[0];  // the kernel may call operators, and they may empty the cache
       at::Tensor piece = Op::call(local(first), local(rest)...);
       TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
                             piece.sizes(), " for ", to_string(*spec));
-      return wrap(spec, Shards{std::move(piece)});
+      return wrap(std::move(spec), Shards{std::move(piece)});
     }
   }
 

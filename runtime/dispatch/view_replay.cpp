@@ -22,8 +22,7 @@ class Replayed final : public c10::OperatorKernel {
 };
 
 bool is_tracked(const OpInfo& op) {
-  return op.is_view && op.name.starts_with("aten::") && op.name != "aten::detach" &&
-         !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
+  return op.is_view && op.name.starts_with("aten::") && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
          op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
          !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }

@@ -126,7 +126,7 @@ class CutEntries {
 
 std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
   SparseEntries& entries = *sparse.entries();
-  if (entries.counts) return entries.counts;
+  if (auto agreed = std::atomic_load(&entries.counts)) return agreed;  // backward threads ask too
   const Spec& spec = *sparse.spec();
   std::vector<int64_t> own;
   for (const at::Tensor& piece : sparse.shards()) own.push_back(piece._nnz());
@@ -138,7 +138,9 @@ std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
   else
     for (const int64_t rank : spec.layout().grid().ranks)
       counts.push_back(spec.is_member() ? own : std::vector<int64_t>(spec.layout().boxes(rank).size(), 0));
-  return entries.counts = std::make_shared<const EntryCounts>(std::move(counts));
+  auto agreed = std::make_shared<const EntryCounts>(std::move(counts));
+  std::atomic_store(&entries.counts, agreed);
+  return agreed;
 }
 
 EntrySpecs entry_specs(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
