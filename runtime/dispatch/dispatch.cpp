@@ -129,10 +129,12 @@ void run_traced(BoundCall& call) {
 }  // namespace
 
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
+  const Rule* rule = op.rule;
+  if (rule && rule->is_per_element() && dispatch_by_mesh(op, *stack)) return;
   BoundCall call(op, *stack);
   // Its base may stand in the list too, and see the write too late.
   TORCH_CHECK_VALUE(
-      call.written_views.empty() || !op.rule || !op.rule->is_per_element(),
+      call.written_views.empty() || !rule || !rule->is_per_element(),
       fmt::format("[{}] the list to write to holds a view whose values were moved from other ranks. Write "
                   "to it by itself, with the operator for one tensor.",
                   op.name));

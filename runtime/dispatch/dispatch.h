@@ -10,8 +10,9 @@
 namespace shardwise {
 
 /// Answers one call whose arguments lie on `stack`, leaving its results there.
-/// Throws: c10::ValueError for torch.Tensors of one or more dims among distributed ones (unless ImplicitReplication is on) and
-/// for mixed meshes, and whatever the dense operator throws; the same on every rank.
+/// A 0-dim tensor on another mesh than the others is sent to theirs; lists are answered mesh by mesh.
+/// Throws: c10::ValueError where check_plain() does and for operands with dims on different meshes, and whatever the dense operator
+/// throws; the same on every rank.
 void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 
 /// Registers dispatch() for every operator of aten that is not composite or has a rule, the fallback for other namespaces and

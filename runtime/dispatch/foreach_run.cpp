@@ -1,15 +1,18 @@
 #include "runtime/dispatch/foreach_run.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/dispatch.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
 
-class ElementRun {
+class ForeachRun {
  public:
-  ElementRun(BoundCall& call, const Propagation& propagation) : call_(call), propagation_(propagation) {
+  ForeachRun(BoundCall& call, const Propagation& propagation) : call_(call), propagation_(propagation) {
     CommScope scope(call.op.name.c_str());
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
@@ -78,11 +81,61 @@ class ElementRun {
   std::vector<size_t> n_pieces_;  // by list element
 };
 
+/// The elements of the first list by mesh. Plain ones go with the first mesh.
+std::vector<std::vector<size_t>> elements_by_mesh(const c10::IValue& list) {
+  std::vector<std::pair<const DeviceMesh*, std::vector<size_t>>> groups;
+  std::vector<size_t> plain;
+  for (size_t i = 0; i < list.toListRef().size(); ++i) {
+    const auto* impl = maybe_dtensor(list.toListRef()[i].toTensor());
+    const DeviceMesh* mesh = impl ? impl->spec()->mesh().get() : nullptr;
+    auto group = std::ranges::find(groups, mesh, &std::pair<const DeviceMesh*, std::vector<size_t>>::first);
+    if (!mesh)
+      plain.push_back(i);
+    else if (group == groups.end())
+      groups.push_back({mesh, {i}});
+    else
+      group->second.push_back(i);
+  }
+  std::vector<std::vector<size_t>> result;
+  for (auto& [mesh, elements] : groups) result.push_back(std::move(elements));
+  if (!result.empty()) result[0].insert(result[0].end(), plain.begin(), plain.end());
+  return result;
+}
+
+/// These elements of a list that has one for each of `n`; anything else as it is.
+c10::IValue elements_of(const c10::IValue& value, size_t n, const std::vector<size_t>& elements) {
+  if (!value.isList() || value.toListRef().size() != n) return value;
+  c10::impl::GenericList part(value.toList().elementType());
+  for (size_t i : elements) part.push_back(value.toListRef()[i]);
+  return part;
+}
+
 }  // namespace
+
+bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
+  const size_t first = stack.size() - op.n_args();
+  if (!stack[first].isTensorList()) return false;
+  const size_t n = stack[first].toListRef().size();
+  const auto groups = elements_by_mesh(stack[first]);
+  if (groups.size() < 2) return false;
+
+  const std::vector<c10::IValue> args(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  std::vector<at::Tensor> results(n);
+  for (const auto& elements : groups) {
+    torch::jit::Stack part;
+    for (const c10::IValue& arg : args) part.push_back(elements_of(arg, n, elements));
+    dispatch(op, &part);
+    if (!part.empty())
+      for (size_t i = 0; i < elements.size(); ++i) results[elements[i]] = part[0].toListRef()[i].toTensor();
+  }
+  stack.resize(first);
+  if (op.n_returns() > 0) stack.emplace_back(std::move(results));
+  return true;
+}
 
 void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
-  ElementRun(call, *decision.propagation).run();
+  ForeachRun(call, *decision.propagation).run();
 }
 
 }  // namespace shardwise

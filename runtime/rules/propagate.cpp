@@ -40,7 +40,7 @@ class Chooser {
       choices_.push_back(*choice);
     }
     for (size_t factor = 0; factor < signature_.factors.size(); ++factor)
-      cuts_.push_back(cut_of(static_cast<int>(factor)));
+      shardings_.push_back(sharding_of(static_cast<int>(factor)));
 
     Propagation result;
     for (size_t i = 0; i < call_.operands.size(); ++i) {
@@ -132,7 +132,7 @@ class Chooser {
     return to.is_shard() ? all_but_own / n : all_but_own;
   }
 
-  /// True where every cut of `tensor_dim` falls between whole indices of its factor.
+  /// True where `tensor_dim` is split between whole indices of its factor only.
   static bool divides(const Spec& spec, const Axis& axis, int64_t tensor_dim) {
     if (axis.scale == 1) return true;
     return std::ranges::all_of(spec.layout().shard_intervals(tensor_dim), [&](const Interval& interval) {
@@ -158,8 +158,8 @@ class Chooser {
     return best;
   }
 
-  /// True where some operand is cut along `factor` on `mesh_dim` already.
-  bool is_cut(int factor, int64_t mesh_dim) const {
+  /// True where some operand is sharded along `factor` on `mesh_dim` already.
+  bool is_sharded(int factor, int64_t mesh_dim) const {
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Operand& operand = call_.operands[i];
       const int dim = dim_with(signature_.inputs[i], factor);
@@ -168,11 +168,11 @@ class Chooser {
     return false;
   }
 
-  /// Bytes moved and operands changed; nothing where the choice cannot be. A sum scattered along a cut that no operand has
-  /// is gathered again by and by: it counts as the all-reduce that it is half of, and then fewer, larger messages win.
+  /// Bytes moved and operands changed; nothing where the choice is impossible. Reduce-scattering a Partial operand along a factor that
+  /// no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered later.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
-    const bool is_new_cut = choice.kind == Choice::Kind::kFactor && !is_cut(choice.factor, mesh_dim);
+    const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
     for (size_t i = 0; i < signature_.outputs.size(); ++i) {
       const auto to = placement(choice, signature_.outputs[i], -1);
       const Operand* written = written_as(i);
@@ -190,7 +190,7 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      const bool is_half = is_new_cut && operand.spec->placements()[mesh_dim].is_partial();
+      const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
     }
@@ -204,22 +204,22 @@ class Chooser {
     return operand < 0 || !call_.operands[operand].spec ? nullptr : &call_.operands[operand];
   }
 
-  /// How the mesh dims that chose `factor` cut it: a layout of a 1-D tensor of its size. Null where none did.
-  std::shared_ptr<Layout> cut_of(int factor) const {
-    std::vector<Placement> cut(mesh_->ndim());
+  /// How the mesh dims that chose `factor` shard it: a layout of a 1-D tensor of its size. Null where none did.
+  std::shared_ptr<Layout> sharding_of(int factor) const {
+    std::vector<Placement> sharding(mesh_->ndim());
     bool any = false;
     for (int64_t m = 0; m < mesh_->ndim(); ++m)
       if (choices_[m].kind == Choice::Kind::kFactor && choices_[m].factor == factor) {
-        cut[m] = Placement::shard(0);
+        sharding[m] = Placement::shard(0);
         any = true;
       }
     if (!any) return nullptr;
-    if (auto led = leading_cut(factor, cut)) cut = *led;
-    return std::make_shared<Layout>(Dims{signature_.factors[factor].size}, mesh_->grid_ptr(), cut);
+    if (auto led = leading_sharding(factor, sharding)) sharding = *led;
+    return std::make_shared<Layout>(Dims{signature_.factors[factor].size}, mesh_->grid_ptr(), sharding);
   }
 
-  /// The cut that the most important operand already has, in units of the factor.
-  std::optional<std::vector<Placement>> leading_cut(int factor, const std::vector<Placement>& wanted) const {
+  /// The sharding that the most important operand already has, in units of the factor.
+  std::optional<std::vector<Placement>> leading_sharding(int factor, const std::vector<Placement>& wanted) const {
     const Operand* leader = nullptr;
     std::vector<Placement> best;
     for (size_t i = 0; i < call_.operands.size(); ++i) {
@@ -227,7 +227,8 @@ class Chooser {
       const int dim = dim_with(signature_.inputs[i], factor);
       if (!operand.spec || dim < 0) continue;
       const int64_t scale = signature_.inputs[i][dim].scale;
-      if (!is_cut_as(*operand.spec, dim, wanted) || !divides(*operand.spec, signature_.inputs[i][dim], dim)) continue;
+      if (!is_sharded_as(*operand.spec, dim, wanted) || !divides(*operand.spec, signature_.inputs[i][dim], dim))
+        continue;
       auto rank_of = [](const Operand& o) { return std::pair(o.is_written, o.spec->numel()); };
       if (leader && rank_of(operand) <= rank_of(*leader)) continue;
       leader = &operand;
@@ -238,7 +239,7 @@ class Chooser {
     return leader ? std::optional(best) : std::nullopt;
   }
 
-  static bool is_cut_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
+  static bool is_sharded_as(const Spec& spec, int64_t dim, const std::vector<Placement>& wanted) {
     for (size_t m = 0; m < wanted.size(); ++m)
       if (spec.placements()[m].in_pieces() || spec.placements()[m].is_shard(dim) != wanted[m].is_shard()) return false;
     return true;
@@ -249,10 +250,10 @@ class Chooser {
     for (const Choice& choice : choices_) result.push_back(*placement(choice, axes, i));
     for (size_t dim = 0; dim < axes.size(); ++dim) {
       const Axis& axis = axes[dim];
-      if (axis.factor < 0 || !cuts_[axis.factor]) continue;
-      const Layout& cut = *cuts_[axis.factor];
-      auto scaled =
-          axis.scale == 1 ? cut.placements().vec() : cut.resized(0, [&](int64_t index) { return index * axis.scale; });
+      if (axis.factor < 0 || !shardings_[axis.factor]) continue;
+      const Layout& sharding = *shardings_[axis.factor];
+      auto scaled = axis.scale == 1 ? sharding.placements().vec()
+                                    : sharding.resized(0, [&](int64_t index) { return index * axis.scale; });
       for (size_t m = 0; m < result.size(); ++m)
         if (scaled[m].is_shard()) result[m] = scaled[m].with_dim(static_cast<int64_t>(dim));
     }
@@ -263,19 +264,32 @@ class Chooser {
   const Signature& signature_;
   const DeviceMesh* mesh_ = nullptr;
   std::vector<Choice> choices_;
-  std::vector<std::shared_ptr<Layout>> cuts_;
+  std::vector<std::shared_ptr<Layout>> shardings_;
 };
 
-void check_one_mesh(const OpCall& call) {
-  const Spec* first = nullptr;
+bool is_on(const Operand& operand, const DeviceMesh& mesh) { return operand.spec->mesh().get() == &mesh; }
+
+/// A replica on `mesh`. Throws: c10::ValueError for an operand on another mesh, unless it has no dims: as numbers do, those follow
+/// the others.
+SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) {
+  const Spec& spec = *operand.spec;
+  TORCH_CHECK_VALUE(
+      is_on(operand, *mesh) || (spec.dim() == 0 && !operand.is_written),
+      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
+                  call.op.name, to_string(*mesh), to_string(*spec.mesh())));
+  return Spec::intern(mesh, spec.sizes(), std::vector<Placement>(mesh->ndim()), spec.strides(), spec.dtype());
+}
+
+/// The mesh of the first operand that has dims, or of the first of all. Null where all are on one mesh.
+MeshPtr leading_mesh(const OpCall& call) {
+  const Operand* leader = nullptr;
+  bool several = false;
   for (const Operand& operand : call.operands) {
     if (!operand.spec) continue;
-    if (!first) first = operand.spec.get();
-    TORCH_CHECK_VALUE(
-        operand.spec->mesh() == first->mesh(),
-        fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                    call.op.name, to_string(*first->mesh()), to_string(*operand.spec->mesh())));
+    several |= leader && !is_on(operand, *leader->spec->mesh());
+    if (!leader || (leader->spec->dim() == 0 && operand.spec->dim() > 0)) leader = &operand;
   }
+  return several ? leader->spec->mesh() : nullptr;
 }
 
 /// Elementwise calls run box by box where an operand is enumerated and the others can follow it.
@@ -309,13 +323,21 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
 }  // namespace
 
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature) {
-  check_one_mesh(call);
+  if (const MeshPtr mesh = leading_mesh(call)) {
+    OpCall together = call;
+    for (Operand& operand : together.operands)
+      if (operand.spec && !is_on(operand, *mesh)) operand.spec = follow(call, operand, mesh);
+    auto result = propagate(together, signature);
+    for (size_t i = 0; result && i < call.operands.size(); ++i)
+      if (!result->inputs[i] && together.operands[i].spec != call.operands[i].spec)
+        result->inputs[i] = together.operands[i].spec;
+    return result;
+  }
   if (auto by_box = propagate_boxes(call, signature)) return by_box;
   return Chooser(call, signature).run();
 }
 
 Propagation propagate_per_element(const OpCall& call) {
-  check_one_mesh(call);
   Propagation result;
   std::vector<const Operand*> leaders;
   for (const Operand& operand : call.operands) {
@@ -324,8 +346,9 @@ Propagation propagate_per_element(const OpCall& call) {
     SpecPtr moved;
     if (operand.spec && leader && leader->spec) {
       const bool follows = operand.sizes == leader->sizes;
-      auto spec = follows ? operand.spec->with_placements(without_partial(leader->spec->placements()))
-                          : operand.spec->replicated();
+      const MeshPtr& mesh = leader->spec->mesh();
+      auto spec = follow(call, operand, mesh);
+      if (follows && is_on(operand, *mesh)) spec = spec->with_placements(without_partial(leader->spec->placements()));
       const bool stays =
           operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
       TORCH_CHECK_VALUE(

@@ -364,3 +364,43 @@ def test_conjugates_are_values():
         assert_equals(torch.view_as_real(x.conj()), torch.view_as_real(dense.conj().resolve_conj()))
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_one_optimizer_updates_parameters_of_several_meshes(options):
+    """A table on ranks 0 and 1, one on 3 and 2, and a matrix on all: each rank updates what it holds."""
+
+    def on_rank(rank):
+        meshes = [sw.DeviceMesh("cpu", ranks) for ranks in ([0, 1], [3, 2], [0, 1, 2, 3])]
+        ours = [nn.Parameter(sw.distribute_tensor(DENSE, mesh, [Shard(0)])) for mesh in meshes]
+        theirs = [nn.Parameter(DENSE.clone()) for _ in meshes]
+        for parameters in (ours, theirs):
+            optimizer = torch.optim.AdamW(parameters, lr=0.1, **options)
+            for step in range(3):
+                for i, parameter in enumerate(parameters):
+                    parameter.grad = torch.cos(parameter.detach() * (step + i))
+                optimizer.step()
+        for found, expected, mesh in zip(ours, theirs, meshes, strict=True):
+            whole = found.full_tensor()
+            assert mesh.get_coordinate() is None or torch.allclose(whole, expected)
+
+    run_ranks(4, on_rank)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_gradients_of_several_meshes_are_clipped_by_their_common_norm(foreach):
+    def on_rank(rank):
+        meshes = [sw.DeviceMesh("cpu", ranks) for ranks in ([0, 1, 2], [3, 2], [0, 1, 2, 3])]
+        ours = [nn.Parameter(sw.distribute_tensor(DENSE, mesh, [Shard(0)])) for mesh in meshes]
+        theirs = [nn.Parameter(DENSE.clone()) for _ in meshes]
+        norms = []
+        for parameters in (ours, theirs):
+            for parameter in parameters:
+                parameter.grad = torch.cos(parameter.detach())
+            norms.append(nn.utils.clip_grad_norm_(parameters, 0.5, foreach=foreach))
+        assert rank == 3 or torch.allclose(norms[0].full_tensor(), norms[1])
+        for found, expected, mesh in zip(ours, theirs, meshes, strict=True):
+            whole = found.grad.full_tensor()
+            assert mesh.get_coordinate() is None or torch.allclose(whole, expected.grad)
+
+    run_ranks(4, on_rank)

@@ -7,6 +7,7 @@
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -128,17 +129,89 @@ TEST(DispatchTest, AWriteToAViewWhoseValuesMovedReachesItsBase) {
   });
 }
 
+/// Fills the cache again and again with decisions that give `output`.
+void overflow(DecisionCache& cache, const SpecPtr& output) {
+  for (size_t n = 0; n < 3 * DecisionCache::kMaxDecisions; ++n) {
+    DecisionKey key;
+    key.add(n);
+    Decision decision;
+    decision.propagation.emplace().outputs.push_back(output);
+    cache.insert(key, std::make_shared<const Decision>(decision), {});
+  }
+}
+
 TEST(DispatchTest, TheCacheIsBounded) {
   run_ranks(1, [](World&) {
     const at::Tensor x = lay_out(at::ones({2}), make_mesh({1}), {kRows});
     auto& cache = DecisionCache::of_thread();
-    for (int64_t n = 0; n < static_cast<int64_t>(DecisionCache::kMaxDecisions) + 10; ++n) {
-      DecisionKey key;
-      key.add(static_cast<uint64_t>(n));
-      cache.insert(key, std::make_shared<const Decision>(), {});
-    }
+    overflow(cache, spec_of(x));
     EXPECT_LE(cache.counters().size, static_cast<int64_t>(DecisionCache::kMaxDecisions));
     EXPECT_TRUE(at::equal(full_tensor(at::add(x, x)), at::full({2}, 2.0)));
+  });
+}
+
+TEST(DispatchTest, AKernelMayEmptyTheCache) {
+  run_ranks(1, [](World&) {
+    const at::Tensor x = lay_out(at::ones({2, 3}), make_mesh({1}), {kRows});
+    at::mul(x, x);
+    static SpecPtr other;
+    other = spec_of(lay_out(at::ones({5}), make_mesh({1}), {kRows}));
+    static bool emptied;
+    emptied = false;
+    const auto on_call = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+      const auto inputs = call.inputs();
+      if (!emptied && !inputs.empty() && inputs[0].isTensor() && !is_dtensor(inputs[0].toTensor())) {
+        emptied = true;
+        overflow(DecisionCache::of_thread(), other);
+      }
+      return nullptr;
+    };
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(on_call).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    const at::Tensor product = at::mul(x, x);
+    at::removeCallback(handle);
+    other.reset();
+    EXPECT_TRUE(emptied);
+    EXPECT_EQ(spec_of(product), spec_of(x));
+    EXPECT_TRUE(at::equal(full_tensor(product), at::ones({2, 3})));
+  });
+}
+
+TEST(DispatchTest, NumbersFollowTheOthersToTheirMesh) {
+  run_ranks(4, [](World& world) {
+    const auto here = make_mesh({2}, {0, 1}), there = make_mesh({2}, {3, 2});
+    const at::Tensor x = lay_out(at::arange(5, at::kDouble), here, {kRows});
+    const at::Tensor number = lay_out(at::scalar_tensor(3.0, at::kDouble), there, {Placement::replicate()});
+    for (const at::Tensor& product : {at::mul(x, number), at::mul(number, x)}) {
+      EXPECT_EQ(spec_of(product), spec_of(x));
+      const at::Tensor whole = full_tensor(product);
+      EXPECT_TRUE(world.rank() > 1 || at::equal(whole, at::arange(5, at::kDouble) * 3));
+    }
+    const at::Tensor total = at::stack({x.sum(), number}).sum();
+    EXPECT_TRUE(world.rank() > 1 || full_tensor(total).item<double>() == 13);
+    at::Tensor written = lay_out(at::ones({}, at::kDouble), there, {Placement::replicate()});
+    EXPECT_THROW(written.add_(x), c10::Error);
+  });
+}
+
+TEST(DispatchTest, ListsAreAnsweredMeshByMesh) {
+  run_ranks(4, [](World&) {
+    const auto a = make_mesh({2}, {0, 1}), b = make_mesh({2}, {3, 2}), all = make_mesh({4});
+    const at::Tensor dense = at::arange(6, at::kDouble);
+    const auto placed = [&](const MeshPtr& mesh) { return lay_out(dense.clone(), mesh, {kRows}); };
+    std::vector<at::Tensor> list = {placed(a), placed(b), placed(all), placed(a)};
+    at::_foreach_add_(list, list, 2);
+    at::_foreach_mul_(list, std::vector<at::Scalar>{1, 2, 3, 4});
+    at::_foreach_mul_(list, lay_out(at::scalar_tensor(0.5, at::kDouble), a, {Placement::replicate()}));
+    const std::vector<at::Tensor> sums = at::_foreach_add(list, 1);
+    for (size_t i = 0; i < list.size(); ++i) {
+      EXPECT_EQ(spec_of(list[i])->mesh(), spec_of(sums[i])->mesh());
+      const at::Tensor expected = dense * 3 * (static_cast<double>(i) + 1) * 0.5;
+      const at::Tensor found = full_tensor(list[i]), sum = full_tensor(sums[i]);
+      if (!spec_of(list[i])->is_member()) continue;
+      EXPECT_TRUE(at::equal(found, expected)) << i;
+      EXPECT_TRUE(at::equal(sum, expected + 1)) << i;
+    }
   });
 }
 
