@@ -12,6 +12,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
@@ -125,6 +126,15 @@ at::Tensor select_index(const at::Tensor& self, int64_t dim, int64_t index) {
   return self.slice(dim, first, first + 1).squeeze(dim);
 }
 
+/// What torch makes of an operator that returns several views: under autograd none may be written to in place.
+std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
+  if (c10::GradMode::is_enabled())
+    for (const at::Tensor& view : views)
+      if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view); meta && meta->has_bw_view())
+        meta->set_creation_meta(torch::autograd::CreationMeta::MULTI_OUTPUT_NODE);
+  return views;
+}
+
 std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
   TORCH_CHECK_VALUE(
@@ -139,7 +149,7 @@ std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef 
     parts.push_back(self.slice(dim, begin, begin + size));
     begin += size;
   }
-  return parts;
+  return as_one_of_several(std::move(parts));
 }
 
 std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
@@ -171,7 +181,7 @@ std::vector<at::Tensor> separate_by_sizes(const at::Tensor& self, c10::IntArrayR
 std::vector<at::Tensor> unbind_dim(const at::Tensor& self, int64_t dim) {
   std::vector<at::Tensor> parts;
   for (int64_t index = 0; index < self.size(dim); ++index) parts.push_back(select_index(self, dim, index));
-  return parts;
+  return as_one_of_several(std::move(parts));
 }
 
 }  // namespace

@@ -280,7 +280,9 @@ at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options) {
   const SpecPtr& from = spec_of(tensor);
-  auto to = Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
+  auto to = mesh == from->mesh()
+                ? from->with_placements(std::move(placements))
+                : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
   if (to == from) return at::alias(tensor);  // a view: what is written to one is seen, and checked, by the other
   at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())

@@ -6,6 +6,20 @@
 #include <fmt/format.h>
 
 namespace shardwise {
+namespace {
+
+/// An expanded tensor has several elements in one place. What a rank holds of it may have one, or a copy: the ranks would not agree
+/// on whether the kernel refuses it.
+void check_writable(const OpInfo& op, const Spec& spec) {
+  for (int64_t dim = 0; dim < spec.dim(); ++dim)
+    TORCH_CHECK(spec.sizes()[dim] < 2 || spec.strides()[dim] != 0,
+                fmt::format("[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share "
+                            "memory. Write to a clone() of it.",
+                            op.name, fmt::join(spec.sizes(), ", "), dim));
+}
+
+}  // namespace
+
 BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
     : op(info), stack(values), first(values.size() - info.n_args()) {
   key.add_pointer(&op);
@@ -33,8 +47,11 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
       impl->shards();  // fetched again, where that is due, on all ranks alike: some may have no piece to compute
       if (op.args[arg].is_written) written_views.push_back(tensor);
     }
-    if (op.args[arg].is_written && impl->is_inference()) [[unlikely]]
-      CopiedView::count_write();
+    if (op.args[arg].is_written) {
+      check_writable(op, *impl->spec());
+      if (impl->is_inference()) [[unlikely]]
+        CopiedView::count_write();
+    }
     key.add_pointer(impl->spec().get());
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});

@@ -4,6 +4,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 
 namespace shardwise {
@@ -17,7 +18,9 @@ CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> a
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
   TORCH_INTERNAL_ASSERT(source_arg_ < op.n_args(), "[", op.name, "] is no view");
-  source_ = args_[source_arg_].toTensor();
+  // An alias: the tensor itself may change its shape in place (t_), and its views do not.
+  const auto* source = maybe_dtensor(args_[source_arg_].toTensor());
+  source_ = at::Tensor(source->shallow_copy_and_detach(source->version_counter(), /*allow_change=*/false));
   args_[source_arg_] = c10::IValue();
   version_ = version();
 }
@@ -56,11 +59,12 @@ void CopiedView::fetch(const SpecPtr& spec, Shards& shards) const {
   for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(impl->shards()[i]);
 }
 
-/// Where every element of the source is seen, what it holds need not be fetched before it is overwritten.
+/// True where the view has every element of the source, once: then the source's values need not be gathered before the write.
 bool CopiedView::covers(const Spec& spec) const {
   const Spec& source = *source_impl().spec();
-  return spec.numel() == source.numel() && spec.dtype() == source.dtype() && op_.name != "aten::as_strided" &&
-         op_.name != "aten::unfold";
+  if (spec.numel() != source.numel() || spec.dtype() != source.dtype()) return false;
+  const at::Tensor view = view_of(at::detail::empty_strided_meta(source.sizes(), source.strides(), source.dtype()));
+  return view.is_non_overlapping_and_dense();
 }
 
 void CopiedView::write_back(const SpecPtr& spec, const Shards& shards) {

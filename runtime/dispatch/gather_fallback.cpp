@@ -154,7 +154,7 @@ class ReplicatedRun {
   BoundCall& call_;
   MeshPtr mesh_;
   std::optional<CopiedView::Kind> view_kind_;
-  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are moved views
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are copied views
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;
   std::vector<Written> written_;

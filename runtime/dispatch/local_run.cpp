@@ -13,8 +13,8 @@
 namespace shardwise {
 namespace {
 
-/// Dims of `tensor` that are not broadcast, cut to `box` of the result (aligned to the right).
-at::Tensor cut_to(at::Tensor tensor, const Box& box) {
+/// The part of `tensor` in `box` of the result; dims are aligned to the right, broadcast ones stay whole.
+at::Tensor narrowed_to(at::Tensor tensor, const Box& box) {
   const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
   for (int64_t dim = 0; dim < tensor.dim(); ++dim)
     if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
@@ -74,7 +74,8 @@ class LocalRun {
 
   at::Tensor local(size_t i, size_t piece) const {
     const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
-    if (propagation_.by_box && !spec_of(i)->layout().in_pieces()) return cut_to(shards[0], leader_->boxes()[piece]);
+    if (propagation_.by_box && !spec_of(i)->layout().in_pieces())
+      return narrowed_to(shards[0], leader_->boxes()[piece]);
     return piece < shards.size() ? shards[piece] : no_elements(i);
   }
 
@@ -226,7 +227,7 @@ class LocalRun {
   c10::SmallVector<Shards, 2> outputs_;
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Kind> view_kind_;
-  std::vector<c10::IValue> view_args_;  // the arguments as they came, where a moved view may come of them
+  std::vector<c10::IValue> view_args_;  // the arguments as they came, where results may be copied views
   bool gives_normal_view_;
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
   LocalKind kind_ = LocalKind::kTensor;

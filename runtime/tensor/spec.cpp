@@ -83,7 +83,9 @@ SpecPtr Spec::intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement
 int64_t Spec::element_bytes() const { return static_cast<int64_t>(c10::elementSize(dtype_)); }
 
 SpecPtr Spec::with_placements(std::vector<Placement> placements) const {
-  return intern(mesh_, sizes(), std::move(placements), strides_, dtype_);
+  const bool is_expanded = std::ranges::count(strides_, 0) > 0 && layout_.placements() != c10::ArrayRef(placements);
+  return intern(mesh_, sizes(), std::move(placements), is_expanded ? dense_strides(sizes(), strides_) : strides_,
+                dtype_);
 }
 
 SpecPtr Spec::replicated() const { return with_placements(std::vector<Placement>(placements().size())); }
@@ -95,15 +97,27 @@ Dims row_major_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
+/// Dims are ordered as at::TensorIterator orders them for its results: a stride of 0, of an expanded dim, says nothing.
 Dims dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like) {
-  Dims order(sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like[a] > like[b]; });
+  Dims inner_first(sizes.size());
+  std::iota(inner_first.rbegin(), inner_first.rend(), 0);
+  const auto is_outside = [&](int64_t a, int64_t b) {
+    return like[a] != 0 && like[b] != 0 && (like[a] > like[b] || (like[a] == like[b] && sizes[a] > sizes[b]));
+  };
+  const auto is_inside = [&](int64_t a, int64_t b) { return like[a] != 0 && like[b] != 0 && like[a] < like[b]; };
+  for (size_t i = 1; i < sizes.size(); ++i) {
+    size_t at = i;
+    for (size_t other = i; other-- > 0 && !is_inside(inner_first[other], inner_first[at]);)
+      if (is_outside(inner_first[other], inner_first[at])) {
+        std::swap(inner_first[other], inner_first[at]);
+        at = other;
+      }
+  }
   Dims strides(sizes.size(), 1);
   int64_t next = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    strides[*it] = next;
-    next *= std::max<int64_t>(sizes[*it], 1);
+  for (const int64_t dim : inner_first) {
+    strides[dim] = next;
+    next *= std::max<int64_t>(sizes[dim], 1);
   }
   return strides;
 }

@@ -52,6 +52,20 @@ def test_writes_through_a_view_reach_its_base(view, placement):
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_keeps_its_shape_when_its_base_changes_its_own(view):
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense()
+        seen, expected = view(ours), view(theirs)
+        for x, part in ((ours, seen), (theirs, expected)):
+            x.t_().mul_(3)
+            part.sub_(1)
+        assert torch.equal(seen.full_tensor(), expected)
+        assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_a_view_sees_what_is_written_to_its_base_later(view):
     def check(mesh):
         ours, theirs = sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense()
@@ -230,3 +244,45 @@ def test_writes_by_the_short_way_are_seen_in_inference_mode():
                 assert torch.equal(row.full_tensor(), torch.full((6,), float(sum_so_far)))
 
     on_ranks(check, n_ranks=2)
+
+
+def test_an_expanded_tensor_is_not_written_to():
+    """torch refuses most such writes; which ranks share memory depends on the layout, so that we refuse all, on all ranks."""
+
+    def check(mesh):
+        row = sw.distribute_tensor(torch.ones(1, 6), mesh, [Shard(1)])
+        for write in (lambda x: x.add_(1), lambda x: x.fill_(0), lambda x: x.copy_(row), lambda x: x[:, 0].zero_()):
+            with pytest.raises(RuntimeError, match="cannot write to an expanded tensor of shape"):
+                write(row.expand(4, 6))
+        moved = row.expand(4, 6).redistribute(placements=[Shard(0)])
+        assert torch.equal(moved.add_(1).full_tensor(), torch.full((4, 6), 2.0))
+        assert torch.equal(row.full_tensor(), torch.ones(1, 6))
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("several", [lambda x: x.chunk(2), lambda x: x.split([1, 5]), lambda x: x.unbind(1)])
+def test_one_of_several_views_is_not_written_to_under_autograd(several):
+    def check(mesh):
+        for make in (lambda: sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense):
+            with pytest.raises(RuntimeError, match="output of a function that returns multiple views"):
+                several(make().requires_grad_() * 2)[0].mul_(2)
+            several(make())[0].mul_(2)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.expand(2, 6, 6).sigmoid(),
+        lambda x: x.t().expand(2, 6, 6).exp(),
+        lambda x: x[None].expand(3, 6, 6) * x,
+    ],
+)
+def test_results_of_expanded_tensors_are_ordered_in_memory_as_torchs(make):
+    on_ranks(lambda mesh: check_strides(make, sw.distribute_tensor(dense(), mesh, [Shard(0)])))
+
+
+def check_strides(make, x):
+    assert make(x).stride() == make(dense()).stride()

@@ -1,0 +1,22 @@
+"""Random programs of up to 20 operators, with writes in place, views and autograd, give on DTensors what they give on tensors.
+
+A failure prints the shortest program that still fails. `python tests/python/search_programs.py` looks at other seeds.
+"""
+
+import pytest
+from program_judge import judge, shrink, to_source
+from program_writer import programs
+
+N_PROGRAMS = 1000
+BATCH = 50
+
+
+@pytest.mark.parametrize("first", range(0, N_PROGRAMS, BATCH))
+def test_random_programs_are_those_of_tensors(first):
+    batch = list(programs(range(first, first + BATCH)))
+    found = [(first + i, batch[i], difference) for i, difference in enumerate(judge(batch)) if difference]
+    if found:
+        seed, program, difference = found[0]
+        short, what = shrink(program, difference)
+        seeds = [other for other, _, _ in found]
+        pytest.fail(f"seed {seed} of {seeds}: {what.text}\n\n{to_source(short)}", pytrace=False)
