@@ -6,6 +6,7 @@
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
 #include "ops/families.h"
+#include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
 #include "placements/partial.h"
 #include "runtime/tensor/below_autograd.h"
@@ -13,12 +14,10 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 namespace shardwise {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr const char* kOp = "aten::embedding";
@@ -109,60 +108,20 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   return call.sink.take(spec, std::move(boxes), call.padding_idx);
 }
 
-/// The table's gradient as a function of the result's.
-struct EmbeddingGrad : torch::autograd::Function<EmbeddingGrad> {
-  struct State {
-    CallOptions call;
-    at::Tensor ids;
-
-    template <class Visit>
-    void for_each_tensor(const Visit& visit) {
-      visit(ids);
-    }
-  };
-
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& grad, const TableLookup& lookup,
-                            const CallOptions& call) {
-    keep_state(ctx, State{call, lookup.ids});
-    return table_grad(grad, lookup, call);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto [call, ids] = kept_state<State>(ctx);
-    const LookupScope scope(call.lookup);
-    at::Tensor rows = at::embedding(grads[0], ids);
-    if (call.padding_idx >= 0) rows = rows * ids.ne(call.padding_idx).unsqueeze(-1);
-    if (call.by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
-    return {rows, {}, {}};
-  }
-};
-
-struct Embedding : torch::autograd::Function<Embedding> {
-  struct State {
-    CallOptions call;
-    TableLookup lookup;
-
-    template <class Visit>
-    void for_each_tensor(const Visit& visit) {
-      lookup.for_each_tensor(visit);
-    }
-  };
-
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const CallOptions& call,
-                            const at::Tensor& ids) {
-    const BelowAutograd guard;
-    State state{call, start_lookup(spec_of(weight), ids, call.lookup)};
-    at::Tensor result = look_up(state.lookup, weight);
-    keep_state(ctx, std::move(state));
-    return result;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::Tensor& grad = grads[0];
-    if (!grad.defined()) return {{}, {}, {}};
-    const auto [call, lookup] = kept_state<State>(ctx);
-    if (call.sink.is_complete()) return {table_grad(grad, lookup, call), {}, {}};
-    return {EmbeddingGrad::apply(grad, lookup, call), {}, {}};
-  }
-};
+/// table_grad() with its own derivative, a lookup again. None where an optimizer takes the gradient, or it is sparse.
+at::Tensor differentiable_table_grad(const at::Tensor& grad, const TableLookup& lookup, const CallOptions& call) {
+  at::Tensor result = table_grad(grad, lookup, call);
+  if (call.sink.is_complete()) return result;
+  return with_derivative(grad, std::move(result), {lookup.ids}, "EmbeddingGradBackward",
+                         [call](const at::Tensor& table, const variable_list& saved) {
+                           const at::Tensor& ids = saved[0];
+                           const LookupScope scope(call.lookup);
+                           at::Tensor rows = at::embedding(table, ids);
+                           if (call.padding_idx >= 0) rows = rows * ids.ne(call.padding_idx).unsqueeze(-1);
+                           if (call.by_freq) rows = rows * inverse_counts(ids, rows.scalar_type()).unsqueeze(-1);
+                           return rows;
+                         });
+}
 
 at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/,
                  bool /*sparse*/) {
@@ -179,7 +138,19 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   const at::Tensor table = prepared_table(kOp, weight);
   check_padding(kOp, padding_idx, table.size(0));
   const CallOptions call{LookupScope::current(), padding_idx, by_freq, GradientSink::of(weight, sparse)};
-  return Embedding::apply(table, call, prepared_ids(kOp, ids, *spec_of(table)));
+  const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
+  TableLookup lookup;
+  at::Tensor result;
+  {
+    const BelowAutograd guard;
+    lookup = start_lookup(spec_of(table), own, call.lookup);
+    result = look_up(lookup, table);
+  }
+  const variable_list saved = take_tensors(lookup);
+  return with_derivative(table, std::move(result), saved, "EmbeddingBackward",
+                         [call, lookup](const at::Tensor& grad, const variable_list& tensors) {
+                           return differentiable_table_grad(grad, with_tensors(lookup, tensors), call);
+                         });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // ops/embedding/saved_state.h: what a lookup's forward keeps for its backward.
 //
-// Tensors are kept as autograd's saved variables: they are freed after the backward, and saved-tensor hooks (save_on_cpu) see them.
-// AutogradContext::saved_data holds the rest, which lives as long as the graph.
+// Tensors are kept as autograd's saved variables: they are freed after the backward, and saved-tensor hooks (save_on_cpu) see them. The
+// rest lives as long as the graph.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -16,24 +16,35 @@ struct SavedState : torch::CustomClassHolder {
   State state;
 };
 
-/// Keeps `state`, whose `for_each_tensor(visit)` calls `visit(at::Tensor&)` for each of its tensors, always in the same order.
+/// Moves the tensors out of `state`: its `for_each_tensor(visit)` calls `visit(at::Tensor&)` for each, always in the same order.
 template <class State>
-void keep_state(torch::autograd::AutogradContext* ctx, State state) {
+torch::autograd::variable_list take_tensors(State& state) {
   torch::autograd::variable_list tensors;
   state.for_each_tensor([&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, {})); });
-  ctx->save_for_backward(std::move(tensors));
+  return tensors;
+}
+
+/// The reverse.
+template <class State>
+State with_tensors(State state, const torch::autograd::variable_list& tensors) {
+  auto next = tensors.begin();
+  state.for_each_tensor([&](at::Tensor& tensor) { tensor = *next++; });
+  return state;
+}
+
+/// Keeps `state` for the backward of an autograd function.
+template <class State>
+void keep_state(torch::autograd::AutogradContext* ctx, State state) {
+  ctx->save_for_backward(take_tensors(state));
   ctx->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<SavedState<State>>(std::move(state)));
 }
 
 /// What keep_state() kept. Throws: torch's error where a backward has freed it.
 template <class State>
 State kept_state(const torch::autograd::AutogradContext* ctx) {
-  torch::autograd::variable_list tensors = ctx->get_saved_variables();
+  const torch::autograd::variable_list tensors = ctx->get_saved_variables();
   const auto capsule = ctx->saved_data.at("state").toCapsule();
-  State state = static_cast<const SavedState<State>*>(capsule.get())->state;
-  auto next = tensors.begin();
-  state.for_each_tensor([&](at::Tensor& tensor) { tensor = std::move(*next++); });
-  return state;
+  return with_tensors(static_cast<const SavedState<State>*>(capsule.get())->state, tensors);
 }
 
 }  // namespace shardwise
