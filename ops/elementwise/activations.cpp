@@ -1,5 +1,6 @@
 // ops/elementwise/activations.cpp: activation functions and their derivatives, which are linear in the gradient.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
 
@@ -17,9 +18,8 @@ void describe_glu_backward(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[1].sizes;
   const int64_t dim = call.arg("dim").toInt();
   const int64_t halved = dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim;
-  Axes self, grad;
-  for (int64_t size : sizes) self.push_back({signature.add_factor(size)});
-  grad = self;
+  const Axes self = add_axes(signature, sizes);
+  Axes grad = self;
   grad[halved].factor = signature.add_factor(call.operands[0].sizes[halved]);
   for (const Axis& axis : {grad[halved], self[halved]}) signature.factors[axis.factor].is_whole = true;
   signature.inputs = {grad, self};

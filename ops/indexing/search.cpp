@@ -1,5 +1,6 @@
 // ops/indexing/search.cpp: searchsorted, bucketize, isin, histc, unique, one_hot and count_nonzero.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
 #include "runtime/api/dtensor.h"
@@ -10,15 +11,6 @@
 namespace shardwise {
 namespace {
 
-Axes fresh_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole) {
-  Axes axes;
-  for (int64_t size : sizes) {
-    axes.push_back({signature.add_factor(size)});
-    signature.factors.back().is_whole = is_whole;
-  }
-  return axes;
-}
-
 /// With 1-D boundaries all dims of the values may be sharded; with rows of boundaries, the common leading dims, and
 /// values along the last dim. The boundaries of a row are whole.
 void describe_search(const OpCall& call, Signature& signature, int boundaries, int values) {
@@ -26,13 +18,13 @@ void describe_search(const OpCall& call, Signature& signature, int boundaries, i
   const bool is_by_row = among.size() > 1;
   const bool fits = !is_by_row || (among.size() == of_values.size() &&
                                    among.slice(0, among.size() - 1) == of_values.slice(0, of_values.size() - 1));
-  const Axes found = fresh_axes(signature, of_values, !fits);
+  const Axes found = add_axes(signature, of_values, !fits);
   Axes sorted = found;
   if (is_by_row && fits) {
     sorted.back() = {signature.add_factor(among.back())};
     signature.factors.back().is_whole = true;
   } else {
-    sorted = fresh_axes(signature, among, true);
+    sorted = add_axes(signature, among, true);
   }
   for (size_t i = 0; i < call.operands.size(); ++i)
     signature.inputs.push_back(static_cast<int>(i) == values ? found
@@ -50,15 +42,15 @@ void describe_bucketize(const OpCall& call, Signature& signature) {
 
 /// The test elements are whole.
 void describe_isin(const OpCall& call, Signature& signature) {
-  const Axes elements = fresh_axes(signature, call.operands[0].sizes, false);
-  signature.inputs = {elements, fresh_axes(signature, call.operands[1].sizes, true)};
+  const Axes elements = add_axes(signature, call.operands[0].sizes);
+  signature.inputs = {elements, add_axes(signature, call.operands[1].sizes, true)};
   signature.outputs = {elements};
 }
 
 /// Counts per shard add up, unless the bounds are equal: then they stand for the global extremes.
 void describe_histc(const OpCall& call, Signature& signature) {
   const bool takes_bounds = call.arg("min").toScalar().toDouble() == call.arg("max").toScalar().toDouble();
-  signature.inputs = {fresh_axes(signature, call.operands[0].sizes, takes_bounds)};
+  signature.inputs = {add_axes(signature, call.operands[0].sizes, takes_bounds)};
   signature.outputs = {{Axis{}}};
 }
 

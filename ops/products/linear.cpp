@@ -20,8 +20,7 @@ void describe_linear(const OpCall& call, Signature& signature) {
   TORCH_CHECK(!input.empty() && !weight.empty(),
               fmt::format("[{}] input and weight have {} and {} dims. Give at least 1.", call.op.name, input.size(),
                           weight.size()));
-  Axes batch;
-  for (size_t dim = 0; dim + 1 < input.size(); ++dim) batch.push_back({signature.add_factor(input[dim])});
+  const Axes batch = add_axes(signature, input.slice(0, input.size() - 1));
   const Axis contracted{signature.add_factor(input.back())};
   Axes columns;
   if (weight.size() > 1) columns.push_back({signature.add_factor(weight[0])});

@@ -1,5 +1,6 @@
 // ops/products/transforms.cpp: Fourier transforms, linear: transformed dims are whole, the others may be sharded.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 
 #include <algorithm>
 
@@ -8,9 +9,8 @@ namespace {
 
 /// Along a transformed dim the result may be longer or shorter than the input.
 void describe(const OpCall& call, Signature& signature) {
-  Axes input, output;
-  for (int64_t size : call.operands[0].sizes) input.push_back({signature.add_factor(size)});
-  output = input;
+  const Axes input = add_axes(signature, call.operands[0].sizes);
+  Axes output = input;
   for (int64_t dim : call.arg("dim").toIntVector()) {
     const int64_t at = dim < 0 ? dim + static_cast<int64_t>(input.size()) : dim;
     signature.factors[input[at].factor].is_whole = true;

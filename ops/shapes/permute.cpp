@@ -1,5 +1,6 @@
 // ops/shapes/permute.cpp: permuted dims and new dims of extent 1. Every placement passes; nothing moves.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "runtime/rules/propagate.h"
 
@@ -44,8 +45,8 @@ Dims unsqueezed(const OpCall& call) {
 }
 
 void describe(const Dims& order, const OpCall& call, Signature& signature) {
-  Axes input, output;
-  for (int64_t size : call.operands[0].sizes) input.push_back({signature.add_factor(size)});
+  const Axes input = add_axes(signature, call.operands[0].sizes);
+  Axes output;
   for (int64_t dim : order) output.push_back(dim == kNew ? Axis{} : input[dim]);
   signature.inputs = {input};
   signature.outputs = {output};

@@ -1,5 +1,6 @@
 // ops/shapes/view_copies.cpp: the _copy forms of views, and views of complex numbers as pairs of real ones.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,16 +41,14 @@ void add_copied_view(const std::string& name, const std::string& overload) {
 
 /// A new last dim holds the real and the imaginary part.
 void describe_as_real(const OpCall& call, Signature& signature) {
-  Axes axes;
-  for (int64_t size : call.operands[0].sizes) axes.push_back({signature.add_factor(size)});
+  Axes axes = add_axes(signature, call.operands[0].sizes);
   signature.inputs = {axes};
   axes.push_back({});
   signature.outputs = {axes};
 }
 
 void describe_as_complex(const OpCall& call, Signature& signature) {
-  Axes axes;
-  for (int64_t size : call.operands[0].sizes) axes.push_back({signature.add_factor(size)});
+  Axes axes = add_axes(signature, call.operands[0].sizes);
   signature.inputs = {axes};
   signature.factors.back().is_whole = true;
   axes.pop_back();

@@ -1,5 +1,6 @@
 // ops/spatial/patches.cpp: pixel and channel shuffles, and sliding windows (im2col, unfold) and their reverse.
 #include "ops/families.h"
+#include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/planes.h"
 
@@ -92,8 +93,7 @@ void describe_col2im(const OpCall& call, Signature& signature) {
 /// The unfolded dim is whole; the new last dim has the windows' elements.
 void describe_unfold(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
-  Axes input;
-  for (int64_t size : sizes) input.push_back({signature.add_factor(size)});
+  const Axes input = add_axes(signature, sizes);
   Axes output = input;
   if (!sizes.empty()) {
     const int64_t dim = c10::maybe_wrap_dim(call.arg("dimension").toInt(), static_cast<int64_t>(sizes.size()));
@@ -108,8 +108,7 @@ void describe_unfold(const OpCall& call, Signature& signature) {
 void describe_unfold_backward(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef sizes = call.operands[0].sizes;
   const size_t n_dims = sizes.size() - 1;
-  Axes input;
-  for (int64_t size : sizes) input.push_back({signature.add_factor(size)});
+  const Axes input = add_axes(signature, sizes);
   Axes output(input.begin(), input.begin() + static_cast<std::ptrdiff_t>(n_dims));
   signature.factors.back().is_whole = true;
   if (n_dims > 0) {

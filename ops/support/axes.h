@@ -1,9 +1,19 @@
-// ops/support/axes.h: axes of operands that broadcast, and operands by name.
+// ops/support/axes.h: axes of new factors, axes of operands that broadcast, and operands by name.
 #pragma once
 
 #include "runtime/rules/rule.h"
 
 namespace shardwise {
+
+/// A new factor for each dim of `sizes`.
+inline Axes add_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole = false) {
+  Axes axes;
+  for (int64_t size : sizes) {
+    axes.push_back({signature.add_factor(size)});
+    signature.factors.back().is_whole = is_whole;
+  }
+  return axes;
+}
 
 /// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, no factor where it expands.
 inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {

@@ -1,13 +1,14 @@
 #include "ops/support/planes.h"
 
+#include "ops/support/axes.h"
+
 #include <algorithm>
 
 namespace shardwise {
+
 void add_whole_axes(c10::IntArrayRef sizes, size_t n, Signature& signature, Axes& axes) {
-  for (int64_t size : sizes.slice(sizes.size() - n)) {
-    axes.push_back({signature.add_factor(size)});
-    signature.factors.back().is_whole = true;
-  }
+  const Axes whole = add_axes(signature, sizes.slice(sizes.size() - n), /*is_whole=*/true);
+  axes.append(whole.begin(), whole.end());
 }
 
 void keep_whole_if_empty(const OpCall& call, Signature& signature) {
