@@ -12,21 +12,15 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr int64_t kMaxRowBands = 16;   // more rows of cells than that would fill screens
-constexpr int64_t kUsualColumns = 48;  // inner columns of a grid of few cells
-constexpr int64_t kHidden = -1;        // the owner of a place in a left-out band
+constexpr int64_t kMaxRowSegments = 16;  // more rows of cells than that would fill screens
+constexpr int64_t kUsualColumns = 48;    // inner columns of a grid of few cells
+constexpr int64_t kHidden = -1;          // the owner of a place in a left-out segment
 constexpr int64_t kOutside = -2;
 
 int64_t n_digits(int64_t number) { return static_cast<int64_t>(fmt::formatted_size("{}", number)); }
 
-int64_t usual_lines(size_t n_bands, int64_t n_dims) {
-  return n_dims < 2 ? 3 : std::min<int64_t>(12, 4 * static_cast<int64_t>(n_bands) + 1);
-}
-
-std::vector<Band> bands_of(const std::vector<Cell>& cells, Interval Cell::* range) {
-  std::vector<Interval> ranges;
-  for (const Cell& cell : cells) ranges.push_back(cell.*range);
-  return bands_between(ranges);
+int64_t usual_lines(size_t n_segments, int64_t n_dims) {
+  return n_dims < 2 ? 3 : std::min<int64_t>(12, 4 * static_cast<int64_t>(n_segments) + 1);
 }
 
 std::vector<int64_t> lines_around(const std::vector<int64_t>& extents, int64_t first) {
@@ -35,26 +29,24 @@ std::vector<int64_t> lines_around(const std::vector<int64_t>& extents, int64_t f
   return lines;
 }
 
-int64_t coordinate(const std::vector<Band>& bands, size_t line) {
-  return line < bands.size() ? bands[line].range.begin : bands.back().range.end;
+int64_t coordinate(const std::vector<GridSegment>& segments, size_t line) {
+  return line < segments.size() ? segments[line].range.begin : segments.back().range.end;
 }
 
 }  // namespace
 
-GridDrawing::GridDrawing(std::vector<Cell> cells, const GridOptions& options)
-    : cells_(std::move(cells)), options_(options) {
-  rows_ = leave_out_middle(bands_of(cells_, &Cell::rows), kMaxRowBands);
-  line_rows_ =
-      lines_around(extents(rows_, 1, usual_lines(rows_.size(), options_.n_dims)), options_.n_dims == 0 ? 0 : 1);
-  margin_ = options_.n_dims == 2 ? 3 + n_digits(rows_.back().range.end) : 2;
-  const auto columns = bands_of(cells_, &Cell::columns);
-  fit_columns(columns, options_.max_width - margin_ - n_digits(columns.back().range.end));
+GridDrawing::GridDrawing(const Picture& picture, int64_t max_width) : picture_(picture) {
+  const int64_t n_dims = picture.layout.dim();
+  rows_ = leave_out_middle(picture.rows, kMaxRowSegments);
+  line_rows_ = lines_around(extents(rows_, 1, usual_lines(rows_.size(), n_dims)), n_dims == 0 ? 0 : 1);
+  margin_ = n_dims == 2 ? 3 + n_digits(rows_.back().range.end) : 2;
+  fit_columns(max_width - margin_ - n_digits(picture.columns.back().end));
   assign_owners();
 }
 
 std::string GridDrawing::draw(bool color) const {
   TextCanvas canvas(line_rows_.back() + 1, line_columns_.back() + n_digits(columns_.back().range.end) + 1);
-  for (size_t i = 0; i < cells_.size(); ++i) draw_cell(canvas, i);
+  for (size_t i = 0; i < picture_.cells.size(); ++i) draw_cell(canvas, i);
   draw_left_out(canvas);
   draw_lines(canvas);
   draw_coordinates(canvas);
@@ -71,13 +63,13 @@ std::string GridDrawing::notes() const {
 }
 
 /// Full names if they fit, else brief ones, else brief ones with the middle left out; then as wide as usual, if that fits.
-void GridDrawing::fit_columns(const std::vector<Band>& all, int64_t room) {
+void GridDrawing::fit_columns(int64_t room) {
   const auto fits = [&](int64_t limit, bool brief) {
-    columns_ = leave_out_middle(all, limit);
+    columns_ = leave_out_middle(picture_.columns, limit);
     name_cells(brief);
     return static_cast<int64_t>(columns_.size()) * (least_width() + 1) < room;
   };
-  const auto n = static_cast<int64_t>(all.size());
+  const auto n = static_cast<int64_t>(picture_.columns.size());
   if (!fits(n, false) && !fits(n, true)) {
     int64_t limit = std::max<int64_t>(3, std::min(n - 1, room / 4));
     while (!fits(limit, true) && limit > 3) --limit;
@@ -95,22 +87,22 @@ void GridDrawing::fit_columns(const std::vector<Band>& all, int64_t room) {
 void GridDrawing::name_cells(bool brief) {
   brief_ = brief;
   names_.clear();
-  for (const Cell& cell : cells_) {
+  for (const PictureCell& cell : picture_.cells) {
     names_.push_back(brief ? rank_list(cell.ranks) : rank_words(cell.ranks));
-    if (!options_.reductions.empty())
-      names_.back() += fmt::format(fmt::runtime(brief ? " {}" : " partial({})"), options_.reductions);
+    if (!picture_.reductions.empty())
+      names_.back() += fmt::format(fmt::runtime(brief ? " {}" : " partial({})"), picture_.reductions);
   }
 }
 
-/// The smallest width of a band at which every name and coordinate has room.
+/// The smallest width of a segment at which every name and coordinate has room.
 int64_t GridDrawing::least_width() const {
   int64_t least = 3;
-  for (const Band& band : columns_) least = std::max(least, n_digits(band.range.begin));
-  for (size_t i = 0; i < cells_.size(); ++i) {
-    const int64_t n = bands_within(columns_, cells_[i].columns).length();
+  for (const GridSegment& segment : columns_) least = std::max(least, n_digits(segment.range.begin));
+  for (size_t i = 0; i < picture_.cells.size(); ++i) {
+    const int64_t n = segments_within(columns_, picture_.cells[i].columns).length();
     if (n == 0) continue;
     const int64_t room =
-        static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // the lines between its bands are its own
+        static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // the lines between its segments are its own
     least = std::max(least, (room + n - 1) / n);
   }
   return least;
@@ -118,8 +110,9 @@ int64_t GridDrawing::least_width() const {
 
 void GridDrawing::assign_owners() {
   owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kHidden));
-  for (size_t i = 0; i < cells_.size(); ++i) {
-    const Interval rows = bands_within(rows_, cells_[i].rows), columns = bands_within(columns_, cells_[i].columns);
+  for (size_t i = 0; i < picture_.cells.size(); ++i) {
+    const Interval rows = segments_within(rows_, picture_.cells[i].rows),
+                   columns = segments_within(columns_, picture_.cells[i].columns);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       std::fill(owners_[r].begin() + columns.begin, owners_[r].begin() + columns.end, static_cast<int64_t>(i));
     }
@@ -134,9 +127,9 @@ int64_t GridDrawing::owner(int64_t row, int64_t column) const {
 
 /// The background in as many stripes as the cell has ranks, and the name in the middle.
 void GridDrawing::draw_cell(TextCanvas& canvas, size_t index) const {
-  const auto& ranks = cells_[index].ranks;
-  const Interval rows = bands_within(rows_, cells_[index].rows),
-                 columns = bands_within(columns_, cells_[index].columns);
+  const auto& ranks = picture_.cells[index].ranks;
+  const Interval rows = segments_within(rows_, picture_.cells[index].rows),
+                 columns = segments_within(columns_, picture_.cells[index].columns);
   if (rows.length() == 0 || columns.length() == 0) return;
   const int64_t top = line_rows_[rows.begin] + 1, bottom = line_rows_[rows.end];
   const int64_t left = line_columns_[columns.begin] + 1, width = line_columns_[columns.end] - left;
@@ -176,12 +169,12 @@ void GridDrawing::draw_lines(TextCanvas& canvas) const {
   }
 }
 
-/// The index of each cut beside its line: rows at the left, columns at the top.
+/// The coordinate of each grid line beside it: rows at the left, columns at the top.
 void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
-  for (size_t r = 0; options_.n_dims == 2 && r < line_rows_.size(); ++r) {
+  for (size_t r = 0; picture_.layout.dim() == 2 && r < line_rows_.size(); ++r) {
     canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
   }
-  for (size_t c = 0; options_.n_dims > 0 && c < line_columns_.size(); ++c) {
+  for (size_t c = 0; picture_.layout.dim() > 0 && c < line_columns_.size(); ++c) {
     canvas.text(0, line_columns_[c], fmt::format("{}", coordinate(columns_, c)));
   }
 }

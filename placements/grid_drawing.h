@@ -1,4 +1,4 @@
-// placements/grid_drawing.h: cells of a picture laid out on a canvas: true relative places, a coordinate at every cut.
+// placements/grid_drawing.h: the cells of a picture drawn in characters: true relative places, a coordinate at every grid line.
 //
 //     0      3       8
 //   0 ┌──────┬───────┐
@@ -9,39 +9,28 @@
 #pragma once
 
 #include "placements/grid_segments.h"
+#include "placements/picture.h"
 
 #include <string>
 #include <vector>
 
 namespace shardwise::detail {
 
-/// A box that ranks hold, in rows and columns whatever dims the tensor has.
-struct Cell {
-  Interval rows, columns;  // not empty
-  std::vector<int64_t> ranks;
-};
-
-struct GridOptions {
-  int64_t n_dims = 2;      // the last of these have coordinates: 0 none, 1 the columns, 2 rows and columns
-  std::string reductions;  // "sum" where the cells are Partial(sum)
-  int64_t max_width = 100;
-};
-
 class TextCanvas;
 
-/// Disjoint cells drawn as a grid. Lengths of rows and columns are about proportional. Where the width or kMaxRowBands
-/// does not suffice names become brief ("0-3" for "ranks 0-3"), then the bands in the middle are left out.
+/// Lengths of rows and columns are about proportional. Where the width or kMaxRowSegments does not suffice names become brief
+/// ("0-3" for "ranks 0-3"), then the segments in the middle are left out.
 class GridDrawing {
  public:
-  /// Pre: `cells` is not empty.
-  GridDrawing(std::vector<Cell> cells, const GridOptions& options);
+  /// Pre: `picture` has cells, and outlives this.
+  GridDrawing(const Picture& picture, int64_t max_width);
 
   std::string draw(bool color) const;
   /// Lines on what was left out or shortened; empty where nothing was.
   std::string notes() const;
 
  private:
-  void fit_columns(const std::vector<Band>& all, int64_t room);
+  void fit_columns(int64_t room);
   void name_cells(bool brief);
   int64_t least_width() const;
   void assign_owners();
@@ -51,14 +40,13 @@ class GridDrawing {
   void draw_lines(TextCanvas& canvas) const;
   void draw_coordinates(TextCanvas& canvas) const;
 
-  std::vector<Cell> cells_;
+  const Picture& picture_;
   std::vector<std::string> names_;  // of the cells
-  GridOptions options_;
-  int64_t margin_ = 0;  // columns left of the grid
+  int64_t margin_ = 0;              // columns left of the grid
   bool brief_ = false;
-  std::vector<Band> rows_, columns_;
-  std::vector<int64_t> line_rows_, line_columns_;  // on the canvas: the line before each band, and the last
-  std::vector<std::vector<int64_t>> owners_;       // per row band and column band: a cell, or none where left out
+  std::vector<GridSegment> rows_, columns_;
+  std::vector<int64_t> line_rows_, line_columns_;  // on the canvas: the line before each segment, and the last
+  std::vector<std::vector<int64_t>> owners_;       // per segment of rows and of columns: a cell, or none where left out
 };
 
 }  // namespace shardwise::detail

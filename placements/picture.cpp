@@ -1,26 +1,23 @@
 #include "placements/picture.h"
 
-#include "placements/grid_drawing.h"
-#include "placements/rank_names.h"
-#include "placements/rank_table.h"
+#include "placements/picture_formats.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace shardwise {
 
 namespace {
 
-constexpr const char* kCut = "...";
-
 Interval range_of(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }
 
-std::vector<detail::Cell> cells_of(const Layout& layout) {
+std::vector<PictureCell> cells_of(const Layout& layout) {
   std::map<std::vector<int64_t>, size_t> at_offsets;  // distinct boxes with elements are disjoint
-  std::vector<detail::Cell> cells;
+  std::vector<PictureCell> cells;
   for (const int64_t rank : layout.grid().ranks) {
     for (const Box& box : layout.boxes(rank)) {
       if (box.empty()) continue;
@@ -32,8 +29,17 @@ std::vector<detail::Cell> cells_of(const Layout& layout) {
   return cells;
 }
 
-/// "sum" or "sum, max": the reductions of the Partial mesh dims; empty where there are none.
-std::string reductions(const Layout& layout) {
+/// The intervals between all begins and ends of the cells.
+std::vector<Interval> segments_of(const std::vector<PictureCell>& cells, Interval PictureCell::* range) {
+  std::set<int64_t> lines;
+  for (const PictureCell& cell : cells) lines.insert({(cell.*range).begin, (cell.*range).end});
+  std::vector<Interval> segments;
+  for (auto end = lines.begin(); end != lines.end(); ++end)
+    if (end != lines.begin()) segments.push_back({*std::prev(end), *end});
+  return segments;
+}
+
+std::string reductions_of(const Layout& layout) {
   std::vector<std::string_view> words;
   for (const Placement& placement : layout.placements()) {
     if (!placement.is_partial()) continue;
@@ -43,32 +49,41 @@ std::string reductions(const Layout& layout) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
-/// The layout, its ranks and bytes in one line; placements of many sizes are cut to the width.
-std::string title(const Layout& layout, const PictureOptions& options) {
-  const int64_t n_bytes = Box::whole(layout.sizes()).numel() * options.element_bytes;
-  const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
-                                       detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
-  std::string placements = to_string(layout.placements());
-  if (layout.in_pieces()) placements = fmt::format("EnumerableShard of {} pieces", layout.pieces().size());
-  const auto room = std::max<int64_t>(20, options.max_width - static_cast<int64_t>(head.size() + tail.size()));
-  if (static_cast<int64_t>(placements.size()) > room) placements = placements.substr(0, room - 3) + kCut;
-  return head + placements + tail + "\n";
+std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
+  std::vector<RankShare> shares;
+  for (const int64_t rank : layout.grid().ranks) {
+    shares.push_back({rank, layout.boxes(rank), 0});
+    for (const Box& box : shares.back().boxes) shares.back().n_bytes += box.numel() * element_bytes;
+  }
+  return shares;
+}
+
+const detail::PictureFormat& format_named(std::string_view name) {
+  const auto& formats = detail::kPictureFormats;
+  const auto* found = std::find_if(formats.begin(), formats.end(), [&](const auto& each) { return each.name == name; });
+  std::vector<std::string_view> names;
+  for (const auto& each : formats) names.push_back(each.name);
+  TORCH_CHECK_VALUE(found != formats.end(), "[picture] format '", name,
+                    "' is unknown: a picture is drawn in one of the formats it knows. Use one of ",
+                    fmt::format("{}", fmt::join(names, ", ")), ".");
+  return *found;
 }
 
 }  // namespace
 
-std::string picture(const Layout& layout, const PictureOptions& options) {
+Picture picture_of(const Layout& layout, int64_t element_bytes) {
   TORCH_CHECK_VALUE(layout.dim() <= 2, "[picture] a tensor of ", layout.dim(), " dims ", layout.sizes(),
                     " cannot be drawn: a picture has at most 2 dims. Draw a slice of it.");
-  std::string text = title(layout, options);
-  if (auto cells = cells_of(layout); cells.empty()) {
-    text += "  no elements, nothing to draw\n";
-  } else {
-    const detail::GridDrawing grid_drawing(std::move(cells), {layout.dim(), reductions(layout), options.max_width});
-    text += grid_drawing.draw(options.color) + grid_drawing.notes();
-  }
-  return text + detail::rank_table(layout, options.element_bytes, options.color);
+  Picture picture{
+      layout, element_bytes, cells_of(layout), {}, {}, reductions_of(layout), shares_of(layout, element_bytes)};
+  picture.rows = segments_of(picture.cells, &PictureCell::rows);
+  picture.columns = segments_of(picture.cells, &PictureCell::columns);
+  return picture;
+}
+
+std::string picture(const Layout& layout, const PictureOptions& options) {
+  const auto& format = format_named(options.format);
+  return format.draw(picture_of(layout, options.element_bytes), options);
 }
 
 }  // namespace shardwise

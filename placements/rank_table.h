@@ -6,7 +6,7 @@
 //   imbalance 1.50: rank 1 holds 192 bytes, the mean is 128
 #pragma once
 
-#include "placements/layout.h"
+#include "placements/picture.h"
 
 #include <string>
 
@@ -14,9 +14,6 @@ namespace shardwise::detail {
 
 /// A line per piece in the order of the grid, a sum for ranks of several pieces. Of many ranks (or pieces of a rank) the
 /// middle is left out, and a line says so. Shares are of the whole tensor's bytes, so replicas hold 100% each.
-std::string rank_table(const Layout& layout, int64_t element_bytes, bool color);
-
-/// "46,881,792".
-std::string with_commas(int64_t number);
+std::string rank_table(const Picture& picture, bool color);
 
 }  // namespace shardwise::detail

@@ -1,7 +1,7 @@
 #include "plans/traffic.h"
 
-#include "placements/rank_table.h"
 #include "placements/split.h"
+#include "placements/text_table.h"
 #include "plans/transfers.h"
 
 #include <c10/util/Exception.h>

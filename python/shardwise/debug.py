@@ -11,12 +11,13 @@ from shardwise.dtensor import DTensor
 __all__ = ["CommDebugMode", "CommEvent", "OpRecord", "explain", "picture", "visualize_sharding"]
 
 
-def picture(dtensor: DTensor, *, color: bool = False, max_width: int = 100) -> str:
-    """The layout of a 0-D to 2-D tensor drawn as text: who holds what, with true coordinates, then a line per rank.
+def picture(dtensor: DTensor, *, color: bool = False, max_width: int = 100, format: str = "text") -> str:
+    """The layout of a 0-D to 2-D tensor: which rank holds what, at true coordinates, then a line per rank.
 
-    Without communication, and equal on every rank. `max_width`: columns. Raises ValueError for more than 2 dims.
+    Sends nothing, and is equal on every rank. `max_width`: columns of the terminal. `format`: "text".
+    Raises ValueError for more than 2 dims and for an unknown format.
     """
-    return _C.picture(dtensor, color, max_width)
+    return _C.picture(dtensor, color, max_width, format)
 
 
 def visualize_sharding(dtensor: DTensor, header: str = "", use_rich: bool = False) -> None:

@@ -1,30 +1,14 @@
 #include "runtime/dispatch/op_trace.h"
 
+#include "placements/text_table.h"
 #include "runtime/comm/comm_trace.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
+#include <fmt/ranges.h>
 
 namespace shardwise {
 namespace {
 
 thread_local OpTrace* innermost = nullptr;
-
-constexpr size_t kColumns = 6;
-using Line = std::array<std::string, kColumns>;
-
-Line line_of(const OpRecord& record) {
-  const std::string given = fmt::format("{}", fmt::join(record.given, ", "));
-  const std::string used = fmt::format("{}", fmt::join(record.used, ", "));
-  return {record.op,
-          record.rule,
-          given,
-          given == used ? "as given" : used,
-          fmt::format("{}", fmt::join(record.results, ", ")),
-          fmt::format("{:L}", record.bytes_received)};
-}
 
 }  // namespace
 
@@ -62,17 +46,15 @@ KernelTrace::~KernelTrace() {
 }
 
 std::string to_string(const std::vector<OpRecord>& records) {
-  std::vector<Line> lines = {{"operator", "rule", "operands", "run as", "results", "bytes received"}};
-  for (const OpRecord& record : records) lines.push_back(line_of(record));
-  std::array<size_t, kColumns> widths{};
-  for (const Line& line : lines)
-    for (size_t i = 0; i < kColumns; ++i) widths[i] = std::max(widths[i], line[i].size());
-  std::string text;
-  for (const Line& line : lines) {
-    for (size_t i = 0; i + 1 < kColumns; ++i) text += fmt::format("{:<{}}  ", line[i], widths[i]);
-    text += fmt::format("{:>{}}\n", line.back(), widths.back());
+  detail::TextTable table(
+      {{"operator"}, {"rule"}, {"operands"}, {"run as"}, {"results"}, {"bytes received", detail::Align::kRight}});
+  for (const OpRecord& record : records) {
+    const std::string given = fmt::format("{}", fmt::join(record.given, ", "));
+    const std::string used = fmt::format("{}", fmt::join(record.used, ", "));
+    table.add({record.op, record.rule, given, given == used ? "as given" : used,
+               fmt::format("{}", fmt::join(record.results, ", ")), detail::with_commas(record.bytes_received)});
   }
-  return text;
+  return table.to_string();
 }
 
 }  // namespace shardwise

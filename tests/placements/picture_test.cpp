@@ -1,6 +1,7 @@
 #include "placements/picture.h"
 
 #include "placements/rank_names.h"
+#include "placements/text_table.h"
 #include "tests/placements/layouts.h"
 
 #include <gtest/gtest.h>
@@ -120,7 +121,7 @@ TEST(PictureTest, PartialIsShownAsPartialAndReplicasShareACell) {
   expect_no_words(copied, {"partial"});
 }
 
-TEST(PictureTest, SubmeshShowsItsRanksInTheOrderOfTheCut) {
+TEST(PictureTest, SubmeshShowsItsRanksInTheOrderOfTheMesh) {
   const std::string text = picture(Layout({8, 16}, grid({2}, {3, 1}), {P::shard(1)}));
   expect_words(text, {"2 ranks (1,3)", "     3  [8, 8]  [0, 0]", "     1  [8, 8]  [0, 8]"});
   EXPECT_LT(text.find("rank 3"), text.find("rank 1"));
@@ -128,13 +129,13 @@ TEST(PictureTest, SubmeshShowsItsRanksInTheOrderOfTheCut) {
                {"rank 2", "1 rank (2)", "the only rank holds 512 bytes"});
 }
 
-TEST(PictureTest, NestedCutsAreDrawnAsTheyNest) {
+TEST(PictureTest, NestedShardsAreDrawnAsTheyNest) {
   const auto lines = lines_of(picture(Layout({11, 5}, grid({2, 3}), {P::shard(0), P::shard(0)})));
-  std::vector<std::string> cuts;
+  std::vector<std::string> lines_at;
   for (const std::string& line : lines) {
-    if (line.find("─") != std::string::npos) cuts.push_back(line.substr(0, 4));
+    if (line.find("─") != std::string::npos) lines_at.push_back(line.substr(0, 4));
   }
-  EXPECT_EQ(cuts, (std::vector<std::string>{"   0", "   2", "   4", "   6", "   8", "  10", "  11"}));
+  EXPECT_EQ(lines_at, (std::vector<std::string>{"   0", "   2", "   4", "   6", "   8", "  10", "  11"}));
 }
 
 TEST(PictureTest, SixtyFourCellsInAGridAreAllNamedWithinTheWidth) {
@@ -146,10 +147,10 @@ TEST(PictureTest, SixtyFourCellsInAGridAreAllNamedWithinTheWidth) {
 
 TEST(PictureTest, ManyRowsAndColumnsLeaveOutTheMiddleAndSaySo) {
   expect_words(picture(Layout({6400, 64}, grid({64}), {P::shard(0)})),
-               {"rank 0", "rank 63", "⋮", "rows [800, 5700) left out: 49 of 64 bands", "   800 ", "  5700 "});
+               {"rank 0", "rank 63", "⋮", "rows [800, 5700) left out: 49 of 64 segments", "   800 ", "  5700 "});
   for (const int64_t max_width : {40, 100}) {
     const std::string text = picture(Layout({64, 6400}, grid({64}), {P::shard(1)}), {.max_width = max_width});
-    expect_words(text, {"│ 0  │", "│ 63 │", "⋯", "of 64 bands", "the numbers in the cells are ranks"});
+    expect_words(text, {"│ 0  │", "│ 63 │", "⋯", "of 64 segments", "the numbers in the cells are ranks"});
     const auto lines = lines_of(text);
     for (size_t i = 1; i < 8; ++i) EXPECT_LE(width(lines[i]), max_width) << lines[i];
   }
@@ -165,7 +166,7 @@ TEST(PictureTest, ThousandsOfPiecesStayReadable) {
   expect_words(text, {"... 894 more", "900 pieces", "left out", "every rank holds 21,600 bytes"});
 }
 
-TEST(PictureTest, ManyExplicitSizesAreCutInTheTitle) {
+TEST(PictureTest, ManyExplicitSizesAreShortenedInTheTitle) {
   std::vector<int64_t> sizes(64, 10);
   sizes[0] = 5;
   const auto lines = lines_of(picture(Layout({635, 4}, grid({64}), {P::shard(0, sizes)})));
@@ -197,6 +198,55 @@ TEST(PictureTest, CellOfReplicasHasAStripePerRank) {
 TEST(PictureTest, MoreThanTwoDimsAreRefused) {
   expect_words(message_of<c10::ValueError>([] { picture(Layout({2, 3, 4}, grid({2}), {P()})); }),
                {"[picture] a tensor of 3 dims [2, 3, 4]", "at most 2 dims", "slice"});
+}
+
+TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
+  expect_words(message_of<c10::ValueError>([] { picture(Layout({2}, grid({2}), {P()}), {.format = "png"}); }),
+               {"[picture] format 'png' is unknown", "Use one of text."});
+}
+
+TEST(PictureTest, TheValueHasCellsGridLinesAndShares) {
+  const auto pieces = P::enumerable({{{0, 0}, {8, 4}, 1}, {{0, 4}, {3, 12}, 0}, {{3, 4}, {5, 12}, 1}});
+  const Picture uneven = picture_of(Layout({8, 16}, grid({2}), {pieces}), 2);
+  EXPECT_EQ(uneven.rows, (std::vector<Interval>{{0, 3}, {3, 8}}));
+  EXPECT_EQ(uneven.columns, (std::vector<Interval>{{0, 4}, {4, 16}}));
+  ASSERT_EQ(uneven.cells.size(), 3U);
+  EXPECT_EQ(uneven.cells[1].rows, (Interval{0, 8}));
+  EXPECT_EQ(uneven.cells[1].columns, (Interval{0, 4}));
+  EXPECT_EQ(uneven.cells[1].ranks, (std::vector<int64_t>{1}));
+  EXPECT_EQ(uneven.shares[0].n_bytes, 3 * 12 * 2);
+  EXPECT_EQ(uneven.shares[1].boxes.size(), 2U);
+
+  const Picture sum = picture_of(Layout({4}, grid({2, 2}), {P::shard(0), P::partial()}), 4);
+  EXPECT_EQ(sum.reductions, "sum");
+  EXPECT_EQ(sum.rows, (std::vector<Interval>{{0, 1}}));  // a dim that the tensor lacks
+  EXPECT_EQ(sum.columns, (std::vector<Interval>{{0, 2}, {2, 4}}));
+  EXPECT_EQ(sum.cells[1].ranks, (std::vector<int64_t>{2, 3}));
+
+  const Picture nothing = picture_of(Layout({0, 5}, grid({2}), {P::shard(0)}), 4);
+  EXPECT_TRUE(nothing.cells.empty());
+  EXPECT_TRUE(nothing.rows.empty());
+  EXPECT_EQ(nothing.shares.size(), 2U);
+}
+
+TEST(TextTableTest, ColumnsAreAsWideAsTheirWidestWord) {
+  detail::TextTable table({{"op"}, {"bytes", detail::Align::kRight}, {"note"}}, 1);
+  table.add({"add", "1,024", ""});
+  table.add({"…mk", "7", "first"}, "\x1b[1m");
+  table.add_note("and 2 more");
+  EXPECT_EQ(table.to_string(),
+            " op   bytes  note\n"
+            " add  1,024\n"
+            " \x1b[1m…mk\x1b[0m      7  first\n"
+            "      and 2 more\n");
+}
+
+TEST(TextTableTest, NumbersHaveCommasEveryThreeDigits) {
+  // number, text
+  EXPECT_EQ(detail::with_commas(0), "0");
+  EXPECT_EQ(detail::with_commas(999), "999");
+  EXPECT_EQ(detail::with_commas(1000), "1,000");
+  EXPECT_EQ(detail::with_commas(46881792), "46,881,792");
 }
 
 TEST(RankNamesTest, ListsStayShort) {

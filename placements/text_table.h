@@ -1,0 +1,50 @@
+// placements/text_table.h: lines of words in aligned columns.
+//
+//   rank  shape    bytes
+//      0  [1, 16]     64
+//      1  [3, 16]    192
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardwise::detail {
+
+enum class Align : uint8_t { kLeft, kRight };
+
+class TextTable {
+ public:
+  struct Column {
+    std::string_view head;
+    Align align = Align::kLeft;
+  };
+
+  /// Each line begins with `indent` blanks.
+  explicit TextTable(std::vector<Column> columns, size_t indent = 0);
+
+  /// One word per column. `color`, an ANSI sequence, begins before the first word and ends after it.
+  void add(std::vector<std::string> words, std::string color = {});
+  /// A line of free text under the second column.
+  void add_note(std::string note);
+
+  /// The heads, then the lines: each ended by a newline and without blanks at its end.
+  std::string to_string() const;
+
+ private:
+  struct Line {
+    std::vector<std::string> words;
+    std::string color, note;  // a note stands in place of the words
+  };
+  std::string line_of(const Line& line, const std::vector<size_t>& widths) const;
+
+  std::vector<Column> columns_;
+  size_t indent_;
+  std::vector<Line> lines_;
+};
+
+/// "46,881,792".
+std::string with_commas(int64_t number);
+
+}  // namespace shardwise::detail
