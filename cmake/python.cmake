@@ -3,9 +3,14 @@
 set(package_dir ${PROJECT_BINARY_DIR}/python/shardwise)
 
 file(GLOB extension_sources CONFIGURE_DEPENDS python/*.cpp)
+file(GLOB binding_names CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/python python/bind_*.cpp)
+list(TRANSFORM binding_names REPLACE "^bind_(.*)\\.cpp$" "SHARDWISE_BINDING(\\1)\n")
+list(JOIN binding_names "" binding_list)
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/binding_list.inc CONTENT "${binding_list}")
 if(extension_sources)
   Python_add_library(shardwise_python MODULE WITH_SOABI ${extension_sources})
   target_link_libraries(shardwise_python PRIVATE shardwise shardwise_base shardwise::torch_python)
+  target_include_directories(shardwise_python PRIVATE ${PROJECT_BINARY_DIR}/generated)
   target_precompile_headers(shardwise_python PRIVATE cmake/pch_python.h)
   set_target_properties(shardwise_python PROPERTIES
     OUTPUT_NAME _C

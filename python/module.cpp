@@ -1,7 +1,14 @@
-// python/module.cpp: shardwise._C.
+// python/module.cpp: shardwise._C, from every python/bind_<name>.cpp.
 #include "python/bindings.h"
 
 #include <torch/csrc/Exceptions.h>
+
+#define SHARDWISE_BINDING(name)          \
+  namespace shardwise {                  \
+  void bind_##name(py::module_& module); \
+  }
+#include <binding_list.inc>
+#undef SHARDWISE_BINDING
 
 namespace {
 
@@ -24,24 +31,7 @@ void translate(std::exception_ptr error) {
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch");
   py::register_local_exception_translator(&translate);
-  shardwise::bind_placement(module);
-  shardwise::bind_picture(module);
-  shardwise::bind_world(module);
-  shardwise::bind_thread_world(module);
-  shardwise::bind_device_mesh(module);
-  shardwise::bind_dtensor(module);
-  shardwise::bind_plan(module);
-  shardwise::bind_local_shards_wrapper(module);
-  shardwise::bind_factories(module);
-  shardwise::bind_dispatch(module);
-  shardwise::bind_comm_trace(module);
-  shardwise::bind_comm_policy(module);
-  shardwise::bind_lookup_options(module);
-  shardwise::bind_row_optimizer(module);
-  shardwise::bind_op_trace(module);
-  shardwise::bind_rule(module);
-  shardwise::bind_mp_moves(module);
-  shardwise::bind_parallel_layers(module);
-  shardwise::bind_parallel_weight(module);
-  shardwise::bind_gil_release(module);
+#define SHARDWISE_BINDING(name) shardwise::bind_##name(module);
+#include <binding_list.inc>
+#undef SHARDWISE_BINDING
 }
