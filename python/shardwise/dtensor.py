@@ -122,20 +122,31 @@ class DTensor(torch.Tensor):
         entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
         return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__, entries)
 
-    def __create_write_items__(self, fqn: str, object: Any) -> Any:
-        from shardwise.checkpoint import write_items
+    # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
-        return write_items(self, fqn)
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        from shardwise import checkpoint
+
+        return checkpoint.write_items(self, fqn, self._saved_boxes(), self.size())
 
     def __create_chunk_list__(self) -> Any:
-        from shardwise.checkpoint import chunks
+        from shardwise import checkpoint
 
-        return chunks(self)
+        return checkpoint.chunks(self._saved_boxes())
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        from shardwise.checkpoint import piece_at
+        from shardwise import checkpoint
 
-        return piece_at(self, index)
+        return checkpoint.piece_at(index, self._saved_boxes(), _C.to_pieces(self.detach()))
+
+    def _saved_boxes(self) -> list[tuple[list[int], list[int]]]:
+        """(offsets, sizes) of this rank's pieces. Raises ValueError for Partial tensors, whose pieces are not values."""
+        if any(placement.is_partial() for placement in self.placements):
+            raise ValueError(
+                f"[checkpoint] a tensor placed as {list(self.placements)} holds terms of a sum, not values. Redistribute it "
+                "to Shard or Replicate first."
+            )
+        return _C.boxes_of(self)
 
 
 def rebuild_dtensor(

@@ -74,9 +74,9 @@ class LocalShardsWrapper(torch.Tensor):
 
     def storage_metadata(self) -> TensorStorageMetadata:
         """What checkpoints know of it: one chunk per piece, this rank's size and properties."""
-        from shardwise.checkpoint import storage_metadata
+        from shardwise import checkpoint
 
-        return storage_metadata(self)
+        return checkpoint.storage_metadata(self, self._boxes())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         pieces = ", ".join(
@@ -112,20 +112,33 @@ class LocalShardsWrapper(torch.Tensor):
             self.__dict__,
         )
 
-    def __create_write_items__(self, fqn: str, object: Any) -> Any:
-        from shardwise.checkpoint import write_items
+    # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
-        return write_items(self, fqn)
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        from shardwise import checkpoint
+
+        return checkpoint.write_items(self, fqn, self._boxes(), self._reach())
 
     def __create_chunk_list__(self) -> Any:
-        from shardwise.checkpoint import chunks
+        from shardwise import checkpoint
 
-        return chunks(self)
+        return checkpoint.chunks(self._boxes())
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        from shardwise.checkpoint import piece_at
+        from shardwise import checkpoint
 
-        return piece_at(self, index)
+        return checkpoint.piece_at(index, self._boxes(), _C.local_shards(self.detach()))
+
+    def _boxes(self) -> list[tuple[list[int], list[int]]]:
+        return list(zip(_C.local_offsets(self), _C.local_sizes(self), strict=True))
+
+    def _reach(self) -> torch.Size:
+        """Size of the table as far as this rank's own pieces reach: a wrapper knows no other ranks.
+
+        Where ranks share a table it is saved as a DTensor.
+        """
+        ends = [[o + n for o, n in zip(offsets, sizes, strict=True)] for offsets, sizes in self._boxes()]
+        return torch.Size(max(along) for along in zip(*ends, strict=True))
 
 
 def _as_wrapper(tensor: torch.Tensor) -> LocalShardsWrapper:
