@@ -24,24 +24,24 @@ class Operands:
     n_rows: int
     requires_grad: bool
 
-    def batch(self, *cuts):
+    def batch(self, *dims):
         """[n_rows, 4] floats."""
-        return self._floats(self.n_rows, *cuts)
+        return self._floats(self.n_rows, *dims)
 
-    def weight(self, *cuts):
+    def weight(self, *dims):
         """[4, 4] floats, whatever the number of rows."""
-        return self._floats(N_COLUMNS, *cuts)
+        return self._floats(N_COLUMNS, *dims)
 
-    def ids(self, *cuts):
+    def ids(self, *dims):
         """[n_rows] row numbers of `weight`."""
-        return self.side.distribute(torch.arange(self.n_rows) % N_COLUMNS, *cuts)
+        return self.side.distribute(torch.arange(self.n_rows) % N_COLUMNS, *dims)
 
     def local(self):
         """A plain tensor like `batch`."""
         return torch.rand(self.n_rows, N_COLUMNS).requires_grad_(self.requires_grad)
 
-    def _floats(self, n_rows, *cuts):
-        return self.side.distribute(torch.rand(n_rows, N_COLUMNS), *cuts).requires_grad_(self.requires_grad)
+    def _floats(self, n_rows, *dims):
+        return self.side.distribute(torch.rand(n_rows, N_COLUMNS), *dims).requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def adam(operands, **implementation):
     return torch.optim.Adam(parameters, **implementation).step
 
 
-# name, call. Cut operands: 0 and 1 are Shard(0) and Shard(1), None is Replicate().
+# name, call. Sharded operands: 0 and 1 are Shard(0) and Shard(1), None is Replicate().
 OPS = (
     ("add", lambda t: partial(torch.add, t.batch(0), t.batch(0))),
     ("mul by scalar", lambda t: partial(torch.mul, t.batch(0), 2.0)),

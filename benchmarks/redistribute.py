@@ -77,9 +77,9 @@ def dense_of(shape):
     return (torch.arange(prod(shape)) % 1000).float().view(shape)
 
 
-def placements(package, cuts):
+def placements(package, marks):
     words = {None: package.Replicate, "P": package.Partial}
-    return [words[cut]() if cut in words else package.Shard(cut) for cut in cuts]
+    return [words[mark]() if mark in words else package.Shard(mark) for mark in marks]
 
 
 def operand(package, move, shape):
@@ -235,7 +235,7 @@ def best_us(call, repeats, per_batch=1):
 
 def miss_on_paper(shape, mesh, source, target):
     """A call that plans, and works out rank 0's part."""
-    before, after = (shardwise.Layout(shape, mesh, placements(shardwise, cuts)) for cuts in (source, target))
+    before, after = (shardwise.Layout(shape, mesh, placements(shardwise, marks)) for marks in (source, target))
     return lambda: shardwise.plan_redistribution(before, after).traffic(0)
 
 
@@ -250,7 +250,7 @@ def hit_of_a_slice():
 def simulation():
     """Seconds and bytes of resident memory that 65,536 ranks take."""
     layouts = [
-        shardwise.Layout((1 << 20, 1 << 14), (256, 256), placements(shardwise, cuts)) for cuts in ((0, 1), (1, 0))
+        shardwise.Layout((1 << 20, 1 << 14), (256, 256), placements(shardwise, marks)) for marks in ((0, 1), (1, 0))
     ]
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of resident memory
     resident, start = peak_resident(), time.perf_counter()

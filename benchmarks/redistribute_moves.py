@@ -1,6 +1,6 @@
 """What benchmarks/redistribute times: one line per move, and how it is made by hand where that is simple.
 
-A move names its mesh and its cuts as sides.py does: a number is Shard of that dim, None is Replicate(), "P" is Partial().
+A move names its mesh and marks its placements: a number is Shard of that dim, None is Replicate(), "P" is Partial().
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ class Move:
         return "P" in self.source
 
 
-def text(cuts):
-    words = ["P" if cut == "P" else "R" if cut is None else f"S{cut}" for cut in cuts]
+def text(marks):
+    words = ["P" if mark == "P" else "R" if mark is None else f"S{mark}" for mark in marks]
     return words[0] if len(words) == 1 else f"[{','.join(words)}]"
 
 
 def lengths(total, mesh):
-    """Extents of nested even cuts: 10 in 4 is 3,3,3,1."""
+    """Extents of nested torch.chunk splits: 10 in 4 is 3,3,3,1."""
     pieces = [total]
     for n_parts in mesh:
         pieces = [part for piece in pieces for part in chunk(piece, n_parts)]

@@ -1,7 +1,7 @@
 """The sides a benchmark compares: plain tensors, torch.distributed.tensor, Shardwise.
 
-A side turns plain data into its own tensors. Cuts say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
-so `distribute(x, 0)` cuts rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
+A side turns plain data into its own tensors. `dims` say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
+so `distribute(x, 0)` shards rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ PLAIN, TORCH, SHARDWISE = "plain", "torch.distributed.tensor", "shardwise"
 
 
 class Plain:
-    """Tensors as they are: every cut of a world of one is the whole."""
+    """Tensors as they are: every shard of a world of one is the whole."""
 
     name = PLAIN
 
-    def distribute(self, data, *cuts):
+    def distribute(self, data, *dims):
         return data
 
-    def from_local(self, *cuts):
+    def from_local(self, *dims):
         return lambda local: local
 
     def to_local(self):
@@ -38,15 +38,15 @@ class Distributed:
         self.name = name
         self._package = importlib.import_module(name)
 
-    def distribute(self, data, *cuts):
-        return self._package.distribute_tensor(data, self._mesh(len(cuts)), self._placements(cuts))
+    def distribute(self, data, *dims):
+        return self._package.distribute_tensor(data, self._mesh(len(dims)), self._placements(dims))
 
-    def from_local(self, *cuts):
+    def from_local(self, *dims):
         """A callable from a local tensor to a distributed one; nothing but the package's own function is in it."""
         return functools.partial(
             self._package.DTensor.from_local,
-            device_mesh=self._mesh(len(cuts)),
-            placements=self._placements(cuts),
+            device_mesh=self._mesh(len(dims)),
+            placements=self._placements(dims),
             run_check=False,
         )
 
@@ -62,8 +62,8 @@ class Distributed:
         """All ranks along the first mesh dim, extent 1 along the others."""
         return self._package.init_device_mesh("cpu", (dist.get_world_size(), *[1] * (n_dims - 1)))
 
-    def _placements(self, cuts):
-        return [self._package.Replicate() if cut is None else self._package.Shard(cut) for cut in cuts]
+    def _placements(self, dims):
+        return [self._package.Replicate() if dim is None else self._package.Shard(dim) for dim in dims]
 
 
 def available_sides():

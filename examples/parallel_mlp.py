@@ -1,11 +1,11 @@
-"""A model-parallel MLP: an embedding cut by columns, a layer that computes some columns each, and one that sums over them.
+"""A model-parallel MLP: an embedding sharded by columns, a layer that computes some columns each, and one that sums over them.
 
 Between the last two nothing is sent: each rank goes on with the hidden units it has. The communication trace shows what is: the
 embedding's columns, then one all-reduce forward and one backward. Sizes do not divide by four. The same values in torch.nn's layers,
 on one rank, learn alike.
 
     $ torchrun --nproc-per-node 4 examples/parallel_mlp.py
-    layer                 weight     cut       rank 0     rank 3
+    layer                 weight     placement rank 0     rank 3
     ParallelEmbedding     [100, 30]  Shard(1)  [100, 8]   [100, 6]
     ColumnParallelLinear  [50, 30]   Shard(0)  [13, 30]   [11, 30]
     RowParallelLinear     [30, 50]   Shard(1)  [30, 13]   [30, 11]
@@ -49,16 +49,16 @@ def dense(model: Mlp) -> nn.Sequential:
 
 
 def show(model: Mlp) -> None:
-    """Each weight, how it is cut, and what the first and the last rank have of it."""
+    """Each weight, how it is placed, and what the first and the last rank have of it."""
     lines = []
     for layer in (model.table, model.up, model.down):
         shapes: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(shapes, list(layer.weight.to_local().shape))
-        (cut,) = layer.weight.placements
-        lines.append((type(layer).__name__, list(layer.weight.shape), cut, shapes[0], shapes[-1]))
-    say(f"{'layer':22}{'weight':11}{'cut':10}{'rank 0':11}rank 3")
-    for name, shape, cut, first, last in lines:
-        say(f"{name:22}{shape!s:11}{cut!s:10}{first!s:11}{last}")
+        (placement,) = layer.weight.placements
+        lines.append((type(layer).__name__, list(layer.weight.shape), placement, shapes[0], shapes[-1]))
+    say(f"{'layer':22}{'weight':11}{'placement':10}{'rank 0':11}rank 3")
+    for name, shape, placement, first, last in lines:
+        say(f"{name:22}{shape!s:11}{placement!s:10}{first!s:11}{last}")
 
 
 def trace(model: Mlp, ids: torch.Tensor) -> None:

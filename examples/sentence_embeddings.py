@@ -1,7 +1,7 @@
 """A published model, all-MiniLM-L6-v2, on four ranks: the same module and the same answers from parts of the weights.
 
 minilm.py is the model and knows nothing of ranks. Here its parameters are exchanged for DTensors. The word table arrives
-as TorchRec-style local shards of uneven height; the linear layers are cut by outputs and then by inputs, so that three
+as TorchRec-style local shards of uneven height; the linear layers are sharded by outputs and then by inputs, so that three
 of the twelve attention heads run on each rank; the small rest is replicated.
 
     $ torchrun --nproc-per-node 4 examples/sentence_embeddings.py
@@ -63,8 +63,8 @@ import shardwise as sw
 # Frequent words stand early in the vocabulary, so the first ranks get few rows and the last ones many.
 TABLE_ROWS = [4_000, 6_000, 9_000, 11_522]
 
-CUT_BY_OUTPUTS = {"query", "key", "value", "up"}  # weight and bias: each rank makes its part of the outputs
-CUT_BY_INPUTS = {"mix", "down"}  # weight: each rank takes its part of the inputs, and the outputs are a sum over ranks
+SHARDED_BY_OUTPUTS = {"query", "key", "value", "up"}  # weight and bias: each rank makes its part of the outputs
+SHARDED_BY_INPUTS = {"mix", "down"}  # weight: each rank takes its part of the inputs; outputs are a sum over ranks
 
 SENTENCES = [
     "The central bank raised interest rates again.",
@@ -89,9 +89,9 @@ def word_table(file: safe_open, mesh: sw.DeviceMesh) -> sw.DTensor:
 
 
 def placement_of(layer: str, parameter: str) -> sw.Placement:
-    if layer in CUT_BY_OUTPUTS:
+    if layer in SHARDED_BY_OUTPUTS:
         return sw.Shard(0)
-    if layer in CUT_BY_INPUTS and parameter == "weight":
+    if layer in SHARDED_BY_INPUTS and parameter == "weight":
         return sw.Shard(1)
     return sw.Replicate()
 

@@ -1,11 +1,11 @@
-// Lookups in an embedding table that is cut over four ranks: by rows, by columns, in bags, with max_norm and with padding. No Python
+// Lookups in an embedding table that is sharded over four ranks: by rows, by columns, in bags, with max_norm and with padding. No Python
 // runs here.
 //
 // What is called is libtorch's own F::embedding and F::embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on;
 // every part is compared with the same lookup in the whole table.
 //
 //     $ torchrun --no-python --nproc-per-node 4 build/examples/sharded_embedding
-//     Rows: ten of them on four ranks, ids cut by batch. A rank gets its rows from those that have them.
+//     Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.
 //       rank        0             1             2             3
 //       has rows    0 1 2         3 4 5         6 7 8         9
 //       asks for    7 7           2 0           9 9           4 1
@@ -108,7 +108,7 @@ Cells texts(const std::vector<at::Tensor>& parts, int digits = 0) {
 }
 
 void rows() {
-  title("Rows: ten of them on four ranks, ids cut by batch. A rank gets its rows from those that have them.");
+  title("Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.");
   const at::Tensor values = table_of(10, 3), batch = ids_of({7, 7, 2, 0, 9, 9, 4, 1}).view({4, 2});
   const at::Tensor table = distribute(values, kByRows).requires_grad_();
 

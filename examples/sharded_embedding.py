@@ -1,10 +1,10 @@
-"""Lookups in an embedding table that is cut over four ranks: by rows, by columns, in bags, with max_norm and with padding.
+"""Lookups in an embedding table that is sharded over four ranks: by rows, by columns, in bags, with max_norm and with padding.
 
 What is called is torch's own F.embedding and F.embedding_bag. Row r of a table holds r + 0.00, r + 0.01, r + 0.02 and so on; every
 part is compared with the same lookup in the whole table.
 
     $ torchrun --nproc-per-node 4 examples/sharded_embedding.py
-    Rows: ten of them on four ranks, ids cut by batch. A rank gets its rows from those that have them.
+    Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.
       rank        0             1             2             3
       has rows    0 1 2         3 4 5         6 7 8         9
       asks for    7 7           2 0           9 9           4 1
@@ -80,7 +80,7 @@ def text(values: Iterable[float], digits: int = 0) -> str:
 
 
 def rows() -> None:
-    title("Rows: ten of them on four ranks, ids cut by batch. A rank gets its rows from those that have them.")
+    title("Rows: ten of them on four ranks, ids sharded by batch. A rank gets its rows from those that have them.")
     values, batch = table_of(10, 3), torch.tensor([[7, 7], [2, 0], [9, 9], [4, 1]])
     table = distribute(values, sw.Shard(0)).requires_grad_()
     ids = distribute(batch, sw.Shard(0))

@@ -1,4 +1,4 @@
-"""Word vectors by skip-gram with negative sampling, from tables that are cut unevenly by rows over four ranks.
+"""Word vectors by skip-gram with negative sampling, from tables whose rows are sharded unevenly over four ranks.
 
 The text is the reference that Python's own help() quotes. Words stand in the tables by frequency, and a rank gets rows until it has its
 share of lookups: few words that are everywhere, or many that are rare. Each rank has the pairs of words of its part of a batch, looks
@@ -96,7 +96,7 @@ def print_neighbours(table: Tensor, vocabulary: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Word vectors from tables that are cut by rows.")
+    parser = argparse.ArgumentParser(description="Word vectors from tables sharded by rows.")
     parser.add_argument("--epochs", type=int, default=6)
     n_epochs = parser.parse_args().epochs
     dist.init_process_group("gloo")
@@ -116,9 +116,9 @@ def main() -> None:
         print("\nEpoch   loss")
 
     torch.manual_seed(0)
-    cut = {"device_mesh": mesh, "placements": [sw.Shard(0, sizes=sizes)]}
-    words = ((sw.rand(len(vocabulary), WIDTH, **cut) - 0.5) / WIDTH).requires_grad_()
-    context = sw.zeros(len(vocabulary), WIDTH, **cut, requires_grad=True)
+    placed = {"device_mesh": mesh, "placements": [sw.Shard(0, sizes=sizes)]}
+    words = ((sw.rand(len(vocabulary), WIDTH, **placed) - 0.5) / WIDTH).requires_grad_()
+    context = sw.zeros(len(vocabulary), WIDTH, **placed, requires_grad=True)
     optimizer = torch.optim.Adagrad([words, context], lr=LEARNING_RATE)
 
     random = torch.Generator().manual_seed(0)  # drawn alike on every rank: the whole batch, of which it takes its part

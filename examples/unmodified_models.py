@@ -1,6 +1,6 @@
 """Models as their libraries ship them, on four ranks: transformers' BertModel and torch.nn.Transformer.
 
-Nothing of either is changed but its parameters, which distribute_module() makes DTensors: linear layers cut by outputs and then by
+Nothing of either is changed but its parameters, which distribute_module() makes DTensors: linear layers sharded by outputs and then by
 inputs, as in Megatron-LM, embedding tables by rows, the rest replicated. Forward and backward are compared with the same model
 unsharded.
 
@@ -22,12 +22,12 @@ from torch import nn
 
 import shardwise as sw
 
-# A layer whose name ends so is cut by outputs (weight and bias), or by inputs (weight: its result is a sum over ranks).
+# A layer whose name ends so is sharded by outputs (weight and bias), or by inputs (weight: its result is a sum over ranks).
 BY_OUTPUTS = ("query", "key", "value", "intermediate.dense", "linear1")
 BY_INPUTS = ("output.dense", "linear2", "out_proj")
 
 
-def cut(name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
+def shard(name: str, module: nn.Module, mesh: sw.DeviceMesh) -> None:
     if isinstance(module, nn.Embedding):
         distribute(module, mesh, weight=sw.Shard(0))
     elif name.endswith(BY_OUTPUTS):
@@ -80,7 +80,7 @@ def transformer_loss(model: nn.Module, place: Callable[[torch.Tensor], torch.Ten
 
 
 def compare(name: str, make: Callable[[], nn.Module], loss_of: Callable, mesh: sw.DeviceMesh) -> None:
-    dense, ours = make(), sw.distribute_module(make(), mesh, cut)
+    dense, ours = make(), sw.distribute_module(make(), mesh, shard)
     expected = loss_of(dense, lambda tensor: tensor)
     expected.backward()
     # Both make masks and positions of their own, plain tensors that are the same on all ranks.

@@ -8,7 +8,7 @@ namespace shardwise {
 
 namespace {
 
-int64_t dim_with_most_cuts(c10::ArrayRef<Box> boxes) {
+int64_t dim_with_most_begins(c10::ArrayRef<Box> boxes) {
   const int64_t n_dims = static_cast<int64_t>(boxes.front().sizes.size());
   int64_t best = 0;
   size_t most = 0;
@@ -33,7 +33,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) 
   if (order.size() < 2) return std::nullopt;
   if (boxes.front().sizes.empty()) return std::pair{order[0], order[1]};  // 0-dim: each is the one element
 
-  const int64_t dim = dim_with_most_cuts(boxes);
+  const int64_t dim = dim_with_most_begins(boxes);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
   std::vector<size_t> open;  // the boxes that the sweep along `dim` is inside of

@@ -105,7 +105,7 @@ void bind_device_mesh(py::module_& module) {
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
       "The ranks of the program, or some of them, in an n-D grid with a process group along each dim.\n\n"
-      "`mesh`: global ranks in any order (nested lists or an integer tensor); that order is what cuts follow. Ranks "
+      "`mesh`: global ranks in any order (nested lists or an integer tensor); shards are dealt in that order. Ranks "
       "outside may\n"
       "hold the mesh, too: they own nothing. Equal meshes are one object.\n\n"
       "Collective over the world where a group is new: every rank makes the mesh, with the same arguments.\n"

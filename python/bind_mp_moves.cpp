@@ -46,7 +46,7 @@ constexpr const char* kReduce =
     "must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy.";
 
 constexpr const char* kScatter =
-    "This rank's part along `dim` of what every rank has, cut as torch.chunk cuts; backward gathers the parts. A "
+    "This rank's part along `dim` of what every rank has, split as torch.chunk splits; backward gathers the parts. A "
     "DTensor "
     "becomes\n"
     "Shard(dim) on `mesh_dim`. Mesh as in mp_copy.";

@@ -48,19 +48,17 @@ at::Tensor py_cross_entropy(const at::Tensor& input, const at::Tensor& target, i
 }
 
 constexpr const char* kColumn =
-    "F.linear with a weight [out, in] (DTensor) cut along out; see ColumnParallelLinear. `mesh_dim`: that the cut is "
-    "on.";
+    "F.linear with a weight [out, in] (DTensor) sharded along out on `mesh_dim`; see ColumnParallelLinear.";
 
 constexpr const char* kRow =
-    "F.linear with a weight [out, in] (DTensor) cut along in, the bias counted once; see RowParallelLinear.";
+    "F.linear with a weight [out, in] (DTensor) sharded along in, the bias counted once; see RowParallelLinear.";
 
 constexpr const char* kEmbedding =
-    "F.embedding in a table (DTensor) cut along either dim; see ParallelEmbedding. `gather_output=False` leaves "
-    "columns "
-    "cut.";
+    "F.embedding in a table (DTensor) sharded along either dim; see ParallelEmbedding. `gather_output=False` leaves "
+    "columns sharded.";
 
 constexpr const char* kCrossEntropy =
-    "F.cross_entropy with logits cut along the classes (dim 1, or the only one); see VocabParallelCrossEntropy.";
+    "F.cross_entropy with logits sharded along the classes (dim 1, or the only one); see VocabParallelCrossEntropy.";
 
 }  // namespace
 

@@ -20,7 +20,7 @@ int64_t py_mesh_dim(const MeshPtr& mesh, const DimOrName& mesh_dim) { return dim
 void bind_parallel_weight(py::module_& module) {
   using torch::wrap_pybind_function_no_gil;
   module.def("parallel_weight", wrap_pybind_function_no_gil(&py_weight),
-             "An uninitialised parameter of global `size`, cut along `dim` in `stride` blocks.", py::arg("size"),
+             "An uninitialised parameter of global `size`, sharded along `dim` in `stride` blocks.", py::arg("size"),
              py::arg("dim"), py::arg("mesh"), py::arg("mesh_dim"), py::arg("stride"), py::arg("dtype"));
   module.def("mesh_dim_number", wrap_pybind_function_no_gil(&py_mesh_dim), "A mesh dim given by number or name.",
              py::arg("mesh"), py::arg("mesh_dim"));

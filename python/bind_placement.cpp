@@ -120,7 +120,7 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyShard, Placement>(
       module, "Shard",
-      "Tensor dim `dim` is cut along this mesh dim: as torch.chunk cuts it (10 rows over 4 ranks are "
+      "Tensor dim `dim` is split along this mesh dim: as torch.chunk splits it (10 rows over 4 ranks are "
       "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`.")
       .def(py::init([](int64_t dim, const std::optional<Numbers>& sizes) {
              return as<PyShard>(sizes ? Placement::shard(dim, *sizes) : Placement::shard(dim));
@@ -133,7 +133,7 @@ void bind_placement(py::module_& module) {
             if (self.sizes().empty()) return py::none();
             return tuple_of(self.sizes());
           },
-          "The explicit extents, None for torch.chunk's cut.");
+          "The explicit extents, None for torch.chunk's split.");
 
   py::class_<PyReplicate, Placement>(module, "Replicate", "Every rank along this mesh dim has all of it.")
       .def(py::init([] { return as<PyReplicate>(Placement::replicate()); }));

@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
         description="What a redistribution would send, without sending it.",
-        epilog="Placements, one per mesh dim: S0 (cut along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
+        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
         "P, Pavg, Pmax, Pmin, Pproduct (partial).",
     )
     commands = main.add_subparsers(dest="command", required=True)
@@ -139,12 +139,12 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def layout(shape: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, cuts: list[Placement]) -> Layout:
+def layout(shape: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement]) -> Layout:
     if order is None:
-        return Layout(shape, mesh, cuts)
+        return Layout(shape, mesh, placed)
     if len(order) != prod(mesh):
         raise ValueError(f"{len(order)} ranks do not fill a mesh of {prod(mesh)}. Give one rank per place.")
-    return Layout(shape, torch.tensor(order).view(mesh), cuts)
+    return Layout(shape, torch.tensor(order).view(mesh), placed)
 
 
 def planned(options: argparse.Namespace) -> Plan:

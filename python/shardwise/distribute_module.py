@@ -23,7 +23,7 @@ def distribute_module(
 ) -> nn.Module:
     """Makes DTensors of all parameters and buffers of `module`, in place, and returns it.
 
-    `partition_fn(name, submodule, mesh)` is called on every submodule and cuts what it likes; what it leaves is replicated.
+    `partition_fn(name, submodule, mesh)` is called on every submodule and shards what it likes; the rest is replicated.
     `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward. Collective over the
     mesh. Raises ValueError for a module that has been distributed before.
     """

@@ -65,7 +65,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another cut is moved to this one's. It keeps its dtype."""
+        """As torch's: state of another layout is moved to this one's. It keeps its dtype."""
         super().load_state_dict(state_dict)
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]

@@ -1,4 +1,4 @@
-"""Conversions to and from torch.distributed._shard's ShardedTensor, the older form of a cut table. Values are aliased.
+"""Conversions to and from torch.distributed._shard's ShardedTensor, the older form of a sharded table. Values are aliased.
 
 Needs torch.distributed's process group: a ShardedTensor names its ranks by it.
 """
@@ -40,7 +40,7 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
 
 
 def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
-    """The ShardedTensor of the same pieces. Raises ValueError for tensors of which ranks hold copies or sums to be."""
+    """The ShardedTensor of the same pieces. Raises ValueError for tensors that are replicated or Partial."""
     extents = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     if any(placement.is_partial() or (placement.is_replicate() and n_ranks > 1) for placement, n_ranks in extents):
         raise ValueError(

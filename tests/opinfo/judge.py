@@ -204,7 +204,7 @@ def run_scheme(
 
 
 def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
-    """The operators that this call reaches and that gather what lies cut."""
+    """The operators that this call reaches and that gather what is sharded."""
     leaves, spec = tree_flatten(tree)
 
     def run(rank: int) -> set[str]:

@@ -23,25 +23,25 @@ def uneven_sizes(n: int) -> list[int]:
     return [n // 2, 0, n // 4, n - n // 2 - n // 4]
 
 
-def cut(tensor: torch.Tensor, dim: int, uneven: bool) -> sw.Placement:
+def shard(tensor: torch.Tensor, dim: int, uneven: bool) -> sw.Placement:
     if dim >= tensor.dim():
         return sw.Replicate()
     return sw.Shard(dim, sizes=uneven_sizes(tensor.shape[dim])) if uneven else sw.Shard(dim)
 
 
 def schemes(tensors: Sequence[torch.Tensor]) -> Iterator[Scheme]:
-    """Replicas; each dim cut in chunks and unevenly, of all tensors and of the first alone; the first one Partial."""
+    """Replicas; each dim sharded by chunks and unevenly, of all tensors and of the first alone; the first one Partial."""
     yield Scheme("replicate", lambda tensor, index: sw.Replicate())
     for dim in range(max((tensor.dim() for tensor in tensors), default=0)):
-        yield Scheme(f"chunk {dim}", lambda tensor, index, dim=dim: cut(tensor, dim, uneven=False))
-        yield Scheme(f"uneven {dim}", lambda tensor, index, dim=dim: cut(tensor, dim, uneven=True))
+        yield Scheme(f"chunk {dim}", lambda tensor, index, dim=dim: shard(tensor, dim, uneven=False))
+        yield Scheme(f"uneven {dim}", lambda tensor, index, dim=dim: shard(tensor, dim, uneven=True))
     if not tensors:
         return
     if len(tensors) > 1:
         for dim in range(tensors[0].dim()):
             yield Scheme(
                 f"first alone {dim}",
-                lambda tensor, index, dim=dim: cut(tensor, dim, uneven=True) if index == 0 else sw.Replicate(),
+                lambda tensor, index, dim=dim: shard(tensor, dim, uneven=True) if index == 0 else sw.Replicate(),
             )
     if tensors[0].dtype.is_floating_point:
         yield Scheme("partial", lambda tensor, index: sw.Partial() if index == 0 else sw.Replicate())

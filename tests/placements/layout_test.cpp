@@ -61,7 +61,7 @@ TEST(LayoutTest, BoxesFollowThePlacements) {
   }
 }
 
-TEST(LayoutTest, CutsFollowTheOrderOfTheRanks) {
+TEST(LayoutTest, ShardsFollowTheOrderOfTheRanks) {
   const Layout layout({5}, grid({3}, {7, 2, 4}), {P::shard(0)});
   EXPECT_EQ(holdings(layout), "7[0:2] 2[2:4] 4[4:5]");
   EXPECT_EQ(words(layout.owners(Box::whole({5}))), "7[0:2] 2[2:4] 4[4:5]");
@@ -92,7 +92,7 @@ TEST(LayoutTest, OwnersComeOncePerReplicaAndNeverEmpty) {
   EXPECT_EQ(words(layout.owners({{4}, {10}})), "1[4:5] 3[4:5]");
 }
 
-TEST(LayoutTest, OwnersFollowTheRowsOfAThirdNestedCut) {
+TEST(LayoutTest, OwnersFollowTheRowsOfAThirdNestedShard) {
   const Layout layout({8}, grid({2, 2, 2}), {P::shard(0), P::shard(0), P::shard(0, {1, 1, 2, 0, 0, 2, 1, 1})});
   EXPECT_EQ(words(layout.owners({{1}, {6}})), "1[1:2] 2[2:4] 5[4:6] 6[6:7]");
 }
@@ -101,7 +101,7 @@ TEST(LayoutTest, OwnersOfAScalarAreAllItsReplicas) {
   EXPECT_EQ(words(Layout({}, grid({2}), {P()}).owners(Box::whole({}))), "0[] 1[]");
 }
 
-TEST(LayoutTest, ChunkCutsAreStoredPlainSoEqualLayoutsCompareEqual) {
+TEST(LayoutTest, ChunkSplitsAreStoredPlainSoEqualLayoutsCompareEqual) {
   // sizes, mesh, placements, stored as
   const std::vector<Case> cases = {
       {{10}, {4}, {P::shard(0, {3, 3, 3, 1})}, "[Shard(0)]"},
@@ -300,7 +300,7 @@ class RandomLayout {
   std::mt19937 random_;
 };
 
-/// The boxes of the ranks at coordinate 0 of every mesh dim that does not cut.
+/// The boxes of the ranks at coordinate 0 of every mesh dim that does not shard.
 std::vector<Box> one_replica(const Layout& layout) {
   std::vector<Box> boxes;
   for (const int64_t rank : layout.grid().ranks) {
@@ -314,7 +314,7 @@ std::vector<Box> one_replica(const Layout& layout) {
   return boxes;
 }
 
-TEST(LayoutTest, AnyCutCoversTheTensorOnce) {
+TEST(LayoutTest, AnyLayoutCoversTheTensorOnce) {
   RandomLayout random(1);
   for (int i = 0; i < 500; ++i) {
     const Layout layout = random.draw();
@@ -324,7 +324,7 @@ TEST(LayoutTest, AnyCutCoversTheTensorOnce) {
   }
 }
 
-TEST(LayoutTest, OwnersAgreeWithBoxesForAnyCutAndAnyQuery) {
+TEST(LayoutTest, OwnersAgreeWithBoxesForAnyLayoutAndQuery) {
   RandomLayout random(2);
   for (int i = 0; i < 500; ++i) {
     const Layout layout = random.draw();

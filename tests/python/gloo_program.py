@@ -149,7 +149,7 @@ def random_numbers(folder):
 
 
 def checkpoint(folder):
-    """Saved under one cut by four ranks, loaded under others."""
+    """Saved under one layout by four ranks, loaded under others."""
     mesh = sw.init_device_mesh("cpu", (4,))
     torch.manual_seed(0)
     saved = {"table": sw.rand(9, 6, device_mesh=mesh, placements=[Shard(0, [1, 0, 5, 3])]), "steps": 3}
@@ -168,11 +168,11 @@ def checkpoint(folder):
 def training(folder):
     """Three steps of a sharded MLP are three steps of the dense one."""
     mesh = sw.init_device_mesh("cpu", (4,))
-    cuts = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
+    placements = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
 
     def partition(name, module, mesh):
         for key, parameter in list(module.named_parameters(recurse=False)):
-            placement = cuts.get(f"{name}.{key}", Replicate())
+            placement = placements.get(f"{name}.{key}", Replicate())
             module.register_parameter(key, nn.Parameter(sw.distribute_tensor(parameter.detach(), mesh, [placement])))
 
     def train(model, wrap):

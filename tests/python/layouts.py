@@ -1,4 +1,4 @@
-"""Layout cases that tests go through: every kind of cut that the design lists."""
+"""Layout cases that tests go through: every kind of placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ CASES = [
     Case("2-D mesh", 4, [[0, 1], [2, 3]], (5, 7), [Shard(0), Shard(1)]),
     Case("nested", 4, [[0, 1], [2, 3]], (7, 3), [Shard(0), Shard(0)]),
     Case("nested, other order", 4, [[3, 1], [0, 2]], (7, 3), [Shard(0), Shard(0)]),
-    Case("cut and summed", 4, [[0, 1], [2, 3]], (5, 7), [Shard(1), Partial()]),
+    Case("sharded and summed", 4, [[0, 1], [2, 3]], (5, 7), [Shard(1), Partial()]),
     Case("3-D mesh", 4, [[[0, 1]], [[2, 3]]], (5, 6, 3), [Shard(2), Replicate(), Shard(0)]),
     Case("submesh", 4, [1, 3], (5, 6), [Shard(0)]),
     Case("one of three ranks", 3, [1], (5, 6), [Replicate()]),

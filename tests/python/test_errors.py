@@ -11,7 +11,7 @@ from shardwise.testing import run_ranks
 ONES = torch.ones(6, 2)
 
 
-def cut(mesh, *placements):
+def placed(mesh, *placements):
     return sw.distribute_tensor(ONES, mesh, placements or [Shard(0)])
 
 
@@ -22,10 +22,10 @@ ERRORS = {
         ValueError,
         "2 placements",
     ),
-    "a tensor dim that does not exist": (lambda mesh: cut(mesh, Shard(2)), IndexError, r"Shard\(2\)"),
-    "a negative dim that does not exist": (lambda mesh: cut(mesh, Shard(-3)), IndexError, r"Shard\(-3\)"),
-    "sizes that do not add up": (lambda mesh: cut(mesh, Shard(0, [1, 2])), ValueError, r"sizes=\[1, 2\]"),
-    "too many sizes": (lambda mesh: cut(mesh, Shard(0, [1, 2, 3])), ValueError, r"sizes=\[1, 2, 3\]"),
+    "a tensor dim that does not exist": (lambda mesh: placed(mesh, Shard(2)), IndexError, r"Shard\(2\)"),
+    "a negative dim that does not exist": (lambda mesh: placed(mesh, Shard(-3)), IndexError, r"Shard\(-3\)"),
+    "sizes that do not add up": (lambda mesh: placed(mesh, Shard(0, [1, 2])), ValueError, r"sizes=\[1, 2\]"),
+    "too many sizes": (lambda mesh: placed(mesh, Shard(0, [1, 2, 3])), ValueError, r"sizes=\[1, 2, 3\]"),
     "negative sizes": (lambda mesh: Shard(0, [7, -1]), ValueError, "-1"),
     "no sizes": (lambda mesh: Shard(0, []), ValueError, "sizes"),
     "an unknown reduction": (lambda mesh: Partial("median"), ValueError, "median.*product"),
@@ -35,17 +35,17 @@ ERRORS = {
         "overlap",
     ),
     "pieces with a hole": (
-        lambda mesh: cut(mesh, EnumerableShard([Piece((0, 0), (4, 2), 0), Piece((5, 0), (1, 2), 1)])),
+        lambda mesh: placed(mesh, EnumerableShard([Piece((0, 0), (4, 2), 0), Piece((5, 0), (1, 2), 1)])),
         ValueError,
         r"\[4:5, 0:2\]",
     ),
     "a piece on a rank outside the mesh": (
-        lambda mesh: cut(mesh, EnumerableShard([Piece((0, 0), (6, 2), 7)])),
+        lambda mesh: placed(mesh, EnumerableShard([Piece((0, 0), (6, 2), 7)])),
         ValueError,
         "rank 7",
     ),
-    "no placement": (lambda mesh: cut(mesh, "Shard(0)"), TypeError, r"\[placements\] 'Shard\(0\)' is no placement"),
-    "no mesh": (lambda mesh: cut("cpu"), TypeError, r"\[device_mesh\] 'cpu' is no mesh"),
+    "no placement": (lambda mesh: placed(mesh, "Shard(0)"), TypeError, r"\[placements\] 'Shard\(0\)' is no placement"),
+    "no mesh": (lambda mesh: placed("cpu"), TypeError, r"\[device_mesh\] 'cpu' is no mesh"),
     "a duplicate rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 0]), ValueError, "rank 0"),
     "an unknown rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 5]), ValueError, "rank 5 is not in the world of 2 ranks"),
     "a mesh larger than the world": (lambda mesh: sw.init_device_mesh("cpu", (4,)), ValueError, "world of 2 ranks"),
@@ -82,7 +82,7 @@ ERRORS = {
         r"shape \[12\] has 1 dims",
     ),
     "a DTensor as local tensor": (
-        lambda mesh: DTensor.from_local(cut(mesh), mesh, [Shard(0)]),
+        lambda mesh: DTensor.from_local(placed(mesh), mesh, [Shard(0)]),
         TypeError,
         r"\[from_local\] the local tensor is a DTensor",
     ),
@@ -92,27 +92,27 @@ ERRORS = {
         r"\[from_local\] the pieces \[1\] of rank 0 and \[2\] of rank 1 belong to different tensors",
     ),
     "no placements to move to": (
-        lambda mesh: cut(mesh).redistribute(),
+        lambda mesh: placed(mesh).redistribute(),
         ValueError,
         r"\[redistribute\] got no placements",
     ),
     "an unknown objective": (
-        lambda mesh: cut(mesh).redistribute(placements=[Shard(0)], objective="speed"),
+        lambda mesh: placed(mesh).redistribute(placements=[Shard(0)], objective="speed"),
         ValueError,
         r'\[redistribute\] objective "speed" is not known',
     ),
     "links of another mesh": (
-        lambda mesh: cut(mesh).redistribute(placements=[Replicate()], links=[(1, 1), (1, 1)]),
+        lambda mesh: placed(mesh).redistribute(placements=[Replicate()], links=[(1, 1), (1, 1)]),
         ValueError,
         "2 links are given for a mesh of 1 dims",
     ),
     "fewer lists of placements than tensors": (
-        lambda mesh: sw.redistribute_many([cut(mesh), cut(mesh)], [[Shard(0)]]),
+        lambda mesh: sw.redistribute_many([placed(mesh), placed(mesh)], [[Shard(0)]]),
         ValueError,
         r"\[redistribute_many\] 2 tensors came with 1 lists",
     ),
     "a plain tensor among many": (
-        lambda mesh: sw.redistribute_many([cut(mesh), ONES], [Shard(0)]),
+        lambda mesh: sw.redistribute_many([placed(mesh), ONES], [Shard(0)]),
         TypeError,
         "where a DTensor is needed",
     ),
@@ -137,22 +137,26 @@ ERRORS = {
         "draws no Long numbers",
     ),
     "a plain tensor beside a DTensor": (
-        lambda mesh: cut(mesh) + ONES,
+        lambda mesh: placed(mesh) + ONES,
         ValueError,
         r"\[aten::add.Tensor\] got a torch.Tensor",
     ),
     "two meshes": (
-        lambda mesh: cut(mesh) + cut(sw.DeviceMesh("cpu", [1, 0])),
+        lambda mesh: placed(mesh) + placed(sw.DeviceMesh("cpu", [1, 0])),
         ValueError,
         r"different meshes: \(2\) and \(2: ranks \[1, 0\]\)",
     ),
-    "what dense tensors refuse": (lambda mesh: cut(mesh) @ cut(mesh), RuntimeError, "does not match the other tensors"),
+    "what dense tensors refuse": (
+        lambda mesh: placed(mesh) @ placed(mesh),
+        RuntimeError,
+        "does not match the other tensors",
+    ),
     "whole tensors of different shapes": (
         lambda mesh: sw.distribute_tensor(torch.ones(4 + mesh.get_rank(), 2), mesh, [Shard(0)]),
         ValueError,
         r"rank 0 gives a tensor Float \[4, 2\], rank 1 one Float \[5, 2\]",
     ),
-    "a wrapper to be cut": (
+    "a wrapper to be sharded": (
         lambda mesh: sw.distribute_tensor(sw.LocalShardsWrapper([ONES], [(0, 0)]), mesh, [Shard(0)]),
         ValueError,
         r"\[distribute_tensor\].*LocalShardsWrapper goes to DTensor.from_local",
@@ -163,7 +167,7 @@ ERRORS = {
         'dim "a" is named twice',
     ),
     "a dtype that the kernel refuses, where a rank has no rows": (
-        lambda mesh: cut(mesh, Shard(0, [6, 0])).long().softmax(1),
+        lambda mesh: placed(mesh, Shard(0, [6, 0])).long().softmax(1),
         (RuntimeError, NotImplementedError),
         "not implemented for 'Long'",
     ),
@@ -199,6 +203,6 @@ def test_the_mistake_is_named(name):
         mesh = sw.init_device_mesh("cpu", (2,))
         with pytest.raises(error, match=words):
             act(mesh)
-        return cut(mesh).sum().item()  # all ranks are still in step
+        return placed(mesh).sum().item()  # all ranks are still in step
 
     assert run_ranks(2, body) == [12, 12]

@@ -125,7 +125,7 @@ def test_operators_of_other_libraries_are_gathered_without_a_rule():
     on_ranks(check)
 
 
-def test_a_rule_in_notation_keeps_a_users_operator_cut():
+def test_a_rule_in_notation_keeps_a_users_operator_sharded():
     sw.register_rule("shardwise_test::scaled_mm", "ij,jk->ik", linear="each")
     with pytest.raises(ValueError, match="has a rule already"):
         sw.register_rule("shardwise_test::scaled_mm", "ij,jk->ik")

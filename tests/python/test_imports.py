@@ -31,7 +31,7 @@ def imported_by(source):
 
 
 def test_imports_within_functions_and_for_types_count():
-    source = "if TYPE_CHECKING:\n    from shardwise.dtensor import DTensor\ndef f():\n    from shardwise import _C, debug\n"
+    source = "if TYPE_CHECKING:\n from shardwise.dtensor import DTensor\ndef f():\n from shardwise import _C, debug\n"
     assert imported_by(source) == {"shardwise.dtensor", "shardwise.debug"}
 
 

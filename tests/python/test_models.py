@@ -24,9 +24,9 @@ LAYERS = [
 # name, placement of an input of `shape` on four ranks
 LAYOUTS = {
     "replicated": lambda shape: Replicate(),
-    "cut 0": lambda shape: Shard(0),
-    "cut 1": lambda shape: Shard(1),
-    "cut last": lambda shape: Shard(len(shape) - 1),
+    "sharded 0": lambda shape: Shard(0),
+    "sharded 1": lambda shape: Shard(1),
+    "sharded last": lambda shape: Shard(len(shape) - 1),
     "uneven": lambda shape: Shard(0, sizes=[1, 0, shape[0] - 1, 0]),
 }
 

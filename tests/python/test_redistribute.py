@@ -258,4 +258,4 @@ def test_ranks_receive_what_the_plan_says(shape, source, target):
     results = run_ranks(shape[0] * shape[1], body)
     assert [counted for counted, *_ in results] == [planned for _, planned, *_ in results]
     assert sum(counted for counted, *_ in results) == results[0][2]
-    assert results[0][3] == 1 or Partial() in source  # a Partial of nested cuts takes a detour
+    assert results[0][3] == 1 or Partial() in source  # a Partial of nested shards takes a detour

@@ -124,7 +124,7 @@ def test_checkpoints_know_where_the_pieces_stand(case):
     run_ranks(case.n_ranks, body)
 
 
-def test_a_checkpoint_of_one_rank_reloads_under_another_cut(tmp_path):
+def test_a_checkpoint_of_one_rank_reloads_under_another_layout(tmp_path):
     def body(rank):
         mesh, placements = on_mesh(n_ranks=1)
         torch.manual_seed(1)

@@ -17,7 +17,7 @@ DENSE = torch.arange(12.0).view(6, 2) / 7
 
 
 def on_two_ranks(body):
-    """Runs `body(tensor)` on two ranks with DENSE cut by rows."""
+    """Runs `body(tensor)` on two ranks with DENSE sharded by rows."""
 
     def on_rank(rank):
         mesh = sw.init_device_mesh("cpu", (2,))

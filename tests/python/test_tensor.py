@@ -41,7 +41,7 @@ def test_from_local_of_the_local_piece_is_the_same_tensor(case):
     run_ranks(case.n_ranks, body)
 
 
-def test_from_local_takes_an_even_cut_where_no_shape_is_given():
+def test_from_local_takes_even_shards_where_no_shape_is_given():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2))
         tensor = DTensor.from_local(torch.full((3, 2), float(rank)), mesh, [Shard(0), Shard(1)])
@@ -177,7 +177,7 @@ def test_random_numbers_have_their_distribution():
     run_ranks(2, body)
 
 
-def test_distribute_module_replicates_what_is_not_cut():
+def test_distribute_module_replicates_what_is_not_sharded():
     def partition(name, module, mesh):
         if name == "0":
             module.weight = nn.Parameter(sw.distribute_tensor(module.weight, mesh, [Shard(0)]))

@@ -10,7 +10,7 @@ from shardwise.testing import run_ranks
 
 LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(0, sizes=[3, 0, 1, 2]), Partial()]
 
-# Each gives a view of a [6, 6] tensor; of a cut dim its values are other ranks'.
+# Each gives a view of a [6, 6] tensor; of a sharded dim its values are other ranks'.
 VIEWS = {
     "row": lambda x: x[3],
     "last row": lambda x: x[-1],

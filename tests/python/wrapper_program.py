@@ -15,9 +15,9 @@ SMALL = torch.arange(3.0 * 5).reshape(3, 5)
 
 
 def wrapper_of(table, boxes):
-    cuts = [tuple(slice(o, o + n) for o, n in zip(*box, strict=True)) for box in boxes]
+    slices = [tuple(slice(o, o + n) for o, n in zip(*box, strict=True)) for box in boxes]
     return LocalShardsWrapper(
-        local_shards=[table[cut].clone() for cut in cuts], offsets=[offsets for offsets, _ in boxes]
+        local_shards=[table[part].clone() for part in slices], offsets=[offsets for offsets, _ in boxes]
     )
 
 
@@ -48,15 +48,15 @@ def columns(*ranges):
 
 def save(folder):
     """Four ranks: rows 1, 3, 1, 3 and columns in any order."""
-    cut = [rows(0, 1), rows(1, 4), rows(4, 5), rows(5, 8)]
+    by_rows = [rows(0, 1), rows(1, 4), rows(4, 5), rows(5, 8)]
     dcp.save(
-        state(torch.clone, cut, [columns((12, 13), (0, 5)), columns((5, 9)), columns((9, 12)), columns((13, 16))]),
+        state(torch.clone, by_rows, [columns((12, 13), (0, 5)), columns((5, 9)), columns((9, 12)), columns((13, 16))]),
         checkpoint_id=folder,
     )
 
 
 def load(folder):
-    """Two ranks with other cuts."""
+    """Two ranks with other shards."""
     loaded = state(torch.zeros_like, [rows(0, 3), rows(3, 8)], [columns((7, 16)), columns((0, 2), (2, 7))])
     dcp.load(loaded, checkpoint_id=folder)
     for name in ("rows", "columns", "plain"):
@@ -69,11 +69,12 @@ def load(folder):
 def sharded_tensor(folder):
     """There and back: same pieces, same storage; torch's own checkpoints know it, too."""
     rank = dist.get_rank()
-    cut = [rows(0, 1), rows(1, 4), rows(4, 5), rows(5, 8)]
-    tensor = state(torch.clone, cut, [columns((0, 4)), columns((4, 8)), columns((8, 12)), columns((12, 16))])["rows"]
+    by_rows = [rows(0, 1), rows(1, 4), rows(4, 5), rows(5, 8)]
+    by_columns = [columns((0, 4)), columns((4, 8)), columns((8, 12)), columns((12, 16))]
+    tensor = state(torch.clone, by_rows, by_columns)["rows"]
     sharded = to_sharded_tensor(tensor)
     assert sharded.size() == TABLE.shape and len(sharded.metadata().shards_metadata) == 4
-    assert sharded.local_shards()[0].metadata.shard_offsets == [cut[rank][0][0][0], 0]
+    assert sharded.local_shards()[0].metadata.shard_offsets == [by_rows[rank][0][0][0], 0]
     back = from_sharded_tensor(sharded)
     assert back.placements == tensor.placements
     assert back.to_local().shards[0].data_ptr() == tensor.to_local().shards[0].data_ptr()

@@ -63,7 +63,7 @@ Dense run_dense(const Compute& compute, const std::vector<Dims>& sizes, const De
   return dense;
 }
 
-/// A cut of `length` in `n` whose first piece is empty and the others uneven: 5 in 3 is 0,1,4.
+/// A split of `length` in `n` whose first piece is empty and the others uneven: 5 in 3 is 0,1,4.
 Dims uneven_sizes(int64_t length, int64_t n) {
   Dims result(n, 0);
   for (int64_t i = 1; i < n && length > 0; ++i) {
@@ -148,7 +148,7 @@ std::vector<std::vector<Placements>> combinations(const std::vector<Dims>& sizes
   return result;
 }
 
-at::Tensor cut_to(at::Tensor tensor, const Box& box) {
+at::Tensor part_of(at::Tensor tensor, const Box& box) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) tensor = tensor.narrow(dim, box.offsets[dim], box.sizes[dim]);
   return tensor;
 }
@@ -161,7 +161,7 @@ void spread(const at::Tensor& tensor, const at::Tensor& offset) {
   for (int64_t m = 0; m < spec.mesh()->ndim(); ++m) {
     if (!spec.placements()[m].is_partial() || spec.mesh()->size(m) == 1) continue;
     const int64_t coord = (*spec.mesh()->coord())[m];
-    const at::Tensor part = cut_to(offset, spec.boxes()[0]).to(impl->device());
+    const at::Tensor part = part_of(offset, spec.boxes()[0]).to(impl->device());
     if (coord == 0) impl->shards()[0].sub_(part);
     if (coord == spec.mesh()->size(m) - 1) impl->shards()[0].add_(part);
   }

@@ -17,7 +17,7 @@ inline MeshPtr make_mesh(Dims shape, std::vector<int64_t> ranks = {}) {
   return DeviceMesh::create(World::current(), c10::kCPU, {std::move(shape), std::move(ranks)});
 }
 
-/// A random way to cut `length` in `n_parts`, empty parts included.
+/// A random way to split `length` in `n_parts`, empty parts included.
 inline std::vector<int64_t> random_sizes(int64_t length, int64_t n_parts, std::mt19937& random) {
   std::vector<int64_t> ends{0, length};
   for (int64_t i = 1; i < n_parts; ++i) ends.push_back(static_cast<int64_t>(random() % (length + 1)));
@@ -31,15 +31,15 @@ inline std::vector<int64_t> random_sizes(int64_t length, int64_t n_parts, std::m
 inline Placement random_pieces(c10::IntArrayRef sizes, const RankGrid& grid, std::mt19937& random) {
   std::vector<Box> boxes{Box::whole(sizes)};
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    std::vector<Box> cut;
+    std::vector<Box> parts;
     for (const Box& box : boxes) {
       const int64_t at = box.offsets[dim] + static_cast<int64_t>(random() % (box.sizes[dim] + 1));
       for (Interval part : {Interval{box.offsets[dim], at}, Interval{at, box.offsets[dim] + box.sizes[dim]}}) {
-        cut.push_back(box);
-        cut.back().set_interval(static_cast<int64_t>(dim), part);
+        parts.push_back(box);
+        parts.back().set_interval(static_cast<int64_t>(dim), part);
       }
     }
-    boxes = std::move(cut);
+    boxes = std::move(parts);
   }
   std::vector<ShardMetadata> pieces;
   for (const Box& box : boxes)
@@ -52,7 +52,7 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
                                     bool with_partial = true) {
   if (grid.shape.size() == 1 && !sizes.empty() && random() % 5 == 0) return {random_pieces(sizes, grid, random)};
   Placements placements;
-  std::vector<bool> is_cut(sizes.size());
+  std::vector<bool> is_sharded(sizes.size());
   for (int64_t n_parts : grid.shape) {
     const auto dim = sizes.empty() ? 0 : random() % sizes.size();
     switch (random() % (sizes.empty() ? 2 : 5)) {
@@ -65,14 +65,14 @@ inline Placements random_placements(c10::IntArrayRef sizes, const RankGrid& grid
         break;
       case 2:
         placements.push_back(Placement::shard(static_cast<int64_t>(dim)));
-        is_cut[dim] = true;
+        is_sharded[dim] = true;
         break;
       default:
         // Explicit sizes outermost only: inner ones depend on the outer piece.
         placements.push_back(
-            is_cut[dim] ? Placement::shard(static_cast<int64_t>(dim))
-                        : Placement::shard(static_cast<int64_t>(dim), random_sizes(sizes[dim], n_parts, random)));
-        is_cut[dim] = true;
+            is_sharded[dim] ? Placement::shard(static_cast<int64_t>(dim))
+                            : Placement::shard(static_cast<int64_t>(dim), random_sizes(sizes[dim], n_parts, random)));
+        is_sharded[dim] = true;
     }
   }
   return placements;

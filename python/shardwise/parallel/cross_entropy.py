@@ -12,7 +12,7 @@ __all__ = ["VocabParallelCrossEntropy"]
 
 
 class VocabParallelCrossEntropy(nn.Module):
-    """nn.CrossEntropyLoss with logits cut along the classes, dim 1 (the only one, of a single sample). Logits never move.
+    """nn.CrossEntropyLoss with logits sharded along the classes, dim 1 (the only one, of a single sample). Logits never move.
 
     Logits may be a DTensor, with a DTensor of targets, or this rank's classes as a torch.Tensor, any number of them, with
     targets that are the same on every rank; the loss then is plain. `mesh`, `mesh_dim`: of plain logits, all ranks where they are

@@ -12,11 +12,11 @@ __all__ = ["ParallelEmbedding"]
 
 
 class ParallelEmbedding(ParallelLayer):
-    """nn.Embedding with its table [num_embeddings, embedding_dim] cut along the columns, or along the rows with dim=0.
+    """nn.Embedding with its table [num_embeddings, embedding_dim] sharded along the columns, or along the rows with dim=0.
 
     `max_norm`: rows looked up are renormalised in place by the norm of the whole row, whoever has its columns. `padding_idx`:
     that row starts at 0 and gets no gradient. `gather_output`: results lie as the ids do, whole on every rank for plain ones;
-    else columns stay cut (a plain output is this rank's columns), and sums over cut rows Partial (a plain output is this rank's
+    else columns stay sharded (a plain output is this rank's columns), and sums over sharded rows Partial (a plain output is this rank's
     term). `master_weight`: the whole table, alike on all ranks, in place of a drawn one. For the rest, nn.Embedding and ParallelLayer.
     """
 

@@ -1,4 +1,4 @@
-"""What layers with cut parameters share: their mesh, how parameters are made, drawn, given whole and taken whole."""
+"""What layers with sharded parameters share: their mesh, how parameters are made, drawn, given whole and taken whole."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["InitType", "ParallelLayer"]
 InitType = str | Callable[[torch.Tensor], Any]
 
 
-class Cut(NamedTuple):
-    """A parameter's whole size, and the dim and the blocks that are cut; whole on every rank where there is no dim."""
+class Sharding(NamedTuple):
+    """A parameter's whole size, and the dim and the blocks that are sharded; whole on every rank where there is no dim."""
 
     size: tuple[int, ...]
     dim: int | None
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 class ParallelLayer(nn.Module):
-    """A module whose parameters are each one master tensor, cut over the ranks along one mesh dim.
+    """A module whose parameters are each one master tensor, sharded over the ranks along one mesh dim.
 
     `init_type`: a name ("xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "normal", "uniform", "zeros",
     "ones", "none") or a function that fills a tensor in place, as those of torch.nn.init. Each rank draws its own part of the
@@ -57,18 +57,18 @@ class ParallelLayer(nn.Module):
         self.mesh_dim = _C.mesh_dim_number(self.mesh, mesh_dim)
         self.init_type = init_type
         self._is_meta = kind == "meta"
-        self._cuts: dict[str, Cut] = {}
+        self._shardings: dict[str, Sharding] = {}
 
     def _add_parameter(
         self, name: str, size: tuple[int, ...], dim: int | None, dtype: torch.dtype | None, stride: int = 1
     ) -> None:
-        self._cuts[name] = Cut(size, dim, stride)
+        self._shardings[name] = Sharding(size, dim, stride)
         dtype = dtype or torch.get_default_dtype()
         made = torch.empty(size, dtype=dtype, device="meta") if self._is_meta else self._make(name, dtype)
         self.register_parameter(name, nn.Parameter(made))
 
     def _make(self, name: str, dtype: torch.dtype) -> DTensor:
-        size, dim, stride = self._cuts[name]
+        size, dim, stride = self._shardings[name]
         if dim is None:
             return _C.empty(size, dtype, self.mesh, None, False)
         return _C.parallel_weight(size, dim, self.mesh, self.mesh_dim, stride, dtype)

@@ -16,7 +16,7 @@ class ParallelLinear(ParallelLayer):
     """What the two have in common: a weight [out, in] and a bias [out] that starts at 0."""
 
     bias: nn.Parameter | None
-    _cut_dim: int
+    _shard_dim: int
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class ParallelLinear(ParallelLayer):
     ) -> None:
         super().__init__(init_type, mesh, mesh_dim, device)
         self.in_features, self.out_features, self.stride = in_features, out_features, stride
-        self._add_parameter("weight", (out_features, in_features), self._cut_dim, dtype, stride)
+        self._add_parameter("weight", (out_features, in_features), self._shard_dim, dtype, stride)
         if bias:
-            self._add_parameter("bias", (out_features,), 0 if self._cut_dim == 0 else None, dtype, stride)
+            self._add_parameter("bias", (out_features,), 0 if self._shard_dim == 0 else None, dtype, stride)
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -67,16 +67,16 @@ class ParallelLinear(ParallelLayer):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """input @ weight.T + bias, with weight and bias cut along out_features.
+    """input @ weight.T + bias, with weight and bias sharded along out_features.
 
-    `gather_output`: every rank gets all columns of the output; else they stay cut (a plain output is this rank's columns).
-    `stride`: blocks of the output, 3 for fused queries, keys and values; each is cut over all ranks, so that a rank has its
+    `gather_output`: every rank gets all columns of the output; else they stay sharded (a plain output is this rank's columns).
+    `stride`: blocks of the output, 3 for fused queries, keys and values; each is sharded over all ranks, so that a rank has its
     queries, keys and values. The output is in the order of the master weight, whatever the stride.
     `master_weight`, `master_bias`: the whole ones, alike on all ranks, in place of drawn ones.
     For the rest, ParallelLayer.
     """
 
-    _cut_dim = 0
+    _shard_dim = 0
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """input @ weight.T + bias, with the weight cut along in_features; the bias is whole, and counted once.
+    """input @ weight.T + bias, with the weight sharded along in_features; the bias is whole, and counted once.
 
     `input_is_parallel`: a plain input is this rank's columns, as a column layer with gather_output=False gives them, not the
     whole; a DTensor says so itself. `stride`: blocks of the input, as that layer's. Otherwise as ColumnParallelLinear.
     """
 
-    _cut_dim = 1
+    _shard_dim = 1
 
     def __init__(
         self,
