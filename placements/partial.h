@@ -3,6 +3,7 @@
 
 #include "placements/placement.h"
 
+#include <functional>
 #include <vector>
 
 namespace shardwise {
@@ -12,7 +13,7 @@ template <class Predicate>
 std::vector<Placement> replicated_where(c10::ArrayRef<Placement> placements, const Predicate& is_replaced) {
   std::vector<Placement> result = placements.vec();
   for (Placement& placement : result)
-    if (is_replaced(placement)) placement = Placement::replicate();
+    if (std::invoke(is_replaced, placement)) placement = Placement::replicate();
   return result;
 }
 

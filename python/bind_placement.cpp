@@ -6,6 +6,12 @@
 namespace shardwise {
 namespace {
 
+/// The classes that users see: one per kind, so that isinstance and pattern matching work.
+struct PyShard : Placement {};
+struct PyReplicate : Placement {};
+struct PyPartial : Placement {};
+struct PyEnumerableShard : Placement {};
+
 using Numbers = std::vector<int64_t>;
 
 template <class Kind>

@@ -10,12 +10,6 @@
 
 namespace shardwise {
 
-/// The classes that users see: one per kind, so that isinstance and pattern matching work.
-struct PyShard : Placement {};
-struct PyReplicate : Placement {};
-struct PyPartial : Placement {};
-struct PyEnumerableShard : Placement {};
-
 /// Throws: TypeError for anything that is no placement, ValueError for one of torch's that has no counterpart.
 Placement to_placement(py::handle object);
 py::object from_placement(const Placement& placement);

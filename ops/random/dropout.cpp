@@ -30,9 +30,9 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
 /// One number per sample and channel, 1 where the channel is kept; sharded along these dims as `input`.
 at::Tensor kept_features(const at::Tensor& input, double p) {
   TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
-  Placements placements = without_partial(spec_of(input)->placements());
-  for (Placement& placement : placements)
-    if (placement.in_pieces() || (placement.is_shard() && placement.dim() >= 2)) placement = Placement::replicate();
+  const Placements placements = replicated_where(spec_of(input)->placements(), [](const Placement& placement) {
+    return placement.is_partial() || placement.in_pieces() || (placement.is_shard() && placement.dim() >= 2);
+  });
   Dims sizes(input.dim(), 1);
   sizes[0] = input.size(0);
   sizes[1] = input.size(1);

@@ -158,9 +158,9 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 
 /// The positions of uniform numbers in the running sums of each row; rows stay sharded.
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
-  Placements rows = without_partial(spec_of(self)->placements());
-  for (Placement& placement : rows)
-    if (placement.in_pieces() || placement.is_shard(self.dim() - 1)) placement = Placement::replicate();
+  const Placements rows = replicated_where(spec_of(self)->placements(), [&](const Placement& placement) {
+    return placement.is_partial() || placement.in_pieces() || placement.is_shard(self.dim() - 1);
+  });
   const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
   Dims sizes(self.sizes());
   sizes.back() = n_samples;

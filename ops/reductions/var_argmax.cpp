@@ -260,10 +260,9 @@ at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims)
   if (!self.is_complex()) return self;
   if (spec_of(self)->layout().in_pieces()) return redistribute(self, {Placement::replicate()});
   const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
-  Placements placements = spec_of(products)->placements().vec();
-  for (Placement& placement : placements)
-    if (placement.is_shard() && is_reduced(dims, placement.dim())) placement = Placement::replicate();
-  return redistribute(products, std::move(placements));
+  return redistribute(products, replicated_where(spec_of(products)->placements(), [&](const Placement& placement) {
+                        return placement.is_shard() && is_reduced(dims, placement.dim());
+                      }));
 }
 
 at::Tensor prod_dim(const at::Tensor& self, int64_t dim, bool keepdim, std::optional<at::ScalarType> dtype) {

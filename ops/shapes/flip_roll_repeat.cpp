@@ -6,6 +6,7 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
+#include "placements/partial.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -26,10 +27,7 @@ bool is_only_shard(const at::Tensor& self, int64_t dim) {
 
 /// Keeps Partials; the rest is replicated.
 Placements without_shards(c10::ArrayRef<Placement> placements) {
-  Placements result = placements.vec();
-  for (Placement& placement : result)
-    if (!placement.is_partial()) placement = Placement::replicate();
-  return result;
+  return replicated_where(placements, &Placement::is_sharded);
 }
 
 /// The intervals `sources_of(own interval)` of `dim`, in order, fetched from the ranks that have them.
@@ -87,11 +85,10 @@ at::Tensor roll_sharded(const at::Tensor& self, int64_t shift, int64_t dim) {
 
 /// Redistributed so that none of `dims` is sharded.
 at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
-  Placements placements = spec_of(self)->placements().vec();
-  for (Placement& placement : placements)
-    if (placement.in_pieces() || std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); }))
-      placement = Placement::replicate();
-  return moved_to(self, std::move(placements));
+  return moved_to(self, replicated_where(spec_of(self)->placements(), [&](const Placement& placement) {
+                    return placement.in_pieces() ||
+                           std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); });
+                  }));
 }
 
 Dims wrapped(c10::IntArrayRef dims, int64_t n_dims) {

@@ -24,10 +24,8 @@ Placements DimPieces::with_lengths(const std::vector<int64_t>& lengths) const {
 }
 
 Placements DimPieces::unsharded() const {
-  Placements result = spec_of(tensor)->placements().vec();
-  for (Placement& placement : result)
-    if (placement.is_shard(dim)) placement = Placement::replicate();
-  return result;
+  return replicated_where(spec_of(tensor)->placements(),
+                          [&](const Placement& placement) { return placement.is_shard(dim); });
 }
 
 at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const {
@@ -46,11 +44,9 @@ at::Tensor moved_to(const at::Tensor& tensor, Placements placements) {
 DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {
   DimPieces result;
   result.dim = c10::maybe_wrap_dim(dim, tensor.dim());
-  Placements placements = spec_of(tensor)->placements().vec();
-  for (Placement& placement : placements) {
-    const bool stays = placement.is_partial() && keeps_sums && is_linear(placement.reduce());
-    if (placement.in_pieces() || (placement.is_partial() && !stays)) placement = Placement::replicate();
-  }
+  Placements placements = replicated_where(spec_of(tensor)->placements(), [&](const Placement& placement) {
+    return placement.in_pieces() || (placement.is_partial() && !(keeps_sums && placement.is_linear_partial()));
+  });
   result.tensor = moved_to(tensor, placements);
   const Spec& spec = *spec_of(result.tensor);
   result.intervals = {{0, 1}};

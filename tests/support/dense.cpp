@@ -1,5 +1,6 @@
 #include "tests/support/dense.h"
 
+#include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/ranks.h"
@@ -186,9 +187,7 @@ Tensors distributed_grads(const Dense& dense, const Tensors& outputs) {
       result.emplace_back();
       continue;
     }
-    Placements placements = spec_of(outputs[i])->placements().vec();
-    for (Placement& placement : placements)
-      if (placement.is_partial()) placement = Placement::replicate();
+    Placements placements = without_partial(spec_of(outputs[i])->placements());
     result.push_back(
         distribute_tensor(dense.grads_of_outputs[i], spec_of(outputs[i])->mesh(), placements, std::nullopt));
   }
