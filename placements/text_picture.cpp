@@ -22,8 +22,8 @@ std::string title(const Picture& picture, int64_t max_width) {
   const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
                                        rank_list(layout.grid().ranks), with_commas(n_bytes));
   std::string placements = shardwise::to_string(layout.placements());
-  const auto n_pieces = layout.placements().size() == 1 ? layout.placements()[0].pieces().size() : 0;
-  if (n_pieces > 0) placements = fmt::format("EnumerableShard of {} pieces", n_pieces);
+  if (layout.in_pieces())  // "EnumerableShard" of "[EnumerableShard([...])]"
+    placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
   const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (static_cast<int64_t>(placements.size()) > room) placements = placements.substr(0, room - 3) + kEllipsis;
   return head + placements + tail + "\n";
