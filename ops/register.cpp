@@ -7,6 +7,15 @@
 #include "runtime/dispatch/view_replay.h"
 
 namespace shardwise {
+namespace {
+
+/// They read an argument's type or shape alone, or only the tensor that they are given.
+constexpr std::string_view kCompositesWithoutPlain[] = {
+    "aten::type_as", "aten::expand_as",  "aten::view_as", "aten::reshape_as", "aten::to",
+    "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
+    "aten::dropout", "aten::layer_norm", "aten::square"};
+
+}  // namespace
 
 void register_operators() {
   auto& table = RuleTable::global();
@@ -63,7 +72,7 @@ void register_operators() {
   register_sparse_reductions();
   register_hot();  // these have their rules by now
   register_dispatch();
-  register_composites();
+  register_composites(kCompositesWithoutPlain);
   register_sparse();
   register_view_replay();
 }

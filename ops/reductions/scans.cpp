@@ -4,6 +4,7 @@
 #include "ops/support/derivative.h"
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
+#include "runtime/tensor/derivative_formula.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -143,8 +144,7 @@ at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& sel
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("aten::cumsum", "")
                        .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();
-  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
-  return op.redispatch(formula, self, dim, dtype);
+  return op.redispatch(formula_keys(keys), self, dim, dtype);
 }
 
 /// The products without each factor, times the gradients from that factor on, as n x n products: twice differentiable.

@@ -2,6 +2,7 @@
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_gradients.h"
+#include "runtime/tensor/derivative_formula.h"
 
 #include <ATen/ops/cat_ops.h>
 
@@ -61,15 +62,14 @@ void describe_stack(const OpCall& call, Signature& signature) {
 
 /// torch's derivative formula gives operands of shape [0] plain gradients.
 at::Tensor differentiable_cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
-  const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
   const auto is_nothing = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 && tensor.numel() == 0 && tensor.requires_grad();
   };
-  if (std::ranges::none_of(tensors, is_nothing)) return at::_ops::cat::redispatch(formula, tensors, dim);
+  if (std::ranges::none_of(tensors, is_nothing)) return at::_ops::cat::redispatch(formula_keys(keys), tensors, dim);
   std::vector<at::Tensor> inputs;
   for (const at::Tensor& tensor : tensors)
     inputs.push_back(is_nothing(tensor) ? with_distributed_gradient(tensor) : tensor);
-  return at::_ops::cat::redispatch(formula, inputs, dim);
+  return at::_ops::cat::redispatch(formula_keys(keys), inputs, dim);
 }
 
 }  // namespace

@@ -5,21 +5,21 @@
 #include "ops/support/kernels.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/tensor/derivative_formula.h"
 
 #include <memory>
 
 namespace shardwise {
 namespace {
 
-/// Calls torch's derivative formula, registered under AutogradOther, on inputs whose gradients are distributed.
+/// Calls torch's derivative formula on inputs whose gradients are distributed.
 class Guarded final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (c10::GradMode::is_enabled())
       for (size_t i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i)
         if ((*stack)[i].isTensor()) (*stack)[i] = with_distributed_gradient((*stack)[i].toTensor());
-    const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
-    op.redispatchBoxed(formula, stack);
+    op.redispatchBoxed(formula_keys(keys), stack);
   }
 };
 

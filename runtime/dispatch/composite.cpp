@@ -6,8 +6,8 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
-#include <set>
 
 namespace shardwise {
 namespace {
@@ -76,15 +76,6 @@ class CompositeKernel final : public c10::OperatorKernel {
   OpInfo info_;
 };
 
-/// They read one argument's type or shape alone, or the tensor they are given and no other: nothing plain can come of them.
-bool is_simple(const c10::OperatorName& name) {
-  static const std::set<std::string> names = {
-      "aten::type_as", "aten::expand_as",  "aten::view_as", "aten::reshape_as", "aten::to",
-      "aten::reshape", "aten::flatten",    "aten::chunk",   "aten::contiguous", "aten::softmax",
-      "aten::dropout", "aten::layer_norm", "aten::square"};
-  return names.contains(name.name);
-}
-
 bool returns_tensors(const c10::OperatorHandle& op) {
   for (const auto& result : op.schema().returns())
     if (result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->isSubtypeOf(*c10::ListType::ofTensors()))
@@ -94,13 +85,13 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-void register_composites() {
+void register_composites(c10::ArrayRef<std::string_view> without_plain) {
   auto& dispatcher = c10::Dispatcher::singleton();
   // Registrations last as long as the process.
   auto& backend = *new torch::Library(torch::Library::IMPL, "aten", kTensorKey, __FILE__, __LINE__);
   auto& autograd = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::") || is_simple(name)) continue;
+    if (!name.name.starts_with("aten::") || std::ranges::count(without_plain, name.name)) continue;
     if (name.overload_name.find("name") != std::string::npos) continue;  // named dims cannot be boxed
     auto op = dispatcher.findSchema(name);
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !returns_tensors(*op) ||

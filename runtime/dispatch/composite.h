@@ -1,14 +1,19 @@
 // runtime/dispatch/composite.h: operators that torch composes of others.
 //
-// Their parts find their own rules. In between torch makes plain tensors from the shapes at hand (a range, a mask, an empty result);
-// those count as replicated there.
+// The parts find their own rules. Between them torch makes plain tensors from shapes (a range, a mask, an empty result), which
+// count as replicated there.
 #pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <string_view>
 
 namespace shardwise {
 
-/// Registers composite operators of aten that have neither rule nor kernel of ours: torch's composition runs under
-/// ImplicitReplication, after a look at what the caller gave (a plain tensor of his is an error, as ever), and results that came
-/// out plain are wrapped as replicas. Called after register_dispatch().
-void register_composites();
+/// Registers the composite operators of aten that have neither a rule nor a kernel of ours: the caller's plain tensors are checked
+/// as for any operator, torch's composition runs under ImplicitReplication, and plain results are wrapped as replicas.
+/// `without_plain`: composites that make no plain tensor ("aten::reshape"); torch's own kernel, which is faster, answers them.
+/// Called after register_dispatch().
+void register_composites(c10::ArrayRef<std::string_view> without_plain);
 
 }  // namespace shardwise

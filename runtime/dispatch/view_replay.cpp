@@ -1,6 +1,7 @@
 #include "runtime/dispatch/view_replay.h"
 
 #include "runtime/rules/op_info.h"
+#include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <c10/core/AutogradState.h>
@@ -11,13 +12,11 @@
 namespace shardwise {
 namespace {
 
-/// Hands a call on to torch's derivative formula, which it finds under AutogradOther.
 class Replayed final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     ViewReplay replay;
-    const auto formula = keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
-    op.redispatchBoxed(formula, stack);
+    op.redispatchBoxed(formula_keys(keys), stack);
   }
 };
 
