@@ -5,6 +5,7 @@
 #include "placements/partial.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/local_pieces.h"
+#include "runtime/tensor/spec_value.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
@@ -54,12 +55,11 @@ at::Tensor shards_of(const DTensorImpl& tensor, LocalKind kind) {
 
 struct Kept {
   static void keep(AutogradContext* ctx, const SpecPtr& spec, LocalKind kind) {
-    ctx->saved_data["spec"] = c10::IValue::make_capsule(spec);
+    ctx->saved_data["spec"] = to_value(spec);
     ctx->saved_data["kind"] = static_cast<int64_t>(kind);
   }
   explicit Kept(const AutogradContext* ctx)
-      : spec(SpecPtr::reclaim_copy(static_cast<Spec*>(ctx->saved_data.at("spec").toCapsule().get()))),
-        kind(static_cast<LocalKind>(ctx->saved_data.at("kind").toInt())) {}
+      : spec(to_spec(ctx->saved_data.at("spec"))), kind(static_cast<LocalKind>(ctx->saved_data.at("kind").toInt())) {}
 
   SpecPtr spec;
   LocalKind kind;

@@ -7,6 +7,7 @@
 #include "runtime/redistribute/sparse_move.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/spec_value.h"
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
@@ -23,12 +24,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void keep(AutogradContext* ctx, const SpecPtr& spec) { ctx->saved_data["spec"] = c10::IValue::make_capsule(spec); }
-
-SpecPtr kept(const AutogradContext* ctx) {
-  auto held = ctx->saved_data.at("spec").toCapsule();
-  return SpecPtr::reclaim_copy(static_cast<Spec*>(held.get()));
-}
+void keep(AutogradContext* ctx, const SpecPtr& spec) { ctx->saved_data["spec"] = to_value(spec); }
+SpecPtr kept(const AutogradContext* ctx) { return to_spec(ctx->saved_data.at("spec")); }
 
 /// The gradient of a tensor of `spec`: the same values laid out its way.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) {
@@ -174,7 +171,7 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
     c10::List<c10::IValue> specs(c10::AnyType::get());
     for (const at::Tensor& tensor : tensors) {
       const SpecPtr& spec = spec_of(tensor);
-      specs.push_back(c10::IValue::make_capsule(spec->with_placements(without_partial(spec->placements()))));
+      specs.push_back(to_value(spec->with_placements(without_partial(spec->placements()))));
     }
     ctx->saved_data["specs"] = specs;
     std::vector<bool> is_frozen;
@@ -193,8 +190,7 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       defined.push_back(grads[i]);
-      auto held = specs[i].toCapsule();
-      to.push_back(SpecPtr::reclaim_copy(static_cast<Spec*>(held.get())));
+      to.push_back(to_spec(specs[i]));
     }
     const int64_t bucket_bytes = ctx->saved_data.at("bucket_bytes").toInt();
     auto moved = torch::autograd::GradMode::is_enabled()
