@@ -56,7 +56,8 @@ constexpr const char* kFromLocal =
     "and make\n"
     "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
     "not these.\n\n"
-    "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact.\n\n"
+    "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact. With `shape` and\n"
+    "exact placements (Shards with sizes, or an EnumerableShard) nothing is exchanged, except under `run_check`.\n\n"
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kToLocal =
