@@ -5,6 +5,7 @@
 #include "runtime/dispatch/composite.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/view_replay.h"
+#include "runtime/tensor/sparse.h"
 
 namespace shardwise {
 namespace {
@@ -73,7 +74,7 @@ void register_operators() {
   register_hot();  // these have their rules by now
   register_dispatch();
   register_composites(kCompositesWithoutPlain);
-  register_sparse();
+  at_first_sparse(&register_sparse);
   register_view_replay();
 }
 

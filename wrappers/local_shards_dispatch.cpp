@@ -1,5 +1,6 @@
 #include "wrappers/local_shards_dispatch.h"
 
+#include "runtime/rules/aten_operators.h"
 #include "runtime/rules/propagate.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -125,25 +126,16 @@ torch::Library& library(const char* ns, c10::DispatchKey key) {
 }  // namespace
 
 void register_local_shards() {
-  auto& dispatcher = c10::Dispatcher::singleton();
   auto& aten = library("aten", kLocalShardsKey);
   aten.impl("equal", &equal);
   aten.impl("is_pinned", &is_pinned);
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::")) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(kLocalShardsKey)) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    aten.impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PieceKernel>(*op)));
-  }
+  for (const AtenOperator& op : aten_operators())
+    if (!op.handle.hasKernelForDispatchKey(kLocalShardsKey) &&
+        !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+      aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PieceKernel>(op.handle)));
   library("_", kLocalShardsKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  if (!dispatcher.hasBackendFallbackForDispatchKey(kAutogradLocalShardsKey))
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradLocalShardsKey))
     library("_", kAutogradLocalShardsKey).fallback(torch::CppFunction::makeFallthrough());
-}
-
-namespace {
-[[maybe_unused]] const bool registered = (register_local_shards(), true);
 }
 
 }  // namespace shardwise

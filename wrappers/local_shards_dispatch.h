@@ -10,7 +10,7 @@ namespace shardwise {
 /// Throws, at the call: c10::NotImplementedError for any other operator, c10::ValueError for wrappers of differing offsets,
 /// c10::TypeError for plain tensors of one or more dims and distributed ones next to a wrapper.
 ///
-/// Called once, while the library loads; rules are looked up at the first call of an operator.
+/// Called once, for the first wrapper of a program; rules are looked up at the first call of an operator.
 void register_local_shards();
 
 }  // namespace shardwise

@@ -1,6 +1,7 @@
 #include "wrappers/local_shards_impl.h"
 
 #include "runtime/tensor/spec.h"
+#include "wrappers/local_shards_dispatch.h"
 
 #include <atomic>
 #include <set>
@@ -79,6 +80,7 @@ Dims outer_sizes(c10::ArrayRef<Box> boxes, int64_t n_dims) {
 
 at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets, c10::IntArrayRef sizes,
                              const at::TensorOptions& options) {
+  [[maybe_unused]] static const bool registered = (register_local_shards(), true);
   auto tensor = at::detail::make_tensor<LocalShardsImpl>(std::move(shards), std::move(offsets), sizes,
                                                          c10::typeMetaToScalarType(options.dtype()), options.device());
   if (auto hook = local_shards_hook.load(std::memory_order_relaxed)) hook(tensor);

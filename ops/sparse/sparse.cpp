@@ -1,6 +1,7 @@
 #include "ops/sparse/sparse.h"
 
 #include "ops/sparse/sparse_rule.h"
+#include "runtime/rules/aten_operators.h"
 
 #include <fmt/format.h>
 
@@ -53,15 +54,10 @@ AtenKernels& aten_sparse_kernels() {
 }
 
 void register_sparse() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::")) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || decomposes(*op) || op->hasKernelForDispatchKey(kSparseKey)) continue;
-    const OpInfo info(*op);
-    aten_sparse_kernels().impl(info.name.c_str() + 6,
-                               torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SparseKernel>(*op)));
-  }
+  for (const AtenOperator& op : aten_operators())
+    if (!decomposes(op.handle) && !op.handle.hasKernelForDispatchKey(kSparseKey))
+      aten_sparse_kernels().impl(op.short_name(),
+                                 torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SparseKernel>(op.handle)));
   static auto& others = *new torch::Library(torch::Library::IMPL, "_", kSparseKey, __FILE__, __LINE__);
   others.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

@@ -14,7 +14,7 @@ void register_sparse_construction();
 void register_sparse_entries();
 /// Sums, norms and any() of all their values. Called before register_sparse().
 void register_sparse_reductions();
-/// All other operators: by a SparseRule, or with an error that names to_dense(). Called after register_dispatch().
+/// All other operators: by a SparseRule, or with an error that names to_dense(). Called when there is a sparse tensor.
 void register_sparse();
 
 }  // namespace shardwise

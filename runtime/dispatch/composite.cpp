@@ -3,6 +3,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/aten_operators.h"
 
 #include <torch/library.h>
 
@@ -86,21 +87,19 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 }  // namespace
 
 void register_composites(c10::ArrayRef<std::string_view> without_plain) {
-  auto& dispatcher = c10::Dispatcher::singleton();
   // Registrations last as long as the process.
   auto& backend = *new torch::Library(torch::Library::IMPL, "aten", kTensorKey, __FILE__, __LINE__);
   auto& autograd = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::") || std::ranges::count(without_plain, name.name)) continue;
-    if (name.overload_name.find("name") != std::string::npos) continue;  // named dims cannot be boxed
-    auto op = dispatcher.findSchema(name);
-    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) || !returns_tensors(*op) ||
-        op->hasKernelForDispatchKey(kTensorKey) || op->hasKernelForDispatchKey(kAutogradKey) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::Autograd))
+  for (const AtenOperator& op : aten_operators()) {
+    if (!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+        op.handle.hasKernelForDispatchKey(kTensorKey) || op.handle.hasKernelForDispatchKey(kAutogradKey) ||
+        op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) || std::ranges::count(without_plain, op.handle.operator_name().name) ||
+        !returns_tensors(op.handle))
       continue;
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (op.handle.schema().overload_name().find("name") != std::string::npos) continue;  // named dims cannot be boxed
     for (auto* keyed : {&backend, &autograd})
-      keyed->impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(*op)));
+      keyed->impl(op.short_name(),
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>(op.handle)));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/dispatch/local_run.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/out_call.h"
+#include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
 
 #include <fmt/format.h>
@@ -165,19 +166,15 @@ void add_user_rule(const std::string& op, const Rule& rule) {
 }
 
 void register_dispatch() {
-  auto& dispatcher = c10::Dispatcher::singleton();
   auto& aten = library("aten", kTensorKey);
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with("aten::")) continue;
-    auto op = dispatcher.findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(kTensorKey)) continue;
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    const bool is_composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    if (is_composite && !RuleTable::global().find(full)) continue;
-    aten.impl(full.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(*op)));
+  for (const AtenOperator& op : aten_operators()) {
+    if (op.handle.hasKernelForDispatchKey(kTensorKey)) continue;
+    const bool is_composite = op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    if (is_composite && !RuleTable::global().find(op.name)) continue;
+    aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op.handle)));
   }
   library("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  if (!dispatcher.hasBackendFallbackForDispatchKey(kAutogradKey))
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradKey))
     library("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
   register_detach();
 }

@@ -3,6 +3,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/aten_operators.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/native/Resize.h>
@@ -48,14 +49,8 @@ std::unique_ptr<OutCall> OutCall::find(const OpInfo& op) {
   if (schema.arguments().empty() || !is_out(schema.arguments().back())) return nullptr;
   for (const auto& result : schema.returns())
     if (result.type()->kind() != c10::TypeKind::TensorType) return nullptr;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  static const std::vector<c10::OperatorName> all = dispatcher.getAllOpNames();
-  for (const c10::OperatorName& name : all) {
-    if (name.name != schema.name()) continue;
-    auto candidate = dispatcher.findSchema(name);
-    if (candidate && is_form_of(candidate->schema(), schema))
-      return std::unique_ptr<OutCall>(new OutCall(std::move(*candidate)));
-  }
+  for (const AtenOperator& candidate : overloads_of(schema.name()))
+    if (is_form_of(candidate.handle.schema(), schema)) return std::unique_ptr<OutCall>(new OutCall(candidate.handle));
   return nullptr;
 }
 

@@ -1,12 +1,13 @@
 #include "runtime/dispatch/view_replay.h"
 
-#include "runtime/rules/op_info.h"
+#include "runtime/rules/aten_operators.h"
 #include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <c10/core/AutogradState.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace shardwise {
@@ -20,8 +21,14 @@ class Replayed final : public c10::OperatorKernel {
   }
 };
 
-bool is_tracked(const OpInfo& op) {
-  return op.is_view && op.name.starts_with("aten::") && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
+bool is_view(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
+    return result.alias_info() && !result.alias_info()->isWrite();
+  });
+}
+
+bool is_tracked(const AtenOperator& op) {
+  return is_view(op.handle.schema()) && !op.handle.hasKernelForDispatchKey(kAutogradKey) &&
          op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
          !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
@@ -35,16 +42,11 @@ ViewReplay::ViewReplay() : outer_(c10::AutogradState::get_tls_state().get_view_r
 ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_enabled(outer_); }
 
 void register_view_replay() {
-  auto& dispatcher = c10::Dispatcher::singleton();
   auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__,
                                    __LINE__);  // lasts as long as the process
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findSchema(name);
-    if (!op) continue;
-    const OpInfo info(*op);
-    if (is_tracked(info))
-      aten.impl(info.name.c_str() + 6, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
-  }
+  for (const AtenOperator& op : aten_operators())
+    if (is_tracked(op))
+      aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
 }
 
 }  // namespace shardwise

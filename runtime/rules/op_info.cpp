@@ -8,7 +8,7 @@ namespace shardwise {
 namespace {
 
 bool is_number(const c10::TypePtr& type) {
-  if (auto optional = type->cast<c10::OptionalType>()) return is_number(optional->getElementType());
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) return is_number(optional->getElementType());
   return type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType;
 }
 

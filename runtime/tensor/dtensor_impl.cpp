@@ -12,6 +12,8 @@ namespace shardwise {
 namespace {
 
 std::atomic<WrapHook> wrap_hook{nullptr};
+/// Called before the first sparse tensor.
+std::atomic<void (*)()> prepare_sparse{nullptr};
 
 /// What is left of a move that failed: every use says why.
 class FailedMove final : public PendingMove {
@@ -142,7 +144,13 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
 
 at::Tensor wrap(SpecPtr spec, Shards shards) { return make(std::move(spec), std::move(shards), nullptr); }
 
+void at_first_sparse(void (*prepare)()) { prepare_sparse = prepare; }
+
 at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries) {
+  [[maybe_unused]] static const bool is_prepared = [] {
+    if (auto* prepare = prepare_sparse.load()) prepare();
+    return true;
+  }();
   return make(std::move(spec), std::move(shards), std::make_shared<SparseEntries>(std::move(entries)));
 }
 

@@ -36,6 +36,9 @@ struct SparseEntries {
 /// whose dense dims it cuts, hold the same indices in the same order; Partials are sums.
 at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries = {});
 
+/// Has `prepare` called once, before the first of them is made: that is when their kernels are registered.
+void at_first_sparse(void (*prepare)());
+
 /// Null where `tensor` is not a distributed sparse one.
 inline DTensorImpl* maybe_sparse(const at::TensorBase& tensor) {
   auto* impl = maybe_dtensor(tensor);
