@@ -3,28 +3,32 @@
 #pragma once
 
 #include "ops/support/kernels.h"
-#include "runtime/api/dtensor.h"
-#include "runtime/dispatch/bound_call.h"
-#include "runtime/dispatch/plain_operand.h"
 
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
+#include <type_traits>
 
 namespace shardwise {
+
+/// Plain `self` of aten's `op` as a replica on `mesh` that shares its memory. Throws: as check_plain().
+at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh);
+
+/// Sets `mesh` to that of a distributed operand.
+void find_mesh(const at::Tensor& operand, MeshPtr& mesh);
+void find_mesh(const c10::List<std::optional<at::Tensor>>& operands, MeshPtr& mesh);
+template <class Value>
+void find_mesh(const Value&, MeshPtr&) {}
 
 template <auto kernel>
 struct PlainSelf;
 
-/// Calls `kernel` with a replica in place of a plain `self`, where check_plain() allows one. The replica shares its memory.
+/// Calls `kernel` with a replica in place of a plain `self`.
 template <class Return, class Self, class... Rest, Return (*kernel)(Self, Rest...)>
 struct PlainSelf<kernel> {
   static Return call(Self self, Rest... rest) {
     if (is_dtensor(self)) [[likely]]
       return kernel(self, rest...);
-    static const OpInfo op(*c10::Dispatcher::singleton().findSchema(torch::jit::parseName("aten::" + name)));
-    if (self.dim() > 0) check_plain(op, self, 0);
     MeshPtr mesh;
-    (look_at(rest, mesh), ...);
-    at::Tensor replica = from_local(self.detach(), mesh, Placements(mesh->ndim()), {.shape = Dims(self.sizes())});
+    (find_mesh(rest, mesh), ...);
+    at::Tensor replica = replica_of_plain(name, self, mesh);
     if constexpr (std::is_reference_v<Return>) {
       kernel(replica, rest...);
       return const_cast<at::Tensor&>(static_cast<const at::Tensor&>(self));
@@ -33,18 +37,7 @@ struct PlainSelf<kernel> {
     }
   }
 
-  inline static std::string name;  // "scatter.src"
-
- private:
-  template <class Value>
-  static void look_at(const Value&, MeshPtr&) {}
-  static void look_at(const at::Tensor& tensor, MeshPtr& mesh) {
-    if (const auto* impl = maybe_dtensor(tensor)) mesh = impl->spec()->mesh();
-  }
-  static void look_at(const c10::List<std::optional<at::Tensor>>& tensors, MeshPtr& mesh) {
-    for (const std::optional<at::Tensor> tensor : tensors)
-      if (tensor) look_at(*tensor, mesh);
-  }
+  inline static const char* name;  // "scatter.src"
 };
 
 /// Registers `kernel` for aten operator `name`.
