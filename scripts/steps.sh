@@ -31,28 +31,42 @@ die() {
   exit 1
 }
 
-# On a terminal the step's line shows the time that has passed and the last line of its output, once a second.
+# What the step says of its progress: ninja's status in brackets ("41 of 97 files, 02:10 left"), else the last line of its output.
+_progress() {
+  local last
+  last=$(tail -n 1 "$SHARDWISE_LOG" | tr -cd '[:print:]')
+  if [[ $last =~ ^\[([0-9]+\ of\ [^]]+)\] ]]; then last=${BASH_REMATCH[1]}; fi
+  printf '%s' "${last:0:60}"
+}
+
+# On a terminal the step's line is renewed once a second; elsewhere (a log of CI) a line is written every minute.
 _watch() {
-  local title=$1 pid=$2 began=$SECONDS last
-  while kill -0 "$pid" 2>/dev/null; do
-    last=$(tail -n 1 "$SHARDWISE_LOG" | tr -cd '[:print:]' | cut -c1-60)
-    printf '\r\e[K  … %-44s %4d s  %s%s%s' "$title" $((SECONDS - began)) "$dim" "$last" "$plain"
+  local title=$1 passed
+  for ((passed = 0; ; ++passed)); do
+    if [ -t 1 ]; then
+      printf '\r\e[K  … %-44s %4d s  %s%s%s' "$title" $passed "$dim" "$(_progress)" "$plain"
+    elif [ $((passed % 60)) -eq 59 ]; then
+      printf '  … %-44s %4d s  %s\n' "$title" $((passed + 1)) "$(_progress)"
+    fi
     sleep 1
   done
-  printf '\r\e[K'
 }
 
 try_step() {
-  local title=$1 began status=0 pid first_line elapsed
+  local title=$1 began status=0 pid watcher first_line elapsed
   shift
   printf '\n==> %s\n    %s\n' "$title" "$*" >>"$SHARDWISE_LOG"
   first_line=$(wc -l <"$SHARDWISE_LOG")
   began=$(date +%s%N)
   "$@" >>"$SHARDWISE_LOG" 2>&1 </dev/null &
   pid=$!
-  trap 'kill "$pid" 2>/dev/null' INT TERM
-  [ ! -t 1 ] || _watch "$title" "$pid"
+  trap 'kill "$pid" "$watcher" 2>/dev/null' INT TERM
+  _watch "$title" &
+  watcher=$!
+  disown $watcher
   wait "$pid" || status=$?
+  kill $watcher
+  [ ! -t 1 ] || printf '\r\e[K'
   trap - INT TERM
   elapsed=$((($(date +%s%N) - began) / 100000000))
   local mark=${green}✓${plain}
