@@ -11,7 +11,10 @@ if(extension_sources)
   Python_add_library(shardwise_python MODULE WITH_SOABI ${extension_sources})
   target_link_libraries(shardwise_python PRIVATE shardwise shardwise_base shardwise::torch_python)
   target_include_directories(shardwise_python PRIVATE ${PROJECT_BINARY_DIR}/generated)
-  target_precompile_headers(shardwise_python PRIVATE cmake/pch_python.h)
+  shardwise_batches(shardwise_python)
+  if(NOT SHARDWISE_BATCHES)  # two batches parse the headers faster than they make and read a precompiled header
+    target_precompile_headers(shardwise_python PRIVATE cmake/pch_python.h)
+  endif()
   set_target_properties(shardwise_python PROPERTIES
     OUTPUT_NAME _C
     CXX_VISIBILITY_PRESET hidden

@@ -27,13 +27,20 @@ if(kernels_tests)
   add_test(NAME kernels_test COMMAND kernels_test)
 endif()
 
+# What runs on threads in runtime_test and on processes in gloo_test.
+set(collective_tests collectives_test.cpp messages_test.cpp order_check_test.cpp)
+list(TRANSFORM collective_tests PREPEND ${PROJECT_SOURCE_DIR}/tests/runtime/comm/)
+shardwise_objects(collective_test_objects ${collective_tests})
+target_link_libraries(collective_test_objects PUBLIC GTest::gtest)
+
 file(GLOB runtime_tests CONFIGURE_DEPENDS
   tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/wrappers/*_test.cpp)
+list(REMOVE_ITEM runtime_tests ${collective_tests})
 if(runtime_tests)
   shardwise_objects(runtime_test_objects ${runtime_tests})
   target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)
   add_executable(runtime_test)
-  target_link_libraries(runtime_test PRIVATE runtime_test_objects GTest::gtest_main)
+  target_link_libraries(runtime_test PRIVATE runtime_test_objects collective_test_objects GTest::gtest_main)
   add_test(NAME runtime_test COMMAND runtime_test)
   set_tests_properties(runtime_test PROPERTIES TIMEOUT 900)
 endif()
@@ -52,11 +59,10 @@ endif()
 
 # The collectives once more, on three processes over Gloo.
 if(SHARDWISE_HAS_GLOO)
-  shardwise_objects(gloo_test_objects tests/runtime/comm/gloo_main.cpp
-    tests/runtime/comm/collectives_test.cpp tests/runtime/comm/messages_test.cpp tests/runtime/comm/order_check_test.cpp)
-  target_link_libraries(gloo_test_objects PUBLIC GTest::gtest)
+  shardwise_objects(gloo_main tests/runtime/comm/gloo_main.cpp)
+  target_link_libraries(gloo_main PUBLIC GTest::gtest)
   add_executable(gloo_test)
-  target_link_libraries(gloo_test PRIVATE gloo_test_objects)
+  target_link_libraries(gloo_test PRIVATE gloo_main collective_test_objects)
   add_test(NAME gloo_test COMMAND ${Python_EXECUTABLE} -m torch.distributed.run
     --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:gloo_test>)
   set_tests_properties(gloo_test PROPERTIES TIMEOUT 300)

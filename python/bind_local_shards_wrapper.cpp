@@ -13,7 +13,7 @@ using Numbers = std::vector<int64_t>;
 PyTypeObject* wrapper_class = nullptr;
 
 /// Gives a new wrapper its Python object, of our class.
-void attach(const at::Tensor& wrapper) {
+void attach_wrapper(const at::Tensor& wrapper) {
   py::gil_scoped_acquire gil;
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(wrapper, wrapper_class));
   if (!object) throw python_error();
@@ -21,11 +21,11 @@ void attach(const at::Tensor& wrapper) {
 
 void set_local_shards_class(const py::object& type) {
   wrapper_class = reinterpret_cast<PyTypeObject*>(py::object(type).release().ptr());
-  set_local_shards_hook(&attach);
+  set_local_shards_hook(&attach_wrapper);
 }
 
-at::Tensor py_make(std::vector<at::Tensor> shards, const std::vector<Numbers>& offsets, at::ScalarType dtype,
-                   const std::optional<at::Device>& device, int64_t n_dims) {
+at::Tensor py_make_wrapper(std::vector<at::Tensor> shards, const std::vector<Numbers>& offsets, at::ScalarType dtype,
+                           const std::optional<at::Device>& device, int64_t n_dims) {
   return make_local_shards(std::move(shards), {offsets.begin(), offsets.end()},
                            at::TensorOptions().dtype(dtype).device(device.value_or(at::kCPU)), n_dims);
 }
@@ -44,7 +44,7 @@ std::vector<Numbers> py_offsets(const at::Tensor& wrapper) { return to_numbers(l
 void bind_local_shards_wrapper(py::module_& module) {
   using torch::wrap_pybind_function;
   module.def("set_local_shards_class", &set_local_shards_class, py::arg("type"), "The class that every wrapper is of.");
-  module.def("make_local_shards", wrap_pybind_function(&py_make), py::arg("local_shards"), py::arg("offsets"),
+  module.def("make_local_shards", wrap_pybind_function(&py_make_wrapper), py::arg("local_shards"), py::arg("offsets"),
              py::arg("dtype") = at::kFloat, py::arg("device") = py::none(), py::arg("n_dims") = 2);
   module.def("local_shards", wrap_pybind_function(&local_shards), py::is_method(module));
   module.def("local_sizes", wrap_pybind_function(&py_sizes), py::arg("wrapper"));

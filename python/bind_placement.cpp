@@ -2,6 +2,7 @@
 #include "python/casters.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace shardwise {
 namespace {
@@ -17,12 +18,6 @@ using Numbers = std::vector<int64_t>;
 template <class Kind>
 Kind as(Placement placement) {
   return Kind{std::move(placement)};
-}
-
-py::tuple tuple_of(c10::IntArrayRef numbers) {
-  py::tuple result(numbers.size());
-  for (size_t i = 0; i < numbers.size(); ++i) result[i] = numbers[i];
-  return result;
 }
 
 /// The constructor's arguments: how a placement is pickled.
@@ -41,7 +36,7 @@ py::tuple arguments(const Placement& placement) {
   return py::tuple();
 }
 
-std::string text_of(const ShardMetadata& piece) {
+std::string metadata_text(const ShardMetadata& piece) {
   return fmt::format("ShardMetadata(offsets=[{}], sizes=[{}], rank={})", fmt::join(piece.offsets, ", "),
                      fmt::join(piece.sizes, ", "), piece.rank);
 }
@@ -52,9 +47,9 @@ Placement from_torch(py::handle object) {
   if (name == "Shard") return Placement::shard(object.attr("dim").cast<int64_t>());
   if (name == "Replicate") return Placement::replicate();
   if (name == "Partial") return Placement::partial(reduce_from_string(object.attr("reduce_op").cast<std::string>()));
-  TORCH_CHECK_TYPE(false,
-                   fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
-                               py::repr(object).cast<std::string>()));
+  C10_THROW_ERROR(TypeError,
+                  fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
+                              py::repr(object).cast<std::string>()));
 }
 
 void bind_shard_metadata(py::module_& module) {
@@ -72,8 +67,8 @@ void bind_shard_metadata(py::module_& module) {
       .def(
           "__eq__", [](const ShardMetadata& self, const ShardMetadata& other) { return self == other; },
           py::is_operator())
-      .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(text_of(self))); })
-      .def("__repr__", &text_of)
+      .def("__hash__", [](const ShardMetadata& self) { return py::hash(py::str(metadata_text(self))); })
+      .def("__repr__", &metadata_text)
       .def("__reduce__", [](const py::object& self) {
         const auto& piece = self.cast<const ShardMetadata&>();
         return py::make_tuple(py::type::of(self),

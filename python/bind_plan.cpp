@@ -6,6 +6,7 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <chrono>
@@ -41,12 +42,6 @@ class PyPlan {
   mutable std::mutex mutex_;
   mutable std::optional<Summary> summary_;
 };
-
-py::tuple tuple_of(c10::IntArrayRef numbers) {
-  py::tuple result(numbers.size());
-  for (size_t i = 0; i < numbers.size(); ++i) result[i] = numbers[i];
-  return result;
-}
 
 bool is_extents(const py::object& mesh) {
   if (!py::isinstance<py::tuple>(mesh)) return false;

@@ -28,6 +28,12 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
 /// `placements`, or Replicate() on each dim of `mesh`.
 Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh);
 
+inline py::tuple tuple_of(c10::IntArrayRef numbers) {
+  py::tuple result(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) result[i] = numbers[i];
+  return result;
+}
+
 }  // namespace shardwise
 
 namespace pybind11::detail {

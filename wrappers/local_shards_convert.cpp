@@ -19,8 +19,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
-
 /// The layout of gradients: `wanted`, if not the tensor's own, replicated where that is Partial.
 SpecPtr grad_spec(const SpecPtr& spec, const std::optional<Placements>& wanted) {
   return spec->with_placements(without_partial(wanted ? *wanted : spec->placements()));

@@ -19,7 +19,7 @@ std::vector<Box> boxes_of(const std::vector<at::Tensor>& shards, const std::vect
   return boxes;
 }
 
-std::string list(c10::IntArrayRef numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+std::string in_brackets(c10::IntArrayRef numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
 void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const at::Tensor& first) {
   TORCH_CHECK_TYPE(
@@ -33,20 +33,20 @@ void check_shard(const at::Tensor& shard, const Dims& offsets, size_t i, const a
       static_cast<int64_t>(offsets.size()) == shard.dim(),
       fmt::format(
           "[LocalShardsWrapper] offsets[{}] {} has {} entries, the piece of shape {} has {} dims. Give one per dim.", i,
-          list(offsets), offsets.size(), list(shard.sizes()), shard.dim()));
+          in_brackets(offsets), offsets.size(), in_brackets(shard.sizes()), shard.dim()));
   for (int64_t offset : offsets)
     TORCH_CHECK_VALUE(
         offset >= 0,
         fmt::format("[LocalShardsWrapper] offsets[{}] {} hold a negative number: they count from the table's "
                     "first element. Use numbers of at least 0.",
-                    i, list(offsets)));
+                    i, in_brackets(offsets)));
   TORCH_CHECK_VALUE(
       shard.dim() == first.dim() && shard.scalar_type() == first.scalar_type() && shard.device() == first.device(),
       fmt::format("[LocalShardsWrapper] local_shards[{}] is {} of shape {} on {}, local_shards[0] {} of shape {} on "
                   "{}: they are "
                   "pieces of one table. Use one dtype, device and number of dims.",
-                  i, c10::toString(shard.scalar_type()), list(shard.sizes()), shard.device().str(),
-                  c10::toString(first.scalar_type()), list(first.sizes()), first.device().str()));
+                  i, c10::toString(shard.scalar_type()), in_brackets(shard.sizes()), shard.device().str(),
+                  c10::toString(first.scalar_type()), in_brackets(first.sizes()), first.device().str()));
 }
 
 void check_shards(const std::vector<at::Tensor>& shards, const std::vector<Dims>& offsets) {
@@ -72,8 +72,6 @@ at::Tensor wrap_shards(std::vector<at::Tensor> shards, std::vector<Dims> offsets
   const at::TensorOptions own = shards.empty() ? options : shards[0].options();
   return wrap_local_shards(std::move(shards), std::move(offsets), sizes, own);
 }
-
-bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
 /// Pieces that want gradients get theirs from the wrapper's.
 struct MakeShards : torch::autograd::Function<MakeShards> {

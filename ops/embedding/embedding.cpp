@@ -20,10 +20,10 @@ namespace {
 
 using torch::autograd::variable_list;
 
-constexpr const char* kOp = "aten::embedding";
+constexpr const char* kEmbedding = "aten::embedding";
 
 TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options) {
-  return TableLookup::start(kOp, table, ids, plan_lookup(*table, *spec_of(ids), options), options);
+  return TableLookup::start(kEmbedding, table, ids, plan_lookup(*table, *spec_of(ids), options), options);
 }
 
 /// For a table in several pieces per rank: each piece fills in its columns for the ids in its rows.
@@ -125,20 +125,20 @@ at::Tensor differentiable_table_grad(const at::Tensor& grad, const TableLookup& 
 
 at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool /*by_freq*/,
                  bool /*sparse*/) {
-  const at::Tensor table = prepared_table(kOp, weight);
-  check_padding(kOp, padding_idx, table.size(0));
+  const at::Tensor table = prepared_table(kEmbedding, weight);
+  check_padding(kEmbedding, padding_idx, table.size(0));
   const BelowAutograd guard;
-  const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
+  const at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
   return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table);
 }
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
                                 bool sparse) {
   if (!weight.requires_grad() || !c10::GradMode::is_enabled()) return embed(weight, ids, padding_idx, by_freq, sparse);
-  const at::Tensor table = prepared_table(kOp, weight);
-  check_padding(kOp, padding_idx, table.size(0));
+  const at::Tensor table = prepared_table(kEmbedding, weight);
+  check_padding(kEmbedding, padding_idx, table.size(0));
   const CallOptions call{LookupScope::current(), padding_idx, by_freq, GradientSink::of(weight, sparse)};
-  const at::Tensor own = prepared_ids(kOp, ids, *spec_of(table));
+  const at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
   TableLookup lookup;
   at::Tensor result;
   {

@@ -15,7 +15,7 @@ using kernels::Pooling;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kOp = "aten::embedding_bag";
+constexpr const char* kEmbeddingBag = "aten::embedding_bag";
 
 struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const std::optional<at::Tensor>& weights,
@@ -31,7 +31,7 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
     if (!grads[0].defined()) return {{}, {}, {}};
     TORCH_CHECK_NOT_IMPLEMENTED(
         !c10::GradMode::is_enabled() || !grads[0].requires_grad(),
-        fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kOp));
+        fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kEmbeddingBag));
     const BagGradients result = bag_gradients(kept_state<BagLookup>(ctx), grads[0], ctx->needs_input_grad(0));
     return {result.table, result.weights, {}};
   }
@@ -42,12 +42,14 @@ at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tenso
   if (!weights || !weights->defined()) return {};
   TORCH_CHECK_VALUE(
       call.pooling == Pooling::kSum,
-      fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.", kOp));
-  TORCH_CHECK_VALUE(weights->sizes() == call.lookup.ids.sizes(),
-                    fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kOp,
-                                fmt::join(weights->sizes(), ", "), fmt::join(call.lookup.ids.sizes(), ", ")));
+      fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.",
+                  kEmbeddingBag));
+  TORCH_CHECK_VALUE(
+      weights->sizes() == call.lookup.ids.sizes(),
+      fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kEmbeddingBag,
+                  fmt::join(weights->sizes(), ", "), fmt::join(call.lookup.ids.sizes(), ", ")));
   TORCH_CHECK_TYPE(weights->scalar_type() == call.lookup.table->dtype(),
-                   fmt::format("[{}] per_sample_weights are {}, the table {}. Use one dtype.", kOp,
+                   fmt::format("[{}] per_sample_weights are {}, the table {}. Use one dtype.", kEmbeddingBag,
                                c10::toString(weights->scalar_type()), c10::toString(call.lookup.table->dtype())));
   at::Tensor own = *weights;
   const MeshPtr& mesh = call.lookup.table->mesh();
@@ -57,7 +59,7 @@ at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tenso
 
 Pooling pooling_of(int64_t mode) {
   TORCH_CHECK_VALUE(mode >= 0 && mode <= 2,
-                    fmt::format("[{}] there is no mode {}. Use 0 (sum), 1 (mean) or 2 (max).", kOp, mode));
+                    fmt::format("[{}] there is no mode {}. Use 0 (sum), 1 (mean) or 2 (max).", kEmbeddingBag, mode));
   return mode == 0 ? Pooling::kSum : mode == 1 ? Pooling::kMean : Pooling::kMax;
 }
 
@@ -66,8 +68,8 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
   if (!padding_idx) return -1;
   TORCH_CHECK_VALUE(
       *padding_idx >= -n_rows && *padding_idx < n_rows,
-      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.", kOp,
-                  *padding_idx, n_rows, -n_rows, n_rows));
+      fmt::format("[{}] padding_idx {} is no row of the table: it has {} rows. Use one in [{}, {}), or none.",
+                  kEmbeddingBag, *padding_idx, n_rows, -n_rows, n_rows));
   return *padding_idx < 0 ? *padding_idx + n_rows : *padding_idx;
 }
 
@@ -83,7 +85,7 @@ void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
     ids = gathered();
     plan = planned();
   }
-  call.lookup = TableLookup::start(kOp, spec_of(table), ids, std::move(plan), call.options);
+  call.lookup = TableLookup::start(kEmbeddingBag, spec_of(table), ids, std::move(plan), call.options);
 }
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -99,14 +101,14 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
                    bool include_last_offset, std::optional<int64_t> padding_idx) {
   BagLookup call;
   call.pooling = pooling_of(mode);
-  const at::Tensor table = prepared_table(kOp, weight, /*passes_sums=*/call.pooling != Pooling::kMax);
-  TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.", kOp,
-                                                    fmt::join(indices.sizes(), ", "), indices.dim()));
+  const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/call.pooling != Pooling::kMax);
+  TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.",
+                                                    kEmbeddingBag, fmt::join(indices.sizes(), ", "), indices.dim()));
   call.options = LookupScope::current();
   call.by_freq = by_freq;
   call.padding = padding_of(padding_idx, table.size(0));
-  at::Tensor ids = prepared_ids(kOp, indices, *spec_of(table), /*may_be_plain=*/true);
-  call.offsets = BagOffsets::read(kOp, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
+  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *spec_of(table), /*may_be_plain=*/true);
+  call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
   std::optional<at::Tensor> weights = per_sample_weights;
   if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
     ids = ids.narrow(0, 0, n_used);

@@ -86,8 +86,8 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t sk
 }
 
 /// Updates the rows of `table` and bumps its version: a backward that saved the table will say that it changed.
-void apply(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes,
-           int64_t skipped) {
+void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec,
+                    c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
   optimizer.begin_step();
   const bool needs_squares = optimizer.options().kind == RowOptimizer::Kind::kRowWiseAdagrad;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -113,7 +113,7 @@ at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, 
   const BelowAutograd guard;
   if (is_complete()) complete(spec, boxes, skipped);
   if (!optimizer) return is_sparse ? sparse(spec, boxes, skipped) : dense(spec, boxes, skipped);
-  apply(table, *optimizer, spec, boxes, skipped);
+  apply_gradient(table, *optimizer, spec, boxes, skipped);
   return {};
 }
 

@@ -17,16 +17,16 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kOp = "aten::embedding_renorm_";
+constexpr const char* kRenorm = "aten::embedding_renorm_";
 
 void check(const at::Tensor& table, double max_norm, double p) {
   TORCH_CHECK_VALUE(max_norm > 0,
-                    fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kOp, max_norm));
-  TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kOp, p));
+                    fmt::format("[{}] max_norm is {}. Use a number above 0, or None for no limit.", kRenorm, max_norm));
+  TORCH_CHECK_VALUE(p >= 0, fmt::format("[{}] norm_type is {}. Use a number of 0 or more, or infinity.", kRenorm, p));
   TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
                     fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
                                 "redistribute().",
-                                kOp, to_string(spec_of(table)->placements())));
+                                kRenorm, to_string(spec_of(table)->placements())));
 }
 
 Reduce reduction_of(double p) { return std::isinf(p) ? Reduce::kMax : Reduce::kSum; }
@@ -62,12 +62,12 @@ void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& id
 }
 
 at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm, double norm_type) {
-  prepared_table(kOp, self);
+  prepared_table(kRenorm, self);
   check(self, max_norm, norm_type);
   const Spec& spec = *spec_of(self);
   const BelowAutograd guard;
-  const at::Tensor ids = prepared_ids(kOp, indices, spec);
-  if (LookupScope::current().checks_ids) check_ids(kOp, ids, spec.sizes()[0]);
+  const at::Tensor ids = prepared_ids(kRenorm, indices, spec);
+  if (LookupScope::current().checks_ids) check_ids(kRenorm, ids, spec.sizes()[0]);
   const at::Tensor all = redistribute(ids, Placements(spec.placements().size()));
   if (!spec.is_member()) return self;
   const at::Tensor& own = maybe_dtensor(all)->shards()[0];

@@ -10,26 +10,26 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kOp = "fuse_optimizer";
+constexpr const char* kFuseOptimizer = "fuse_optimizer";
 
 void check_table(const at::Tensor& table) {
   TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
                                                   "distribute_tensor(x, mesh, [Replicate()]).",
-                                                  kOp, fmt::join(table.sizes(), ", ")));
+                                                  kFuseOptimizer, fmt::join(table.sizes(), ", ")));
   TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
-                                                  kOp, fmt::join(table.sizes(), ", "), table.dim()));
+                                                  kFuseOptimizer, fmt::join(table.sizes(), ", "), table.dim()));
   TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
-                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kOp,
+                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kFuseOptimizer,
                                c10::toString(table.scalar_type())));
   TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
                     fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
                                 "redistribute().",
-                                kOp, to_string(spec_of(table)->placements())));
+                                kFuseOptimizer, to_string(spec_of(table)->placements())));
 }
 
 void check_options(const RowOptimizer::Options& options) {
   const auto check = [](bool is_right, const char* name, double value, const char* rule) {
-    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] {} is {}. Use {}.", kOp, name, value, rule));
+    TORCH_CHECK_VALUE(is_right, fmt::format("[{}] {} is {}. Use {}.", kFuseOptimizer, name, value, rule));
   };
   check(options.lr >= 0, "lr", options.lr, "a number of 0 or more");
   check(options.eps >= 0, "eps", options.eps, "a number of 0 or more");
@@ -52,7 +52,7 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
         !placement.in_pieces(),
         fmt::format("[{}] row-wise Adagrad keeps one number per row, and {} may split a row. Use Adagrad, or shard by "
                     "Shard(0) or Shard(1).",
-                    kOp, to_string(placement)));
+                    kFuseOptimizer, to_string(placement)));
   }
   return full({spec.sizes()[0]}, value, spec.mesh(), std::move(placements), dtype);
 }
@@ -116,8 +116,9 @@ namespace {
 void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
   TORCH_CHECK_VALUE(
       is_dtensor(table) && spec_of(table) == optimizer.table(),
-      fmt::format("[{}] the table is {}, the optimizer was made for {}. Make a new one of the table as it is.", kOp,
-                  is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor", to_string(*optimizer.table())));
+      fmt::format("[{}] the table is {}, the optimizer was made for {}. Make a new one of the table as it is.",
+                  kFuseOptimizer, is_dtensor(table) ? to_string(*spec_of(table)) : "a torch.Tensor",
+                  to_string(*optimizer.table())));
 }
 
 }  // namespace
@@ -132,7 +133,7 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
       table.unsafeGetTensorImpl(), Registry::Entry{Registry::Table(table.getIntrusivePtr()), optimizer});
   TORCH_CHECK_VALUE(is_new || entry->second.optimizer.lock() == optimizer,
                     fmt::format("[{}] the table of shape [{}] has a fused optimizer already. Close that one first.",
-                                kOp, fmt::join(table.sizes(), ", ")));
+                                kFuseOptimizer, fmt::join(table.sizes(), ", ")));
 }
 
 void release_optimizer(const at::Tensor& table, const RowOptimizer& optimizer) {

@@ -113,7 +113,7 @@ void describe_scatter(const OpCall& call, Signature& signature) {
   signature.linearity = Linearity::kEach;
 }
 
-void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Box& box = local.inputs[0];
   args[local.call.op.arg_index("first")] = box.offsets.empty() ? 0 : box.offsets[local.call.arg("dim").toInt()];
 }
@@ -160,8 +160,6 @@ at::Tensor sliced_to(at::Tensor tensor, c10::IntArrayRef sizes, int64_t except) 
     if (dim != except && tensor.size(dim) > sizes[dim]) tensor = tensor.slice(dim, 0, sizes[dim]);
   return tensor;
 }
-
-at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
 /// True for the dtypes that torch accepts for positions; for others it throws.
 bool is_integer(const at::Tensor& index) { return index.scalar_type() == at::kLong || index.scalar_type() == at::kInt; }
@@ -278,7 +276,7 @@ at::Tensor& scatter_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& ind
   return self;
 }
 
-void define_kernels(torch::Library& library) {
+void define_gather_kernels(torch::Library& library) {
   library.impl("gather", &compute_gather);
   library.impl("scatter", &compute_scatter);
   library.impl("scatter_", &compute_scatter_);
@@ -295,14 +293,14 @@ TORCH_LIBRARY_FRAGMENT(shardwise, m) {
       "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
       "-> Tensor(a!)");
 }
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_gather_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_gather_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_gather_kernels(m); }
 TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("gather", &differentiable_gather); }
 
 void register_gather(RuleTable& table) {
-  table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize));
-  const auto scatter = Rule("scatter", describe_scatter).localized(localize);
+  table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
+  const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition("gather", &gather);
   add_with_plain_self<&scatter_src>("scatter.src");

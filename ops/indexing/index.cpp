@@ -107,7 +107,7 @@ void describe_put(const OpCall& call, Signature& signature) {
   signature.linearity = Linearity::kEach;
 }
 
-void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+void localize_index(const LocalCall& local, std::vector<c10::IValue>& args) {
   std::vector<int64_t> firsts = local.call.arg("dims").toIntVector();
   for (int64_t& first : firsts) first = local.inputs[0].offsets.empty() ? 0 : local.inputs[0].offsets[first];
   args[local.call.op.arg_index("firsts")] = std::move(firsts);
@@ -226,7 +226,7 @@ void add_mask(const char* op, const at::Tensor& self, const at::Tensor& mask, In
   }
 }
 
-void define_kernels(torch::Library& library) {
+void define_index_kernels(torch::Library& library) {
   library.impl("index", &compute_index);
   library.impl("put", &compute_put);
   library.impl("put_", &compute_put_);
@@ -325,14 +325,14 @@ TORCH_LIBRARY_FRAGMENT(shardwise, m) {
       "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
       "-> Tensor(a!)");
 }
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_index_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_index_kernels(m); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_index_kernels(m); }
 TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("index", &differentiable_index); }
 
 void register_index(RuleTable& table) {
-  table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize));
-  table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize));
+  table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
+  table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
   add_composition("index.Tensor", &index);
   add_composition("_unsafe_index.Tensor", &index);
   add_with_plain_self<&index_put>("index_put");

@@ -15,8 +15,6 @@
 namespace shardwise {
 namespace {
 
-at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
-
 /// A vector of indices for dim `of_dim` of `self`. Only index_fill accepts negative ones.
 Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::Tensor& index,
               bool may_be_negative = false) {

@@ -14,6 +14,9 @@ namespace shardwise {
 /// Throws: c10::ValueError for an index on another mesh.
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
+/// A tensor without dims as a vector of one element.
+inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
+
 /// The lowest and the highest index on all ranks; nullopt where there are none, on ranks outside the mesh, and on
 /// devices, whose kernels check as torch's do. Cost: nothing for replicated indices, an all-reduce of two numbers for
 /// sharded ones.

@@ -1,9 +1,9 @@
 // ops/norms/batch_norm.cpp: batch and instance norm. Statistics are those of the whole batch, from each rank's sums.
 #include "ops/families.h"
+#include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
 #include <ATen/ops/var.h>
@@ -14,14 +14,8 @@
 namespace shardwise {
 namespace {
 
-using MaybeTensor = std::optional<at::Tensor>;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
-
-/// Half precision is computed in float32.
-at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
 
 /// Dim 1 of a tensor against all its other dims.
 struct Channels {
@@ -42,11 +36,6 @@ at::Tensor inverse_std(const at::Tensor& variance, double eps) { return (varianc
 
 void update(const MaybeTensor& running, const at::Tensor& value, double momentum) {
   if (is_given(running)) running->mul_(1 - momentum).add_(value.to(running->scalar_type()), momentum);
-}
-
-/// Statistics of a half-precision input have the dtype of the weight, float32 in mixed precision.
-at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {
-  return is_given(weight) ? weight->scalar_type() : input.scalar_type();
 }
 
 at::Tensor scale_of(const at::Tensor& invstd, const MaybeTensor& weight) {

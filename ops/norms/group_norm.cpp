@@ -2,6 +2,7 @@
 //
 // Our own operators compute it: they read the sizes from their tensors, where torch's take global sizes as arguments.
 #include "ops/families.h"
+#include "ops/norms/statistics.h"
 #include "ops/support/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,10 +18,7 @@
 namespace shardwise {
 namespace {
 
-using MaybeTensor = std::optional<at::Tensor>;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
 /// Channels are sharded between groups; gradients of weight and bias are summed over the batch.
 struct GroupAxes {
@@ -70,7 +68,7 @@ int64_t n_per_channel(const at::Tensor& input) { return c10::multiply_integers(i
 
 Three compute_shape(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& /*bias*/, int64_t group,
                     double /*eps*/) {
-  const auto dtype = is_given(weight) ? weight->scalar_type() : input.scalar_type();
+  const auto dtype = statistics_dtype(input, weight);
   const auto statistics = [&] { return at::empty({input.size(0), group}, input.options().dtype(dtype)); };
   return {at::empty(input.sizes(), input.options()), statistics(), statistics()};
 }
@@ -84,7 +82,7 @@ Three compute(const at::Tensor& input, const MaybeTensor& weight, const MaybeTen
 Three compute_backward_shape(const at::Tensor& /*grad*/, const at::Tensor& input, const at::Tensor& /*mean*/,
                              const at::Tensor& /*rstd*/, const MaybeTensor& weight, int64_t /*group*/,
                              std::array<bool, 3> mask) {
-  const auto dtype = is_given(weight) ? weight->scalar_type() : input.scalar_type();
+  const auto dtype = statistics_dtype(input, weight);
   const auto parameter = [&](bool is_wanted) {
     return is_wanted ? at::zeros({input.size(1)}, input.options().dtype(dtype)) : at::Tensor();
   };

@@ -1,10 +1,10 @@
 // ops/norms/layer_norm.cpp: layer norm and RMS norm. Where a normalised dim is sharded, ranks exchange mean and
 // variance only; where none is, layer norm's rule applies.
 #include "ops/families.h"
+#include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>
 
 #include <array>
@@ -51,10 +51,7 @@ void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
   signature.outputs = {norm.all, norm.parameter, norm.parameter};
 }
 
-using MaybeTensor = std::optional<at::Tensor>;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
 /// Forward and backward all-reduce two numbers per row each: fewer bytes than gathering a row of at least this length.
 constexpr int64_t kLongRow = 5;
@@ -83,12 +80,6 @@ bool is_shared(const at::Tensor& input, c10::IntArrayRef normalized, const Maybe
                         fits(bias);
   return is_valid && c10::multiply_integers(normalized) >= kLongRow &&
          is_sharded_along(input, Rows(input, normalized).dims);
-}
-
-at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
-
-at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {
-  return is_given(weight) ? weight->scalar_type() : input.scalar_type();
 }
 
 Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const MaybeTensor& weight,

@@ -14,7 +14,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-at::Tensor compute(const at::Tensor& grad, const at::Tensor& input) {
+at::Tensor compute_weight_grad(const at::Tensor& grad, const at::Tensor& input) {
   const int64_t n_rows = c10::multiply_integers(grad.sizes().slice(0, grad.dim() - 1));
   return grad.reshape({n_rows, grad.size(-1)}).t().mm(input.reshape({n_rows, input.size(-1)}));
 }
@@ -32,7 +32,7 @@ at::Tensor differentiable(const at::Tensor& grad, const at::Tensor& input) {
                          });
 }
 
-void describe(const OpCall& call, Signature& signature) {
+void describe_weight_grad(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef grad = call.operands[0].sizes, input = call.operands[1].sizes;
   Axes batch;
   for (size_t dim = 0; dim + 1 < grad.size(); ++dim) batch.push_back({signature.add_factor(grad[dim])});
@@ -53,13 +53,13 @@ at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
 }
 
 void register_weight_grad(RuleTable& table) {
-  table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk", describe).multilinear());
+  table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk", describe_weight_grad).multilinear());
 }
 
 TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("linear_weight_grad(Tensor grad, Tensor input) -> Tensor"); }
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("linear_weight_grad", &compute); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("linear_weight_grad", &compute); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("linear_weight_grad", &compute); }
+TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
+TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
+TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
 TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("linear_weight_grad", &differentiable); }
 
 }  // namespace shardwise

@@ -107,7 +107,7 @@ void describe(const OpCall& call, Signature& signature) {
       call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};
 }
 
-void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+void localize_classes(const LocalCall& local, std::vector<c10::IValue>& args) {
   const Box& input = local.inputs[local.call.operand_at("input")];
   if (!input.offsets.empty())
     args[local.call.op.arg_index("first_class")] = input.offsets[class_dim(static_cast<int64_t>(input.offsets.size()))];
@@ -117,11 +117,6 @@ at::Tensor along_classes(const at::Tensor& weight, int64_t n_dims) {
   Dims sizes(n_dims, 1);
   sizes[class_dim(n_dims)] = weight.numel();
   return weight.view(sizes);
-}
-
-template <class Function>
-auto operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
 Pair picked(const at::Tensor& input, const at::Tensor& target, const MaybeTensor& weight, int64_t ignored) {
@@ -242,8 +237,8 @@ TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("nll_pick", &pick), m.impl("nll_
 TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("nll_pick", &pick_shape), m.impl("nll_spread", &spread_shape); }
 
 void register_nll(RuleTable& table) {
-  table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize));
-  table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize).linear_in_first());
+  table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
+  table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
   for (const char* name : {"nll_loss_forward", "nll_loss2d_forward"}) aten_kernels().impl(name, &forward);
   for (const char* name : {"nll_loss_backward", "nll_loss2d_backward"}) aten_kernels().impl(name, &backward);
   add_composition("cross_entropy_loss", &cross_entropy);

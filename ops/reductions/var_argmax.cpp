@@ -57,7 +57,7 @@ std::optional<Propagation> place(const OpCall& call) {
   return result;
 }
 
-void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
+void localize_offsets(const LocalCall& local, std::vector<c10::IValue>& args) {
   if (!local.call.op.handle.schema().argumentIndexWithName("offsets")) return;
   const Box& box = local.inputs[0];
   args[local.call.op.arg_index("offsets")] = std::vector<int64_t>(box.offsets.begin(), box.offsets.end());
@@ -73,7 +73,7 @@ Dims one_entry(const at::Tensor& self, c10::IntArrayRef dims) {
 
 using Moments = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-at::Tensor widened(const at::Tensor& self) {
+at::Tensor in_float(const at::Tensor& self) {
   return at::isReducedFloatingType(self.scalar_type()) ? self.to(at::kFloat) : self;
 }
 
@@ -84,7 +84,7 @@ at::TensorOptions exact(const at::Tensor& self, bool is_real) {
 
 /// Count, mean, and sum of squared deviations from it.
 Moments moments(const at::Tensor& self, c10::IntArrayRef dims) {
-  const at::Tensor wide = widened(self);
+  const at::Tensor wide = in_float(self);
   const Dims sizes = one_entry(self, dims);
   int64_t n = 1;
   for (int64_t dim : dims) n *= self.size(dim);
@@ -137,11 +137,6 @@ std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntAr
                                               c10::IntArrayRef) {
   const at::Tensor values = self.new_empty(one_entry(self, dims));
   return {values, values.new_empty(values.sizes(), values.options().dtype(at::kLong))};
-}
-
-template <class Function>
-auto operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
 // How the entries combine.
@@ -297,7 +292,7 @@ TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
 
 void register_var_argmax(RuleTable& table) {
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
-            Rule::placed("one entry per shard", place).localized(localize));
+            Rule::placed("one entry per shard", place).localized(localize_offsets));
   aten_kernels().impl("var.correction", &var);
   aten_kernels().impl("std.correction", &std_of);
   aten_kernels().impl("var_mean.correction", &var_mean);

@@ -11,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-at::Tensor coalesced_values(const at::Tensor& self) {
+at::Tensor summed_values(const at::Tensor& self) {
   return (self.is_coalesced() ? self : at::_coalesce(self))._values();
 }
 
@@ -41,7 +41,7 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
                     fmt::format("[linalg_vector_norm] order {} of a sparse DTensor depends on the zeros "
                                 "that it does not store. Use to_dense().",
                                 ord.toDouble()));
-  const at::Tensor values = coalesced_values(self);
+  const at::Tensor values = summed_values(self);
   const Dims sizes(keepdim ? self.dim() : 0, 1);
   if (values.numel() == 0) {  // torch rejects the maximum of an empty tensor
     const MeshPtr& mesh = spec_of(self)->mesh();

@@ -5,6 +5,7 @@
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <string>
@@ -45,6 +46,12 @@ template <class Kernel>
 void add_composition(const char* op, Kernel* kernel) {
   aten_kernels().impl(op, kernel);
   aten_autograd_kernels().impl(op, kernel);
+}
+
+/// The operator `name` ("shardwise::gather"), which has the signature `Function`.
+template <class Function>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
 }  // namespace shardwise

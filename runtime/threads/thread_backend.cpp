@@ -42,7 +42,7 @@ const at::Tensor& only(const char* op, const std::vector<at::Tensor>& tensors) {
   return tensors[0];
 }
 
-std::string describe(const at::Tensor& tensor) {
+std::string count_and_dtype(const at::Tensor& tensor) {
   return fmt::format("{} {}", tensor.numel(), at::toString(tensor.scalar_type()));
 }
 
@@ -170,7 +170,7 @@ ThreadBackend::WorkPtr ThreadBackend::allreduce(Tensors& tensors, const c10d::Al
   const RedOp op = options.reduceOp;
   at::Tensor total;
   return meet(
-      {"all_reduce", name_of(op) + describe(tensor), {tensor}, {}, {}},
+      {"all_reduce", name_of(op) + count_and_dtype(tensor), {tensor}, {}, {}},
       [&](const Offers& offers) { total = combine(offers, op, whole); }, [&] { tensor.copy_(total); });
 }
 
@@ -180,7 +180,7 @@ ThreadBackend::WorkPtr ThreadBackend::reduce(Tensors& tensors, const c10d::Reduc
   const bool is_root = options.rootRank == rank_;
   at::Tensor total = tensor;
   return meet(
-      {"reduce", fmt::format("{}{} to {}", name_of(op), describe(tensor), options.rootRank), {tensor}, {}, {}},
+      {"reduce", fmt::format("{}{} to {}", name_of(op), count_and_dtype(tensor), options.rootRank), {tensor}, {}, {}},
       [&](const Offers& offers) {
         if (is_root) total = combine(offers, op, whole);
       },
@@ -191,7 +191,7 @@ ThreadBackend::WorkPtr ThreadBackend::reduce(Tensors& tensors, const c10d::Reduc
 
 ThreadBackend::WorkPtr ThreadBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
-  return meet({"broadcast", fmt::format("{} from {}", describe(tensor), options.rootRank), {tensor}, {}, {}},
+  return meet({"broadcast", fmt::format("{} from {}", count_and_dtype(tensor), options.rootRank), {tensor}, {}, {}},
               [&](const Offers& offers) {
                 if (options.rootRank != rank_) tensor.copy_(offers.at(options.rootRank).tensors[0]);
               });
@@ -201,7 +201,7 @@ ThreadBackend::WorkPtr ThreadBackend::allgather(std::vector<Tensors>& outputs, T
                                                 const c10d::AllgatherOptions&) {
   const at::Tensor& input = only("all_gather", inputs);
   check_outputs("all_gather", outputs.at(0).size(), size_);
-  return meet({"all_gather", describe(input), {input}, {}, {}}, [&](const Offers& offers) {
+  return meet({"all_gather", count_and_dtype(input), {input}, {}, {}}, [&](const Offers& offers) {
     for (int i = 0; i < size_; ++i) outputs[0][i].copy_(offers[i].tensors[0]);
   });
 }
@@ -209,7 +209,7 @@ ThreadBackend::WorkPtr ThreadBackend::allgather(std::vector<Tensors>& outputs, T
 ThreadBackend::WorkPtr ThreadBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions&) {
   check_parts("all_gather", output, input, size_);
-  return meet({"all_gather", describe(input), {input}, {}, {}}, [&](const Offers& offers) {
+  return meet({"all_gather", count_and_dtype(input), {input}, {}, {}}, [&](const Offers& offers) {
     const at::Tensor rows = output.view({size_, -1});
     for (int i = 0; i < size_; ++i) rows[i].copy_(offers[i].tensors[0].view(-1));
   });
@@ -220,7 +220,7 @@ ThreadBackend::WorkPtr ThreadBackend::gather(std::vector<Tensors>& outputs, Tens
   const at::Tensor& input = only("gather", inputs);
   const bool is_root = options.rootRank == rank_;
   if (is_root) check_outputs("gather", outputs.at(0).size(), size_);
-  return meet({"gather", fmt::format("{} to {}", describe(input), options.rootRank), {input}, {}, {}},
+  return meet({"gather", fmt::format("{} to {}", count_and_dtype(input), options.rootRank), {input}, {}, {}},
               [&](const Offers& offers) {
                 for (int i = 0; is_root && i < size_; ++i) outputs[0][i].copy_(offers[i].tensors[0]);
               });
@@ -232,7 +232,7 @@ ThreadBackend::WorkPtr ThreadBackend::scatter(Tensors& outputs, std::vector<Tens
   const bool is_root = options.rootRank == rank_;
   if (is_root) check_outputs("scatter", inputs.at(0).size(), size_);
   return meet({"scatter",
-               fmt::format("{} from {}", describe(output), options.rootRank),
+               fmt::format("{} from {}", count_and_dtype(output), options.rootRank),
                is_root ? inputs[0] : Tensors{},
                {},
                {}},
@@ -244,7 +244,7 @@ ThreadBackend::WorkPtr ThreadBackend::_reduce_scatter_base(at::Tensor& output, a
   check_parts("reduce_scatter", input, output, size_);
   const RedOp op = options.reduceOp;
   const auto own_part = [&](const at::Tensor& tensor) { return tensor.view({size_, -1})[rank_]; };
-  return meet({"reduce_scatter", name_of(op) + describe(input), {input}, {}, {}},
+  return meet({"reduce_scatter", name_of(op) + count_and_dtype(input), {input}, {}, {}},
               [&](const Offers& offers) { output.view(-1).copy_(combine(offers, op, own_part)); });
 }
 

@@ -13,17 +13,13 @@
 
 namespace shardwise {
 
-namespace {
-
-/// Where the members of one group find each other.
-struct Places {
-  std::shared_ptr<Rendezvous> rendezvous;
-  std::shared_ptr<Mailbox> mailbox;
-};
-
-}  // namespace
-
 struct ThreadHub::RendezvousTable {
+  /// Where the members of one group find each other.
+  struct Places {
+    std::shared_ptr<Rendezvous> rendezvous;
+    std::shared_ptr<Mailbox> mailbox;
+  };
+
   std::mutex mutex;
   std::map<std::vector<int64_t>, Places> by_ranks;
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
@@ -39,11 +35,13 @@ struct ThreadHub::RendezvousTable {
 
 namespace {
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size, const Places& places,
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size,
+                                                          const std::shared_ptr<Rendezvous>& rendezvous,
+                                                          const std::shared_ptr<Mailbox>& mailbox,
                                                           c10::intrusive_ptr<c10d::Store> store) {
   using c10d::ProcessGroup;
   auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
-  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.rendezvous, places.mailbox);
+  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, rendezvous, mailbox);
   for (const auto device : {c10::kCPU, c10::kCUDA})
     group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
   group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
@@ -98,9 +96,10 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   const auto make_group = [rank, membership = membership_,
                            rendezvous_table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
-    return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
-                              : make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()),
-                                                   rendezvous_table->of(membership, ranks), rendezvous_table->store);
+    if (own == ranks.end()) return c10::intrusive_ptr<c10d::ProcessGroup>();
+    const auto [rendezvous, mailbox] = rendezvous_table->of(membership, ranks);
+    return make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()), rendezvous, mailbox,
+                              rendezvous_table->store);
   };
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::box_test {
 namespace {
 
 std::string words(const std::vector<Box>& boxes) {
@@ -88,4 +88,4 @@ TEST(TilingTest, HoleIsABoxThatNothingCovers) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::box_test

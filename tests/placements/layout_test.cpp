@@ -7,7 +7,7 @@
 
 #include <random>
 
-namespace shardwise {
+namespace shardwise::layout_test {
 namespace {
 
 using P = Placement;
@@ -370,4 +370,4 @@ TEST(LayoutTest, ASliceOfAnyLayoutLeavesEveryRankItsPart) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::layout_test

@@ -8,7 +8,7 @@
 
 #include <sstream>
 
-namespace shardwise {
+namespace shardwise::picture_test {
 namespace {
 
 using P = Placement;
@@ -261,4 +261,4 @@ TEST(RankNamesTest, ListsStayShort) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::picture_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::placement_test {
 namespace {
 
 TEST(PlacementTest, PrintsAsTheUserWritesIt) {
@@ -110,4 +110,4 @@ TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumber
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::placement_test

@@ -9,7 +9,7 @@
 
 #include <numeric>
 
-namespace shardwise {
+namespace shardwise::plan_test {
 namespace {
 
 using Objective = PlanOptions::Objective;
@@ -248,4 +248,4 @@ TEST(PlanTest, WrongArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::plan_test

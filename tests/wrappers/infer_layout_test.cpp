@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::infer_layout_test {
 namespace {
 
 /// Ranks 0, 1, ... with these pieces.
@@ -136,4 +136,4 @@ TEST(InferLayoutTest, StridesFollowThePiecesOrderInMemory) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::infer_layout_test

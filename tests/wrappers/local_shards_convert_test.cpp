@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::local_shards_convert_test {
 namespace {
 
 at::Tensor table(at::IntArrayRef sizes = {8, 16}) {
@@ -304,4 +304,4 @@ TEST(LocalShardsConvertTest, RanksOfSeveralPiecesGiveWrappersOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::local_shards_convert_test

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::local_shards_wrapper_test {
 namespace {
 
 at::Tensor numbers(at::IntArrayRef sizes) { return at::arange(Box::whole(sizes).numel(), at::kDouble).view(sizes); }
@@ -160,4 +160,4 @@ TEST(LocalShardsWrapperTest, GradientsOfWrappersAreWrappersAndReachPieces) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::local_shards_wrapper_test

@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::mp_moves_test {
 namespace {
 
 /// A value of its own on each rank.
@@ -177,4 +177,4 @@ TEST(MpMovesTest, Refusals) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::mp_moves_test

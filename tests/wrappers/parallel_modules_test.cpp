@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::parallel_modules_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -406,4 +406,4 @@ TEST(ParallelModulesTest, Refusals) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::parallel_modules_test

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::activations_test {
 namespace {
 
 TEST(ActivationsTest, DerivativesAreLinearInTheGradient) {
@@ -38,4 +38,4 @@ TEST(ActivationsTest, ValuesAndDerivatives) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::activations_test

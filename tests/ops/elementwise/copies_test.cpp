@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::copies_test {
 namespace {
 
 TEST(CopiesTest, RulesSayWhatPasses) {
@@ -44,4 +44,4 @@ TEST(CopiesTest, NothingIsSent) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::copies_test

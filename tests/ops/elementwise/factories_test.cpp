@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::factories_test {
 namespace {
 
 TEST(FactoriesTest, RulesReadOnlyShapes) {
@@ -42,4 +42,4 @@ TEST(FactoriesTest, EqualSizesKeepTheLayoutAndOthersAreReplicated) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::factories_test

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::foreach_test {
 namespace {
 
 const std::vector<Dims> kFour = {{5, 4}, {3}, {5, 4}, {3}};
@@ -85,4 +85,4 @@ TEST(ForeachTest, EqualLayoutsSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::foreach_test

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::pointwise_test {
 namespace {
 
 const DenseOptions kPositive{.low = 1, .is_exact = false};
@@ -168,4 +168,4 @@ TEST(PointwiseTest, SizesThatDoNotBroadcastAreAnError) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::pointwise_test

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::embedding_bag_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -236,4 +236,4 @@ TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::embedding_bag_test

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::embedding_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -395,4 +395,4 @@ TEST(EmbeddingTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::embedding_test

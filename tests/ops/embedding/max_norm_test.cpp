@@ -7,7 +7,7 @@
 
 #include <limits>
 
-namespace shardwise {
+namespace shardwise::embedding_renorm_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -111,4 +111,4 @@ TEST(MaxNormTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::embedding_renorm_test

@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace shardwise {
+namespace shardwise::row_optimizer_test {
 namespace {
 
 using Kind = RowOptimizer::Kind;
@@ -173,4 +173,4 @@ TEST(RowOptimizerTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::row_optimizer_test

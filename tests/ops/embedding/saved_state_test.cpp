@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::saved_state_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -80,4 +80,4 @@ TEST(SavedStateTest, ARetainedGraphGivesTheSameGradientAgain) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::saved_state_test

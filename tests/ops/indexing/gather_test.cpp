@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::gather_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -158,4 +158,4 @@ TEST(GatherTest, PlainIndicesAreReplicas) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::gather_test

@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::index_along_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0);
@@ -105,4 +105,4 @@ TEST(IndexAlongTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::index_along_test

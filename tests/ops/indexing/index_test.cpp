@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::index_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -264,4 +264,4 @@ TEST(IndexTest, PlainIndicesAreReplicas) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::index_test

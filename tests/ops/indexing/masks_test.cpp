@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::masks_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0);
@@ -103,4 +103,4 @@ TEST(MasksTest, RanksOutsideTheMeshGetAnError) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::masks_test

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::search_test {
 namespace {
 
 const DenseOptions kValues = {.with_grad = false, .max_combinations = 20};
@@ -64,4 +64,4 @@ TEST(SearchTest, ClassesAndUniqueValuesAreDense) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::search_test

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::sorting_test {
 namespace {
 
 const Placement kRows = Placement::shard(0);
@@ -64,4 +64,4 @@ TEST(SortingTest, KAboveTheExtentIsTheDenseError) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::sorting_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::batch_norm_test {
 namespace {
 
 const DenseOptions kClose{.low = -32, .high = 32, .is_exact = false, .max_combinations = 20};
@@ -118,4 +118,4 @@ TEST(BatchNormTest, OnlyStatisticsTravel) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::batch_norm_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::group_norm_test {
 namespace {
 
 const DenseOptions kClose{.low = -32, .high = 32, .is_exact = false, .max_combinations = 24};
@@ -53,4 +53,4 @@ TEST(GroupNormTest, ShardedBatchesAndGroupsSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::group_norm_test

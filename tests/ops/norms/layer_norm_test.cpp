@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::layer_norm_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 24};
@@ -76,4 +76,4 @@ TEST(NormalizationTest, ShardedBatchesSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::layer_norm_test

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::attention_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 25};
@@ -101,4 +101,4 @@ TEST(AttentionTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::attention_test

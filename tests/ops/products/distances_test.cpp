@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::distances_test {
 namespace {
 
 const DenseOptions kClose{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 24};
@@ -50,4 +50,4 @@ TEST(DistancesTest, ShardedRowsSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::distances_test

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::linalg_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 15};
@@ -72,4 +72,4 @@ TEST(TransformsTest, OtherDimsAndSumsStay) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::linalg_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::linear_patterns_test {
 namespace {
 
 /// Integers in float64: sums are exact in any order.
@@ -125,4 +125,4 @@ TEST(LinearPatternsTest, A4StoppingAtPartialCountsTheBiasOnce) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::linear_patterns_test

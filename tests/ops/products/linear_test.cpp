@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::linear_test {
 namespace {
 
 TEST(LinearTest, AnyBatchDimsAreDense) {
@@ -89,4 +89,4 @@ TEST(LinearTest, BiasOfThePartialResultOfRowsIsCountedOnce) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::linear_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::matmul_test {
 namespace {
 
 TEST(MatmulTest, RulesReadAsTheirNotation) {
@@ -101,4 +101,4 @@ TEST(MatmulTest, OneMatrixForABatchShardedOnItsMiddleDimGathersNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::matmul_test

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
-namespace shardwise {
+namespace shardwise::random_test {
 namespace {
 
 using MaybeGenerator = std::optional<at::Generator>;
@@ -63,4 +63,4 @@ TEST(RandomTest, NumbersLikeAnotherTensorTakeItsLayoutAndTheDtypeAskedFor) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::random_test

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::losses_test {
 namespace {
 
 const DenseOptions kFew{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 7};
@@ -279,4 +279,4 @@ TEST(LossesTest, CtcIsDense) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::losses_test

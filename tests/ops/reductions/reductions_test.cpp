@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-namespace shardwise {
+namespace shardwise::reductions_test {
 namespace {
 
 TEST(ReductionsTest, RulesSayHowPartsCombine) {
@@ -135,4 +135,4 @@ TEST(ReductionsTest, ReducedShardsBecomePartialAndOthersStay) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::reductions_test

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::scans_test {
 namespace {
 
 const Placement kRows = Placement::shard(0), kUneven = Placement::shard(0, {0, 5, 3});
@@ -95,4 +95,4 @@ TEST(ScanTest, ADimOutOfRangeIsAnErrorOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::scans_test

@@ -7,7 +7,7 @@
 
 #include <limits>
 
-namespace shardwise {
+namespace shardwise::softmax_test {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
@@ -68,4 +68,4 @@ TEST(SoftmaxTest, ShardedDimsAreNotGathered) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::softmax_test

@@ -10,7 +10,7 @@
 
 #include <limits>
 
-namespace shardwise {
+namespace shardwise::var_argmax_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 20};
@@ -123,4 +123,4 @@ TEST(VarArgmaxTest, OneEntryPerShardIsAllThatMoves) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::var_argmax_test

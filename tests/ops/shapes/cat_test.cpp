@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::cat_test {
 namespace {
 
 TEST(CatTest, RulesAreLinear) {
@@ -41,4 +41,4 @@ TEST(CatTest, OtherDimsStaySharded) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::cat_test

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::flip_roll_repeat_test {
 namespace {
 
 const Placement kRows = Placement::shard(0), kColumns = Placement::shard(1),
@@ -113,4 +113,4 @@ TEST(FlipRollRepeatTest, ComplexNumbersAreTwoRealOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::flip_roll_repeat_test

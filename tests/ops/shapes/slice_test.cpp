@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::slice_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -85,4 +85,4 @@ TEST(SliceTest, WrongArgumentsSayTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::slice_test

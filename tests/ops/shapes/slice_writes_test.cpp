@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::slice_writes_test {
 namespace {
 
 const DenseOptions kFew = {.max_combinations = 20};
@@ -44,4 +44,4 @@ TEST(SliceWritesTest, WhatIsWrittenStaysWhereItIs) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::slice_writes_test

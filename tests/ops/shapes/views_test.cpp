@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::views_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -161,4 +161,4 @@ TEST(ViewsTest, AsStridedReadsGlobalStrides) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::views_test

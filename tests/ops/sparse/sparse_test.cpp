@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::sparse_test {
 namespace {
 
 const Placement kReplicate = Placement::replicate(), kRows = Placement::shard(0), kColumns = Placement::shard(1);
@@ -144,4 +144,4 @@ TEST(SparseTest, ReplicasHaveEquallyManyEntries) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::sparse_test

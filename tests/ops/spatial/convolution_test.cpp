@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::convolution_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 20};
@@ -133,4 +133,4 @@ TEST(ConvolutionTest, ErrorsAreTheDenseOnes) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::convolution_test

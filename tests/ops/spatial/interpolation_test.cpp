@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::interpolation_test {
 namespace {
 
 const DenseOptions kClose{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 20};
@@ -76,4 +76,4 @@ TEST(InterpolationTest, ShardedBatchesSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::interpolation_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::padding_test {
 namespace {
 
 /// The gradient of the sum of the squared gradient.
@@ -64,4 +64,4 @@ TEST(PaddingTest, ShardsDoNotMove) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::padding_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::patches_test {
 namespace {
 
 const DenseOptions kFew{.meshes = {{3}, {2, 2}}, .max_combinations = 24};
@@ -50,4 +50,4 @@ TEST(PatchesTest, ShardsDoNotMove) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::patches_test

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-namespace shardwise {
+namespace shardwise::pooling_test {
 namespace {
 
 const DenseOptions kClose{.meshes = {{3}, {2, 2}}, .is_exact = false, .max_combinations = 20};
@@ -96,4 +96,4 @@ TEST(PoolingTest, ShardedBatchesAndChannelsSendNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::pooling_test

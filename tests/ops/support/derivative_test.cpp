@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-namespace shardwise {
+namespace shardwise::derivative_test {
 namespace {
 
 const Placement kRows = Placement::shard(0), kReplicate = Placement::replicate();
@@ -57,4 +57,4 @@ TEST(DerivativeTest, TheBackwardFreesWhatIsSaved) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::derivative_test

@@ -9,7 +9,7 @@
 
 #include <limits>
 
-namespace shardwise {
+namespace shardwise::collectives_test {
 namespace {
 
 using Splits = std::vector<int64_t>;
@@ -299,4 +299,4 @@ TEST(CollectivesTest, GroupOfOneSendsNothing) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::collectives_test

@@ -5,7 +5,7 @@
 #include <memory>
 #include <thread>
 
-namespace shardwise {
+namespace shardwise::comm_trace_test {
 namespace {
 
 TEST(CommTraceTest, NothingIsActiveWithoutATrace) {
@@ -86,4 +86,4 @@ TEST(CommTraceTest, OtherThreadsAreNotSeen) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::comm_trace_test

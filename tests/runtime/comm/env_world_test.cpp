@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-namespace shardwise {
+namespace shardwise::env_world_test {
 namespace {
 
 /// The variables of torchrun, as `set` says and without the others, for the time of its life.
@@ -66,4 +66,4 @@ TEST_F(EnvWorldTest, SingleWorldNeedsNoVariables) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::env_world_test

@@ -11,7 +11,7 @@
 
 #include <stdexcept>
 
-namespace shardwise {
+namespace shardwise::messages_test {
 namespace {
 
 using Sent = std::vector<Message>;
@@ -275,4 +275,4 @@ TEST_F(MailboxTest, UnwindingLetsGoAndTakesItsMessageAlong) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::messages_test

@@ -11,7 +11,7 @@
 
 #include <cstdlib>
 
-namespace shardwise {
+namespace shardwise::order_check_test {
 namespace {
 
 struct Checked {
@@ -136,4 +136,4 @@ TEST(OrderCheckTest, OffUnlessAskedForAndLayoutsAreNotDescribed) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::order_check_test

@@ -6,7 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::world_test {
 namespace {
 
 std::string error_of(const std::function<void()>& call) {
@@ -93,4 +93,4 @@ TEST(WorldTest, IndexOfNamesANonMember) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::world_test

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
-namespace shardwise {
+namespace shardwise::dispatch_test {
 namespace {
 
 const Placement kRows = Placement::shard(0);
@@ -216,4 +216,4 @@ TEST(DispatchTest, ListsAreAnsweredMeshByMesh) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::dispatch_test

@@ -13,7 +13,7 @@
 #include <numeric>
 #include <thread>
 
-namespace shardwise {
+namespace shardwise::redistribute_test {
 namespace {
 
 /// Bytes of the destination boxes that `rank` does not hold already.
@@ -429,4 +429,4 @@ TEST(RedistributeTest, RunCheckTellsAllRanksOfTheOneThatDiffers) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::redistribute_test

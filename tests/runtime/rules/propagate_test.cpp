@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::propagate_test {
 namespace {
 
 struct Chosen {
@@ -94,4 +94,4 @@ TEST(PropagateTest, OperandsOnDifferentMeshesAreRefused) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::propagate_test

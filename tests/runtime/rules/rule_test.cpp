@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::rule_test {
 namespace {
 
 TEST(RuleTest, NotationNamesWhatItReduces) {
@@ -34,4 +34,4 @@ TEST(RuleTest, AnOperatorHasOneRule) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::rule_test

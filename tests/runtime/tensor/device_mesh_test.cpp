@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::device_mesh_test {
 namespace {
 
 MeshPtr named(Dims shape, std::vector<int64_t> ranks, std::vector<std::string> names) {
@@ -78,4 +78,4 @@ TEST(SpecTest, PieceStridesFollowTheTensors) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::device_mesh_test

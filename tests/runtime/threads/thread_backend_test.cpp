@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace shardwise {
+namespace shardwise::thread_backend_test {
 namespace {
 
 c10::intrusive_ptr<c10d::Backend> backend(World& world) {
@@ -143,4 +143,4 @@ TEST(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::thread_backend_test

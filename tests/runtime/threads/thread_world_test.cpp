@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace shardwise {
+namespace shardwise::thread_world_test {
 namespace {
 
 void reduce_ones(World& world, int64_t n_elements = 1) {
@@ -160,4 +160,4 @@ TEST(ThreadHubTest, CallersThreadsTakePart) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::thread_world_test
