@@ -1,5 +1,6 @@
 #include "plans/plan.h"
 
+#include "plans/pattern.h"
 #include "plans/route.h"
 #include "plans/traffic.h"
 #include "plans/transfers.h"
@@ -52,7 +53,7 @@ void check(const Layout& source, const Layout& destination, const PlanOptions& o
                     link.latency_us, link.gb_per_s));
 }
 
-/// Cuts boxes into so many rounds that no rank's buffers exceed the cap.
+/// Sends boxes in so many rounds that no rank's buffers exceed the cap.
 void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
   if (step.from.dim() == 0) return;
   int64_t most = 0;
@@ -65,28 +66,52 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
 
 }  // namespace
 
-std::string name_of(const Step& step) {
+Pattern pattern_of(const Step& step) {
   switch (step.kind) {
     case Step::Kind::kReduce:
-      return "reduce-scatter";
+      return Pattern::kReduceScatter;
     case Step::Kind::kAllReduce:
-      return "all-reduce";
+      return Pattern::kAllReduce;
     case Step::Kind::kMakePartial:
-      return "make-partial";
+      return Pattern::kMakePartial;
     case Step::Kind::kExchange:
       break;
   }
-  if (is_local(step)) return "slice";
-  if (!(step.from.grid() == step.to.grid()) && is_permutation(step)) return "permute";
-  return gathers(step) ? "all-gather" : "all-to-all";
+  if (is_local(step)) return Pattern::kSlice;
+  if (!(step.from.grid() == step.to.grid()) && is_permutation(step)) return Pattern::kPermute;
+  return gathers(step) ? Pattern::kAllGather : Pattern::kAllToAll;
+}
+
+bool sends(const Step& step) {
+  const Pattern pattern = pattern_of(step);
+  return pattern != Pattern::kSlice && pattern != Pattern::kMakePartial;
+}
+
+std::string name_of(const Step& step) {
+  switch (pattern_of(step)) {
+    case Pattern::kSlice:
+      return "slice";
+    case Pattern::kMakePartial:
+      return "make-partial";
+    case Pattern::kPermute:
+      return "permute";
+    case Pattern::kAllGather:
+      return "all-gather";
+    case Pattern::kAllToAll:
+      return "all-to-all";
+    case Pattern::kReduceScatter:
+      return "reduce-scatter";
+    case Pattern::kAllReduce:
+      return "all-reduce";
+  }
+  return "";
 }
 
 std::string Plan::route() const {
+  const bool any = std::ranges::any_of(steps, &sends);
   std::vector<std::string> names;
-  for (const Step& step : steps) names.push_back(name_of(step));
-  const bool sends =
-      std::ranges::any_of(names, [](const auto& name) { return name != "slice" && name != "make-partial"; });
-  if (sends) std::erase_if(names, [](const auto& name) { return name == "slice" || name == "make-partial"; });
+  for (const Step& step : steps)
+    if (!any || sends(step)) names.push_back(name_of(step));
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " + "));
 }
 

@@ -134,15 +134,14 @@ class DirectRoute {
     return false;
   }
 
-  /// Elements that at most 64 ranks, evenly spaced, receive on the way that begins with reducing `m` into `placement`.
+  /// Elements that the sampled ranks receive on the way that begins with reducing `m` into `placement`.
   int64_t received_by(size_t m, const Placement& placement) const {
     std::vector<Step> steps{step_of(now_, changed(now_, m, placement), m)};
     for (Step& step : DirectRoute(steps[0].to, end_).run()) steps.push_back(std::move(step));
-    const auto& ranks = now_.grid().ranks;
-    const size_t n = std::min<size_t>(ranks.size(), 64);
+    const std::vector<int64_t> ranks = evenly_spaced(now_.grid().ranks, kSampledRanks);
     int64_t received = 0;
     for (const Step& step : steps)
-      for (size_t i = 0; i < n; ++i) received += traffic(step, 1, {}, ranks[i * ranks.size() / n]).received;
+      for (const int64_t rank : ranks) received += traffic(step, 1, {}, rank).received;
     return received;
   }
 
@@ -230,6 +229,7 @@ class FastestRoute {
   }
 
  private:
+  static constexpr double kLeastSeconds = 1e-9;
   using State = std::vector<int>;
   struct Arrival {
     double seconds = 0;
@@ -265,13 +265,11 @@ class FastestRoute {
     open_.insert({seconds, next});
   }
 
-  /// Over at most 64 ranks, evenly spaced. A step is a little worse than none, so that fewer steps win.
+  /// Of the sampled ranks. A step is a little worse than none, so that fewer steps win.
   double slowest(const Step& step) const {
-    const auto& ranks = step.from.grid().ranks;
-    const size_t n = std::min<size_t>(ranks.size(), 64);
-    double seconds = 1e-9;
-    for (size_t i = 0; i < n; ++i)
-      seconds = std::max(seconds, traffic(step, element_bytes_, links_, ranks[i * ranks.size() / n]).seconds);
+    double seconds = kLeastSeconds;
+    for (const int64_t rank : evenly_spaced(step.from.grid().ranks, kSampledRanks))
+      seconds = std::max(seconds, traffic(step, element_bytes_, links_, rank).seconds);
     return seconds;
   }
 

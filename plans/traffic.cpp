@@ -2,6 +2,7 @@
 
 #include "placements/split.h"
 #include "placements/text_table.h"
+#include "plans/pattern.h"
 #include "plans/transfers.h"
 
 #include <c10/util/Exception.h>
@@ -31,7 +32,7 @@ struct Tally {
 
 /// Counts, over the ranks that a set of pins admits, what their boxes have in common with one box.
 ///
-/// Boxes are products of intervals, and each mesh dim cuts one tensor dim at most, so the sum over ranks is a product of sums
+/// Boxes are products of intervals, and each mesh dim shards one tensor dim at most, so the sum over ranks is a product of sums
 /// over the mesh dims of each tensor dim: no rank is visited.
 class Tallying {
  public:
@@ -56,16 +57,16 @@ class Tallying {
 
   int64_t extent(size_t m) const { return layout_.grid().shape[m]; }
 
-  /// The interval of the box and `outer`, cut by the mesh dims from `m` on that cut `dim`.
+  /// The interval of the box and `outer`, split by the mesh dims from `m` on that shard `dim`.
   Tally tally_dim(int64_t dim, size_t m, const detail::OuterPiece& outer) const {
     const Interval wanted = box_.interval(dim);
     const Interval common{std::max(outer.range.begin, wanted.begin), std::min(outer.range.end, wanted.end)};
     if (common.length() <= 0) return {0, 0};
     while (m < pins_.size() && !layout_.placements()[m].is_shard(dim)) ++m;
     if (m == pins_.size()) return {common.length(), 1};
-    const Placement& cut = layout_.placements()[m];
-    if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::split_at(outer, cut, extent(m), pins_[m]));
-    if (cut.sizes().empty() && !is_cut_after(dim, m)) {  // torch.chunk's pieces are counted by division
+    const Placement& shard = layout_.placements()[m];
+    if (pins_[m] >= 0) return tally_dim(dim, m + 1, detail::split_at(outer, shard, extent(m), pins_[m]));
+    if (shard.sizes().empty() && !is_sharded_after(dim, m)) {  // torch.chunk's pieces are counted by division
       const int64_t step = (outer.range.length() + extent(m) - 1) / extent(m);
       const int64_t first = (common.begin - outer.range.begin) / step;
       const int64_t last = (common.end - 1 - outer.range.begin) / step;
@@ -73,13 +74,13 @@ class Tallying {
     }
     Tally sum{0, 0};
     for (int64_t coord = 0; coord < extent(m); ++coord) {
-      const Tally part = tally_dim(dim, m + 1, detail::split_at(outer, cut, extent(m), coord));
+      const Tally part = tally_dim(dim, m + 1, detail::split_at(outer, shard, extent(m), coord));
       sum = {sum.elements + part.elements, sum.boxes + part.boxes};
     }
     return sum;
   }
 
-  bool is_cut_after(int64_t dim, size_t m) const {
+  bool is_sharded_after(int64_t dim, size_t m) const {
     for (size_t later = m + 1; later < pins_.size(); ++later)
       if (layout_.placements()[later].is_shard(dim)) return true;
     return false;
@@ -231,15 +232,21 @@ std::vector<std::pair<int64_t, RankTraffic>> simulate(const Plan& plan) {
   return result;
 }
 
+std::vector<int64_t> evenly_spaced(const std::vector<int64_t>& ranks, size_t n) {
+  n = std::min(n, ranks.size());
+  std::vector<int64_t> chosen;
+  for (size_t i = 0; i < n; ++i) chosen.push_back(ranks[i * ranks.size() / n]);
+  return chosen;
+}
+
 Summary summarize(const Plan& plan, int64_t n_samples) {
-  const std::vector<int64_t> ranks = ranks_of(plan);
-  const auto n_ranks = static_cast<int64_t>(ranks.size());
-  const int64_t n = n_samples > 0 ? std::min(n_samples, n_ranks) : n_ranks;
+  const std::vector<int64_t> all = ranks_of(plan);
+  const std::vector<int64_t> ranks = n_samples > 0 ? evenly_spaced(all, n_samples) : all;
+  const auto n = static_cast<int64_t>(ranks.size()), n_ranks = static_cast<int64_t>(all.size());
   Summary result;
   result.route = plan.route();
   result.most_loaded_rank = ranks.front();
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t rank = ranks[i * n_ranks / n];
+  for (const int64_t rank : ranks) {
     const RankTraffic part = traffic(plan, rank);
     result.received += part.received;
     result.bound += part.bound;
@@ -255,7 +262,7 @@ Summary summarize(const Plan& plan, int64_t n_samples) {
   }
   if (result.received > 0)
     for (const Step& step : plan.steps)
-      if (step.kind != Step::Kind::kMakePartial && name_of(step) != "slice") result.n_rounds += step.n_rounds;
+      if (sends(step)) result.n_rounds += step.n_rounds;
   return result;
 }
 

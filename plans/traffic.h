@@ -9,6 +9,11 @@ namespace shardwise {
 
 /// The link of a mesh dim: the last one stands for all later dims; the default link where `links` is empty.
 const Link& link_along(const std::vector<Link>& links, size_t mesh_dim);
+/// Of `ranks` at most `n`, evenly spaced.
+std::vector<int64_t> evenly_spaced(const std::vector<int64_t>& ranks, size_t n);
+/// How many ranks a search for a route looks at: their traffic stands for all.
+inline constexpr size_t kSampledRanks = 64;
+
 /// Latencies and bandwidth of messages over `link` that carry `n_bytes` together.
 double transfer_seconds(const Link& link, int64_t n_messages, int64_t n_bytes);
 

@@ -1,5 +1,7 @@
 #include "runtime/redistribute/plan_cache.h"
 
+#include "plans/pattern.h"
+
 #include <c10/util/hash.h>
 
 namespace shardwise {
@@ -22,7 +24,7 @@ std::shared_ptr<const OwnPlan> make(const SpecPtr& source, const SpecPtr& destin
     OwnStep own{std::move(step), {}, {}, {}, false};
     own.from = spec_at(own.step.from, source, destination);
     own.to = spec_at(own.step.to, source, destination);
-    own.is_local = own.step.kind == Step::Kind::kMakePartial || name_of(own.step) == "slice";
+    own.is_local = !sends(own.step);
     if (has_boxes && is_here) own.part = transfers(own.step, rank);
     if (!own.is_local) result->last_sending = static_cast<int>(result->steps.size());
     result->steps.push_back(std::move(own));
