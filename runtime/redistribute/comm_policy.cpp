@@ -1,5 +1,6 @@
 #include "runtime/redistribute/comm_policy.h"
 
+#include "runtime/comm/carried.h"
 #include "runtime/comm/comm_trace.h"
 
 #include <fmt/format.h>
@@ -7,15 +8,17 @@
 namespace shardwise {
 namespace {
 
-thread_local CommPolicy policy = CommPolicy::kAllow;
+using CarriedPolicy = Carried<CommPolicy, 0>;
 
 }  // namespace
 
-CommPolicyScope::CommPolicyScope(CommPolicy inner) : outer_(policy) { policy = inner; }
-CommPolicyScope::~CommPolicyScope() { policy = outer_; }
-CommPolicy CommPolicyScope::current() { return policy; }
+CommPolicyScope::CommPolicyScope(CommPolicy policy)
+    : guard_(CarriedPolicy::kind(), std::make_shared<CarriedPolicy>(policy)) {}
+
+CommPolicy CommPolicyScope::current() { return CarriedPolicy::current(CommPolicy::kAllow); }
 
 void check_comm_policy(const Spec& source, const Spec& destination) {
+  const CommPolicy policy = CommPolicyScope::current();
   if (policy == CommPolicy::kAllow) [[likely]]
     return;
   if (!CommScope::is_operator()) return;

@@ -7,23 +7,22 @@
 
 #include "runtime/tensor/spec.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 namespace shardwise {
 
 /// For messages that an operator needs because of how its operands are laid out.
 enum class CommPolicy : uint8_t { kAllow, kWarn, kError };
 
-/// This thread's policy while it lives; kAllow without any. They nest.
+/// This thread's policy while it lives, and that of the threads on which autograd runs its backward; kAllow without any. They nest.
 class CommPolicyScope {
  public:
   explicit CommPolicyScope(CommPolicy policy);
-  ~CommPolicyScope();
-  CommPolicyScope(const CommPolicyScope&) = delete;
-  CommPolicyScope& operator=(const CommPolicyScope&) = delete;
 
   static CommPolicy current();
 
  private:
-  CommPolicy outer_;
+  c10::DebugInfoGuard guard_;
 };
 
 /// Before a move that sends something. Warns, or throws c10::ValueError, where an operator asked for it (CommScope) and the policy

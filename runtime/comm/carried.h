@@ -1,0 +1,39 @@
+// runtime/comm/carried.h: values that steer the operators of a thread, carried on to the threads that autograd runs their backward on.
+#pragma once
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace shardwise {
+
+/// A value of this thread while a c10::DebugInfoGuard of it lives. at::ThreadLocalState takes it along, as autograd does from the thread
+/// that calls backward(), where a thread_local would be lost. Each Value belongs to one source file, so that it has one kName, and has
+/// a slot of its own.
+template <class Value, uint8_t kSlot>
+struct Carried final : c10::DebugInfoBase {
+  explicit Carried(Value value) : value(std::move(value)) {}
+  const Value value;
+
+  static c10::DebugInfoKind kind() { return kind_of<c10::DebugInfoKind>(); }
+  /// The innermost value, or `otherwise`. Cost: a thread-local read and a short list.
+  static const Value& current(const Value& otherwise) {
+    const auto* info = static_cast<const Carried*>(c10::ThreadLocalDebugInfo::get(kind()));
+    return info ? info->value : otherwise;
+  }
+
+ private:
+  template <class Kind>
+  static Kind kind_of() {
+    static constexpr std::string_view kName = "shardwise";
+    if constexpr (std::is_enum_v<Kind>)  // in older torches, whose own count from 0
+      return static_cast<Kind>(128 + kSlot);
+    else
+      return Kind(&kName);
+  }
+};
+
+}  // namespace shardwise
