@@ -93,8 +93,8 @@ void register_composites(c10::ArrayRef<std::string_view> without_plain) {
   for (const AtenOperator& op : aten_operators()) {
     if (!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
         op.handle.hasKernelForDispatchKey(kTensorKey) || op.handle.hasKernelForDispatchKey(kAutogradKey) ||
-        op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) || std::ranges::count(without_plain, op.handle.operator_name().name) ||
-        !returns_tensors(op.handle))
+        op.handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd) ||
+        std::ranges::count(without_plain, op.handle.operator_name().name) || !returns_tensors(op.handle))
       continue;
     if (op.handle.schema().overload_name().find("name") != std::string::npos) continue;  // named dims cannot be boxed
     for (auto* keyed : {&backend, &autograd})
