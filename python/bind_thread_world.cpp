@@ -1,7 +1,11 @@
 #include "python/bindings.h"
+#include "runtime/threads/strict_ranks.h"
 #include "runtime/threads/thread_world.h"
 
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/Exceptions.h>
+
+#include <optional>
 
 namespace shardwise {
 
@@ -10,11 +14,14 @@ void bind_thread_world(py::module_& module) {
   using Seconds = std::chrono::duration<double>;
   py::class_<ThreadHub, std::shared_ptr<ThreadHub>>(module, "ThreadHub",
                                                     "The ranks of one program whose ranks are threads of this process.")
-      .def(py::init([](int64_t n_ranks, double timeout) {
-             return std::make_shared<ThreadHub>(
-                 n_ranks, std::chrono::duration_cast<std::chrono::milliseconds>(Seconds(timeout)));
+      .def(py::init([](int64_t n_ranks, double timeout, std::optional<bool> strict) {
+             const auto timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Seconds(timeout));
+             if (!strict) return std::make_shared<ThreadHub>(n_ranks, timeout_ms);
+             const bool was_strict = set_strict_threads(*strict);
+             const auto restore = c10::make_scope_exit([&] { set_strict_threads(was_strict); });
+             return std::make_shared<ThreadHub>(n_ranks, timeout_ms);
            }),
-           py::arg("n_ranks"), py::arg("timeout"))
+           py::arg("n_ranks"), py::arg("timeout"), py::arg("strict") = py::none())
       .def("enter",
            wrap_pybind_function_no_gil([](ThreadHub& hub, int64_t rank) { World::set_thread(hub.world(rank)); }),
            py::arg("rank"), "This thread is `rank` from now on.")

@@ -11,16 +11,21 @@ __all__ = ["run_ranks"]
 Result = TypeVar("Result")
 
 
-def run_ranks(n_ranks: int, fn: Callable[[int], Result], *, timeout: float = 300.0) -> list[Result]:
+def run_ranks(
+    n_ranks: int, fn: Callable[[int], Result], *, timeout: float = 300.0, strict: bool | None = None
+) -> list[Result]:
     """Calls `fn(rank)` in `n_ranks` threads, each a rank of its own world, and returns the results by rank.
 
     A failure is raised here as it was there, with a note that names the rank; of several, the first. The other ranks are
     released from the collectives they wait in. `timeout`: seconds that a rank waits for the others in one collective.
 
+    `strict`: ranks communicate as over NCCL: what would hang there, or read what has not arrived, is an error here that names
+    ranks and calls. None: as the environment's SHARDWISE_THREADS=strict says.
+
     What torch has once per process the ranks share: forward-mode AD levels, and the default generator, of which each has a
     copy that starts anew when the generator's seed is another (not when it is set to the same seed or state again).
     """
-    hub = ThreadHub(n_ranks, timeout)
+    hub = ThreadHub(n_ranks, timeout, strict)
     results: dict[int, Result] = {}
     failures: list[BaseException] = []
 

@@ -1,15 +1,13 @@
 #include "runtime/threads/mailbox.h"
 
+#include "runtime/threads/thread_calls.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace shardwise {
 namespace {
-
-std::string describe(const at::Tensor& tensor) {
-  return fmt::format("{} {}", tensor.numel(), at::toString(tensor.scalar_type()));
-}
 
 /// The first of `box`'s letters, taken out, or null.
 Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterPtr>>& letters,
@@ -65,11 +63,7 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
                                    waiting, from_rank, timeout.count()));
     }
   }
-  const at::Tensor& sent = *letter->tensor;
-  TORCH_CHECK_VALUE(sent.numel() == to.numel() && sent.scalar_type() == to.scalar_type(),
-                    fmt::format("[receive] rank {} sends {} to rank {}, which expects {}. Make the two ends agree.",
-                                from_rank, describe(sent), own_rank, describe(to)));
-  to.copy_(sent.view(to.sizes()));
+  receive_into(to, *letter->tensor, from_rank, own_rank);
 }
 
 }  // namespace shardwise

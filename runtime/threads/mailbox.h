@@ -16,7 +16,7 @@
 
 namespace shardwise {
 
-/// One group's mailboxes. Messages of one box match receives in order, whichever comes first. Thread-safe.
+/// One group's mailboxes. The n-th message of a box is for its n-th receive, whichever comes first. Thread-safe.
 class Mailbox {
  public:
   struct Letter {
@@ -37,7 +37,7 @@ class Mailbox {
   /// Throws: c10::DistBackendError where a rank has failed or the receiver has finished.
   void send(const Box& box, const at::Tensor& tensor);
 
-  /// The next message of `box`, sent or yet to be. Whoever drops it unread has received it.
+  /// The next message of `box`, already sent or not. One that is dropped unread counts as received.
   LetterPtr expect(const Box& box);
 
   /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the membership's.

@@ -3,13 +3,14 @@
 
 #include "runtime/threads/mailbox.h"
 #include "runtime/threads/rendezvous.h"
+#include "runtime/threads/thread_calls.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace shardwise {
 
-/// Collectives over shared memory, synchronous: each call but recv returns a finished Work. Sums run in rank order, so all
-/// ranks get the same bits. Cost: every rank reads every other rank's tensor; send copies its own.
+/// The collectives that Shardwise calls, over shared memory and synchronous: each call but recv returns a finished Work. Sums run in
+/// rank order, so all ranks get the same bits. Cost: every rank reads every other rank's tensor; send copies its own.
 ///
 /// Throws: c10::ValueError on all ranks where their calls or sizes differ (of send and recv: on the receiver);
 /// c10::DistBackendError where a rank is gone.
@@ -24,24 +25,16 @@ class ThreadBackend : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
-  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                               const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive_splits,
                         std::vector<int64_t>& send_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   /// The Work's wait() waits for the message; without it nothing is written.
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
-  WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  /// Holds the rendezvous, then calls `write`, when nobody reads this rank's tensors any more.
-  WorkPtr meet(Offer offer, const std::function<void(const Offers&)>& read, const std::function<void()>& write = [] {});
+  WorkPtr run(ThreadCall call);
 
   std::shared_ptr<Rendezvous> rendezvous_;
   std::shared_ptr<Mailbox> mailbox_;

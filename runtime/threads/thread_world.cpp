@@ -1,5 +1,6 @@
 #include "runtime/threads/thread_world.h"
 
+#include "runtime/threads/strict_backend.h"
 #include "runtime/threads/thread_backend.h"
 
 #include <c10/util/Exception.h>
@@ -20,8 +21,14 @@ struct ThreadHub::RendezvousTable {
     std::shared_ptr<Mailbox> mailbox;
   };
 
+  RendezvousTable(int64_t n_ranks, std::chrono::milliseconds timeout) {
+    if (strict_threads()) communicators = std::make_shared<Communicators>(n_ranks, timeout);
+    store->setTimeout(timeout);
+  }
+
   std::mutex mutex;
   std::map<std::vector<int64_t>, Places> by_ranks;
+  std::shared_ptr<Communicators> communicators;  // of strict ranks, in place of by_ranks
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
 
   Places of(const std::shared_ptr<Membership>& membership, const std::vector<int64_t>& ranks) {
@@ -31,22 +38,27 @@ struct ThreadHub::RendezvousTable {
       places = {std::make_shared<Rendezvous>(membership, ranks), std::make_shared<Mailbox>(membership, ranks)};
     return places;
   }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const std::shared_ptr<Membership>& membership,
+                                                            int64_t index, const std::vector<int64_t>& ranks) {
+    using c10d::ProcessGroup;
+    const auto size = static_cast<int64_t>(ranks.size());
+    auto group = c10::make_intrusive<ProcessGroup>(store, static_cast<int>(index), static_cast<int>(size));
+    if (communicators) {
+      group->setBackend(c10::kCPU, ProcessGroup::BackendType::CUSTOM,
+                        c10::make_intrusive<StrictBackend>(index, ranks, c10::kCPU, communicators));
+    } else {
+      const auto places = of(membership, ranks);
+      const auto backend = c10::make_intrusive<ThreadBackend>(index, size, places.rendezvous, places.mailbox);
+      for (const auto device : {c10::kCPU, c10::kCUDA})
+        group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
+    }
+    group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
+    return group;
+  }
 };
 
 namespace {
-
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(int64_t index, int64_t size,
-                                                          const std::shared_ptr<Rendezvous>& rendezvous,
-                                                          const std::shared_ptr<Mailbox>& mailbox,
-                                                          c10::intrusive_ptr<c10d::Store> store) {
-  using c10d::ProcessGroup;
-  auto group = c10::make_intrusive<ProcessGroup>(std::move(store), static_cast<int>(index), static_cast<int>(size));
-  const auto backend = c10::make_intrusive<ThreadBackend>(index, size, rendezvous, mailbox);
-  for (const auto device : {c10::kCPU, c10::kCUDA})
-    group->setBackend(device, ProcessGroup::BackendType::CUSTOM, backend);
-  group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
-  return group;
-}
 
 std::string text_of(const std::exception& error) {
   const auto* const ours = dynamic_cast<const c10::Error*>(&error);
@@ -81,11 +93,10 @@ void rethrow_as(const std::exception_ptr& error, const std::string& text) {
 
 }  // namespace
 
-ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout)
-    : rendezvous_table_(std::make_shared<RendezvousTable>()) {
+ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) {
   TORCH_CHECK_VALUE(n_ranks > 0, fmt::format("[run_ranks] got {} ranks. Use at least 1.", n_ranks));
   membership_ = std::make_shared<Membership>(n_ranks, timeout);
-  rendezvous_table_->store->setTimeout(timeout);
+  rendezvous_table_ = std::make_shared<RendezvousTable>(n_ranks, timeout);
   worlds_.resize(n_ranks);
 }
 
@@ -94,12 +105,10 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
       rank >= 0 && rank < size(),
       fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
   const auto make_group = [rank, membership = membership_,
-                           rendezvous_table = rendezvous_table_](const std::vector<int64_t>& ranks) {
+                           table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
-    if (own == ranks.end()) return c10::intrusive_ptr<c10d::ProcessGroup>();
-    const auto [rendezvous, mailbox] = rendezvous_table->of(membership, ranks);
-    return make_process_group(own - ranks.begin(), static_cast<int64_t>(ranks.size()), rendezvous, mailbox,
-                              rendezvous_table->store);
+    return own == ranks.end() ? c10::intrusive_ptr<c10d::ProcessGroup>()
+                              : table->make_process_group(membership, own - ranks.begin(), ranks);
   };
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -109,8 +118,16 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   return world;
 }
 
-bool ThreadHub::abort(int64_t rank, const std::string& reason) { return membership_->abort(rank, reason); }
-void ThreadHub::finish(int64_t rank) { membership_->finish(rank); }
+bool ThreadHub::abort(int64_t rank, const std::string& reason) {
+  const bool is_first = membership_->abort(rank, reason);  // before it releases others, which then fail too
+  if (rendezvous_table_->communicators) rendezvous_table_->communicators->program().abort(rank, reason);
+  return is_first;
+}
+
+void ThreadHub::finish(int64_t rank) {
+  membership_->finish(rank);
+  if (rendezvous_table_->communicators) rendezvous_table_->communicators->program().finish(rank);
+}
 
 void run_ranks(int64_t n_ranks, const std::function<void(World&)>& body, std::chrono::milliseconds timeout) {
   ThreadHub hub(n_ranks, timeout);

@@ -1,6 +1,7 @@
 #include "runtime/threads/thread_backend.h"
 
 #include "tests/support/ranks.h"
+#include "tests/support/strict_threads.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -14,54 +15,12 @@ c10::intrusive_ptr<c10d::Backend> backend(World& world) {
 
 at::Tensor range(int64_t begin, int64_t end) { return at::arange(begin, end, at::kLong); }
 
-TEST(ThreadBackendTest, GathersEachMembersTensor) {
-  run_ranks(3, [](World& world) {
-    std::vector<at::Tensor> inputs{at::full({2}, world.rank())};
-    std::vector<std::vector<at::Tensor>> outputs{{at::zeros({2}), at::zeros({2}), at::zeros({2})}};
-    backend(world)->allgather(outputs, inputs)->wait();
-    for (int64_t i = 0; i < 3; ++i) EXPECT_TRUE(outputs[0][i].eq(i).all().item<bool>());
-  });
-}
+class ThreadBackendTest : public testing::Test {
+ private:
+  StrictThreads relaxed_{false};
+};
 
-TEST(ThreadBackendTest, RootGathersAndScatters) {
-  run_ranks(2, [](World& world) {
-    std::vector<at::Tensor> inputs{range(world.rank(), world.rank() + 2)};
-    std::vector<std::vector<at::Tensor>> outputs;
-    if (world.rank() == 1) outputs = {{range(0, 2), range(0, 2)}};
-    c10d::GatherOptions gather;
-    gather.rootRank = 1;
-    backend(world)->gather(outputs, inputs, gather)->wait();
-    EXPECT_TRUE(outputs.empty() || outputs[0][1].equal(range(1, 3)));
-
-    std::vector<at::Tensor> received{range(0, 2)};
-    c10d::ScatterOptions scatter;
-    scatter.rootRank = 1;
-    backend(world)->scatter(received, outputs, scatter)->wait();
-    EXPECT_TRUE(received[0].equal(range(world.rank(), world.rank() + 2)));
-  });
-}
-
-TEST(ThreadBackendTest, ReduceChangesTheRootAlone) {
-  run_ranks(3, [](World& world) {
-    std::vector<at::Tensor> tensors{at::full({1}, world.rank() + 1, at::kLong)};
-    c10d::ReduceOptions options;
-    options.rootRank = 2;
-    options.reduceOp = c10d::ReduceOp::PRODUCT;
-    backend(world)->reduce(tensors, options)->wait();
-    EXPECT_EQ(tensors[0].item<int64_t>(), world.rank() == 2 ? 6 : world.rank() + 1);
-  });
-}
-
-TEST(ThreadBackendTest, ReduceScatterLeavesOwnPart) {
-  run_ranks(2, [](World& world) {
-    at::Tensor input = range(0, 6);
-    at::Tensor output = range(0, 3);
-    backend(world)->_reduce_scatter_base(output, input)->wait();
-    EXPECT_TRUE(output.equal(2 * range(3 * world.rank(), 3 * world.rank() + 3)));
-  });
-}
-
-TEST(ThreadBackendTest, AllToAllWithoutSplitsIsEvenAndMovesRows) {
+TEST_F(ThreadBackendTest, AllToAllWithoutSplitsIsEvenAndMovesRows) {
   run_ranks(2, [](World& world) {
     at::Tensor input = (range(0, 8) + 10 * world.rank()).view({4, 2});
     at::Tensor output = at::zeros({4, 2}, at::kLong);
@@ -72,16 +31,7 @@ TEST(ThreadBackendTest, AllToAllWithoutSplitsIsEvenAndMovesRows) {
   });
 }
 
-TEST(ThreadBackendTest, BarrierHoldsEveryoneBack) {
-  std::atomic<int> n_before{0};
-  run_ranks(3, [&](World& world) {
-    ++n_before;
-    backend(world)->barrier()->wait();
-    EXPECT_EQ(n_before, 3);
-  });
-}
-
-TEST(ThreadBackendTest, ReceivesByTagAndInOrder) {
+TEST_F(ThreadBackendTest, ReceivesByTagAndInOrder) {
   run_ranks(2, [](World& world) {
     const auto send = [&](int64_t value, int tag) {
       std::vector<at::Tensor> tensors{at::full({2}, value, at::kLong)};
@@ -104,7 +54,7 @@ TEST(ThreadBackendTest, ReceivesByTagAndInOrder) {
   });
 }
 
-TEST(ThreadBackendTest, ReducesWithEveryOperator) {
+TEST_F(ThreadBackendTest, ReducesWithEveryOperator) {
   // operator, values of ranks 0 and 1, result
   const std::vector<std::tuple<c10d::ReduceOp::RedOpType, int64_t, int64_t, int64_t>> cases{
       {c10d::ReduceOp::SUM, 6, 3, 9}, {c10d::ReduceOp::PRODUCT, 6, 3, 18}, {c10d::ReduceOp::MIN, 6, 3, 3},
@@ -126,7 +76,7 @@ TEST(ThreadBackendTest, ReducesWithEveryOperator) {
   });
 }
 
-TEST(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
+TEST_F(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
   expect_error("[broadcast] got 2 tensors. Pass one.", error_of_ranks(2, [](World& world) {
                  std::vector<at::Tensor> two{at::ones({1}), at::ones({1})};
                  backend(world)->broadcast(two);

@@ -1,0 +1,49 @@
+#include "runtime/comm/backend_traits.h"
+
+#include <algorithm>
+#include <string>
+
+namespace shardwise {
+namespace {
+
+using RedOp = BackendTraits::RedOp;
+
+bool is_plain(RedOp op) { return op == RedOp::SUM || op == RedOp::PRODUCT || op == RedOp::MIN || op == RedOp::MAX; }
+
+/// NCCL has no 16-bit integers, and Gloo no unsigned ones but bytes.
+bool is_common(c10::ScalarType dtype) {
+  using c10::ScalarType;
+  for (const auto known : {ScalarType::Byte, ScalarType::Char, ScalarType::Int, ScalarType::Long, ScalarType::Half,
+                           ScalarType::BFloat16, ScalarType::Float, ScalarType::Double})
+    if (dtype == known) return true;
+  return false;
+}
+
+bool reduces_common(RedOp op, c10::ScalarType dtype) { return is_plain(op) && is_common(dtype); }
+
+/// Its avg of integers rounds, and is no reduction that the dense result has.
+bool reduces_nccl(RedOp op, c10::ScalarType dtype) {
+  return reduces_common(op, dtype) || (op == RedOp::AVG && is_common(dtype) && c10::isFloatingType(dtype));
+}
+
+bool reduces_threads(RedOp, c10::ScalarType) { return true; }
+
+}  // namespace
+
+const std::vector<BackendTraits>& known_backends() {
+  // name, connects at the first call, groups messages, reduces
+  static const std::vector<BackendTraits> known{{"gloo", false, false, reduces_common},
+                                                {"nccl", true, true, reduces_nccl},
+                                                {"threads", false, false, reduces_threads},
+                                                {"threads-strict", true, true, reduces_nccl}};
+  return known;
+}
+
+BackendTraits traits_of(const c10d::Backend& backend) {
+  const std::string name = backend.getBackendName();
+  const auto found = std::ranges::find(known_backends(), std::string_view(name), &BackendTraits::name);
+  return found != known_backends().end() ? *found
+                                         : BackendTraits{"", false, backend.supportsCoalescing(), reduces_common};
+}
+
+}  // namespace shardwise

@@ -1,0 +1,104 @@
+#include "runtime/threads/strict_ranks.h"
+
+#include "runtime/threads/communicator.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace shardwise {
+namespace {
+
+std::atomic<bool>& is_strict() {
+  static std::atomic<bool> is_on = [] {
+    const char* const value = std::getenv("SHARDWISE_THREADS");
+    return value != nullptr && std::strcmp(value, "strict") == 0;
+  }();
+  return is_on;
+}
+
+}  // namespace
+
+bool set_strict_threads(bool is_on) { return is_strict().exchange(is_on); }
+bool strict_threads() { return is_strict().load(); }
+
+void StrictRanks::abort(int64_t rank, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = fmt::format("rank {} failed: {}", rank, reason);
+  changed_.notify_all();
+}
+
+void StrictRanks::finish(int64_t rank) {
+  const std::lock_guard lock(mutex_);
+  is_finished_.at(rank) = true;
+  changed_.notify_all();
+  const auto dropped = std::ranges::find(dropped_, rank, &std::pair<int64_t, std::string>::first);
+  TORCH_CHECK_VALUE(
+      dropped == dropped_.end() || !failure_.empty(),
+      fmt::format("[threads] rank {} never waited for its {}: nothing says when that has read and written its "
+                  "tensors. Call wait() on the Work.",
+                  rank, dropped->second));
+}
+
+void StrictRanks::note_dropped(int64_t rank, const std::string& call) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) dropped_.emplace_back(rank, call);
+}
+
+void StrictRanks::block(std::unique_lock<std::mutex>& lock, const Wait& wait, std::chrono::milliseconds timeout) {
+  if (timeout.count() == 0) timeout = timeout_;
+  const int64_t rank = wait.communicator->ranks_[wait.member];
+  const auto place = waits_.emplace(waits_.end(), rank, &wait);
+  const auto leave = c10::make_scope_exit([&] { waits_.erase(place); });
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  bool is_late = false;
+  while (!wait.is_over()) {
+    std::vector<Place> path{{wait.communicator, wait.member}};
+    std::string why = failure_.empty() ? obstacle(path) : failure_;
+    if (why.empty() && is_late)
+      why = fmt::format("ranks {} did not come within {} ms. All ranks of a group must call its collectives.",
+                        wait.communicator->needed_ranks(wait.member), timeout.count());
+    TORCH_CHECK_WITH(DistBackendError, why.empty(),
+                     fmt::format("[{}] rank {} was waiting, but {}", wait.op, rank, why));
+    is_late = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
+  }
+}
+
+/// A launch needs others at the head of their streams: it is stuck where one of them is.
+std::string StrictRanks::obstacle(std::vector<Place>& path) const {
+  const auto [communicator, own] = path.back();
+  for (const int64_t member : communicator->needed(own)) {
+    const int64_t rank = communicator->ranks_[member];
+    Place next{communicator, member};
+    if (!communicator->has_launched(member)) {  // it is up to the rank's thread
+      if (is_finished_[rank])
+        return fmt::format("rank {} has finished and cannot take part. All ranks of the group {} must call it.", rank,
+                           communicator->ranks_);
+      const auto found = std::ranges::find(waits_, rank, &std::pair<int64_t, const Wait*>::first);
+      if (found == waits_.end() || found->second->is_over()) continue;
+      next = {found->second->communicator, found->second->member};
+    }
+    if (std::ranges::count(path, next)) return cycle({std::ranges::find(path, next), path.end()});
+    path.push_back(next);
+    if (std::string why = obstacle(path); !why.empty()) return why;
+    path.pop_back();
+  }
+  return {};
+}
+
+std::string StrictRanks::cycle(const std::vector<Place>& path) const {
+  std::vector<std::string> parts;
+  for (const auto& [communicator, member] : path)
+    parts.push_back(fmt::format("rank {} is in {}", communicator->ranks_[member], communicator->first_call(member)));
+  return fmt::format(
+      "the ranks wait for each other: {}. All ranks of a group must make the same calls in the same order.",
+      fmt::join(parts, ", "));
+}
+
+}  // namespace shardwise
