@@ -35,7 +35,7 @@ BoxGrads gathered(const Group& group, const at::Tensor& rows, const at::Tensor& 
     if (n > 0) receives.push_back({group.ranks[member], parts.back()});
     if (sums.numel() > 0) sends.push_back({group.ranks[member], sums});
   }
-  exchange(group, std::move(sends), std::move(receives))->wait();
+  exchange(group, sums.device(), std::move(sends), std::move(receives))->wait();
   return {at::cat(ids), {at::cat(parts)}};
 }
 

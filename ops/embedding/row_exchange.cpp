@@ -222,7 +222,7 @@ void RowExchange::exchange_ids() {
   for (const IncomingRequest& incoming : incoming_)
     if (incoming.rank != table_->mesh()->rank() && incoming.n() > 0)
       receives.push_back({incoming.rank, ids_of(incoming)});
-  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
   for_each_own([&](const Request& request, const IncomingRequest& incoming) {
     ids_of(incoming).copy_(part(wanted, request.begin, request.end));
   });
@@ -263,7 +263,7 @@ at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
     }
     receives.push_back({request.rank, place});
   }
-  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
   if (!ids_are_equal_) look_up_own(rows, pieces);
   messages->wait();
   for (const auto& [values, place] : column_blocks) place.copy_(values);
@@ -286,7 +286,7 @@ std::vector<BoxGrads> RowExchange::scatter_gradients(const at::Tensor& sums) con
   for (const IncomingRequest& incoming : incoming_)
     if (incoming.rank != table_->mesh()->rank() && incoming.n() > 0 && table_->boxes()[incoming.box].sizes[1] > 0)
       receives.push_back({incoming.rank, place_of(incoming)});
-  const auto messages = exchange(*group_, std::move(sends), std::move(receives));
+  const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
   for_each_own([&](const Request& request, const IncomingRequest& incoming) {
     place_of(incoming).copy_(part_of(request, sums));
   });

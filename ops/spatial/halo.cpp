@@ -43,7 +43,8 @@ std::vector<at::Tensor> send_parts(const Halo& halo, const at::Tensor& tensor, c
       if (arrived[coord].numel() > 0) receives.push_back({rank_along(halo, coord), arrived[coord]});
     }
   }
-  if (to.size() > 1) exchange(*halo.mesh->group(halo.mesh_dim), std::move(sends), std::move(receives))->wait();
+  if (to.size() > 1)
+    exchange(*halo.mesh->group(halo.mesh_dim), tensor.device(), std::move(sends), std::move(receives))->wait();
   return arrived;
 }
 

@@ -3,7 +3,6 @@
 import os
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
@@ -24,8 +23,7 @@ def default_group() -> ProcessGroup | None:
 
 def timeout_of(group: ProcessGroup) -> timedelta | None:
     """How long the collectives of `group` wait; None where its backend does not say."""
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    options = getattr(group._get_backend(device), "options", None)
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
     return getattr(options, "_timeout", None)
 
 

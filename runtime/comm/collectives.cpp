@@ -23,7 +23,7 @@ void check_splits(const Group& group, const char* which, const at::Tensor& tenso
                         std::all_of(splits.begin(), splits.end(), [](int64_t n) { return n >= 0; }) &&
                         std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.numel();
   TORCH_CHECK_VALUE(is_right,
-                    fmt::format("[all_to_all] {} splits {} do not cut a tensor of shape {} among {} ranks. Give one "
+                    fmt::format("[all_to_all] {} splits {} do not split a tensor of shape {} among {} ranks. Give one "
                                 "count per rank that add up to the elements of a flat tensor.",
                                 which, splits, tensor.sizes(), group.size()));
 }
@@ -62,7 +62,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
-  const GilRelease waiting;
+  const GilRelease no_gil;
   backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
   CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
                     to.numel() - receive_splits[group.index] * element_bytes);
@@ -73,31 +73,30 @@ namespace {
 class StartedReduction final : public Reduction {
  public:
   StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
-      : tensor_(tensor), reduce_(reduce), n_ranks_(group.size()), wire_(to_wire(tensor, reduce)) {
-    std::vector<at::Tensor> wires{wire_.tensor};
+      : tensor_(tensor), reduce_(reduce), n_ranks_(group.size()), form_(to_reduce_form(tensor, reduce)) {
+    std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
-    options.reduceOp = wire_.op;
-    const GilRelease waiting;  // a backend may connect to other ranks first
-    work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(wires, options);
-    const int64_t n_bytes = 2 * static_cast<int64_t>(wire_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_;
+    options.reduceOp = form_.op;
+    const GilRelease no_gil;  // a backend may connect to other ranks first
+    work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(tensors, options);
+    const int64_t n_bytes = 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_;
     CommTrace::record("all_reduce", n_ranks_, n_bytes, n_bytes);
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     {
-      const GilRelease waiting;
+      const GilRelease no_gil;
       work_->wait();
     }
-    if (reduce_ == Reduce::kAvg) wire_.tensor.div_(n_ranks_);
-    from_wire(wire_, tensor_, reduce_);
+    from_reduce_form(form_, tensor_, reduce_, n_ranks_);
   }
 
  private:
   at::Tensor tensor_;
   Reduce reduce_;
   int64_t n_ranks_;
-  Wire wire_;
+  ReduceForm form_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -128,7 +127,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
-  const GilRelease waiting;
+  const GilRelease no_gil;
   backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;

@@ -1,8 +1,8 @@
-// runtime/comm/collectives.h: the few messages Shardwise sends, each counted by the active CommTraces.
+// runtime/comm/collectives.h: the collectives that Shardwise calls, each counted by the active CommTraces.
 //
 // They call the c10d backend of the tensors' device directly, below autograd and dispatch. A group of one sends nothing and
-// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function but start_all_reduce waits for the result. Misfits that a
-// rank can see alone are c10::ValueErrors before the first message.
+// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function but start_all_reduce waits for the result. What a
+// rank alone can see to be wrong is a c10::ValueError before the first message.
 #pragma once
 
 #include "placements/placement.h"
@@ -28,11 +28,11 @@ class Reduction {
   virtual void finish() = 0;
 };
 
-/// all_reduce() without the wait; null where there is nothing to send. The tensor is untouched by others until finish().
+/// all_reduce() without the wait; null where there is nothing to send. The tensor is neither read nor written until finish().
 std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 
-/// Reduces contiguous `tensor` over the group in place, in any dtype (wire.h says how each travels; a NaN gives NaN).
-/// kAvg divides the sum by the group's size.
+/// Reduces contiguous `tensor` over the group in place, in any dtype (reduce_dtype.h says how; a NaN gives NaN).
+/// kAvg is the sum divided by the group's size.
 /// Throws: c10::TypeError for avg of integers and for max, min or product of complex numbers.
 void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 

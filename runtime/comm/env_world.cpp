@@ -103,7 +103,7 @@ std::shared_ptr<World> init_from_env(std::chrono::milliseconds timeout) {
   const int64_t rank = number_variable("RANK", 0, n_ranks);
   if (n_ranks == 1) return single_world();
   const StorePtr store = connect(rank, n_ranks, timeout);
-  // Members alone meet, under a name made of their ranks.
+  // Members alone make it, under a name made of their ranks.
   const auto make_group = [=](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     if (own == ranks.end()) return c10::intrusive_ptr<ProcessGroup>();

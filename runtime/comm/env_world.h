@@ -11,7 +11,7 @@
 
 namespace shardwise {
 
-/// Meets the other processes at MASTER_ADDR:MASTER_PORT as RANK of WORLD_SIZE and sets World::set_process. CPU tensors travel
+/// Connects to the other processes at MASTER_ADDR:MASTER_PORT as RANK of WORLD_SIZE and sets World::set_process. CPU tensors travel
 /// over Gloo; CUDA tensors over NCCL, in a build that has it.
 ///
 /// `timeout`: how long a process waits for the others, here and in each collective.

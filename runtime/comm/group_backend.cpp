@@ -1,8 +1,11 @@
 #include "runtime/comm/group_backend.h"
 
+#include "runtime/comm/backend_traits.h"
 #include "runtime/comm/gil_release.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,16 +21,27 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op) {
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
   c10d::ProcessGroup& process_group = open_group(group, op);
-  TORCH_CHECK_VALUE(
-      process_group.hasBackendForDeviceType(device),
-      fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one (gloo sends "
-                  "cpu tensors, nccl cuda tensors).",
-                  op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
+  TORCH_CHECK_VALUE(process_group.hasBackendForDeviceType(device),
+                    fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one: "
+                                "\"cpu:gloo,cuda:nccl\" serves both.",
+                                op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
   return process_group.getBackend(device);
 }
 
 c10::DeviceType numbers_device(const Group& group) {
-  return open_group(group, "group").hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : c10::kCUDA;
+  c10d::ProcessGroup& process_group = open_group(group, "group");
+  const auto devices = process_group.getDeviceTypes();
+  return devices.empty() || process_group.hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : devices[0].type();
+}
+
+void connect(const Group& group, const char* op, c10::Device device) {
+  if (group.size() == 1) return;
+  const auto backend = backend_of(group, op, device.type());
+  if (!traits_of(*backend).connects_at_first_call || backend->getSequenceNumberForGroup() > 0) return;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::vector<at::Tensor> one{at::zeros({1}, at::TensorOptions(at::kByte).device(device))};
+  const GilRelease no_gil;
+  backend->allreduce(one, {})->wait();
 }
 
 void check_contiguous(const char* op, const at::Tensor& tensor) {
@@ -44,7 +58,7 @@ at::Tensor gather_rows(const Group& group, const at::Tensor& numbers) {
   at::Tensor own = numbers;
   at::Tensor gathered = at::empty({group.size(), own.numel()}, own.options());
   at::Tensor flat = gathered.view(-1);
-  const GilRelease waiting;
+  const GilRelease no_gil;
   backend->_allgather_base(flat, own)->wait();
   return gathered.cpu();
 }

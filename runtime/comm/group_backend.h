@@ -1,4 +1,4 @@
-// runtime/comm/group_backend.h: what every communication asks of a group and of the tensors it moves.
+// runtime/comm/group_backend.h: a group's backends, and what every communication needs of them and of the tensors that it moves.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -16,8 +16,12 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op);
 /// Throws: c10::ValueError where it has none.
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);
 
-/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it, else CUDA.
+/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it, else the device that it has one for.
 c10::DeviceType numbers_device(const Group& group);
+
+/// Reduces one byte on `device`, counted by nobody, where that makes the communicator (backend_traits.h) and no collective has made it
+/// before. Every member calls it before messages that some members have no part in.
+void connect(const Group& group, const char* op, c10::Device device);
 
 /// Throws: c10::ValueError with the shape and strides.
 void check_contiguous(const char* op, const at::Tensor& tensor);

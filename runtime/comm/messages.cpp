@@ -1,16 +1,16 @@
 #include "runtime/comm/messages.h"
 
+#include "runtime/comm/backend_traits.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/order_check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -34,9 +34,11 @@ Parcels parcels_of(const Group& group, const std::vector<Message>& messages, con
                       fmt::format("[exchange] the message {} rank {} is empty, of shape {}. Leave it "
                                   "out on both ends.",
                                   direction, rank, tensor.sizes()));
-    TORCH_CHECK_VALUE(tensor.device().type() == device,
-                      fmt::format("[exchange] one message is on {}, another on {}. Use one kind of device.",
-                                  c10::DeviceTypeName(device, true), tensor.device().str()));
+    TORCH_CHECK_VALUE(
+        tensor.device().type() == device,
+        fmt::format("[exchange] the message {} rank {} is on {}, but the exchange is of {} tensors. Move it there "
+                    "first.",
+                    direction, rank, tensor.device().str(), c10::DeviceTypeName(device, true)));
     const int64_t index = group.index_of(rank);
     TORCH_CHECK_VALUE(index != group.index,
                       fmt::format("[exchange] rank {} has a message {} itself, of shape {}. Copy it "
@@ -51,20 +53,6 @@ int64_t total_bytes(const Parcels& parcels) {
   int64_t n_bytes = 0;
   for (const Parcel& parcel : parcels) n_bytes += parcel.bytes.numel();
   return n_bytes;
-}
-
-bool are_to_different_ranks(const Parcels& parcels) {
-  std::vector<int64_t> indices;
-  for (const Parcel& parcel : parcels) indices.push_back(parcel.index);
-  std::sort(indices.begin(), indices.end());
-  return std::adjacent_find(indices.begin(), indices.end()) == indices.end();
-}
-
-/// A tensor per member, empty where there is none.
-std::vector<at::Tensor> by_member(const Group& group, const Parcels& parcels, const at::TensorOptions& options) {
-  std::vector<at::Tensor> tensors(group.size(), at::empty({0}, options));
-  for (const Parcel& parcel : parcels) tensors[parcel.index] = parcel.bytes;
-  return tensors;
 }
 
 using Works = std::vector<Messages::WorkPtr>;
@@ -82,20 +70,17 @@ Works start_each(c10d::Backend& backend, const Parcels& sends, const Parcels& re
   return works;
 }
 
-/// Where sends must not wait for receives (NCCL): all in one launch.
-Works start_together(c10d::Backend& backend, const Group& group, const Parcels& sends, const Parcels& receives) {
-  for (const Parcel& parcel : sends)
-    if (parcel.fill) parcel.fill();
-  if (are_to_different_ranks(sends) && are_to_different_ranks(receives)) {
-    const auto options = (sends.empty() ? receives : sends)[0].bytes.options();
-    auto outputs = by_member(group, receives, options);
-    auto inputs = by_member(group, sends, options);
-    return {backend.alltoall(outputs, inputs)};
-  }
-  Parcels filled = sends;
-  for (Parcel& parcel : filled) parcel.fill = nullptr;
+/// All in one launch.
+Works start_grouped(c10d::Backend& backend, Parcels sends, const Parcels& receives) {
+  for (Parcel& parcel : sends)
+    if (const auto fill = std::exchange(parcel.fill, nullptr)) fill();
   backend.startCoalescing();
-  start_each(backend, filled, receives);
+  try {
+    start_each(backend, sends, receives);
+  } catch (...) {
+    backend.endCoalescing();
+    throw;
+  }
   return {backend.endCoalescing()};
 }
 
@@ -109,7 +94,7 @@ Messages::~Messages() {
   try {
     wait();
   } catch (...) {
-    tensors_.clear();  // the error goes unsaid: a destructor has nobody to tell
+    tensors_.clear();  // a destructor has nobody to tell
   }
 }
 
@@ -117,25 +102,24 @@ void Messages::wait() {
   if (works_.empty()) return;
   const auto works = std::exchange(works_, {});
   const auto tensors = std::exchange(tensors_, {});
-  const GilRelease waiting;
+  const GilRelease no_gil;
   for (const WorkPtr& work : works)
     if (work) work->wait();
 }
 
-std::shared_ptr<Messages> exchange(const Group& group, std::vector<Message> sends, std::vector<Message> receives,
-                                   bool by_all) {
+std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,
+                                   std::vector<Message> receives, bool by_all) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const bool is_idle = sends.empty() && receives.empty();
-  const auto device = is_idle ? c10::kCPU : (sends.empty() ? receives : sends)[0].tensor.device().type();
-  const Parcels outgoing = parcels_of(group, sends, "to", device);
-  const Parcels incoming = parcels_of(group, receives, "from", device);
+  const Parcels outgoing = parcels_of(group, sends, "to", device.type());
+  const Parcels incoming = parcels_of(group, receives, "from", device.type());
   if (by_all) check_order(group, "exchange");
-  if (is_idle) return std::make_shared<Messages>();
+  if (by_all) connect(group, "exchange", device);
+  if (outgoing.empty() && incoming.empty()) return std::make_shared<Messages>();
 
-  const auto backend = backend_of(group, "exchange", device);
-  const GilRelease waiting;  // a backend may connect to the other rank first
-  Works works = backend->supportsCoalescing() ? start_together(*backend, group, outgoing, incoming)
-                                              : start_each(*backend, outgoing, incoming);
+  const auto backend = backend_of(group, "exchange", device.type());
+  const GilRelease no_gil;  // a backend may connect to the other rank first
+  Works works = traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
+                                                    : start_each(*backend, outgoing, incoming);
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})
     for (const Parcel& parcel : *parcels) tensors.push_back(parcel.bytes);

@@ -17,7 +17,7 @@
 namespace shardwise {
 namespace {
 
-constexpr int64_t kTextBytes = 1024;  // of each rank's call; a longer one is cut where it is shown
+constexpr int64_t kTextBytes = 1024;  // of each rank's call; a longer one is shown in part
 
 std::atomic<bool>& order_check() {
   static std::atomic<bool> is_on = [] {
@@ -37,7 +37,7 @@ std::string own_call(const char* collective, std::optional<c10::ScalarType> dtyp
     call += fmt::format(" ({})", dtype_name);
   else if (!layouts.empty())
     call += layouts.starts_with(dtype_name) ? fmt::format(" ({})", layouts)
-                                            : fmt::format(" ({}; {} on the wire)", layouts, dtype_name);
+                                            : fmt::format(" ({}; sent as {})", layouts, dtype_name);
   return call;
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/comm/reduce_dtype.h"
 
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
 
@@ -30,22 +31,6 @@ bool is_extremum(Reduce reduce) { return reduce == Reduce::kMax || reduce == Red
 
 bool is_ordered(const at::Tensor& tensor, Reduce reduce) { return is_extremum(reduce) && tensor.is_floating_point(); }
 
-/// The dtype in which the numbers of `dtype` are summed, multiplied or, unless they are floats, compared.
-at::ScalarType wire_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBool:
-      return at::kByte;
-    case at::kShort:
-    case at::kUInt16:
-      return at::kInt;
-    case at::kUInt32:
-    case at::kUInt64:
-      return at::kLong;
-    default:
-      return at::isFloat8Type(dtype) ? at::kFloat : dtype;
-  }
-}
-
 /// Swaps the bits of floats and integers of the same order (its own inverse): negative floats grow downwards.
 at::Tensor flip_negative(const at::Tensor& bits, int64_t mask) {
   return bits.bitwise_xor(bits.bitwise_right_shift(bits.element_size() * 8 - 1).bitwise_and(mask));
@@ -70,6 +55,25 @@ at::Tensor from_ordered(const at::Tensor& integers) {
 
 }  // namespace
 
+c10::ScalarType reduce_dtype(c10::ScalarType dtype, Reduce reduce) {
+  switch (dtype) {
+    case at::kBool:
+      return at::kByte;
+    case at::kShort:
+    case at::kUInt16:
+      return at::kInt;
+    case at::kUInt32:
+    case at::kUInt64:
+      return at::kLong;
+    case at::kHalf:
+      return reduce == Reduce::kAvg ? at::kFloat : dtype;
+    case at::kComplexHalf:
+      return reduce == Reduce::kAvg ? at::kComplexFloat : dtype;
+    default:
+      return at::isFloat8Type(dtype) ? at::kFloat : dtype;
+  }
+}
+
 void check_reducible(const at::Tensor& tensor, Reduce reduce) {
   const at::ScalarType dtype = tensor.scalar_type();
   const bool is_averageable = tensor.is_floating_point() || tensor.is_complex();
@@ -83,20 +87,22 @@ void check_reducible(const at::Tensor& tensor, Reduce reduce) {
                                             to_string(reduce), at::toString(dtype)));
 }
 
-Wire to_wire(const at::Tensor& tensor, Reduce reduce) {
-  if (tensor.is_complex()) return {at::view_as_real(tensor), red_op(reduce)};
+ReduceForm to_reduce_form(const at::Tensor& tensor, Reduce reduce) {
   if (is_ordered(tensor, reduce)) return {to_ordered(tensor, reduce), red_op(reduce)};
-  const at::Tensor wire = tensor.to(wire_dtype(tensor.scalar_type()));
+  const at::Tensor wide = tensor.to(reduce_dtype(tensor.scalar_type(), reduce));
+  if (wide.is_complex()) return {at::view_as_real(wide), red_op(reduce)};
   if (tensor.scalar_type() == at::kBool && !is_extremum(reduce))
-    return {wire, reduce == Reduce::kSum ? RedOp::MAX : RedOp::MIN};
-  return {wire, red_op(reduce)};
+    return {wide, reduce == Reduce::kSum ? RedOp::MAX : RedOp::MIN};
+  return {wide, red_op(reduce)};
 }
 
-void from_wire(const Wire& wire, const at::Tensor& tensor, Reduce reduce) {
+void from_reduce_form(const ReduceForm& form, const at::Tensor& tensor, Reduce reduce, int64_t n_ranks) {
+  if (reduce == Reduce::kAvg) form.tensor.div_(n_ranks);
+  if (form.tensor.is_alias_of(tensor)) return;
   if (is_ordered(tensor, reduce))
-    tensor.copy_(from_ordered(wire.tensor));
-  else if (!wire.tensor.is_alias_of(tensor))
-    tensor.copy_(wire.tensor);
+    tensor.copy_(from_ordered(form.tensor));
+  else
+    tensor.copy_(tensor.is_complex() ? at::view_as_complex(form.tensor) : form.tensor);
 }
 
 }  // namespace shardwise

@@ -1,6 +1,6 @@
 #include "runtime/redistribute/exchange_run.h"
 
-#include "placements/partial.h"
+#include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/buffers.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -23,35 +23,30 @@ at::Tensor cut(at::Tensor piece, const Box& held, const Box& box) {
   return piece;
 }
 
-/// In which `dtype` is reduced: torch has no arithmetic for some.
-at::ScalarType computed_as(at::ScalarType dtype) {
-  if (c10::isFloat8Type(dtype)) return at::kFloat;
-  return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64 ? at::kLong : dtype;
+/// The dtype in which the terms of `step` are combined: torch has no arithmetic for some, and a sum may not fit where the avg does.
+at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
+  if (step.kind != Step::Kind::kReduce || dtype == at::kBool) return dtype;
+  return reduce_dtype(dtype, step.reduce);
 }
 
-at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce reduce) {
+/// Into `total`, whose dtype is that of combined_as.
+void combine(at::Tensor total, const at::Tensor& values, Reduce reduce) {
+  const at::Tensor term = values.to(total.scalar_type());
   switch (reduce) {
     case Reduce::kSum:
     case Reduce::kAvg:
-      return a.add(b);
+      total.add_(term);
+      return;
     case Reduce::kProduct:
-      return a.mul(b);
+      total.mul_(term);
+      return;
     case Reduce::kMax:
-      return at::maximum(a, b);
+      at::maximum_out(total, total, term);
+      return;
     case Reduce::kMin:
-      return at::minimum(a, b);
+      at::minimum_out(total, total, term);
+      return;
   }
-  return a;
-}
-
-void combine(const at::Tensor& into, const at::Tensor& values, Reduce reduce) {
-  const auto dtype = computed_as(into.scalar_type());
-  if (dtype != into.scalar_type())
-    into.copy_(combined(into.to(dtype), values.to(dtype), reduce));
-  else if (is_linear(reduce))
-    into.add_(values);
-  else
-    into.copy_(combined(into, values, reduce));
 }
 
 int64_t aligned(int64_t offset, int64_t element_bytes) {
@@ -69,6 +64,11 @@ std::pair<std::vector<int64_t>, int64_t> offsets_of(const std::vector<std::pair<
   return {std::move(offsets), end};
 }
 
+at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device, at::ScalarType dtype) {
+  return at::empty_strided(sizes, dense_strides(sizes, spec.strides()),
+                           at::TensorOptions().dtype(dtype).device(device));
+}
+
 at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Box& box, at::ScalarType dtype) {
   const auto n_bytes = box.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   return buffer.narrow(0, offset, n_bytes).view(dtype).view(box.sizes);
@@ -77,19 +77,19 @@ at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Box& box, at::Sc
 }  // namespace
 
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device) {
-  return at::empty_strided(sizes, dense_strides(sizes, spec.strides()),
-                           at::TensorOptions().dtype(spec.dtype()).device(device));
+  return empty_piece(spec, sizes, device, spec.dtype());
 }
 
-ExchangeRun::ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::Device device)
-    : group_(std::move(group)),
+ExchangeRun::ExchangeRun(Party party, std::vector<ExchangeItem> items, c10::Device device)
+    : party_(std::move(party)),
       items_(std::move(items)),
       device_(device),
       n_rounds_(items_[0].step->n_rounds),
       rank_(items_[0].from->mesh()->rank()) {
   for (const ExchangeItem& item : items_) {
     Shards& result = results_.emplace_back();
-    for (const Box& box : item.to->boxes()) result.push_back(empty_piece(*item.to, box.sizes, device));
+    for (const Box& box : item.to->boxes())
+      result.push_back(empty_piece(*item.to, box.sizes, device, combined_as(*item.step, item.to->dtype())));
   }
 }
 
@@ -121,8 +121,11 @@ std::vector<Shards> ExchangeRun::finish() {
   finish_round(n_rounds_ - 1);
   for (size_t i = 0; i < items_.size(); ++i) {
     const Step& step = *items_[i].step;
-    if (step.kind == Step::Kind::kReduce && step.reduce == Reduce::kAvg)
-      for (const at::Tensor& piece : results_[i]) piece.div_(step.from.grid().shape[step.mesh_dim]);
+    if (step.kind != Step::Kind::kReduce) continue;
+    for (at::Tensor& piece : results_[i]) {
+      if (step.reduce == Reduce::kAvg) piece.div_(step.from.grid().shape[step.mesh_dim]);
+      piece = piece.to(items_[i].to->dtype());
+    }
   }
   return std::move(results_);
 }
@@ -130,9 +133,8 @@ std::vector<Shards> ExchangeRun::finish() {
 void ExchangeRun::start_round(int64_t round) {
   post_receives(round);
   post_sends(round);
-  if (group_)
-    messages_ = exchange(*group_, std::move(sends_), std::move(receives_),
-                         items_[0].from->mesh()->grid() == items_[0].to->mesh()->grid());
+  if (party_.group)
+    messages_ = exchange(*party_.group, device_, std::move(sends_), std::move(receives_), party_.is_whole);
   sends_.clear();
   receives_.clear();
 }

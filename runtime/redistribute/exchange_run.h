@@ -17,13 +17,18 @@ struct ExchangeItem {
   Shards pieces;
 };
 
+/// The ranks that exchange.
+struct Party {
+  GroupPtr group;        // null where no rank sends anything
+  bool is_whole = true;  // all members of the group take part
+};
+
 /// Each pair of ranks exchanges one message a round: a piece's box as it lies in memory where that is one run of elements, else
 /// packed into a buffer; what arrives goes straight into its place where that is one run. Pairs without common boxes exchange nothing.
 class ExchangeRun {
  public:
-  /// `group`: null where no rank sends anything. Pre: the items' steps have the same number of rounds, and are all of that
-  /// group. Every rank of the group makes one.
-  ExchangeRun(GroupPtr group, std::vector<ExchangeItem> items, c10::Device device);
+  /// Pre: the items' steps have the same number of rounds, and are all of that party. Every rank of the party makes one.
+  ExchangeRun(Party party, std::vector<ExchangeItem> items, c10::Device device);
 
   /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
   /// finish(): what is sent and kept is copied.
@@ -50,7 +55,7 @@ class ExchangeRun {
   at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
   Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }
 
-  GroupPtr group_;
+  Party party_;
   std::vector<ExchangeItem> items_;
   c10::Device device_;
   int64_t n_rounds_;

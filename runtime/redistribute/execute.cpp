@@ -15,7 +15,9 @@
 #include <c10/util/hash.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -26,13 +28,22 @@ bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || 
 
 bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
 
-/// Those who exchange: the mesh, or where there are two meshes the world.
-GroupPtr group_of(const OwnStep& own) {
-  const DeviceMesh& mesh = *own.from->mesh();
-  if (own.from->mesh()->grid() == own.to->mesh()->grid()) return mesh.group();
-  std::vector<int64_t> everyone(mesh.world()->size());
-  for (size_t rank = 0; rank < everyone.size(); ++rank) everyone[rank] = static_cast<int64_t>(rank);
-  return mesh.world()->group(everyone);
+bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
+  std::vector<int64_t> ranks = mesh.grid().ranks, others = other.grid().ranks;
+  std::ranges::sort(ranks);
+  std::ranges::sort(others);
+  return std::ranges::includes(ranks, others);
+}
+
+/// The ranks of the mesh; of two meshes those of the one that has all ranks of the other, else some of the world's.
+Party party_of(const OwnStep& own) {
+  if (own.is_local) return {};
+  const DeviceMesh &from = *own.from->mesh(), &to = *own.to->mesh();
+  if (from.grid() == to.grid() || has_all_ranks_of(from, to)) return {from.group()};
+  if (has_all_ranks_of(to, from)) return {to.group()};
+  std::vector<int64_t> everyone(from.world()->size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return {from.world()->group(everyone), /*is_whole=*/false};
 }
 
 /// For the order check.
@@ -131,7 +142,7 @@ class Moving {
     }
   }
 
-  ExchangeRun begin() const { return ExchangeRun(next().is_local ? nullptr : group_of(next()), {item()}, device_); }
+  ExchangeRun begin() const { return ExchangeRun(party_of(next()), {item()}, device_); }
 
  private:
   /// In-place steps write to memory of this move.
@@ -203,12 +214,12 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
   std::vector<Moving*> rest = movings;
   while (!rest.empty()) {
     const OwnStep& first = rest[0]->next();
-    const GroupPtr group = first.is_local ? nullptr : group_of(first);
+    const Party party = party_of(first);
     std::vector<Moving*> together, others;
     int64_t n_bytes = 0;
     for (Moving* moving : rest) {
       const OwnStep& own = moving->next();
-      const bool fits = own.is_local == first.is_local && (own.is_local || group_of(own) == group) &&
+      const bool fits = own.is_local == first.is_local && party_of(own).group == party.group &&
                         own.step.n_rounds == first.step.n_rounds && moving->device() == rest[0]->device() &&
                         (together.empty() || n_bytes + global_bytes(own) <= bucket_bytes);
       (fits ? together : others).push_back(moving);
@@ -223,7 +234,7 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
       return result;
     };
     const CommScope scope(CommScope::current_op(), layouts);
-    ExchangeRun exchange(group, std::move(items), rest[0]->device());
+    ExchangeRun exchange(party, std::move(items), rest[0]->device());
     exchange.start();
     auto results = exchange.finish();
     for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));

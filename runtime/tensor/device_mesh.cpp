@@ -1,5 +1,7 @@
 #include "runtime/tensor/device_mesh.h"
 
+#include "runtime/comm/group_backend.h"
+
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -55,6 +57,16 @@ std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
   return mine;
 }
 
+/// Moves to another mesh go over the group of the world, where ranks outside of both meshes stay away: here all are present.
+void connect_world(World& world, const DeviceMesh& mesh) {
+  if (mesh.size() == world.size()) return;
+  std::vector<int64_t> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const GroupPtr everyone = world.group(ranks);
+  if (everyone->process_group->hasBackendForDeviceType(mesh.device_type()))
+    connect(*everyone, "device_mesh", mesh.device());
+}
+
 using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>>;
 
 std::mutex registry_mutex;
@@ -100,6 +112,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   mesh->world_ = std::move(world);
   mesh->device_type_ = device_type;
   mesh->names_ = std::move(names);
+  connect_world(*mesh->world_, *mesh);
 
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });

@@ -74,7 +74,7 @@ TEST(AllToAllTest, MisfitsAreNamedBeforeAnyMessage) {
     const auto error = [&](const at::Tensor& out, const at::Tensor& in, const Splits& receives, const Splits& sends) {
       return error_of<c10::ValueError>([&] { all_to_all(*group, out, in, receives, sends); });
     };
-    expect_error("send splits [2, 2, 3] do not cut a tensor of shape [6] among 3 ranks",
+    expect_error("send splits [2, 2, 3] do not split a tensor of shape [6] among 3 ranks",
                  error(flat, flat, even, {2, 2, 3}));
     expect_error("receive splits [6]", error(flat, flat, {6}, even));
     expect_error("receive splits [8, -2, 0]", error(flat, flat, {8, -2, 0}, even));
@@ -181,6 +181,20 @@ TEST(AllReduceTest, ComplexNumbersAddAndAverage) {
     EXPECT_TRUE(sum.equal(at::complex(at::full({2}, 3.F), at::full({2}, 3.F))));
     all_reduce(*everyone(world), avg, Reduce::kAvg);
     EXPECT_TRUE(avg.equal(at::complex(at::ones({2}), at::ones({2}))));
+  });
+}
+
+TEST(AllReduceTest, AvgOfHalvesOverflowsOnlyWhereItIsNoHalf) {
+  on_ranks([](World& world) {
+    const at::Tensor large = at::full({2}, 40'000, at::kHalf);
+    all_reduce(*everyone(world), large, Reduce::kAvg);
+    EXPECT_TRUE(large.eq(40'000).all().item<bool>()) << large;
+    const at::Tensor tiny = at::full({2}, 6e-8, at::kHalf);  // the smallest there is
+    all_reduce(*everyone(world), tiny, Reduce::kAvg);
+    EXPECT_TRUE(tiny.equal(at::full({2}, 6e-8, at::kHalf))) << tiny;
+    const at::Tensor complex = at::full({2}, 40'000, at::kComplexHalf);
+    all_reduce(*everyone(world), complex, Reduce::kAvg);
+    EXPECT_EQ(complex.to(at::kComplexFloat)[1].item<c10::complex<float>>(), c10::complex<float>(40'000, 0));
   });
 }
 

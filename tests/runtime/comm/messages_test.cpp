@@ -5,8 +5,10 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/order_check.h"
 #include "tests/support/either_world.h"
+#include "tests/support/strict_threads.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -32,7 +34,7 @@ void expect_exchanged(World& world, at::ScalarType dtype, const std::function<in
       sends.push_back({other, letter(world.rank(), other, n, dtype)});
     if (const int64_t n = n_elements(other, world.rank())) receives.push_back({other, room(n, dtype)});
   }
-  exchange(*everyone(world), sends, receives)->wait();
+  exchange(*everyone(world), at::kCPU, sends, receives)->wait();
   for (const auto& [from, tensor, fill] : receives)
     EXPECT_TRUE(tensor.view(at::kByte).equal(letter(from, world.rank(), tensor.numel(), dtype).view(at::kByte)))
         << at::toString(dtype) << " from " << from;
@@ -84,7 +86,7 @@ TEST(MessagesTest, SeveralOfOnePairMatchInOrder) {
       receives.push_back({previous, room(n)});
     }
     for (const int64_t n : {4, 1, 4, 2}) receives.push_back({next, room(n)});
-    exchange(*everyone(world), sends, receives)->wait();
+    exchange(*everyone(world), at::kCPU, sends, receives)->wait();
     for (size_t i = 0; i < 8; ++i) {
       const int64_t n = receives[i].tensor.numel();
       EXPECT_TRUE(receives[i].tensor.equal(i < 4 ? letter(previous, n, n) : letter(next, 5 + n, n))) << i;
@@ -97,22 +99,39 @@ TEST(MessagesTest, StartingWaitsForNobody) {
     const GroupPtr group = everyone(world);
     const at::Tensor first = room(2);
     const at::Tensor second = room(2);
+    const int64_t next = (world.rank() + 1) % 3;
     const int64_t previous = (world.rank() + 2) % 3;
-    const auto receiving = exchange(*group, {}, {{previous, first}, {previous, second}});
-    const auto sending = exchange(*group, {{(world.rank() + 1) % 3, letter(world.rank(), 1, 2)}}, {});
+    const auto earlier = exchange(*group, at::kCPU, {{next, letter(world.rank(), 1, 2)}}, {{previous, first}});
+    const auto later = exchange(*group, at::kCPU, {{next, letter(world.rank(), 2, 2)}}, {{previous, second}});
     EXPECT_EQ(all_gather_numbers(*group, {world.rank()})[2][0], 2);  // meanwhile
-    exchange(*group, {{(world.rank() + 1) % 3, letter(world.rank(), 2, 2)}}, {})->wait();
-    sending->wait();
-    receiving->wait();
+    later->wait();
+    earlier->wait();
     EXPECT_TRUE(first.equal(letter(previous, 1, 2)));
     EXPECT_TRUE(second.equal(letter(previous, 2, 2)));
+  });
+}
+
+TEST(MessagesTest, RankWithoutAnyIsNeededOnce) {
+  on_ranks([](World& world) {
+    const GroupPtr group = world.group({0, 1, 2});
+    const at::Tensor got = room(2);
+    const auto from_0_to_1 = [&](bool by_all) {
+      if (!by_all && world.rank() == 2) return;
+      exchange(*group, at::kCPU, world.rank() == 0 ? Sent{{1, letter(0, 1, 2)}} : Sent{},
+               world.rank() == 1 ? Sent{{0, got}} : Sent{}, by_all)
+          ->wait();
+      EXPECT_TRUE(world.rank() != 1 || got.equal(letter(0, 1, 2)));
+    };
+    from_0_to_1(true);
+    from_0_to_1(false);  // rank 2 stays away
+    all_gather_numbers(*group, {});
   });
 }
 
 TEST(MessagesTest, WaitingTwiceWaitsOnce) {
   on_ranks([](World& world) {
     const at::Tensor got = room(2);
-    const auto messages = exchange(*everyone(world), {{(world.rank() + 1) % 3, letter(world.rank(), 0, 2)}},
+    const auto messages = exchange(*everyone(world), at::kCPU, {{(world.rank() + 1) % 3, letter(world.rank(), 0, 2)}},
                                    {{(world.rank() + 2) % 3, got}});
     messages->wait();
     got.fill_(-1);
@@ -125,7 +144,7 @@ TEST(MessagesTest, DroppedMessagesHaveArrived) {
   on_ranks([](World& world) {
     const int64_t previous = (world.rank() + 2) % 3;
     const at::Tensor got = room(2);
-    exchange(*everyone(world), {{(world.rank() + 1) % 3, letter(world.rank(), 0, 2)}}, {{previous, got}});
+    exchange(*everyone(world), at::kCPU, {{(world.rank() + 1) % 3, letter(world.rank(), 0, 2)}}, {{previous, got}});
     EXPECT_TRUE(got.equal(letter(previous, 0, 2)));
   });
 }
@@ -137,7 +156,7 @@ TEST(MessagesTest, ViewsScalarsAndLeavesTravel) {
     const at::Tensor table = at::zeros({3, 2}).requires_grad_();
     const at::Tensor rows = table.detach()[1];
     const at::Tensor leaf = at::full({}, world.rank(), at::kFloat).requires_grad_();
-    exchange(*everyone(world), {{next, leaf}, {next, letter(world.rank(), 0, 2)}},
+    exchange(*everyone(world), at::kCPU, {{next, leaf}, {next, letter(world.rank(), 0, 2)}},
              {{previous, table[0][0]}, {previous, rows}})
         ->wait();
     EXPECT_EQ(table[0][0].item<float>(), static_cast<float>(previous));
@@ -152,7 +171,7 @@ TEST(MessagesTest, RanksAreGlobalInSubgroups) {
     if (!group) return;
     const int64_t other = 2 - world.rank();
     const at::Tensor got = room(3);
-    exchange(*group, {{other, letter(world.rank(), other, 3)}}, {{other, got}})->wait();
+    exchange(*group, at::kCPU, {{other, letter(world.rank(), other, 3)}}, {{other, got}})->wait();
     EXPECT_TRUE(got.equal(letter(other, world.rank(), 3)));
   });
 }
@@ -162,42 +181,43 @@ TEST(MessagesTest, MisfitsAreNamedBeforeAnyMessage) {
     const GroupPtr group = everyone(world);
     const int64_t other = (world.rank() + 1) % 3;
     const auto error = [&](const Sent& sends, const Sent& receives) {
-      return error_of<c10::ValueError>([&] { exchange(*group, sends, receives); });
+      return error_of<c10::ValueError>([&] { exchange(*group, at::kCPU, sends, receives); });
     };
     expect_error("is empty, of shape [0, 2]. Leave it out", error({{other, at::ones({0, 2})}}, {}));
     expect_error(fmt::format("the message from rank {} is empty", other), error({}, {{other, room(0)}}));
     expect_error("which is not contiguous", error({{other, at::ones({2, 3}).t()}}, {}));
     expect_error(fmt::format("rank {} has a message to itself", world.rank()), error({{world.rank(), room(1)}}, {}));
     expect_error("rank 3 is not a member", error({{other, room(1)}}, {{3, room(1)}}));
-    expect_error("one message is on cpu, another on meta",
+    expect_error("is on meta, but the exchange is of cpu tensors",
                  error({{other, room(1)}}, {{other, at::empty({1}, at::kMeta)}}));
   });
 }
 
 TEST(MessagesTest, GroupOfOneHasNone) {
   const Group one{nullptr, {0}, 0};
-  exchange(one, {}, {})->wait();
+  exchange(one, at::kCPU, {}, {})->wait();
   expect_error("rank 0 has a message from itself",
-               error_of<c10::ValueError>([&] { exchange(one, {}, {{0, room(1)}}); }));
+               error_of<c10::ValueError>([&] { exchange(one, at::kCPU, {}, {{0, room(1)}}); }));
 }
 
-/// Without the order check, which would speak first.
+/// Without the order check, which would speak first, and over mailboxes, which strict threads have none of.
 class MailboxTest : public testing::Test {
  public:
-  MailboxTest() : was_checked_(set_order_check(false)) {}
+  MailboxTest() : was_checked_(set_order_check(false)), relaxed_(false) {}
   ~MailboxTest() override { set_order_check(was_checked_); }
 
  private:
   bool was_checked_;
+  StrictThreads relaxed_;
 };
 
 TEST_F(MailboxTest, SizesThatDifferAreNamed) {
   expect_error("[receive] rank 0 sends 12 Byte to rank 1, which expects 8 Byte. Make the two ends agree.",
                error_of_ranks(2, [](World& world) {
                  if (world.rank() == 0)
-                   exchange(*everyone(world), {{1, room(3)}}, {});
+                   exchange(*everyone(world), at::kCPU, {{1, room(3)}}, {});
                  else
-                   exchange(*everyone(world), {}, {{0, room(2)}})->wait();
+                   exchange(*everyone(world), at::kCPU, {}, {{0, room(2)}})->wait();
                }));
 }
 
@@ -207,8 +227,9 @@ TEST_F(MailboxTest, FailedRankReleasesReceivers) {
     const std::string of_run = error_of_ranks(3, [&](World& world) {
       TORCH_CHECK(world.rank() != 2, "out of luck");
       if (world.rank() == 1)
-        of_receiver = error_of<c10::DistBackendError>(
-            [&] { exchange(*everyone(world), {}, {{0, room(1)}})->wait(); });  // 0 is well, but the program is not
+        of_receiver = error_of<c10::DistBackendError>([&] {
+          exchange(*everyone(world), at::kCPU, {}, {{0, room(1)}})->wait();
+        });  // 0 is well, but the program is not
       else
         error_of<c10::DistBackendError>([&] { all_gather_numbers(*everyone(world), {}); });
     });
@@ -220,7 +241,7 @@ TEST_F(MailboxTest, FailedRankReleasesReceivers) {
 TEST_F(MailboxTest, FinishedAndLateRanksAreNamed) {
   expect_error("[receive] rank 1 was waiting, but rank 0 has finished and cannot take part",
                error_of_ranks(2, [](World& world) {
-                 if (world.rank() == 1) exchange(*everyone(world), {}, {{0, room(1)}})->wait();
+                 if (world.rank() == 1) exchange(*everyone(world), at::kCPU, {}, {{0, room(1)}})->wait();
                }));
   expect_error("rank 0 was waiting, but rank 1 did not send within 50 ms",
                error_of_ranks(
@@ -228,7 +249,7 @@ TEST_F(MailboxTest, FinishedAndLateRanksAreNamed) {
                    [](World& world) {
                      const int64_t other = 1 - world.rank();
                      if (world.rank() == 0)
-                       exchange(*everyone(world), {}, {{other, room(1)}})->wait();
+                       exchange(*everyone(world), at::kCPU, {}, {{other, room(1)}})->wait();
                      else
                        std::this_thread::sleep_for(std::chrono::milliseconds(400));
                    },
@@ -239,15 +260,15 @@ TEST_F(MailboxTest, NobodySendsToOneWhoHasFinished) {
   expect_error("[send] rank 0 was about to send, but rank 1 has finished", error_of_ranks(2, [](World& world) {
                  if (world.rank() == 1) return;
                  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-                 exchange(*everyone(world), {{1, room(1)}}, {});
+                 exchange(*everyone(world), at::kCPU, {{1, room(1)}}, {});
                }));
 }
 
 TEST_F(MailboxTest, SentBeforeTheSenderFinishedStillArrives) {
   run_ranks(2, [](World& world) {
     const at::Tensor got = room(2);
-    const auto messages = world.rank() == 0 ? exchange(*everyone(world), {{1, letter(0, 1, 2)}}, {})
-                                            : exchange(*everyone(world), {}, {{0, got}});
+    const auto messages = world.rank() == 0 ? exchange(*everyone(world), at::kCPU, {{1, letter(0, 1, 2)}}, {})
+                                            : exchange(*everyone(world), at::kCPU, {}, {{0, got}});
     if (world.rank() == 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     messages->wait();
@@ -260,16 +281,17 @@ TEST_F(MailboxTest, UnwindingLetsGoAndTakesItsMessageAlong) {
     const GroupPtr group = everyone(world);
     const at::Tensor got = room(2);
     try {
-      const auto lost = exchange(*group, {}, world.rank() == 0 ? Sent{} : Sent{{0, got}});  // sent after the throw
+      const auto lost =
+          exchange(*group, at::kCPU, {}, world.rank() == 0 ? Sent{} : Sent{{0, got}});  // sent after the throw
       throw std::runtime_error("something else");
     } catch (const std::runtime_error&) {
       all_gather_numbers(*group, {});
     }
     if (world.rank() == 0) {
-      exchange(*group, {{1, letter(0, 1, 2)}, {1, letter(0, 2, 2)}}, {})->wait();
+      exchange(*group, at::kCPU, {{1, letter(0, 1, 2)}, {1, letter(0, 2, 2)}}, {})->wait();
       return;
     }
-    exchange(*group, {}, {{0, got}})->wait();
+    exchange(*group, at::kCPU, {}, {{0, got}})->wait();
     EXPECT_TRUE(got.equal(letter(0, 2, 2)));
   });
 }

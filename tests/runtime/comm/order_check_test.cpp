@@ -73,7 +73,7 @@ TEST(OrderCheckTest, MessagesAndNumbersAreComparedToo) {
         if (world.rank() == 1)
           all_gather_numbers(*group, {1});
         else
-          exchange(*group, {}, {});
+          exchange(*group, at::kCPU, {}, {});
       });
 }
 
@@ -100,7 +100,7 @@ TEST(OrderCheckTest, SameCallsPassAndCountAsWithoutCheck) {
     EXPECT_EQ(all_gather_numbers(*group, {world.rank()})[2][0], 2);
     const bool sends = world.rank() == 0;
     const bool receives = world.rank() == 2;
-    exchange(*group, sends ? std::vector<Message>{{2, tensor}} : std::vector<Message>{},
+    exchange(*group, at::kCPU, sends ? std::vector<Message>{{2, tensor}} : std::vector<Message>{},
              receives ? std::vector<Message>{{0, tensor}} : std::vector<Message>{})
         ->wait();
     EXPECT_EQ(trace.total_count(), world.rank() == 1 ? 4 : 5);

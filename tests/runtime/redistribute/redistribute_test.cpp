@@ -355,6 +355,19 @@ TEST(RedistributeTest, SummedContributionsOfPartialAreReduced) {
   });
 }
 
+TEST(RedistributeTest, AvgOfHalvesOverflowsOnlyWhereItIsNoHalf) {
+  run_ranks(4, [](World&) {
+    auto mesh = make_mesh({4});
+    const at::Tensor whole = at::full({6, 3}, 40'000, at::kHalf).t();
+    const at::Tensor mean = from_local(whole, mesh, {Placement::partial(Reduce::kAvg)});
+    for (const Placement& to : {Placement::replicate(), Placement::shard(0), Placement::shard(1, {1, 0, 5, 0})}) {
+      const at::Tensor moved = redistribute(mean, {to});
+      EXPECT_EQ(moved.strides(), whole.strides());
+      EXPECT_TRUE(at::equal(full_tensor(moved), whole)) << to_string(to) << full_tensor(moved);
+    }
+  });
+}
+
 TEST(RedistributeTest, GradientGoesBackToTheSourceLayout) {
   run_ranks(3, [](World&) {
     auto mesh = make_mesh({3});

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace shardwise {
+namespace shardwise::strict_backend_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -273,4 +273,4 @@ TEST_F(StrictBackendTest, MessagesOfDifferentSizesAreNamed) {
 }
 
 }  // namespace
-}  // namespace shardwise
+}  // namespace shardwise::strict_backend_test
