@@ -61,6 +61,12 @@ if(ShardwiseTorch_FOUND AND NOT TARGET shardwise::torch)
     INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED
     INTERFACE_INCLUDE_DIRECTORIES "${SHARDWISE_TORCH_ROOT}/include/torch/csrc/api/include")
 
+  if(ShardwiseTorch_CUDA)
+    foreach(name c10_cuda torch_cuda)
+      target_link_libraries(shardwise::torch INTERFACE "${SHARDWISE_TORCH_ROOT}/lib/lib${name}.so")
+    endforeach()
+  endif()
+
   add_library(shardwise::torch_python INTERFACE IMPORTED)
   set_target_properties(shardwise::torch_python PROPERTIES
     INTERFACE_LINK_LIBRARIES "shardwise::libtorch_python;shardwise::torch")

@@ -55,3 +55,20 @@ if(SHARDWISE_CUDA)
     message(FATAL_ERROR "SHARDWISE_CUDA is ${SHARDWISE_CUDA} but nvcc was not found. Put it on the PATH or set CUDACXX.")
   endif()
 endif()
+
+# NCCL's code lies in torch's CUDA libraries; its header, and those of CUDA that torch's own include, in the packages nvidia-* next to torch.
+set(SHARDWISE_HAS_NCCL OFF)
+if(SHARDWISE_HAS_NVCC AND ShardwiseTorch_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  cmake_path(GET SHARDWISE_TORCH_ROOT PARENT_PATH site_packages)
+  string(REGEX MATCH "^[0-9]+" cuda_major "${ShardwiseTorch_CUDA}")
+  find_path(SHARDWISE_NCCL_INCLUDE_DIR nccl.h HINTS ${site_packages}/nvidia/nccl/include)
+  find_path(SHARDWISE_CUSPARSE_INCLUDE_DIR cusparse.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} ${site_packages}/nvidia/cu${cuda_major}/include)
+  if(SHARDWISE_NCCL_INCLUDE_DIR AND SHARDWISE_CUSPARSE_INCLUDE_DIR)
+    set(SHARDWISE_HAS_NCCL ON)
+  else()
+    message(STATUS "nccl.h or cusparse.h was not found (pip: nvidia-nccl-cu${cuda_major}, nvidia-cusparse): C++ programs under "
+                   "torchrun send no CUDA tensors")
+  endif()
+endif()

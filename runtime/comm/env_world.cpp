@@ -18,7 +18,8 @@
 #endif
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #endif
-#ifdef USE_C10D_NCCL
+#ifdef SHARDWISE_HAS_NCCL
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
@@ -75,7 +76,8 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const StorePtr& store, int64
       store, i, n, c10d::ProcessGroupGloo::Options::create_default(timeout));
   group->setBackend(c10::kCPU, ProcessGroup::BackendType::GLOO, gloo);
   group->setDefaultBackend(ProcessGroup::BackendType::GLOO);
-#ifdef USE_C10D_NCCL
+#ifdef SHARDWISE_HAS_NCCL
+  if (c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() == 0) return group;
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   const auto nccl_store = c10::make_intrusive<c10d::PrefixStore>("nccl", store);
