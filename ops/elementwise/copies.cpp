@@ -5,6 +5,7 @@
 
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/neg.h>
+#include <c10/core/Stream.h>
 
 namespace shardwise {
 namespace {
@@ -27,12 +28,18 @@ Rule cast() {
           }};
 }
 
+/// The memory of every piece is in use on `stream`.
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  for (at::Tensor piece : maybe_dtensor(self)->shards()) piece.record_stream(stream);
+}
+
 }  // namespace
 
 void register_copies(RuleTable& table) {
   // torch sets a lazy flag, which the local shards would carry and the DTensor would not: compute at once.
   add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
+  aten_kernels().impl("record_stream", &record_stream);
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy());

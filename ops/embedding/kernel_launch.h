@@ -5,10 +5,12 @@
 //              [&](auto stream) { kernels::cuda::look_up(..., stream); });
 #pragma once
 
-#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <type_traits>
 
 namespace shardwise {
 
@@ -18,8 +20,8 @@ inline constexpr bool kHasCudaKernels = true;
 inline constexpr bool kHasCudaKernels = false;
 #endif
 
-/// True where this build has kernels for memory of `device`.
-inline bool has_kernels(c10::Device device) { return device.is_cpu() || (kHasCudaKernels && device.is_cuda()); }
+/// True where there are kernels for memory of `device`.
+bool has_kernels(c10::Device device);
 
 /// Calls `part(begin, end)` for parts of [0, n) on several threads.
 void share_out(int64_t n, int64_t bytes_per_item, const std::function<void(int64_t, int64_t)>& part);
@@ -27,17 +29,28 @@ void share_out(int64_t n, int64_t bytes_per_item, const std::function<void(int64
 /// The cudaStream_t that work on `device` is queued on now.
 void* current_stream(c10::Device device);
 
-/// Throws: c10::NotImplementedError for any device but the CPU.
-void check_is_cpu(c10::Device device);
+/// How the CPU's kernels run on memory of devices that are simulated, as tests have them. The device is current meanwhile.
+using HostKernels = void (*)(c10::Device device, const std::function<void()>& kernel);
+void set_host_kernels(c10::DeviceType type, HostKernels run);
+
+/// Throws: c10::NotImplementedError for a device that has none.
+void run_host_kernel(c10::Device device, const std::function<void()>& kernel);
 
 /// Returns what `on_cpu()` or `on_gpu(stream)` returns, by where `device` is. `on_gpu` takes `auto`: builds without CUDA do not
-/// instantiate it, so they need no symbol of kernels/cuda/.
+/// instantiate it, so they need no symbol of kernels/cuda/. A device is current while its kernel is launched.
 template <class OnCpu, class OnGpu>
-auto run_kernel(c10::Device device, const OnCpu& on_cpu, [[maybe_unused]] const OnGpu& on_gpu) {
+std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, [[maybe_unused]] const OnGpu& on_gpu) {
+  if (device.is_cpu()) return on_cpu();
+  const c10::DeviceGuard guard(device);
   if constexpr (kHasCudaKernels)
     if (device.is_cuda()) return on_gpu(current_stream(device));
-  check_is_cpu(device);
-  return on_cpu();
+  if constexpr (std::is_void_v<std::invoke_result_t<OnCpu>>) {
+    run_host_kernel(device, on_cpu);
+  } else {
+    std::optional<std::invoke_result_t<OnCpu>> result;
+    run_host_kernel(device, [&] { result = on_cpu(); });
+    return *result;
+  }
 }
 
 }  // namespace shardwise

@@ -17,9 +17,8 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
 /// A tensor without dims as a vector of one element.
 inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor; }
 
-/// The lowest and the highest index on all ranks; nullopt where there are none, on ranks outside the mesh, and on
-/// devices, whose kernels check as torch's do. Cost: nothing for replicated indices, an all-reduce of two numbers for
-/// sharded ones.
+/// The lowest and the highest index on all ranks; nullopt where there are none, and on ranks outside the mesh. Cost: a
+/// pass over this rank's indices, for which the host waits; an all-reduce of two numbers for sharded ones.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
 
 /// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: an all-reduce of two numbers

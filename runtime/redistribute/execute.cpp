@@ -12,6 +12,9 @@
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/hash.h>
 #include <fmt/format.h>
 
@@ -168,9 +171,34 @@ class Moving {
   bool owns_ = false;
 };
 
+/// The stream on which a move begins, of an accelerator; none on the CPU. Its memory is that stream's, so that it ends there too.
+class HomeStream {
+ public:
+  explicit HomeStream(c10::Device device) : device_(device) {
+    if (!device.is_cpu()) stream_ = current();
+  }
+
+  /// To guard what belongs to the move.
+  const std::optional<c10::Stream>& stream() const { return stream_; }
+
+  /// The current stream waits for what is on this one.
+  void let_current_wait() const {
+    if (!stream_ || current() == *stream_) return;
+    c10::Event event(device_.type());
+    event.record(*stream_);
+    event.block(current());
+  }
+
+ private:
+  c10::Stream current() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+
+  c10::Device device_;
+  std::optional<c10::Stream> stream_;
+};
+
 class StartedMove final : public PendingMove {
  public:
-  explicit StartedMove(Moving moving) : moving_(std::move(moving)) {
+  explicit StartedMove(Moving moving) : moving_(std::move(moving)), home_(moving_.device()) {
     moving_.run(/*stops_at_last_sending=*/true);
     if (moving_.is_done()) return;
     if (!has_boxes(moving_.next())) {
@@ -181,6 +209,8 @@ class StartedMove final : public PendingMove {
     last_->start(/*may_change=*/true);
   }
   ~StartedMove() override {
+    const c10::OptionalStreamGuard at_home(home_.stream());
+    last_.reset();
     try {
       finish_reductions();
     } catch (...) {
@@ -189,11 +219,15 @@ class StartedMove final : public PendingMove {
   }
 
   Shards finish() override {
-    BelowAutograd guard;
-    finish_reductions();
-    if (last_) moving_.arrive(std::move(last_->finish()[0]));
-    last_.reset();
-    moving_.run();
+    {
+      const c10::OptionalStreamGuard at_home(home_.stream());
+      BelowAutograd guard;
+      finish_reductions();
+      if (last_) moving_.arrive(std::move(last_->finish()[0]));
+      last_.reset();
+      moving_.run();
+    }
+    home_.let_current_wait();
     return moving_.pieces();
   }
 
@@ -203,6 +237,7 @@ class StartedMove final : public PendingMove {
   }
 
   Moving moving_;
+  HomeStream home_;
   std::optional<ExchangeRun> last_;
   std::vector<std::unique_ptr<Reduction>> reductions_;
 };

@@ -3,6 +3,10 @@
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/view_link.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 #include <exception>
 #include <map>
@@ -23,6 +27,26 @@ class FailedMove final : public PendingMove {
 
  private:
   std::exception_ptr reason_;
+};
+
+/// What is left of a move whose pieces are there for one stream, the current one: others wait for it.
+class ArrivedMove final : public PendingMove {
+ public:
+  explicit ArrivedMove(c10::Device device) : device_(device), end_(device.type()) { end_.record(current_stream()); }
+
+  /// The current stream waits for the pieces. False where they are there for every stream.
+  bool follow() {
+    if (end_.query()) return false;
+    end_.block(current_stream());
+    return true;
+  }
+  Shards finish() override { TORCH_INTERNAL_ASSERT(false, "a move ends once"); }
+
+ private:
+  c10::Stream current_stream() const { return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_); }
+
+  c10::Device device_;
+  c10::Event end_;
 };
 
 /// A lock per tensor that some thread waits for; threads that use one pending tensor together take turns.
@@ -49,7 +73,7 @@ const c10::Storage& no_storage() {
 /// Ours, and the key by which autocast sees tensors of the device: none comes with PrivateUse2. A sparse tensor has its key
 /// besides: operators come to that first.
 c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
-  const auto backend = device.is_cuda() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
+  const auto backend = c10::toBackendComponent(c10::computeDispatchKey(std::nullopt, std::nullopt, device));
   const auto keys = c10::DispatchKeySet({kTensorKey, kAutogradKey}) | c10::getAutocastRelatedKeySetFromBackend(backend);
   return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
@@ -72,11 +96,19 @@ void DTensorImpl::settle() const {
   const auto lock = lock_of(this);
   const std::lock_guard guard(*lock);
   if (!pending_) return;  // another thread was here
-  try {
-    shards_ = pending_->finish();
-  } catch (...) {
-    pending_ = std::make_unique<FailedMove>(std::current_exception());
-    throw;
+  if (auto* const arrived = dynamic_cast<ArrivedMove*>(pending_.get())) {
+    if (arrived->follow()) return;
+  } else {
+    try {
+      shards_ = pending_->finish();
+    } catch (...) {
+      pending_ = std::make_unique<FailedMove>(std::current_exception());
+      throw;
+    }
+    if (!device_opt_->is_cpu()) {
+      pending_ = std::make_unique<ArrivedMove>(*device_opt_);
+      return;
+    }
   }
   std::atomic_thread_fence(std::memory_order_release);
   pending_.reset();

@@ -48,8 +48,13 @@ void* host_address(const void* address);
 /// The current stream of the tensor's device.
 c10::Stream current_stream(c10::Device device);
 
+/// As shardwise::HostKernels: `kernel`, which is the CPU's, on the memory of `device`.
+void run_host_kernel(c10::Device device, const std::function<void()>& kernel);
+
 /// What was wrong since the last call, in order.
 std::vector<std::string> take_faults();
+/// ... one a line.
+std::string faults_in_lines();
 
 /// Each fault of the tests' launches, as a failure of the test that is running. To be called when all ranks have returned.
 void expect_no_faults();

@@ -1,6 +1,7 @@
 #include "tests/support/accelerator/machine.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@ constexpr int kPoison = 0xFF;  // NaN in every floating dtype, -1 in integers
 
 thread_local c10::DeviceIndex thread_device = 0;
 thread_local std::array<c10::StreamId, kDevices> thread_streams{};
+thread_local bool runs_at_once = false;
 
 std::string kind_of(const Access& access) { return access.is_write ? "writes" : "reads"; }
 
@@ -136,7 +138,7 @@ void Machine::check_order(const std::string& name, Queue& queue, const Access& a
 
 void Machine::launch(const std::string& name, c10::Stream stream, const std::vector<Access>& accesses,
                      std::function<void()> task, bool reaches_peers) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   Queue& on = queue(stream);
   if (current_device() != stream.device_index())
     fault(fmt::format("{} was launched on {} while device {} was current. Set a device guard.", name, words(on.number),
@@ -151,6 +153,7 @@ void Machine::launch(const std::string& name, c10::Stream stream, const std::vec
   on.clock[on.number] = ++on.n_launched;
   on.tasks.push_back({std::move(task), name, {}});
   on.has_tasks.notify_one();
+  if (runs_at_once) wait_for(lock, on.clock);
 }
 
 Event Machine::record(c10::Stream stream) {
@@ -205,6 +208,24 @@ void Machine::wait_unseen(c10::Stream stream) {
   wait_for(lock, queue(stream).clock);
 }
 
+void Machine::run_on_host(const std::string& name, c10::Device device, const std::function<void()>& kernel) {
+  const c10::Stream stream(c10::Stream::UNSAFE, device, current_stream(device.index()));
+  launch(name, stream, {}, [] {}, false);
+  const auto set_accessible = [&](int change) {
+    const std::lock_guard lock(mutex_);
+    n_on_host_ += change;
+    memory_.set_accessible(n_on_host_ > 0);
+  };
+  wait_unseen(stream);
+  set_accessible(1);
+  const auto outer = std::exchange(runs_at_once, true);
+  const auto restore = c10::make_scope_exit([&] {
+    runs_at_once = outer;
+    set_accessible(-1);
+  });
+  kernel();
+}
+
 void* Machine::allocate(int64_t n_bytes) {
   const c10::DeviceIndex device = current_device();
   const c10::Stream stream(c10::Stream::UNSAFE, {kType, device}, current_stream(device));
@@ -212,6 +233,7 @@ void* Machine::allocate(int64_t n_bytes) {
   {
     const std::lock_guard lock(mutex_);
     address = const_cast<char*>(memory_.allocate(n_bytes, device, queue(stream).number).begin);
+    if (n_on_host_ > 0) memory_.set_accessible(true);
   }
   launch(
       "the allocator", stream, {writes(address, n_bytes)},
@@ -273,6 +295,16 @@ c10::Stream current_stream(c10::Device device) {
 }
 
 std::vector<std::string> take_faults() { return Machine::get().take_faults(); }
+
+void run_host_kernel(c10::Device device, const std::function<void()>& kernel) {
+  Machine::get().run_on_host("a kernel of the host", device, kernel);
+}
+
+std::string faults_in_lines() {
+  std::string text;
+  for (const std::string& fault : take_faults()) text += fault + "\n";
+  return text;
+}
 
 void expect_no_faults() {
   for (c10::DeviceIndex device = 0; device < kDevices; ++device) {

@@ -46,6 +46,10 @@ class Machine {
   /// Waits without the host having asked: nothing counts as over that did not before.
   void wait_unseen(c10::Stream stream);
 
+  /// Runs `kernel` on this thread when all before it on the current stream is over; device memory is readable by its own addresses, and
+  /// what `kernel` launches runs at once. Nothing is known of what it reads and writes.
+  void run_on_host(const std::string& name, c10::Device device, const std::function<void()>& kernel);
+
   void* allocate(int64_t n_bytes);
   void free(void* address);
   void record_stream(const void* address, c10::Stream stream);
@@ -84,7 +88,8 @@ class Machine {
   std::deque<Queue> queues_;         // by number
   std::map<std::pair<c10::DeviceIndex, c10::StreamId>, int> numbers_;
   Memory memory_;
-  Clock host_;  // what the host waited for
+  int n_on_host_ = 0;  // calls of run_on_host
+  Clock host_;         // what the host waited for
   std::vector<std::string> faults_;
   std::map<c10::DeviceIndex, std::string> failures_;  // a kernel threw, and nobody has waited since
 };

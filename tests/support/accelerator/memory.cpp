@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -11,9 +12,14 @@ namespace {
 constexpr int64_t kArenaBytes = int64_t{64} << 30;  // of addresses; pages come with their first use
 constexpr int64_t kAlignment = 64;
 
-char* reserve(int protection) {
-  void* const pages =
-      mmap(nullptr, kArenaBytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, /*offset=*/0);
+int make_file() {
+  const int file = memfd_create("accelerator", 0);
+  TORCH_CHECK(file >= 0 && ftruncate(file, kArenaBytes) == 0, "[accelerator] no memory for the devices.");
+  return file;
+}
+
+char* map(int file, int protection) {
+  void* const pages = mmap(nullptr, kArenaBytes, protection, MAP_SHARED | MAP_NORESERVE, file, /*offset=*/0);
   TORCH_CHECK(pages != MAP_FAILED, "[accelerator] no address space for device memory.");
   return static_cast<char*>(pages);
 }
@@ -81,7 +87,13 @@ bool covers(const Access& outer, const Access& inner) {
   return outer_begin <= inner_begin && inner_end <= outer_end;
 }
 
-Memory::Memory() : device_pages_(reserve(PROT_NONE)), host_pages_(reserve(PROT_READ | PROT_WRITE)) {}
+Memory::Memory()
+    : file_(make_file()), device_pages_(map(file_, PROT_NONE)), host_pages_(map(file_, PROT_READ | PROT_WRITE)) {}
+
+void Memory::set_accessible(bool is_accessible) {
+  constexpr int64_t kPage = 4096;
+  mprotect(device_pages_, (used_ + kPage - 1) / kPage * kPage, is_accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
 
 Block& Memory::allocate(int64_t n_bytes, c10::DeviceIndex device, int stream) {
   const char* const begin = device_pages_ + used_;

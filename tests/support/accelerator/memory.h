@@ -49,10 +49,13 @@ class Memory {
   /// The block in which `address` lies, or null.
   Block* find(const void* address);
   void* host_address(const void* address) const;
+  /// Whether device memory's own addresses are readable and writable.
+  void set_accessible(bool is_accessible);
 
  private:
+  int file_;
   char* device_pages_;  // without access
-  char* host_pages_;    // the bytes
+  char* host_pages_;    // the same bytes
   int64_t used_ = 0;
   std::map<const char*, Block> blocks_;  // by address
 };
