@@ -1,5 +1,5 @@
 # Files of one folder are compiled together, as a batch: torch's headers and the templates they ask for cost every run of the
-# compiler more than most files of ours do. Batches take a third of the CPU time of single files.
+# compiler more than most files of ours do. Batches take half of the CPU time of single files, or less.
 #
 #   library, extension   a batch per folder; names in unnamed namespaces are therefore shared by a folder
 #   tests                a batch of folders; each file has a namespace of its own, so names cannot clash
