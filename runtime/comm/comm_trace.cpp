@@ -19,8 +19,6 @@ CommTrace::~CommTrace() {
   if (*link == this) *link = outer_;
 }
 
-bool CommTrace::any_active() { return innermost_trace != nullptr; }
-
 void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
   for (CommTrace* trace = innermost_trace; trace != nullptr; trace = trace->outer_)
     trace->events_.push_back({collective, CommScope::current_op(), n_ranks, bytes_sent, bytes_received});

@@ -34,7 +34,6 @@ class CommTrace {
 
   /// Adds an event to every trace of this thread. Cost without a trace: one thread-local read.
   static void record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received);
-  static bool any_active();
 
  private:
   std::vector<CommEvent> events_;

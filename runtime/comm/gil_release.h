@@ -1,10 +1,10 @@
-// runtime/comm/gil_release.h: what a thread lets go of while it waits for other ranks.
+// runtime/comm/gil_release.h: releases the Python interpreter's lock while a thread waits for other ranks.
 #pragma once
 
 namespace shardwise {
 
-/// Lives while this thread waits for messages. Python's own operators may come here with the interpreter's lock held (indexing
-/// does), which another rank in the same process needs to send what this one waits for.
+/// Lives while this thread waits for messages. Some of torch's Python operators (indexing) call C++ with the interpreter's lock held;
+/// another rank in the same process may need the lock to send what this one waits for.
 class GilRelease {
  public:
   GilRelease();
@@ -16,7 +16,7 @@ class GilRelease {
   void* held_;
 };
 
-/// `begin` runs before each wait, `end` after it with what begin returned, unless that is null.
+/// `begin` runs before each wait. `end` runs after it, with what `begin` returned, unless that is null.
 struct GilHooks {
   void* (*begin)();
   void (*end)(void*);

@@ -42,8 +42,8 @@ class World {
   /// Throws: c10::ValueError for an unknown or duplicate rank.
   GroupPtr group(c10::ArrayRef<int64_t> ranks);
 
-  /// Lets go of all process groups, which meshes would keep alive else: their threads end where nobody else holds them.
-  /// What is sent along them from then on is an error. Pre: nothing is under way.
+  /// Drops all process groups, which meshes would keep alive otherwise: their threads end where nobody else holds them.
+  /// What is sent over them from then on is an error. Pre: no communication is under way.
   void close();
 
  private:

@@ -1,7 +1,7 @@
-// runtime/threads/rendezvous.h: where ranks that are threads of one process meet for a collective.
+// runtime/threads/rendezvous.h: how ranks that are threads of one process come together for a collective.
 //
-// A collective is a round: each member offers its tensors, waits until all have come, reads the others' tensors, and waits
-// until all have read. GilRelease is on a condition variable; a rank that fails or finishes releases those who wait for it.
+// A collective is a round: each member offers its tensors, waits until all have arrived, reads the others' tensors, and waits
+// until all have read. They wait on a condition variable. A rank that fails or finishes wakes those that wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 
 namespace shardwise {
 
-/// Which thread ranks of one program still take part. Thread-safe.
+/// Which of one program's thread ranks still take part. Thread-safe.
 class Membership {
  public:
   Membership(int64_t n_ranks, std::chrono::milliseconds timeout) : is_finished_(n_ranks, false), timeout_(timeout) {}

@@ -31,7 +31,7 @@ class ThreadHub {
   std::shared_ptr<World> world(int64_t rank);
   /// `rank` has failed; those who wait for it, now or later, throw and name it. True for the first to fail.
   bool abort(int64_t rank, const std::string& reason);
-  /// `rank` takes part no more; those who wait for it throw and name it.
+  /// `rank` no longer takes part; those that wait for it throw and name it.
   void finish(int64_t rank);
 
  private:

@@ -3,6 +3,7 @@
     python tests/opinfo/sweep.py                   a few samples of each
     python tests/opinfo/sweep.py --samples 1000    all of them
     python tests/opinfo/sweep.py --ops add cumsum  these, with every failure
+    SHARDWISE_THREADS=strict python tests/opinfo/sweep.py --every 8    some of them, on ranks that communicate as over NCCL
 
 Operators run in worker processes, so that a crash or a hang costs one operator and is counted.
 """
@@ -179,6 +180,7 @@ def main() -> int:
     parser.add_argument(
         "--samples", type=int, default=2, help="at most so many samples of an operator (default: %(default)s)"
     )
+    parser.add_argument("--every", type=int, default=1, help="every N-th operator only")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--junit", type=Path, help="write a report for scripts/tally.py here")
@@ -189,6 +191,7 @@ def main() -> int:
         return 0
     known = float_ops()
     names = [name for name in known if not options.ops or name in options.ops or known[name].name in options.ops]
+    names = names[:: options.every]
     begin = time.monotonic()
     swept = sweep(names, options.samples, options.jobs)
     results = [result for result in swept.values() if result.n_cases or result.broken]

@@ -59,6 +59,24 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout():
         run_ranks(2, body, timeout=0.5)
 
 
+def test_strict_ranks_name_what_would_hang_over_nccl():
+    def body(rank):
+        lines = [sw.DeviceMesh("cpu", ranks) for ranks in ([0, 1], [0, 1, 2])]
+        for mesh in lines if rank == 0 else reversed(lines):
+            sw.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().full_tensor()
+
+    with pytest.raises(torch.distributed.DistBackendError, match=r"wait for each other: rank [01] is in all_reduce"):
+        run_ranks(3, body, strict=True)
+
+
+def test_strict_ranks_compute_the_same():
+    def body(rank):
+        x = sw.ones(5, device_mesh=sw.init_device_mesh("cpu", (3,)), placements=[Shard(0, sizes=[0, 5, 0])])
+        return x.cumsum(0).full_tensor().tolist()
+
+    assert run_ranks(3, body, strict=True) == run_ranks(3, body) == [[1, 2, 3, 4, 5]] * 3
+
+
 def test_worlds_follow_one_another_and_may_be_many():
     for n_ranks in (1, 4, 2):
 
