@@ -1,6 +1,8 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/api/local_kind.h"
+#include "runtime/api/to_local.h"
+#include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
 #include "wrappers/local_shards_wrapper.h"
 
@@ -48,7 +50,8 @@ void set_attribute_by_c_name() {
 }
 
 constexpr const char* kFromLocal =
-    "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable.\n\n"
+    "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable. Writes to one "
+    "count for both.\n\n"
     "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones "
     "(elements);\n"
     "without them the local sizes are taken to be those of an even split. `run_check`: compare shapes and dtypes "
@@ -61,10 +64,13 @@ constexpr const char* kFromLocal =
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kToLocal =
-    "This rank's piece, aliased; empty on a rank outside the mesh. `grad_placements`: how the gradient of the piece is "
-    "laid out,\n"
-    "if not as this tensor (replicated where that is Partial).\n\n"
-    "Where the tensor was made from a LocalShardsWrapper, or ranks hold several pieces, a wrapper. Nothing is sent.";
+    "This rank's piece, aliased: what is written there counts as written to this tensor. Empty on a rank outside the "
+    "mesh.\n"
+    "`grad_placements`: how the gradient of the piece is laid out, if not as this tensor (replicated where that is "
+    "Partial).\n\n"
+    "Where the tensor was made from a LocalShardsWrapper, or ranks hold several pieces, a wrapper.\n\n"
+    "Nothing is sent. Raises ValueError for a view whose values came from other ranks, and whose source was written to "
+    "since.";
 
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
 /// call. Everything else goes to `to_any_local` as bound below.
@@ -75,7 +81,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
         impl->shards().size() == 1 && !impl->spec()->layout().in_pieces()) {
       HANDLE_TH_ERRORS
-      return THPVariable_Wrap(c10::GradMode::is_enabled() ? to_local(tensor) : impl->shards()[0]);
+      return THPVariable_Wrap(to_local(tensor));
       END_HANDLE_TH_ERRORS
     }
   }
@@ -198,6 +204,15 @@ at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, P
   return tensor;
 }
 
+std::vector<at::Tensor> py_detached_pieces(const at::Tensor& tensor, const std::string& reader) {
+  return detached_pieces(tensor, reader.c_str());
+}
+
+bool py_is_stale(const at::Tensor& tensor) {
+  spec_of(tensor);  // the error for other tensors
+  return is_stale(*maybe_dtensor(tensor));
+}
+
 int64_t local_kind_of(const at::Tensor& tensor) {
   spec_of(tensor);  // the error for other tensors
   return static_cast<int64_t>(maybe_dtensor(tensor)->local_kind());
@@ -223,7 +238,8 @@ std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor
 }
 
 constexpr const char* kRedistribute =
-    "The same values under other `placements`; differentiable. `device_mesh`: another mesh of the same world, of any "
+    "The same values under other `placements`; differentiable. A view of this tensor where it has them already. "
+    "`device_mesh`: another mesh of the same world, of any "
     "ranks in any\n"
     "shape and order; ranks outside of it then hold nothing. `async_op`: returns while the last messages are under "
     "way; "
@@ -295,7 +311,13 @@ void bind_dtensor(py::module_& module) {
              py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0);
   module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
              py::arg("tensor"));
+  module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
+             "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
+             py::arg("tensor"), py::arg("reader"));
   module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
+  module.def("is_stale", wrap_pybind_function(&py_is_stale),
+             "True for a view whose values came from other ranks, and whose source was written to since.",
+             py::arg("tensor"));
   module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
              py::arg("tensor"));

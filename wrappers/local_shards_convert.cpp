@@ -3,8 +3,10 @@
 #include "wrappers/local_shards_wrapper.h"
 
 #include "placements/partial.h"
+#include "runtime/api/gradients.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/local_pieces.h"
+#include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/spec_value.h"
 
 #include <ATen/ops/empty.h>
@@ -40,15 +42,20 @@ Shards pieces_of(const at::Tensor& wrapper, const Spec& spec) {
   return pieces;
 }
 
-/// The wrapper over the pieces of a distributed tensor, below autograd.
-at::Tensor shards_of(const DTensorImpl& tensor, LocalKind kind) {
+/// The wrapper over the pieces of a distributed tensor, below autograd. Writes to it count as writes to the tensor.
+at::Tensor shards_of(const at::Tensor& dtensor, LocalKind kind) {
+  const DTensorImpl& tensor = *maybe_dtensor(dtensor);
   const Spec& spec = *tensor.spec();
+  const Shards& pieces = local_shards(tensor, "to_local");
   std::vector<at::Tensor> shards;
   std::vector<Dims> offsets;
-  if (kind != LocalKind::kNoPieces) shards.assign(tensor.shards().begin(), tensor.shards().end());
+  if (kind != LocalKind::kNoPieces)
+    for (const at::Tensor& piece : pieces) shards.push_back(detached(piece, tensor));
   for (size_t i = 0; i < shards.size(); ++i) offsets.push_back(spec.boxes()[i].offsets);
   const auto options = at::TensorOptions().dtype(spec.dtype()).device(tensor.device());
-  return make_local_shards(std::move(shards), std::move(offsets), options, spec.dim());
+  at::Tensor wrapper = make_local_shards(std::move(shards), std::move(offsets), options, spec.dim());
+  if (!tensor.view_link()) share_version(wrapper, dtensor);
+  return wrapper;
 }
 
 struct Kept {
@@ -73,16 +80,16 @@ struct FromShards : torch::autograd::Function<FromShards> {
     const Kept kept(ctx);
     at::Tensor grad = grads[0];
     if (grad.defined())
-      grad = shards_of(*maybe_dtensor(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec())), kept.kind);
+      grad = shards_of(redistribute(grad, kept.spec->mesh(), kept.spec->placements().vec()), kept.kind);
     return {grad, {}, {}, {}};
   }
 };
 
 struct ToShards : torch::autograd::Function<ToShards> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& grad_spec) {
-    const auto* impl = maybe_dtensor(tensor);
-    Kept::keep(ctx, grad_spec, impl->local_kind());
-    return shards_of(*impl, impl->local_kind());
+    const LocalKind kind = maybe_dtensor(tensor)->local_kind();
+    Kept::keep(ctx, grad_spec, kind);
+    return shards_of(tensor, kind);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Kept kept(ctx);
@@ -166,15 +173,18 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
   const SpecPtr spec = spec_here(wrapper, mesh, placements, options);
   const LocalKind kind = n_pieces > 0 && mesh->is_member() ? LocalKind::kPieces : LocalKind::kNoPieces;
   if (!mesh->is_member()) return wrap_pieces(spec, {}, kind);
-  if (!records(wrapper)) return wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
-  return FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind));
+  const at::Tensor tensor =
+      records(wrapper)
+          ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind))
+          : wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
+  share_version(tensor, wrapper);
+  return tensor;
 }
 
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   if (records(tensor)) return ToShards::apply(tensor, grad_spec(spec, grad_placements));
-  const auto* impl = maybe_dtensor(tensor);
-  return shards_of(*impl, impl->local_kind());
+  return shards_of(tensor, maybe_dtensor(tensor)->local_kind());
 }
 
 at::Tensor from_any_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

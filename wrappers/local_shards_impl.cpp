@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/spec.h"
 #include "wrappers/local_shards_dispatch.h"
+#include "runtime/api/gradients.h"
 
 #include <atomic>
 #include <set>
@@ -83,6 +84,7 @@ at::Tensor wrap_local_shards(std::vector<at::Tensor> shards, std::vector<Dims> o
   [[maybe_unused]] static const bool registered = (register_local_shards(), true);
   auto tensor = at::detail::make_tensor<LocalShardsImpl>(std::move(shards), std::move(offsets), sizes,
                                                          c10::typeMetaToScalarType(options.dtype()), options.device());
+  if (const auto& pieces = maybe_local_shards(tensor)->shards(); pieces.size() == 1) share_version(tensor, pieces[0]);
   if (auto hook = local_shards_hook.load(std::memory_order_relaxed)) hook(tensor);
   return tensor;
 }

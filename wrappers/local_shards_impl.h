@@ -5,9 +5,9 @@
 #pragma once
 
 #include "placements/box.h"
+#include "runtime/api/gradients.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 
 #include <vector>
@@ -50,9 +50,6 @@ inline LocalShardsImpl* maybe_local_shards(const at::TensorBase& tensor) {
              : nullptr;
 }
 inline bool is_local_shards(const at::TensorBase& tensor) { return maybe_local_shards(tensor) != nullptr; }
-
-/// True where autograd records what is done to `tensor`.
-inline bool records(const at::Tensor& tensor) { return c10::GradMode::is_enabled() && tensor.requires_grad(); }
 
 /// The sizes of the wrapper itself: the pieces put together with the gaps between them closed, where they are a grid (pieces of
 /// whole rows, of whole columns, 1-D ones, or every cell of some row and column ranges). Any other pieces have nothing but

@@ -43,9 +43,10 @@ class DTensor(torch.Tensor):
         return _C.placements_of(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """This rank's part; nothing is sent."""
-        pieces = _C.to_pieces(self.detach())
+        """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came."""
+        pieces = [] if _C.is_stale(self) else _C.detached_pieces(self, "print")
         local = f"local_tensor={pieces[0]}" if len(pieces) == 1 else f"local_tensors={pieces}"
+        local = "stale" if _C.is_stale(self) else local
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
     def __format__(self, format_spec: str) -> str:
@@ -120,7 +121,13 @@ class DTensor(torch.Tensor):
             _C.local_kind_of(self),
         )
         entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
-        return rebuild_dtensor, (_C.to_pieces(self.detach()), *layout, self.requires_grad, self.__dict__, entries)
+        return rebuild_dtensor, (
+            _C.detached_pieces(self, "pickle"),
+            *layout,
+            self.requires_grad,
+            self.__dict__,
+            entries,
+        )
 
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
@@ -137,7 +144,7 @@ class DTensor(torch.Tensor):
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         from shardwise import checkpoint
 
-        return checkpoint.piece_at(index, self._saved_boxes(), _C.to_pieces(self.detach()))
+        return checkpoint.piece_at(index, self._saved_boxes(), _C.detached_pieces(self, "checkpoint"))
 
     def _saved_boxes(self) -> list[tuple[list[int], list[int]]]:
         """(offsets, sizes) of this rank's pieces. Raises ValueError for Partial tensors, whose pieces are not values."""

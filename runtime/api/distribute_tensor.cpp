@@ -1,4 +1,3 @@
-// runtime/api/distribute_tensor.cpp: from a whole tensor, on one rank or on all, to a distributed one.
 #include "runtime/api/dtensor.h"
 
 #include "placements/partial.h"
@@ -41,9 +40,10 @@ void check_plain(const at::Tensor& tensor) {
   const auto keys = tensor.key_set();
   const bool is_dense = tensor.layout() == c10::kStrided && (keys.has_backend(c10::BackendComponent::CPUBit) ||
                                                              keys.has_backend(c10::BackendComponent::CUDABit));
-  TORCH_CHECK_VALUE(is_dense, fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be cut. Give a "
-                                          "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",
-                                          c10::str(tensor.layout()), c10::toString(keys)));
+  TORCH_CHECK_VALUE(is_dense,
+                    fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be sharded. Give a "
+                                "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",
+                                c10::str(tensor.layout()), c10::toString(keys)));
 }
 
 /// Dtype, sizes and kind of the tensor, compared before values are sent.

@@ -10,8 +10,8 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kHowToCut =
-    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) where the cut is not torch.chunk's.";
+constexpr const char* kGiveShape =
+    "Give shape= and stride= of the whole tensor, and Shard(dim, sizes=[...]) where the ranks' pieces differ in size.";
 
 void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
   TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
@@ -44,7 +44,7 @@ struct Belief {
 
 }  // namespace
 
-Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
   Dims sizes(local);
   std::vector<bool> is_known(sizes.size());
   for (size_t m = 0; m < placements.size(); ++m) {
@@ -76,7 +76,7 @@ void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
     TORCH_CHECK_VALUE(
         pieces[i].sizes() == boxes[i].sizes,
         fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has {} there. {}", spec.mesh()->rank(),
-                    fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]), kHowToCut));
+                    fmt::join(pieces[i].sizes(), ", "), to_string(spec), to_string(boxes[i]), kGiveShape));
   }
 }
 
@@ -99,14 +99,14 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                                   "tensors, as {} [{}] and {} [{}]. {}",
                                   fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
                                   group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
-                                  c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kHowToCut));
+                                  c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kGiveShape));
   }
   for (size_t i = 0; i < beliefs.size() && !spec.layout().in_pieces(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
         beliefs[i].piece() == expected,
         fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
-                    fmt::join(beliefs[i].piece(), ", "), to_string(spec), fmt::join(expected, ", "), kHowToCut));
+                    fmt::join(beliefs[i].piece(), ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
   }
 }
 

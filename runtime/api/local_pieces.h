@@ -10,8 +10,8 @@
 
 namespace shardwise {
 
-/// Global sizes of which `local` is an even cut's piece.
-Dims sizes_of_even_cut(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
+/// Global sizes, where the ranks' pieces are all of `local`'s sizes along dims without explicit sizes.
+Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
 
 /// Throws: c10::ValueError where number, dtype, device or shape of this rank's pieces are not those of `spec`.
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec);

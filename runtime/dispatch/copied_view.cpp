@@ -3,6 +3,8 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/local_reads.h"
+#include "runtime/tensor/object_lock.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -34,6 +36,12 @@ void CopiedView::count_write() { ++writes_in_inference_mode; }
 
 bool CopiedView::is_stale() const { return version_ != version(); }
 
+bool CopiedView::needs_other_ranks() const {
+  if (!is_stale()) return false;
+  const DTensorImpl& source = source_impl();
+  return kind_ == Kind::kMoved ? source.spec()->mesh()->size() > 1 : shardwise::is_stale(source);
+}
+
 at::Tensor CopiedView::view_of(const at::Tensor& source) const {
   torch::jit::Stack stack = args_;
   stack[source_arg_] = source;
@@ -42,16 +50,19 @@ at::Tensor CopiedView::view_of(const at::Tensor& source) const {
   return result.isTensor() ? result.toTensor() : result.toTensorVector()[output_];
 }
 
-void CopiedView::refresh(const SpecPtr& spec, Shards& shards) {
-  BelowAutograd guard;
-  version_ = version();
+void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
+  const ObjectLock lock(this);
+  if (!is_stale()) return;  // another thread was here
+  const BelowAutograd guard;
+  const uint32_t seen = version();
   const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
   if (kind_ == Kind::kMoved) fetch(spec, shards);
   if (kind_ == Kind::kCopied)
     for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
+  version_ = seen;
 }
 
-void CopiedView::fetch(const SpecPtr& spec, Shards& shards) const {
+void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
   const at::Tensor fetched = view_of(*source_);
   const auto* impl = maybe_dtensor(fetched);
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",

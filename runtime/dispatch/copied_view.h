@@ -11,6 +11,8 @@
 
 #include <ATen/core/stack.h>
 
+#include <atomic>
+
 namespace shardwise {
 
 /// How a view's values come from its source: the call that made it, with the source where the call had it.
@@ -31,7 +33,8 @@ class CopiedView final : public ViewLink {
   static void count_write();
 
   bool is_stale() const override;
-  void refresh(const SpecPtr& spec, Shards& shards) override;
+  bool needs_other_ranks() const override;
+  void refresh(const SpecPtr& spec, const Shards& shards) override;
   /// Cost: moves the view; where the view does not cover its source, gathers the source too.
   void write_back(const SpecPtr& spec, const Shards& shards) override;
 
@@ -39,7 +42,7 @@ class CopiedView final : public ViewLink {
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }
   uint32_t version() const;
   bool covers(const Spec& spec) const;
-  void fetch(const SpecPtr& spec, Shards& shards) const;
+  void fetch(const SpecPtr& spec, const Shards& shards) const;
   void bring(const SpecPtr& spec, const Shards& shards);
   /// The view of `source`, plain or distributed.
   at::Tensor view_of(const at::Tensor& source) const;
@@ -50,7 +53,7 @@ class CopiedView final : public ViewLink {
   size_t source_arg_ = 0;
   size_t output_;
   std::optional<at::Tensor> source_;
-  uint32_t version_;
+  std::atomic<uint32_t> version_;  // of the source, when the values were last fetched
 };
 
 /// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a moved view.

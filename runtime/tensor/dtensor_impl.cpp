@@ -1,5 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
+#include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/view_link.h"
 
@@ -9,8 +10,6 @@
 
 #include <atomic>
 #include <exception>
-#include <map>
-#include <mutex>
 
 namespace shardwise {
 namespace {
@@ -49,17 +48,6 @@ class ArrivedMove final : public PendingMove {
   c10::Event end_;
 };
 
-/// A lock per tensor that some thread waits for; threads that use one pending tensor together take turns.
-std::shared_ptr<std::mutex> lock_of(const DTensorImpl* tensor) {
-  static std::mutex mutex;
-  static auto* locks = new std::map<const DTensorImpl*, std::weak_ptr<std::mutex>>;
-  const std::lock_guard guard(mutex);
-  std::erase_if(*locks, [](const auto& entry) { return entry.second.expired(); });
-  auto lock = (*locks)[tensor].lock();
-  if (!lock) (*locks)[tensor] = lock = std::make_shared<std::mutex>();
-  return lock;
-}
-
 void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
 }
@@ -93,8 +81,7 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
 void DTensorImpl::settle() const {
   if (view_link_ && view_link_->is_stale()) view_link_->refresh(spec_, shards_);
   if (!pending_) return;
-  const auto lock = lock_of(this);
-  const std::lock_guard guard(*lock);
+  const ObjectLock lock(this);
   if (!pending_) return;  // another thread was here
   if (auto* const arrived = dynamic_cast<ArrivedMove*>(pending_.get())) {
     if (arrived->follow()) return;
@@ -115,12 +102,14 @@ void DTensorImpl::settle() const {
 }
 
 const c10::Storage& DTensorImpl::storage() const {
-  return is_sparse() || shards().empty() ? no_storage() : shards_[0].storage();
+  if (pending_) settle();  // of a view that is stale the memory stays the same
+  return is_sparse() || shards_.empty() ? no_storage() : shards_[0].storage();
 }
 
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
-  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards(), *device_opt_, is_sparse());
+  if (pending_) settle();
+  auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale where this is
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->view_link_ = view_link_;
   result->entries_ = entries_;
@@ -143,7 +132,8 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;
-  shards_ = other->shards();
+  if (other->pending_) other->settle();
+  shards_ = other->shards_;
   pending_.reset();
   view_link_ = other->view_link_;
   entries_ = other->entries_;

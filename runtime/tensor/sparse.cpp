@@ -2,6 +2,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/tensor/object_lock.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -10,7 +11,7 @@
 namespace shardwise {
 namespace {
 
-bool cuts_entries(const Placement& placement, int64_t sparse_dim) {
+bool splits_entries(const Placement& placement, int64_t sparse_dim) {
   return !placement.is_replicate() && !(placement.is_shard() && placement.dim() >= sparse_dim);
 }
 
@@ -59,13 +60,13 @@ EntrySpecs specs_by_piece(const Spec& spec, int64_t sparse_dim, const EntryCount
                        spec.dtype())};
 }
 
-class CutEntries {
+class SplitEntries {
  public:
-  CutEntries(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts)
+  SplitEntries(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts)
       : spec_(spec), grid_(spec.layout().grid()), sparse_dim_(sparse_dim) {
     int64_t n_parts = 1;
     for (size_t m = 0; m < grid_.shape.size(); ++m)
-      if (cuts_entries(spec.placements()[m], sparse_dim)) n_parts *= grid_.shape[m];
+      if (splits_entries(spec.placements()[m], sparse_dim)) n_parts *= grid_.shape[m];
     parts_.assign(n_parts, -1);
     for (size_t i = 0; i < counts.size(); ++i) {
       int64_t& part = parts_[part_of(*grid_.coord_of(grid_.ranks[i]))];
@@ -86,7 +87,7 @@ class CutEntries {
     size_t n_inner = parts_.size();
     for (size_t m = 0; m < grid_.shape.size(); ++m) {
       const Placement& placement = spec_.placements()[m];
-      if (cuts_entries(placement, sparse_dim_)) {
+      if (splits_entries(placement, sparse_dim_)) {
         n_inner /= grid_.shape[m];
         const Dims sizes = summed(n_inner);
         of_indices.push_back(Placement::shard(1, sizes));
@@ -105,11 +106,11 @@ class CutEntries {
   size_t part_of(c10::IntArrayRef coord) const {
     size_t part = 0;
     for (size_t m = 0; m < coord.size(); ++m)
-      if (cuts_entries(spec_.placements()[m], sparse_dim_)) part = part * grid_.shape[m] + coord[m];
+      if (splits_entries(spec_.placements()[m], sparse_dim_)) part = part * grid_.shape[m] + coord[m];
     return part;
   }
 
-  /// The extents of cuts into `n_inner` parts each.
+  /// The sizes along an outer mesh dim, where the inner ones make `n_inner` parts of each.
   Dims summed(size_t n_inner) const {
     Dims sizes(parts_.size() / n_inner, 0);
     for (size_t i = 0; i < parts_.size(); ++i) sizes[i / n_inner] += parts_[i];
@@ -127,13 +128,15 @@ class CutEntries {
 std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
   SparseEntries& entries = *sparse.entries();
   if (auto agreed = std::atomic_load(&entries.counts)) return agreed;  // backward threads ask too
+  const ObjectLock lock(&entries);
+  if (auto agreed = std::atomic_load(&entries.counts)) return agreed;
   const Spec& spec = *sparse.spec();
   std::vector<int64_t> own;
   for (const at::Tensor& piece : sparse.shards()) own.push_back(piece._nnz());
-  bool is_cut = false;
-  for (const Placement& placement : spec.placements()) is_cut |= cuts_entries(placement, entries.sparse_dim);
+  bool is_split = false;
+  for (const Placement& placement : spec.placements()) is_split |= splits_entries(placement, entries.sparse_dim);
   EntryCounts counts;
-  if (is_cut && spec.is_member())
+  if (is_split && spec.is_member())
     counts = exchanged(spec, own);
   else
     for (const int64_t rank : spec.layout().grid().ranks)
@@ -145,7 +148,7 @@ std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse) {
 
 EntrySpecs entry_specs(const Spec& spec, int64_t sparse_dim, const EntryCounts& counts) {
   return spec.layout().in_pieces() ? specs_by_piece(spec, sparse_dim, counts)
-                                   : CutEntries(spec, sparse_dim, counts).specs();
+                                   : SplitEntries(spec, sparse_dim, counts).specs();
 }
 
 }  // namespace shardwise

@@ -10,10 +10,13 @@ namespace shardwise {
 class ViewLink {
  public:
   virtual ~ViewLink() = default;
-  /// True where the source was written to since the values were last fetched. The same on all ranks. Cost: a read.
+  /// True where the source was written to since the values were last fetched. The same on all ranks where all write alike. Cost: a read.
   virtual bool is_stale() const = 0;
-  /// Fetches the values again, into the memory of `shards`. Collective over the source's mesh where values come from other ranks.
-  virtual void refresh(const SpecPtr& spec, Shards& shards) = 0;
+  /// True where refresh() would need other ranks.
+  virtual bool needs_other_ranks() const = 0;
+  /// Fetches the values again, into the memory of `shards`, if they are stale. Collective over the source's mesh where it needs other
+  /// ranks. Of several threads one fetches, and the others wait.
+  virtual void refresh(const SpecPtr& spec, const Shards& shards) = 0;
   /// Copies the values of a view that was written to into the source, and on into the source's own source. Collective.
   virtual void write_back(const SpecPtr& spec, const Shards& shards) = 0;
 };

@@ -1,6 +1,8 @@
 """Run by test_processes.py under torchrun: gloo_program.py PART FOLDER prints PART-RANK where all is well."""
 
+import copy
 import os
+import pickle
 import sys
 from datetime import timedelta
 
@@ -129,6 +131,44 @@ def moves(folder):
         tensor = sw.distribute_tensor(x, source, placements, src_data_rank=None)
         back = tensor.redistribute(other, target).redistribute(mesh, [Replicate()])
         assert torch.equal(back.to_local(), x), (placements, target)
+    dist.destroy_process_group()
+
+
+def read_alone(folder):
+    """What one rank prints, saves or takes out of a view whose source was written to keeps nobody waiting."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = sw.init_device_mesh("cpu", (4,))
+    base = sw.distribute_tensor(torch.arange(36.0).view(6, 6), mesh, [Shard(0)])
+    row = base[3]
+    base.mul_(2)
+    if dist.get_rank() == 0:
+        assert "stale" in repr(row) and "stale" not in repr(base)
+        for read in (sw.DTensor.to_local, pickle.dumps, copy.deepcopy):
+            try:
+                read(row)
+            except ValueError as error:
+                assert "Call clone() on all ranks" in str(error)
+            else:
+                raise AssertionError(f"{read} gave stale values")
+    assert row.full_tensor().tolist() == [36, 38, 40, 42, 44, 46]
+    assert "stale" not in repr(row) and torch.equal(pickle.loads(pickle.dumps(row)).full_tensor(), row.full_tensor())
+    row.to_local()
+    dist.destroy_process_group()
+
+
+def mixed_pieces(folder):
+    """Where the placements say every piece, a rank may hand in a plain tensor and others wrappers."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh, rank = sw.init_device_mesh("cpu", (4,)), dist.get_rank()
+    rows = [(0, 2), (2, 5), (5, 5), (5, 8)]
+    named = sw.EnumerableShard([sw.ShardMetadata((a, 0), (b - a, 4), i) for i, (a, b) in enumerate(rows) if a < b])
+    begin, end = rows[rank]
+    piece = torch.arange(32.0, dtype=torch.float64).view(8, 4)[begin:end].clone()
+    for placement in (named, Shard(0, sizes=[2, 3, 0, 3])):
+        local = torch.empty(0, 4, dtype=torch.float64) if rank == 2 else sw.LocalShardsWrapper([piece], [(begin, 0)])
+        tensor = sw.DTensor.from_local(local, mesh, [placement], shape=(8, 4), stride=(4, 1))
+        assert tensor.dtype == torch.float64
+        assert torch.equal(tensor.full_tensor(), torch.arange(32.0, dtype=torch.float64).view(8, 4))
     dist.destroy_process_group()
 
 

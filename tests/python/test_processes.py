@@ -27,6 +27,8 @@ def torchrun(n_ranks, *arguments):
         "new_world",
         "left_open",
         "moves",
+        "read_alone",
+        "mixed_pieces",
         "random_numbers",
         "checkpoint",
         "training",

@@ -83,6 +83,38 @@ def test_gradients_flow_through_from_local_and_to_local():
     run_ranks(2, body)
 
 
+def test_a_write_to_the_local_tensor_that_autograd_needs_is_an_error():
+    def body(rank):
+        x = sw.ones(4, requires_grad=True, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        for mode in (torch.enable_grad, torch.no_grad):
+            y = x * 1
+            z = (y * y).sum()
+            with mode():
+                y.to_local().mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                z.backward()
+        with torch.no_grad():
+            before = x._version
+            x.to_local().fill_(3)
+        x.sum().backward()  # needs no value
+        assert x.full_tensor().tolist() == [3] * 4 and x._version == before + 1
+
+    run_ranks(2, body)
+
+
+def test_a_write_to_a_tensor_given_to_from_local_is_seen_by_autograd():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.ones(4, requires_grad=True, device_mesh=mesh, placements=[Shard(0)])
+        local = torch.ones(2)
+        z = (x * DTensor.from_local(local, mesh, [Shard(0)])).sum()
+        local.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.backward()
+
+    run_ranks(2, body)
+
+
 def test_full_tensors_gradient_is_the_whole_one_on_each_rank():
     def body(rank):
         tensor = sw.ones(5, requires_grad=True, device_mesh=sw.init_device_mesh("cpu", (3,)), placements=[Shard(0)])

@@ -295,6 +295,32 @@ TEST(LocalShardsConvertTest, T7ToLocalIsDifferentiable) {
   });
 }
 
+TEST(LocalShardsConvertTest, WritesToPiecesCountAsWritesToTheTensorAndItsWrapper) {
+  run_ranks(2, [](World& world) {
+    const auto mesh = make_mesh({2});
+    const Box mine = world.rank() == 0 ? rows(0, 3) : rows(3, 8);
+    for (const bool is_leaf : {true, false}) {  // with gradients, and without
+      const at::Tensor wrapper = wrapper_of(table(), {mine}).requires_grad_(is_leaf);
+      const at::Tensor tensor = from_local_shards(wrapper, mesh, {Placement::shard(0)});
+      const at::NoGradGuard no_grad;
+      const int64_t before = tensor._version();
+      local_shards(wrapper)[0].mul_(2);
+      EXPECT_EQ(tensor._version(), before + 1);
+      wrapper.mul_(2);
+      EXPECT_EQ(tensor._version(), before + 2);
+      local_shards(to_local_shards(tensor))[0].mul_(2);
+      EXPECT_EQ(tensor._version(), before + 3);
+      EXPECT_EQ(wrapper._version(), before + 3);
+      EXPECT_TRUE(at::equal(full_tensor(tensor), table() * 8));
+    }
+    const at::Tensor piece = at::ones({2, 16});
+    const at::Tensor single = make_local_shards({piece}, {{world.rank() * 2, 0}});
+    const int64_t before = single._version();
+    piece.zero_();
+    EXPECT_EQ(single._version(), before + 1);
+  });
+}
+
 TEST(LocalShardsConvertTest, RanksOfSeveralPiecesGiveWrappersOnAllRanks) {
   run_ranks(2, [](World& world) {
     const auto pieces = Placement::enumerable({{{0, 0}, {2, 16}, 0}, {{6, 0}, {2, 16}, 0}, {{2, 0}, {4, 16}, 1}});

@@ -1,0 +1,64 @@
+#include "runtime/api/gradients.h"
+
+#include "placements/partial.h"
+#include "runtime/tensor/object_lock.h"
+
+#include <cstring>
+
+namespace shardwise {
+namespace {
+
+at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersion& version) {
+  constexpr c10::DispatchKeySet kWrapped(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Python});
+  auto* impl = piece.unsafeGetTensorImpl();
+  if (impl->key_set().has_any(kWrapped) || piece._fw_grad(0).defined() || piece.is_inference()) return piece.detach();
+  return at::Tensor(impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/false));
+}
+
+/// True where both are one counter.
+bool is_same(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*), "a pointer to the counter, which it does not show");
+  return a.enabled() && std::memcmp(&a, &b, sizeof(a)) == 0;
+}
+
+}  // namespace
+
+SpecPtr spec_of_grad(const SpecPtr& spec) {
+  return spec->layout().is_partial() ? spec->with_placements(without_partial(spec->placements())) : spec;
+}
+
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) {
+  return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec()) : grad;
+}
+
+void share_version(const at::Tensor& tensor, const at::Tensor& other) {
+  const auto& version = other.unsafeGetTensorImpl()->version_counter();
+  if (!tensor.is_inference() && version.enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(version);
+}
+
+at::Tensor detached(const at::Tensor& piece) {
+  return detached_counted_by(piece, piece.unsafeGetTensorImpl()->version_counter());
+}
+
+at::Tensor detached(const at::Tensor& piece, const c10::TensorImpl& owner) {
+  const auto& version = owner.version_counter();
+  return version.enabled() ? detached_counted_by(piece, version) : detached(piece);
+}
+
+at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner) {
+  return owner.view_link() ? detached(piece) : detached(piece, static_cast<const c10::TensorImpl&>(owner));
+}
+
+at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner) {
+  auto* impl = piece.unsafeGetTensorImpl();
+  const auto& version = owner.version_counter();
+  if (is_same(impl->version_counter(), version)) return piece;
+  if (owner.view_link() || !version.enabled() || piece.is_inference()) return detached(piece, owner);
+  const ObjectLock lock(&owner);
+  if (piece.use_count() > 1) return detached(piece, owner);
+  impl->set_version_counter(version);
+  return piece;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,29 @@
+// runtime/api/gradients.h: what from_local, to_local and redistribute share: who records, how gradients are laid out, detached pieces.
+#pragma once
+
+#include "runtime/api/dtensor.h"
+
+namespace shardwise {
+
+/// True where autograd records what is done to `tensor`.
+inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
+
+/// How gradients come to a tensor of `spec`: laid out as it, replicated where it is Partial. Most often `spec` itself.
+SpecPtr spec_of_grad(const SpecPtr& spec);
+
+/// The gradient of a tensor of `spec`: the same values laid out as it. Undefined and plain gradients stay as they are.
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
+
+/// Gives `tensor` the version counter of `other`, whose memory it shares: writes to either count for both. Inference tensors have none.
+void share_version(const at::Tensor& tensor, const at::Tensor& other);
+
+/// piece.detach(), without the dispatcher where nothing but a plain tensor is meant. Writes to it count as writes to the piece.
+at::Tensor detached(const at::Tensor& piece);
+/// The same, but they count as writes to the tensor of which it is a piece, `owner`: what a program gets into its hands.
+at::Tensor detached(const at::Tensor& piece, const c10::TensorImpl& owner);
+/// The same where a copied view's piece, which is a copy, counts for itself.
+at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner);
+/// The piece itself where its writes count so, or where nobody else holds it and it can be made so; else detached().
+at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner);
+
+}  // namespace shardwise

@@ -1,0 +1,148 @@
+#include "runtime/api/gradients.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/sparse_move.h"
+#include "runtime/tensor/spec_value.h"
+
+#include <ATen/ops/alias.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Pre: `to` is another spec than the tensor's.
+at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
+  const auto* impl = maybe_dtensor(tensor);
+  const CommScope scope(CommScope::is_operator() ? CommScope::current_op() : "redistribute");
+  if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
+  if (!options.async_op) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
+  auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
+  at::Tensor result = wrap(to, {});
+  maybe_dtensor(result)->set_pending(std::move(pending));
+  return result;
+}
+
+struct Redistribute : torch::autograd::Function<Redistribute> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
+                            const RedistributeOptions& options) {
+    ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
+    return moved(tensor, to, options);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {laid_out_as(grads[0], *to_spec(ctx->saved_data.at("grad_spec"))), {}, {}};
+  }
+};
+
+std::vector<at::Tensor> moved_together(at::TensorList tensors, const std::vector<SpecPtr>& to,
+                                       const PlanOptions& options, int64_t bucket_bytes) {
+  CommScope scope("redistribute_many");
+  std::vector<SpecPtr> from;
+  std::vector<Shards> shards;
+  for (const at::Tensor& tensor : tensors) {
+    from.push_back(spec_of(tensor));
+    shards.push_back(maybe_dtensor(tensor)->shards());
+  }
+  auto results = move_many(from, shards, to, options, bucket_bytes);
+  std::vector<at::Tensor> wrapped;
+  for (size_t i = 0; i < to.size(); ++i) wrapped.push_back(wrap(to[i], std::move(results[i])));
+  return wrapped;
+}
+
+/// The gradients go back together too.
+struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const std::vector<SpecPtr>& to,
+                               const PlanOptions& options, int64_t bucket_bytes) {
+    ctx->set_materialize_grads(false);  // torch's zeros would be plain
+    c10::List<c10::IValue> specs(c10::AnyType::get());
+    for (const at::Tensor& tensor : tensors) specs.push_back(to_value(spec_of_grad(spec_of(tensor))));
+    ctx->saved_data["specs"] = specs;
+    std::vector<bool> is_frozen;
+    for (const at::Tensor& tensor : tensors) is_frozen.push_back(!tensor.requires_grad());
+    ctx->saved_data["bucket_bytes"] = bucket_bytes;
+    variable_list moved = moved_together(tensors, to, options, bucket_bytes), frozen;
+    for (size_t i = 0; i < moved.size(); ++i)
+      if (is_frozen[i]) frozen.push_back(moved[i]);
+    ctx->mark_non_differentiable(frozen);
+    return moved;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto specs = ctx->saved_data.at("specs").toListRef();
+    variable_list result(grads.size() + 3), defined;
+    std::vector<SpecPtr> to;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      defined.push_back(grads[i]);
+      to.push_back(to_spec(specs[i]));
+    }
+    const int64_t bucket_bytes = ctx->saved_data.at("bucket_bytes").toInt();
+    auto moved = torch::autograd::GradMode::is_enabled()
+                     ? RedistributeMany::apply(at::TensorList(defined), to, PlanOptions(), bucket_bytes)
+                     : moved_together(defined, to, {}, bucket_bytes);
+    auto next = moved.begin();
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i].defined()) result[i] = *next++;
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
+  return redistribute(tensor, spec_of(tensor)->mesh(), std::move(placements));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                        const RedistributeOptions& options) {
+  const SpecPtr& from = spec_of(tensor);
+  auto to = mesh == from->mesh()
+                ? from->with_placements(std::move(placements))
+                : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
+  if (to == from) return at::alias(tensor);
+  at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
+  if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
+    result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options), 0, /*is_inplace_op=*/false);
+  return result;
+}
+
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors,
+                                          const std::vector<Placements>& placements, const PlanOptions& options,
+                                          int64_t bucket_bytes) {
+  TORCH_CHECK_VALUE(
+      tensors.size() == placements.size(),
+      fmt::format("[redistribute_many] {} tensors came with {} lists of placements. Give one list per tensor.",
+                  tensors.size(), placements.size()));
+  std::vector<SpecPtr> to;
+  for (size_t i = 0; i < tensors.size(); ++i) to.push_back(spec_of(tensors[i])->with_placements(placements[i]));
+
+  std::vector<at::Tensor> results(tensors.size()), together;
+  std::vector<SpecPtr> to_together;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse()) {
+      results[i] = redistribute(tensors[i], placements[i]);
+      continue;
+    }
+    together.push_back(tensors[i]);
+    to_together.push_back(to[i]);
+    places.push_back(i);
+  }
+  if (together.empty()) return results;
+  const auto moved = std::ranges::any_of(together, records)
+                         ? RedistributeMany::apply(at::TensorList(together), to_together, options, bucket_bytes)
+                         : moved_together(together, to_together, options, bucket_bytes);
+  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = moved[i];
+  return results;
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const auto n_dims = spec_of(tensor)->mesh()->ndim();
+  return to_local(redistribute(tensor, Placements(n_dims)), std::move(grad_placements));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,87 @@
+#include "runtime/api/to_local.h"
+
+#include "runtime/api/gradients.h"
+#include "runtime/tensor/autograd_node.h"
+#include "runtime/tensor/local_reads.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::variable_list;
+
+/// A node of our own: a torch::autograd::Function would cost a microsecond more.
+struct ToPiecesBackward final : torch::autograd::Node {
+  SpecPtr grad_spec;
+
+  variable_list apply(variable_list&& grads) override {
+    const auto options = at::TensorOptions().dtype(grad_spec->dtype()).device(grad_spec->mesh()->device());
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (!grads[i].defined()) grads[i] = at::zeros(grad_spec->boxes()[i].sizes, options);
+    return {from_pieces(grads, grad_spec)};
+  }
+  std::string name() const override { return "ToPiecesBackward"; }
+};
+
+bool has_history(const at::Tensor& tensor) { return records(tensor) || tensor._fw_grad(0).defined(); }
+
+/// Pre: has_history(tensor).
+variable_list with_history(const at::Tensor& tensor, const Shards& shards, const SpecPtr& grad_spec) {
+  variable_list pieces;
+  for (const at::Tensor& piece : shards) pieces.push_back(detached(piece, *maybe_dtensor(tensor)));
+  if (records(tensor)) {
+    auto node = make_node<ToPiecesBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(tensor));
+    node->grad_spec = grad_spec;
+    torch::autograd::set_history(pieces, node);
+  }
+  if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined()) {
+    const variable_list of_tangent = with_history(tangent, maybe_dtensor(tangent)->shards(), grad_spec);
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i]._set_fw_grad(of_tangent[i], 0, /*is_inplace_op=*/false);
+  }
+  return pieces;
+}
+
+std::vector<at::Tensor> without_history(const DTensorImpl& impl, const Shards& shards) {
+  std::vector<at::Tensor> pieces;
+  for (const at::Tensor& piece : shards) pieces.push_back(handed_out(piece, impl));
+  return pieces;
+}
+
+}  // namespace
+
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  const SpecPtr& spec = spec_of(tensor);
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  const Shards& shards = local_shards(impl, "to_local");
+  TORCH_CHECK_VALUE(shards.size() <= 1,
+                    fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
+                                "LocalShardsWrapper.",
+                                spec->mesh()->rank(), shards.size(), to_string(*spec)));
+  if (shards.empty())
+    return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout()));
+  if (has_history(tensor))
+    return with_history(tensor, shards,
+                        grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec))[0];
+  // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
+  return c10::GradMode::is_enabled() ? detached(shards[0], impl) : handed_out(shards[0], impl);
+}
+
+std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
+  const SpecPtr& spec = spec_of(tensor);
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  const Shards& shards = local_shards(impl, "to_local");
+  return has_history(tensor) ? with_history(tensor, shards, spec_of_grad(spec)) : without_history(impl, shards);
+}
+
+std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader) {
+  spec_of(tensor);  // the error for other tensors
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  return without_history(impl, local_shards(impl, reader));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,20 @@
+#include "runtime/tensor/local_reads.h"
+
+#include "runtime/tensor/view_link.h"
+
+#include <fmt/format.h>
+
+namespace shardwise {
+
+bool is_stale(const DTensorImpl& tensor) { return tensor.view_link() && tensor.view_link()->needs_other_ranks(); }
+
+const Shards& local_shards(const DTensorImpl& tensor, const char* reader) {
+  TORCH_CHECK_VALUE(
+      !is_stale(tensor),
+      fmt::format("[{}] reads what this rank holds and sends nothing, but this tensor is a view whose values come from "
+                  "other ranks, and its source was written to since. Call clone() on all ranks, and read the result.",
+                  reader));
+  return tensor.shards();
+}
+
+}  // namespace shardwise

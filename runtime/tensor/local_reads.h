@@ -1,0 +1,15 @@
+// runtime/tensor/local_reads.h: what one rank reads of a distributed tensor alone: printing, saving, to_local. Nothing is sent.
+#pragma once
+
+#include "runtime/tensor/dtensor_impl.h"
+
+namespace shardwise {
+
+/// True for a copied view whose source was written to and whose values must come from other ranks again: any operator on it fetches them.
+bool is_stale(const DTensorImpl& tensor);
+
+/// The pieces, unless they are stale. Waits for pieces on their way.
+/// Throws: c10::ValueError, naming `reader`, where is_stale().
+const Shards& local_shards(const DTensorImpl& tensor, const char* reader);
+
+}  // namespace shardwise
