@@ -11,6 +11,7 @@
 #include "ops/indexing/window.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 
@@ -276,29 +277,19 @@ at::Tensor& scatter_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& ind
   return self;
 }
 
-void define_gather_kernels(torch::Library& library) {
-  library.impl("gather", &compute_gather);
-  library.impl("scatter", &compute_scatter);
-  library.impl("scatter_", &compute_scatter_);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor");
-  m.def(
-      "scatter(Tensor self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) -> "
-      "Tensor");
-  m.def(
-      "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
-      "-> Tensor(a!)");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_gather_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_gather_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_gather_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("gather", &differentiable_gather); }
-
 void register_gather(RuleTable& table) {
+  define_differentiable_operator("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor",
+                                 &compute_gather, &differentiable_gather);
+  define_operator(
+      "scatter(Tensor self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) -> "
+      "Tensor",
+      &compute_scatter);
+  define_operator(
+      "scatter_(Tensor(a!) self, Tensor index, Tensor src, int dim, int first, int size, str mode, bool include_self) "
+      "-> Tensor(a!)",
+      &compute_scatter_);
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);

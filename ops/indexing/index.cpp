@@ -14,6 +14,7 @@
 #include "ops/support/axes.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 
@@ -226,12 +227,6 @@ void add_mask(const char* op, const at::Tensor& self, const at::Tensor& mask, In
   }
 }
 
-void define_index_kernels(torch::Library& library) {
-  library.impl("index", &compute_index);
-  library.impl("put", &compute_put);
-  library.impl("put_", &compute_put_);
-}
-
 }  // namespace
 
 std::vector<int64_t> Indexed::sizes_of(const at::Tensor& self) const {
@@ -316,21 +311,18 @@ void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool acc
   op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
 }
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor");
-  m.def(
-      "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) -> "
-      "Tensor");
-  m.def(
-      "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
-      "-> Tensor(a!)");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { define_index_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { define_index_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { define_index_kernels(m); }
-TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("index", &differentiable_index); }
-
 void register_index(RuleTable& table) {
+  define_differentiable_operator(
+      "index(Tensor self, Tensor[] indices, int[] dims, int[] firsts, int[] sizes) -> Tensor", &compute_index,
+      &differentiable_index);
+  define_operator(
+      "put(Tensor self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) -> "
+      "Tensor",
+      &compute_put);
+  define_operator(
+      "put_(Tensor(a!) self, Tensor[] indices, Tensor values, int[] dims, int[] firsts, int[] sizes, bool accumulate) "
+      "-> Tensor(a!)",
+      &compute_put_);
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
   add_composition("index.Tensor", &index);

@@ -4,6 +4,7 @@
 #include "ops/families.h"
 #include "ops/norms/statistics.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -114,26 +115,14 @@ Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("group_norm(Tensor input, Tensor? weight, Tensor? bias, int group, float eps) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "group_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, int group, "
-      "bool[3] mask) -> (Tensor, Tensor, Tensor)");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
-  m.impl("group_norm", &compute);
-  m.impl("group_norm_backward", &compute_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
-  m.impl("group_norm", &compute);
-  m.impl("group_norm_backward", &compute_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
-  m.impl("group_norm", &compute_shape);
-  m.impl("group_norm_backward", &compute_backward_shape);
-}
-
 void register_group_norm(RuleTable& table) {
+  define_operator(
+      "group_norm(Tensor input, Tensor? weight, Tensor? bias, int group, float eps) -> (Tensor, Tensor, Tensor)",
+      &compute, &compute_shape);
+  define_operator(
+      "group_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, int group, "
+      "bool[3] mask) -> (Tensor, Tensor, Tensor)",
+      &compute_backward, &compute_backward_shape);
   table.add("shardwise::group_norm", Rule("group_norm", describe_group_norm).localized(localize));
   table.add("shardwise::group_norm_backward",
             Rule("group_norm_backward", describe_group_norm_backward).linear_in_first().localized(localize));

@@ -1,6 +1,7 @@
 // ops/products/distances.cpp: distances between rows (cdist, pdist), and slices scaled down to a maximum norm (renorm).
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/planes.h"
 
 #include <ATen/ExpandUtils.h>
@@ -128,24 +129,10 @@ at::Tensor& renorm_in_place(at::Tensor& self, const at::Scalar& p, int64_t dim, 
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("pdist(Tensor self, float p) -> Tensor");
-  m.def("pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
-  m.impl("pdist", &compute_pdist);
-  m.impl("pdist_backward", &compute_pdist_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
-  m.impl("pdist", &compute_pdist);
-  m.impl("pdist_backward", &compute_pdist_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
-  m.impl("pdist", &shape_of_pdist);
-  m.impl("pdist_backward", &shape_of_pdist_backward);
-}
-
 void register_distances(RuleTable& table) {
+  define_operator("pdist(Tensor self, float p) -> Tensor", &compute_pdist, &shape_of_pdist);
+  define_operator("pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor", &compute_pdist_backward,
+                  &shape_of_pdist_backward);
   table.add("aten::_cdist_forward", Rule("…pm,…rm->…pr", describe_cdist).sampled());
   table.add("aten::_cdist_backward",
             Rule("…pr,…pm,…rm,…pr->…pm {r: sum}", describe_cdist_backward).linear_in_first().sampled());

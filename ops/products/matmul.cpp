@@ -3,6 +3,7 @@
 #include "ops/products/weight_grad.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmv.h>
@@ -165,18 +166,10 @@ void describe_trilinear(const OpCall& call, Signature& signature) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("addmv", &matrix_by_vector); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("addmv", &matrix_by_vector); }
-
-TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("matmul(Tensor left, Tensor right) -> Tensor"); }
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("matmul", &compute); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("matmul", &compute); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("matmul", &compute_shape); }
-
 void register_matmul(RuleTable& table) {
+  define_operator("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
+                  &matrix_by_vector);
+  define_operator("matmul(Tensor left, Tensor right) -> Tensor", &compute, &compute_shape);
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());

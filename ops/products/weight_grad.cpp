@@ -2,12 +2,12 @@
 
 #include "ops/families.h"
 #include "ops/support/derivative.h"
+#include "ops/support/own_operator.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/matmul.h>
-#include <torch/library.h>
 
 namespace shardwise {
 namespace {
@@ -53,13 +53,9 @@ at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
 }
 
 void register_weight_grad(RuleTable& table) {
+  define_differentiable_operator("linear_weight_grad(Tensor grad, Tensor input) -> Tensor", &compute_weight_grad,
+                                 &differentiable);
   table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk", describe_weight_grad).multilinear());
 }
-
-TORCH_LIBRARY_FRAGMENT(shardwise, m) { m.def("linear_weight_grad(Tensor grad, Tensor input) -> Tensor"); }
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("linear_weight_grad", &compute_weight_grad); }
-TORCH_LIBRARY_IMPL(shardwise, AutogradPrivateUse2, m) { m.impl("linear_weight_grad", &differentiable); }
 
 }  // namespace shardwise

@@ -6,6 +6,7 @@
 #include "ops/families.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
@@ -224,19 +225,15 @@ at::Tensor cross_entropy(const at::Tensor& self, const at::Tensor& target, const
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def(
-      "nll_pick(Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> (Tensor losses, "
-      "Tensor weights)");
-  m.def(
-      "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
-      "Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("nll_pick", &pick), m.impl("nll_spread", &spread); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("nll_pick", &pick), m.impl("nll_spread", &spread); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("nll_pick", &pick_shape), m.impl("nll_spread", &spread_shape); }
-
 void register_nll(RuleTable& table) {
+  define_operator(
+      "nll_pick(Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> (Tensor losses, "
+      "Tensor weights)",
+      &pick, &pick_shape);
+  define_operator(
+      "nll_spread(Tensor grad, Tensor input, Tensor target, Tensor? weight, int ignore_index, int first_class) -> "
+      "Tensor",
+      &spread, &spread_shape);
   table.add("shardwise::nll_pick", Rule("nc…,n…,c->n…,n… {c: sum}", describe).localized(localize_classes));
   table.add("shardwise::nll_spread", Rule("n…,nc…,n…,c->nc…", describe).localized(localize_classes).linear_in_first());
   for (const char* name : {"nll_loss_forward", "nll_loss2d_forward"}) aten_kernels().impl(name, &forward);

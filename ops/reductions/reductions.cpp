@@ -2,6 +2,7 @@
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/torch_composition.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -124,20 +125,9 @@ at::Tensor differentiable_trace(const at::Tensor& self) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("diagonal_sum(Tensor self, int offset) -> Tensor");
-  m.def("identity_like(Tensor self, int offset) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
-  m.impl("diagonal_sum", &diagonal_sum);
-  m.impl("identity_like", &identity_like);
-}
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
-  m.impl("diagonal_sum", &diagonal_sum);
-  m.impl("identity_like", &identity_like);
-}
-
 void register_reductions(RuleTable& table) {
+  define_operator("diagonal_sum(Tensor self, int offset) -> Tensor", &diagonal_sum);
+  define_operator("identity_like(Tensor self, int offset) -> Tensor", &identity_like);
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
   table.add({"aten::amax", "aten::max", "aten::any", "aten::any.dim", "aten::any.dims"}, reduction(Reduce::kMax));

@@ -6,6 +6,7 @@
 #include "ops/families.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/redistribute/execute.h"
@@ -274,23 +275,13 @@ at::Tensor prod_all(const at::Tensor& self, std::optional<at::ScalarType> dtype)
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)");
-  m.def(
-      "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)");
-  m.def("piece_product(Tensor self, int[] dim) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
-  m.impl("piece_moments", &moments), m.impl("piece_best", &best), m.impl("piece_product", &product);
-}
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
-  m.impl("piece_moments", &moments), m.impl("piece_best", &best), m.impl("piece_product", &product);
-}
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
-  m.impl("piece_moments", &moments_shape), m.impl("piece_best", &best_shape), m.impl("piece_product", &product);
-}
-
 void register_var_argmax(RuleTable& table) {
+  define_operator("piece_moments(Tensor self, int[] dim) -> (Tensor counts, Tensor means, Tensor deviations)", &moments,
+                  &moments_shape);
+  define_operator(
+      "piece_best(Tensor self, int[] dim, bool largest, int[] offsets, int[] sizes) -> (Tensor values, Tensor places)",
+      &best, &best_shape);
+  define_operator("piece_product(Tensor self, int[] dim) -> Tensor", &product);
   table.add({"shardwise::piece_moments", "shardwise::piece_best", "shardwise::piece_product"},
             Rule::placed("one entry per shard", place).localized(localize_offsets));
   aten_kernels().impl("var.correction", &var);

@@ -6,6 +6,7 @@
 #include "ops/spatial/convolution.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -219,28 +220,15 @@ std::tuple<at::Tensor, at::Tensor> convolve_piece_backward(const at::Tensor& gra
   return {std::move(of_input), std::move(of_weight)};
 }
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def(
-      "convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
-      "bool transposed, int[] output_padding, int groups) -> Tensor");
-  m.def(
-      "convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
-      "bool transposed, int[] output_padding, int groups, bool[2] mask) -> (Tensor, Tensor)");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) {
-  m.impl("convolution", &compute);
-  m.impl("convolution_backward", &compute_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) {
-  m.impl("convolution", &compute);
-  m.impl("convolution_backward", &compute_backward);
-}
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) {
-  m.impl("convolution", &compute_shape);
-  m.impl("convolution_backward", &compute_backward_shape);
-}
-
 void register_convolution(RuleTable& table) {
+  define_operator(
+      "convolution(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int[] output_padding, int groups) -> Tensor",
+      &compute, &compute_shape);
+  define_operator(
+      "convolution_backward(Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int[] output_padding, int groups, bool[2] mask) -> (Tensor, Tensor)",
+      &compute_backward, &compute_backward_shape);
   table.add("shardwise::convolution",
             Rule("ni…,oi…,o->no… {i: sum}", describe_convolution).multilinear().localized(localize_groups));
   table.add("shardwise::convolution_backward",

@@ -2,6 +2,7 @@
 #include "ops/families.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "ops/support/planes.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -141,14 +142,9 @@ at::Tensor unfold_backward(const at::Tensor& grad, c10::IntArrayRef input_sizes,
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(shardwise, m) {
-  m.def("unfold_backward(Tensor grad, int[] input_sizes, int dim, int size, int step) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(shardwise, CPU, m) { m.impl("unfold_backward", &compute_unfold_backward); }
-TORCH_LIBRARY_IMPL(shardwise, CUDA, m) { m.impl("unfold_backward", &compute_unfold_backward); }
-TORCH_LIBRARY_IMPL(shardwise, Meta, m) { m.impl("unfold_backward", &shape_of_unfold_backward); }
-
 void register_patches(RuleTable& table) {
+  define_operator("unfold_backward(Tensor grad, int[] input_sizes, int dim, int size, int step) -> Tensor",
+                  &compute_unfold_backward, &shape_of_unfold_backward);
   const auto passing = [](const char* text, Rule::Describe describe) {
     return Rule(text, std::move(describe)).linear(Linearity::kPass);
   };

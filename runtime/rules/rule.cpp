@@ -120,6 +120,14 @@ Dims dims_in(const c10::IValue& value, int64_t n_dims) {
   return dims;
 }
 
+bool is_known(std::string_view op) {
+  const size_t dot = op.find('.', op.find("::") + 2);
+  const bool has_overload = dot != std::string_view::npos;
+  return c10::Dispatcher::singleton()
+      .findSchema({std::string(op.substr(0, dot)), std::string(has_overload ? op.substr(dot + 1) : "")})
+      .has_value();
+}
+
 }  // namespace
 
 Rule::Rule(const char* notation)
@@ -252,6 +260,9 @@ RuleTable& RuleTable::global() {
 }
 
 void RuleTable::add(std::string_view op, Rule rule) {
+  TORCH_CHECK_VALUE(is_known(op), fmt::format("[rule] torch has no operator {}. Define it before its rule is stated; "
+                                              "overloads are named as in aten::add.Tensor.",
+                                              op));
   const bool is_new = rules_.emplace(op, std::move(rule)).second;
   TORCH_CHECK_VALUE(is_new, fmt::format("[rule] {} has a rule already. State each operator once.", op));
 }

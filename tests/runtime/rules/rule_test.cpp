@@ -2,6 +2,7 @@
 
 #include "tests/support/ranks.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace shardwise::rule_test {
@@ -31,6 +32,18 @@ TEST(RuleTest, AnOperatorHasOneRule) {
   EXPECT_THROW(table.add("aten::mm", "mk,kn->mn"), c10::ValueError);
   ASSERT_NE(table.find("aten::mm"), nullptr);
   EXPECT_EQ(table.find("aten::bmm"), nullptr);
+}
+
+TEST(RuleTest, AnUnknownOperatorHasNoRule) {
+  RuleTable table;
+  for (const char* op : {"aten::mm.nonsense", "aten::nonsense", "mm"}) {
+    try {
+      table.add(op, "mk,kn->mn");
+      FAIL() << op;
+    } catch (const c10::ValueError& error) {
+      expect_error(fmt::format("torch has no operator {}.", op), error.what_without_backtrace());
+    }
+  }
 }
 
 }  // namespace
