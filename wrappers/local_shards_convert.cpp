@@ -46,7 +46,7 @@ Shards pieces_of(const at::Tensor& wrapper, const Spec& spec) {
 at::Tensor shards_of(const at::Tensor& dtensor, LocalKind kind) {
   const DTensorImpl& tensor = *maybe_dtensor(dtensor);
   const Spec& spec = *tensor.spec();
-  const Shards& pieces = local_shards(tensor, "to_local");
+  const Shards& pieces = shards_read_by(tensor, "to_local");
   std::vector<at::Tensor> shards;
   std::vector<Dims> offsets;
   if (kind != LocalKind::kNoPieces)

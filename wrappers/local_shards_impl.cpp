@@ -1,8 +1,8 @@
 #include "wrappers/local_shards_impl.h"
 
+#include "runtime/api/gradients.h"
 #include "runtime/tensor/spec.h"
 #include "wrappers/local_shards_dispatch.h"
-#include "runtime/api/gradients.h"
 
 #include <atomic>
 #include <set>

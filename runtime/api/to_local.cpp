@@ -57,7 +57,7 @@ std::vector<at::Tensor> without_history(const DTensorImpl& impl, const Shards& s
 at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
-  const Shards& shards = local_shards(impl, "to_local");
+  const Shards& shards = shards_read_by(impl, "to_local");
   TORCH_CHECK_VALUE(shards.size() <= 1,
                     fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
                                 "LocalShardsWrapper.",
@@ -74,14 +74,14 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 std::vector<at::Tensor> to_pieces(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
-  const Shards& shards = local_shards(impl, "to_local");
+  const Shards& shards = shards_read_by(impl, "to_local");
   return has_history(tensor) ? with_history(tensor, shards, spec_of_grad(spec)) : without_history(impl, shards);
 }
 
 std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader) {
   spec_of(tensor);  // the error for other tensors
   const DTensorImpl& impl = *maybe_dtensor(tensor);
-  return without_history(impl, local_shards(impl, reader));
+  return without_history(impl, shards_read_by(impl, reader));
 }
 
 }  // namespace shardwise

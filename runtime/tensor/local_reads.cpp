@@ -8,7 +8,7 @@ namespace shardwise {
 
 bool is_stale(const DTensorImpl& tensor) { return tensor.view_link() && tensor.view_link()->needs_other_ranks(); }
 
-const Shards& local_shards(const DTensorImpl& tensor, const char* reader) {
+const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
   TORCH_CHECK_VALUE(
       !is_stale(tensor),
       fmt::format("[{}] reads what this rank holds and sends nothing, but this tensor is a view whose values come from "

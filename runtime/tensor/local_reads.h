@@ -10,6 +10,6 @@ bool is_stale(const DTensorImpl& tensor);
 
 /// The pieces, unless they are stale. Waits for pieces on their way.
 /// Throws: c10::ValueError, naming `reader`, where is_stale().
-const Shards& local_shards(const DTensorImpl& tensor, const char* reader);
+const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader);
 
 }  // namespace shardwise
