@@ -50,7 +50,7 @@ struct Step {
   Layout to;
   int mesh_dim = -1;  // that is reduced or made Partial; -1 of an exchange
   Reduce reduce = Reduce::kSum;
-  int64_t n_rounds = 1;  // rounds that each box is cut in, for the memory cap
+  int64_t n_rounds = 1;  // rounds into which each box is split, for the memory cap
 };
 
 /// "all-to-all", "all-gather", "reduce-scatter", "all-reduce", "permute", "slice", "make-partial".

@@ -27,7 +27,7 @@ struct RankTraffic {
   double seconds = 0;        // by the options' links: per step, latencies plus the larger of both directions
 };
 
-/// All zero for a rank of neither mesh. Cost: O(mesh dims * tensor dims), plus the ranks along cuts of explicit sizes;
+/// All zero for a rank of neither mesh. Cost: O(mesh dims * tensor dims), plus the ranks along mesh dims with explicit shard sizes;
 /// O(pieces) where an EnumerableShard takes part.
 RankTraffic traffic(const Plan& plan, int64_t rank);
 /// The same of one step.

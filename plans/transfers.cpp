@@ -5,7 +5,7 @@
 namespace shardwise {
 namespace {
 
-/// Whose boxes count: on mesh dims of the source that do not cut, those at `home`; along a reduction, everybody's.
+/// Whose boxes count: on mesh dims that do not shard the source, those at `home`; along a reduction, everybody's.
 Dims pins(const Step& step, const Dims& home) {
   Dims result = home;
   for (size_t m = 0; m < result.size(); ++m) {

@@ -20,11 +20,11 @@ struct Transfers {
   std::vector<Transfer> receives;  // by term, rank, then offset; with what is kept: each term covers all that is wanted
 };
 
-/// Of several holders of a box the one with the receiver's own coordinates on mesh dims that do not cut sends it, so that
+/// Of several holders of a box the one with the receiver's own coordinates on mesh dims that do not shard sends it, so that
 /// messages stay within lines that change and replicas share the load; where the receiver is outside the source's mesh, its place in
 /// its own mesh stands for the coordinates.
 ///
-/// Pre:  the step is a kExchange or kReduce. Cost: O(boxes met + extents of the cut mesh dims), no communication.
+/// Pre:  the step is a kExchange or kReduce. Cost: O(boxes met + extents of the sharding mesh dims), no communication.
 Transfers transfers(const Step& step, int64_t rank);
 
 /// The part of `box` that round `round` of `n_rounds` moves: slabs of its longest dim, of near equal height.

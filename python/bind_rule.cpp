@@ -18,14 +18,14 @@ constexpr const char* kRegisterRule =
     "States how operator `op` (\"mylib::op\", or \"mylib::op.overload\") maps layouts to layouts. Call it once, alike "
     "on all ranks,\n"
     "before the operator is used.\n\n"
-    "`rule`: factor notation, \"ij,jk->ik\": a letter is an index range that tensors share, and a mesh dim may cut "
+    "`rule`: factor notation, \"ij,jk->ik\": a letter is an index range that tensors share, and a mesh dim may shard "
     "any; a letter\n"
     "that no output has is summed over ranks. Or a function of the operands' shapes that returns notation, or None to "
     "gather\n"
     "them: `lambda shapes: \"ij,jk->ik\" if len(shapes[0]) == 2 else None`. It is asked once per set of layouts.\n"
     "`linear`: which sums may pass unreduced: \"all\" operands together, \"each\" one while the others are whole, the "
     "\"first\".\n"
-    "`whole`: letters that are never cut.\n\n"
+    "`whole`: letters that are never sharded.\n\n"
     "Raises ValueError for an operator that torch does not know or that has a rule. The operator runs on each rank's "
     "pieces as\n"
     "it is: an argument that speaks of a global size along a letter makes that letter one for `whole`. The function "
@@ -51,7 +51,7 @@ std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   return answer.cast<std::optional<std::string>>();
 }
 
-/// The factors of `letters`, which are numbered as they first stand in the notation, are never cut.
+/// The factors of `letters`, which are numbered as they first stand in the notation, are never sharded.
 void keep_whole(Signature& signature, const std::string& notation, const std::string& letters) {
   std::string seen;
   for (char letter : notation)

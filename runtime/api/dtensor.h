@@ -19,7 +19,7 @@ using Placements = std::vector<Placement>;
 struct FromLocalOptions {
   /// Compare shapes and dtypes between ranks, and make replicas equal to the first one's.
   bool run_check = false;
-  /// Global sizes and strides; without them the local sizes are taken to be an even cut's.
+  /// Global sizes and strides; without them the local sizes are taken as those of even shards.
   std::optional<Dims> shape;
   std::optional<Dims> stride;
   /// The gradient's placements, if not the tensor's own.
@@ -61,7 +61,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
 /// All values on every member, as a plain tensor. Differentiable: each member's gradient is the whole one.
 at::Tensor full_tensor(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
 
-/// Cuts `tensor`, which every rank holds, or the first member's copy of it, where `src_data_rank` names that member's place in
+/// Shards `tensor`, which every rank holds, or the first member's copy of it, where `src_data_rank` names that member's place in
 /// the mesh (then its values are broadcast). Differentiable only without broadcast.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                              std::optional<int64_t> src_data_rank = 0);

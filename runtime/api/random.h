@@ -1,6 +1,6 @@
 // runtime/api/random.h: random numbers by global element index: the same tensor whatever the mesh and the placements.
 //
-// Element i of a draw is a function of the draw's seed and of i alone, so a rank fills its own part, in any cut, and replicas
+// Element i of a draw is a function of the draw's seed and of i alone, so a rank fills its own part of any layout, and replicas
 // agree without communication.
 #pragma once
 

@@ -1,4 +1,4 @@
-// runtime/dispatch/gather_fallback.h: the answer for operators without a rule: gather, compute densely, give written tensors their cut back.
+// runtime/dispatch/gather_fallback.h: the answer for operators without a rule: gather, compute densely, shard written tensors again.
 #pragma once
 
 #include "runtime/dispatch/bound_call.h"

@@ -16,7 +16,7 @@ namespace {
 using Bundle = std::vector<std::pair<size_t, const Transfer*>>;  // (item, transfer) of one peer
 
 /// The part of `piece` (which is the box `held`) inside `box`.
-at::Tensor cut(at::Tensor piece, const Box& held, const Box& box) {
+at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
   for (size_t dim = 0; dim < held.sizes.size(); ++dim)
     if (box.sizes[dim] != held.sizes[dim])
       piece = piece.narrow(static_cast<int64_t>(dim), box.offsets[dim] - held.offsets[dim], box.sizes[dim]);
@@ -155,11 +155,11 @@ void ExchangeRun::finish_round(int64_t round) {
 }
 
 at::Tensor ExchangeRun::source_part(size_t item, int64_t piece, const Box& box) const {
-  return cut(items_[item].pieces[piece], items_[item].from->boxes()[piece], box).resolve_conj().resolve_neg();
+  return narrowed(items_[item].pieces[piece], items_[item].from->boxes()[piece], box).resolve_conj().resolve_neg();
 }
 
 at::Tensor ExchangeRun::place_of(size_t item, const Transfer& transfer, const Box& box) const {
-  return cut(results_[item][transfer.piece], items_[item].to->boxes()[transfer.piece], box);
+  return narrowed(results_[item][transfer.piece], items_[item].to->boxes()[transfer.piece], box);
 }
 
 Message ExchangeRun::packed(int64_t peer, const Bundle& bundle, int64_t round) {

@@ -28,7 +28,7 @@ class SparseMove {
       : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
     keeps_columns_ = !from_.layout().in_pieces() && !to_.layout().in_pieces();
     for (size_t m = 0; m < from_.placements().size(); ++m)
-      if (cuts_columns(from_.placements()[m]) || cuts_columns(to_.placements()[m]))
+      if (shards_columns(from_.placements()[m]) || shards_columns(to_.placements()[m]))
         keeps_columns_ &= from_.placements()[m] == to_.placements()[m];
   }
 
@@ -59,7 +59,7 @@ class SparseMove {
     for (size_t m = 0; m < at.size(); ++m) {
       const Placement &from = from_.placements()[m], &to = to_.placements()[m];
       const bool stays =
-          from.is_replicate() || (from.is_partial() && to.is_partial()) || (keeps_columns_ && cuts_columns(from));
+          from.is_replicate() || (from.is_partial() && to.is_partial()) || (keeps_columns_ && shards_columns(from));
       if (stays && at[m] != there[m]) return false;
       if (to.is_partial() && !from.is_partial() && there[m] != 0) return false;
     }
@@ -77,7 +77,9 @@ class SparseMove {
     return result;
   }
 
-  bool cuts_columns(const Placement& placement) const { return placement.is_shard() && placement.dim() >= sparse_dim_; }
+  bool shards_columns(const Placement& placement) const {
+    return placement.is_shard() && placement.dim() >= sparse_dim_;
+  }
 
   /// Ranks that share rows have all of their entries, in one order, whichever columns they hold.
   bool is_due(const Box& common) const {
@@ -85,7 +87,7 @@ class SparseMove {
     return std::all_of(common.sizes.begin(), common.sizes.begin() + sparse_dim_, [](int64_t size) { return size > 0; });
   }
 
-  /// Of the values of `box`, cut to `common` in the dims before, those of `common` in dense dim `dim`.
+  /// Of the values of `box`, narrowed to `common` in the dims before, those of `common` in dense dim `dim`.
   at::Tensor part_of(const at::Tensor& values, int64_t dim, const Box& common, const Box& box) const {
     const int64_t n = common.sizes[dim];
     return values.narrow(dim - sparse_dim_ + 1, n == 0 ? 0 : common.offsets[dim] - box.offsets[dim], n);
@@ -218,7 +220,7 @@ class SparseMove {
   const Spec& from_;
   const Spec& to_;
   int64_t sparse_dim_;
-  bool keeps_columns_;                                  // dense dims are cut alike before and after
+  bool keeps_columns_;                                  // dense dims are sharded alike before and after
   std::vector<std::vector<Pair>> outgoing_, incoming_;  // by place in the group
   std::vector<std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> taken_;  // by box
 };

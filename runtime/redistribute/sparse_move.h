@@ -6,7 +6,7 @@
 namespace shardwise {
 
 /// This rank's pieces of the same tensor laid out as `to`: each entry goes to every rank whose boxes have its index, sums of Partials
-/// are their entries together. Never coalesced. An entry whose dense dims lay cut and no longer do comes in as many parts, padded with
+/// are their entries together. Never coalesced. An entry whose dense dims were sharded and no longer are comes in as many parts, padded with
 /// zeros. Below autograd. Collective over the mesh.
 ///
 /// Throws: c10::NotImplementedError for another mesh, c10::ValueError for other sizes or a Partial that is no sum.

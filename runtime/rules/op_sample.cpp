@@ -10,18 +10,18 @@
 namespace shardwise {
 namespace {
 
-bool may_be_cut(const Axis& axis, const Signature& signature) {
+bool may_be_sharded(const Axis& axis, const Signature& signature) {
   return axis.factor >= 0 && !signature.factors[axis.factor].is_whole;
 }
 
 Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
   Dims sizes(operand.sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (may_be_cut(axes[dim], signature)) sizes[dim] = axes[dim].scale;
+    if (may_be_sharded(axes[dim], signature)) sizes[dim] = axes[dim].scale;
   return sizes;
 }
 
-/// One factor, one size; no factor, nothing to cut.
+/// One factor, one size; no factor, nothing to shard.
 void check_sizes(const OpCall& call, const Signature& signature) {
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const c10::IntArrayRef sizes = call.operands[i].sizes;
@@ -114,7 +114,7 @@ bool infer_from_sample(OpCall& call) {
     if (!(*results)[i].defined()) continue;
     Dims output((*results)[i].sizes());
     for (size_t dim = 0; dim < output.size(); ++dim)
-      if (const Axis& axis = signature.outputs[i][dim]; may_be_cut(axis, signature))
+      if (const Axis& axis = signature.outputs[i][dim]; may_be_sharded(axis, signature))
         output[dim] = signature.factors[axis.factor].size * axis.scale;
     describe(call, i, (*results)[i], output, signature.is_pointwise);
   }

@@ -6,7 +6,7 @@
 namespace shardwise {
 
 /// Fills `call.outputs` for an operator whose rule is sampled(): it runs on tensors of one index along factors that may be
-/// cut, which by their nature do not matter, and of full extent along whole ones. Dtypes and the sizes along whole and new dims
+/// sharded, which by their nature do not matter, and of full extent along whole ones. Dtypes and the sizes along whole and new dims
 /// are the sample's, the other sizes the factors'. Strides are the first equally large operand's, else row-major.
 ///
 /// Returns false where the rule is not or the sample cannot run. Throws: c10::Error for operands whose sizes do not

@@ -11,12 +11,12 @@ namespace shardwise {
 struct Propagation {
   c10::SmallVector<SpecPtr, 8> inputs;   // one per operand; null: use it as it is
   c10::SmallVector<SpecPtr, 2> outputs;  // one per dense output; null for an undefined one
-  bool by_box = false;                   // replicated operands are cut to each box before the call
+  bool by_box = false;                   // replicated operands are narrowed to each box before the call
 };
 
-/// Chooses, per mesh dimension, the factor to cut (or a Partial to pass on, or replication) that moves the fewest bytes.
+/// Chooses, per mesh dimension, the factor to shard (or a Partial to pass on, or replication) that moves the fewest bytes.
 /// Ties: fewer operands changed, then replicate, Partial, factors in order of appearance. A pure function of its arguments,
-/// so every rank chooses alike. Cuts follow the largest operand that has the factor cut already (a written one first).
+/// so every rank chooses alike. The largest operand that has the factor sharded already decides how (a written one first).
 ///
 /// Returns nothing where a written operand cannot stay as it is laid out.
 /// Throws: c10::ValueError for operands on different meshes. Cost: a few microseconds, no communication.

@@ -5,7 +5,7 @@
 //   t.add("aten::_softmax", pointwise().whole("dim"));
 //
 // A factor (a letter) is an index range that operands and outputs share. A rule is stated for one mesh dimension: that
-// dimension cuts one factor, or replicates, or passes a Partial on. propagate.h lifts it to N.
+// dimension shards one factor, or replicates, or passes a Partial on. propagate.h lifts it to N.
 #pragma once
 
 #include "runtime/rules/op_call.h"
@@ -19,7 +19,7 @@
 
 namespace shardwise {
 
-/// What one tensor dim is made of: `scale` consecutive elements per index of a factor. Factor -1: nothing to cut
+/// What one tensor dim is made of: `scale` consecutive elements per index of a factor. Factor -1: nothing to shard
 /// (a broadcast dim of extent 1).
 struct Axis {
   int factor = -1;
@@ -29,7 +29,7 @@ using Axes = c10::SmallVector<Axis, 5>;
 
 struct Factor {
   int64_t size = 0;
-  bool is_whole = false;                        // may not be cut
+  bool is_whole = false;                        // may not be sharded
   std::optional<Reduce> reduce = Reduce::kSum;  // how an output without it combines
 };
 
@@ -77,7 +77,7 @@ class Rule {
   Rule(std::string text, Describe describe) : text_(std::move(text)), describe_(std::move(describe)) {}
   /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
   Rule(const char* notation);  // NOLINT: a rule is written as its text
-  /// For what no factors express: a slice's cuts.
+  /// For what no factors express: the shards of a slice.
   static Rule placed(std::string text, Place place);
   /// Its result needs every value on every rank: its inputs are gathered, and nobody is warned.
   static Rule gathered();

@@ -16,7 +16,7 @@ namespace shardwise {
 class DeviceMesh;
 using MeshPtr = std::shared_ptr<const DeviceMesh>;
 
-/// An n-D grid of ranks, in any order: that order is what cuts follow. One object per meaning and world, so that
+/// An n-D grid of ranks, in any order: shards follow that order. One object per meaning and world, so that
 /// meshes compare by pointer. Ranks outside it may hold it too; they own nothing.
 ///
 ///   auto mesh = DeviceMesh::create(World::current(), c10::DeviceType::CPU, {{2, 2}, {0, 1, 2, 3}}, {"dp", "tp"});

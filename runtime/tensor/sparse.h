@@ -33,7 +33,7 @@ struct SparseEntries {
 /// A distributed sparse tensor of `spec` over these pieces (aliased; writes to the tensor write to them); none on a non-member.
 ///
 /// Pre: pieces agree with `spec->boxes()` in number and sizes and have `entries.sparse_dim`; ranks that a mesh dim replicates, or
-/// whose dense dims it cuts, hold the same indices in the same order; Partials are sums.
+/// whose dense dims it shards, hold the same indices in the same order; Partials are sums.
 at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries = {});
 
 /// Has `prepare` called once, before the first of them is made: that is when their kernels are registered.
@@ -46,11 +46,11 @@ inline DTensorImpl* maybe_sparse(const at::TensorBase& tensor) {
 }
 
 /// The counts of all ranks' entries, agreed on at the first call and kept. A non-member sees zeros.
-/// Collective over the mesh at that call: one message of a number per piece; none where nothing cuts the entries.
+/// Collective over the mesh at that call: one message of a number per piece; none where nothing shards the entries.
 std::shared_ptr<const EntryCounts> agreed_counts(const DTensorImpl& sparse);
 
-/// The indices [sparse_dim, n] and the values [n, dense sizes] of a sparse tensor as distributed tensors. A mesh dim that cuts a
-/// sparse dim, and a Partial, cuts n; one that cuts a dense dim cuts that of the values; of several pieces the values are padded
+/// The indices [sparse_dim, n] and the values [n, dense sizes] of a sparse tensor as distributed tensors. A mesh dim that shards a
+/// sparse dim, and a Partial, shards n; one that shards a dense dim shards that of the values; of several pieces the values are padded
 /// with zeros to all columns.
 struct EntrySpecs {
   SpecPtr indices, values;

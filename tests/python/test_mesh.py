@@ -24,7 +24,7 @@ def test_a_mesh_tells_its_shape_names_and_this_ranks_place():
 
 
 @pytest.mark.parametrize("ranks", [[2, 0, 1], (2, 0, 1), torch.tensor([2, 0, 1])], ids=["list", "tuple", "tensor"])
-def test_ranks_may_come_in_any_order_and_cuts_follow_it(ranks):
+def test_ranks_may_come_in_any_order_and_shards_follow_it(ranks):
     def body(rank):
         mesh = sw.DeviceMesh("cpu", ranks)
         assert mesh.mesh_dim_names is None and mesh.mesh.tolist() == [2, 0, 1]

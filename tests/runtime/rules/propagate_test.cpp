@@ -52,7 +52,7 @@ TEST(PropagateTest, TheCheapestMoveWins) {
     const auto mesh = make_mesh({2});
     // The replicated right side is sliced for nothing.
     EXPECT_EQ(choose_mm(mesh, {s(1)}, {kR}), (Chosen{{"", "[Shard(0)]"}, "[Partial(sum)]"}));
-    // Moving a cut costs (n-1)/n^2 of a matrix, gathering (n-1)/n.
+    // Moving a shard costs (n-1)/n^2 of a matrix, gathering (n-1)/n.
     EXPECT_EQ(choose_mm(mesh, {s(0)}, {s(0)}), (Chosen{{"[Shard(1)]", ""}, "[Partial(sum)]"}));
     // Two Partials cannot be multiplied: the smaller is summed, the other passes.
     EXPECT_EQ(choose_mm(mesh, {kP}, {kP}).output, "[Partial(sum)]");
