@@ -23,7 +23,7 @@ struct BoundCall {
   c10::SmallVector<BoundOperand, 8> operands;
   DecisionKey key;
   const DTensorImpl* in_pieces = nullptr;  // an operand that was given as pieces with offsets
-  std::vector<at::Tensor> written_views;   // moved views that the call writes to
+  std::vector<at::Tensor> written_views;   // copied views that the call writes to
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }

@@ -56,7 +56,7 @@ class CopiedView final : public ViewLink {
   std::atomic<uint32_t> version_;  // of the source, when the values were last fetched
 };
 
-/// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a moved view.
+/// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a copied view.
 void after_write(const at::Tensor& tensor);
 
 }  // namespace shardwise

@@ -66,7 +66,6 @@ class DecisionCache {
   /// The same if it is_direct, else null. Valid until the next insert(). A miss is not counted: the caller goes on to find().
   const Decision* find_direct(const DecisionKey& key);
   void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs);
-  void clear() { entries_.clear(); }
   CacheCounters counters() const { return {hits_, misses_, static_cast<int64_t>(entries_.size())}; }
 
  private:

@@ -90,7 +90,7 @@ class Rule {
   /// Argument `arg` is the (single) output's global size.
   Rule sizes_in(const char* arg) const;
   Rule localized(Localize localize) const;
-  /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a moved view.
+  /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a copied view.
   /// Throws: c10::ValueError for an operator that torch does not know.
   Rule computed_by(const char* op) const;
   /// Every tensor list element by itself: element i of each list follows element i of the first. `scratch`: an argument that the
