@@ -1,19 +1,13 @@
 #include "runtime/redistribute/exchange_run.h"
 
 #include "runtime/comm/reduce_dtype.h"
-#include "runtime/redistribute/buffers.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
-#include <algorithm>
-#include <map>
-
 namespace shardwise {
 namespace {
-
-using Bundle = std::vector<std::pair<size_t, const Transfer*>>;  // (item, transfer) of one peer
 
 /// The part of `piece` (which is the box `held`) inside `box`.
 at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
@@ -49,29 +43,9 @@ void combine(at::Tensor total, const at::Tensor& values, Reduce reduce) {
   }
 }
 
-int64_t aligned(int64_t offset, int64_t element_bytes) {
-  return (offset + element_bytes - 1) / element_bytes * element_bytes;
-}
-
-/// Where each box of a message lies (bytes), and its length.
-std::pair<std::vector<int64_t>, int64_t> offsets_of(const std::vector<std::pair<int64_t, int64_t>>& numels_and_bytes) {
-  std::vector<int64_t> offsets;
-  int64_t end = 0;
-  for (const auto& [numel, element_bytes] : numels_and_bytes) {
-    offsets.push_back(aligned(end, element_bytes));
-    end = offsets.back() + numel * element_bytes;
-  }
-  return {std::move(offsets), end};
-}
-
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device, at::ScalarType dtype) {
   return at::empty_strided(sizes, dense_strides(sizes, spec.strides()),
                            at::TensorOptions().dtype(dtype).device(device));
-}
-
-at::Tensor slot(const at::Tensor& buffer, int64_t offset, const Box& box, at::ScalarType dtype) {
-  const auto n_bytes = box.numel() * static_cast<int64_t>(c10::elementSize(dtype));
-  return buffer.narrow(0, offset, n_bytes).view(dtype).view(box.sizes);
 }
 
 }  // namespace
@@ -106,13 +80,12 @@ void ExchangeRun::start(bool may_change) {
 /// Stores or copies what this rank keeps.
 void ExchangeRun::secure_kept(int64_t round) {
   for (Arrival& arrival : arrivals_) {
-    if (arrival.transfer->rank != rank_) continue;
-    if (items_[arrival.item].step->kind == Step::Kind::kExchange) {
-      store(arrival.item, *arrival.transfer, {}, round);
-      arrival.is_stored = true;
+    if (!is_kept(arrival)) continue;
+    if (is_term(arrival)) {
+      arrival.kept = kept_part(arrival, round).clone();
     } else {
-      arrival.values =
-          source_part(arrival.item, arrival.transfer->from_piece, part(arrival.transfer->box, round)).clone();
+      store(arrival, kept_part(arrival, round), round);
+      arrival.is_stored = true;
     }
   }
 }
@@ -131,110 +104,66 @@ std::vector<Shards> ExchangeRun::finish() {
 }
 
 void ExchangeRun::start_round(int64_t round) {
+  messages_ = std::make_unique<PackedMessages>(device_, may_change_);
   post_receives(round);
   post_sends(round);
-  if (party_.group)
-    messages_ = exchange(*party_.group, device_, std::move(sends_), std::move(receives_), party_.is_whole);
-  sends_.clear();
-  receives_.clear();
+  if (party_.group) messages_->start(*party_.group, party_.is_whole);
 }
 
 void ExchangeRun::finish_round(int64_t round) {
-  const auto needs_no_message = [&](const Arrival& arrival) {
-    return arrival.transfer->rank == rank_ && items_[arrival.item].step->kind == Step::Kind::kExchange;
-  };
   for (const Arrival& arrival : arrivals_)  // while the messages are under way
-    if (needs_no_message(arrival) && !arrival.is_stored) store(arrival.item, *arrival.transfer, {}, round);
-  if (messages_) messages_->wait();
+    if (!is_term(arrival) && !arrival.is_stored) store(arrival, kept_part(arrival, round), round);
+  messages_->finish();
   for (const Arrival& arrival : arrivals_)
-    if (!needs_no_message(arrival)) store(arrival.item, *arrival.transfer, arrival.values, round);
-  for (const at::Tensor& buffer : buffers_) BufferPool::of_thread().give_back(buffer);
+    if (is_term(arrival))
+      store(arrival, arrival.number ? messages_->arrived(*arrival.number) : kept_part(arrival, round), round);
   arrivals_.clear();
-  buffers_.clear();
   messages_.reset();
 }
 
 at::Tensor ExchangeRun::source_part(size_t item, int64_t piece, const Box& box) const {
-  return narrowed(items_[item].pieces[piece], items_[item].from->boxes()[piece], box).resolve_conj().resolve_neg();
+  return narrowed(items_[item].pieces[piece], items_[item].from->boxes()[piece], box);
+}
+
+at::Tensor ExchangeRun::kept_part(const Arrival& arrival, int64_t round) const {
+  if (arrival.kept.defined()) return arrival.kept;
+  return source_part(arrival.item, arrival.transfer->from_piece, part(arrival.transfer->box, round));
 }
 
 at::Tensor ExchangeRun::place_of(size_t item, const Transfer& transfer, const Box& box) const {
   return narrowed(results_[item][transfer.piece], items_[item].to->boxes()[transfer.piece], box);
 }
 
-Message ExchangeRun::packed(int64_t peer, const Bundle& bundle, int64_t round) {
-  const auto& [first_item, first] = bundle[0];
-  if (bundle.size() == 1) {
-    at::Tensor values = source_part(first_item, first->piece, part(first->box, round));
-    if (values.is_contiguous() && !may_change_) return {peer, std::move(values)};
-  }
-  std::vector<std::pair<int64_t, int64_t>> extents;
-  for (const auto& [item, transfer] : bundle)
-    extents.emplace_back(part(transfer->box, round).numel(), items_[item].from->element_bytes());
-  auto [offsets, n_bytes] = offsets_of(extents);
-  const at::Tensor buffer = buffers_.emplace_back(BufferPool::of_thread().take(n_bytes, device_));
-  auto fill = [this, bundle, round, buffer, offsets = std::move(offsets)] {
-    for (size_t i = 0; i < bundle.size(); ++i) {
-      const auto& [item, transfer] = bundle[i];
-      const Box box = part(transfer->box, round);
-      slot(buffer, offsets[i], box, items_[item].from->dtype()).copy_(source_part(item, transfer->piece, box));
-    }
-  };
-  return {peer, buffer, std::move(fill)};
-}
-
-/// The next rank first, so that not all send to rank 0 at once.
 void ExchangeRun::post_sends(int64_t round) {
-  std::map<int64_t, Bundle> by_peer;
   for (size_t i = 0; i < items_.size(); ++i)
     for (const Transfer& send : items_[i].part->sends)
-      if (!part(send.box, round).empty()) by_peer[send.rank].emplace_back(i, &send);
-  const auto next = by_peer.upper_bound(rank_);
-  for (auto it = next; it != by_peer.end(); ++it) sends_.push_back(packed(it->first, it->second, round));
-  for (auto it = by_peer.begin(); it != next; ++it) sends_.push_back(packed(it->first, it->second, round));
+      if (const Box box = part(send.box, round); !box.empty())
+        messages_->send(send.rank, source_part(i, send.piece, box));
 }
 
 void ExchangeRun::post_receives(int64_t round) {
-  std::map<int64_t, Bundle> by_peer;
   for (size_t i = 0; i < items_.size(); ++i)
     for (const Transfer& receive : items_[i].part->receives) {
-      if (part(receive.box, round).empty()) continue;
-      arrivals_.push_back({i, &receive, {}});
-      if (receive.rank != rank_) by_peer[receive.rank].emplace_back(arrivals_.size() - 1, &receive);
-    }
-  for (const auto& [peer, bundle] : by_peer) {
-    Arrival& first = arrivals_[bundle[0].first];
-    if (bundle.size() == 1 && items_[first.item].step->kind == Step::Kind::kExchange) {
-      const at::Tensor place = place_of(first.item, *first.transfer, part(first.transfer->box, round));
-      if (place.is_contiguous()) {
-        receives_.push_back({peer, place});
-        continue;
+      const Box box = part(receive.box, round);
+      if (box.empty()) continue;
+      Arrival arrival{i, &receive, {}, {}};
+      if (is_kept(arrival))
+        arrivals_.push_back(std::move(arrival));
+      else if (is_term(arrival)) {
+        arrival.number = messages_->receive_apart(receive.rank, box.sizes, items_[i].from->dtype());
+        arrivals_.push_back(std::move(arrival));
+      } else {
+        messages_->receive(receive.rank, place_of(i, receive, box));
       }
     }
-    std::vector<std::pair<int64_t, int64_t>> extents;
-    for (const auto& [index, transfer] : bundle)
-      extents.emplace_back(part(transfer->box, round).numel(), items_[arrivals_[index].item].from->element_bytes());
-    const auto [offsets, n_bytes] = offsets_of(extents);
-    const at::Tensor buffer = buffers_.emplace_back(BufferPool::of_thread().take(n_bytes, device_));
-    for (size_t i = 0; i < bundle.size(); ++i) {
-      Arrival& arrival = arrivals_[bundle[i].first];
-      const Box box = part(arrival.transfer->box, round);
-      arrival.values = slot(buffer, offsets[i], box, items_[arrival.item].from->dtype());
-    }
-    receives_.push_back({peer, buffer});
-  }
 }
 
-void ExchangeRun::store(size_t item, const Transfer& transfer, const at::Tensor& arrived, int64_t round) {
-  const Box box = part(transfer.box, round);
-  const bool is_kept = transfer.rank == rank_;
-  if (!is_kept && !arrived.defined()) return;  // it came straight into its place
-  const at::Tensor values = arrived.defined() ? arrived : source_part(item, transfer.from_piece, box);
-  const at::Tensor place = place_of(item, transfer, box);
-  if (transfer.term == 0)
+void ExchangeRun::store(const Arrival& arrival, const at::Tensor& values, int64_t round) {
+  const at::Tensor place = place_of(arrival.item, *arrival.transfer, part(arrival.transfer->box, round));
+  if (arrival.transfer->term == 0)
     place.copy_(values);
   else
-    combine(place, values, items_[item].step->reduce);
+    combine(place, values, items_[arrival.item].step->reduce);
 }
 
 }  // namespace shardwise

@@ -2,9 +2,12 @@
 #pragma once
 
 #include "plans/transfers.h"
-#include "runtime/comm/messages.h"
+#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
+
+#include <memory>
+#include <optional>
 
 namespace shardwise {
 
@@ -23,8 +26,7 @@ struct Party {
   bool is_whole = true;  // all members of the group take part
 };
 
-/// Each pair of ranks exchanges one message a round: a piece's box as it lies in memory where that is one run of elements, else
-/// packed into a buffer; what arrives goes straight into its place where that is one run. Pairs without common boxes exchange nothing.
+/// Each pair of ranks exchanges one message a round (packed_messages.h). Pairs without common boxes exchange nothing.
 class ExchangeRun {
  public:
   /// Pre: the items' steps have the same number of rounds, and are all of that party. Every rank of the party makes one.
@@ -40,7 +42,8 @@ class ExchangeRun {
   struct Arrival {
     size_t item;
     const Transfer* transfer;
-    at::Tensor values;  // where it arrives; undefined where that is its place
+    std::optional<size_t> number;  // of a term that comes apart; nothing where this rank keeps it
+    at::Tensor kept;               // its values, where they are secured
     bool is_stored = false;
   };
 
@@ -49,8 +52,12 @@ class ExchangeRun {
   void finish_round(int64_t round);
   void post_sends(int64_t round);
   void post_receives(int64_t round);
-  Message packed(int64_t peer, const std::vector<std::pair<size_t, const Transfer*>>& transfers, int64_t round);
-  void store(size_t item, const Transfer& transfer, const at::Tensor& values, int64_t round);
+  /// Puts `values` into the place of a transfer, or adds them to what is there.
+  void store(const Arrival& arrival, const at::Tensor& values, int64_t round);
+  /// The values of `arrival`, which this rank keeps.
+  at::Tensor kept_part(const Arrival& arrival, int64_t round) const;
+  bool is_kept(const Arrival& arrival) const { return arrival.transfer->rank == rank_; }
+  bool is_term(const Arrival& arrival) const { return items_[arrival.item].step->kind == Step::Kind::kReduce; }
   at::Tensor source_part(size_t item, int64_t piece, const Box& box) const;
   at::Tensor place_of(size_t item, const Transfer& transfer, const Box& box) const;
   Box part(const Box& box, int64_t round) const { return part_of_round(box, round, n_rounds_); }
@@ -62,10 +69,8 @@ class ExchangeRun {
   int64_t rank_;
   bool may_change_ = false;
   std::vector<Shards> results_;
-  std::vector<Message> sends_, receives_;
-  std::vector<at::Tensor> buffers_;
-  std::vector<Arrival> arrivals_;
-  std::shared_ptr<Messages> messages_;
+  std::vector<Arrival> arrivals_;  // what is kept, and the terms of reductions; all else goes straight into its place
+  std::unique_ptr<PackedMessages> messages_;
 };
 
 /// Uninitialised memory for a piece of `sizes`, its dims ordered as the tensor's strides order them.

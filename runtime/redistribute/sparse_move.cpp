@@ -2,6 +2,7 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -141,64 +142,57 @@ class SparseMove {
   }
 
   void exchange(const Group& group) {
-    std::vector<int64_t> counts;
-    std::vector<int64_t> n_pairs_out, n_pairs_in, n_indices_out, n_indices_in, n_values_out, n_values_in;
-    std::vector<at::Tensor> indices{no_elements(at::kLong)}, values{no_elements(from_.dtype())};
-    int64_t n_in = 0;
-    for (const auto& pairs : outgoing_) {
-      n_pairs_out.push_back(static_cast<int64_t>(pairs.size()));
-      n_indices_out.push_back(0);
-      n_values_out.push_back(0);
-      for (const Pair& pair : pairs) {
-        const Entries entries = chosen(pair);
-        counts.push_back(entries.indices.size(1));
-        n_indices_out.back() += entries.indices.numel();
-        n_values_out.back() += entries.values.numel();
-        indices.push_back(entries.indices.reshape({-1}));
-        values.push_back(entries.values.reshape({-1}));
+    std::vector<std::vector<Entries>> leaving(group.size()), arriving(group.size());
+    for (size_t i = 0; i < outgoing_.size(); ++i)
+      for (const Pair& pair : outgoing_[i]) leaving[i].push_back(chosen(pair));
+    const auto counts = exchanged_counts(group, leaving);
+    PackedMessages messages(source_.device());
+    for (size_t i = 0; i < incoming_.size(); ++i) {
+      if (static_cast<int64_t>(i) == group.index) {
+        arriving[i] = leaving[i];
+        continue;
+      }
+      for (const Entries& entries : leaving[i])
+        for (const at::Tensor& part : {entries.indices, entries.values}) messages.send(group.ranks[i], part);
+      for (size_t pair = 0; pair < incoming_[i].size(); ++pair) {
+        const int64_t n = counts[i][pair];
+        const Entries& entries = arriving[i].emplace_back(
+            Entries{at::empty({sparse_dim_, n}, options_of(at::kLong)),
+                    at::empty(value_sizes(incoming_[i][pair].common, n), options_of(from_.dtype()))});
+        for (const at::Tensor& part : {entries.indices, entries.values}) messages.receive(group.ranks[i], part);
       }
     }
-    for (const auto& pairs : incoming_) n_in += n_pairs_in.emplace_back(static_cast<int64_t>(pairs.size()));
-
-    const c10::Device device = group.size() > 1 ? c10::Device(numbers_device(group)) : c10::Device(c10::kCPU);
-    at::Tensor counts_in = at::empty({n_in}, at::TensorOptions().dtype(at::kLong).device(device));
-    all_to_all(group, counts_in, at::tensor(counts, at::kLong).to(device), n_pairs_in, n_pairs_out);
-    counts_in = counts_in.cpu();
-    const auto* count = counts_in.const_data_ptr<int64_t>();
-    for (const auto& pairs : incoming_) {
-      n_indices_in.push_back(0);
-      n_values_in.push_back(0);
-      for (const Pair& pair : pairs) {
-        n_indices_in.back() += sparse_dim_ * *count;
-        n_values_in.back() += c10::multiply_integers(value_sizes(pair.common, *count++));
-      }
-    }
-    const auto together = [&](const std::vector<at::Tensor>& parts, const std::vector<int64_t>& out,
-                              const std::vector<int64_t>& in) {
-      int64_t n = 0;
-      for (const int64_t split : in) n += split;
-      at::Tensor received = at::empty({n}, parts[0].options());
-      all_to_all(group, received, at::cat(parts), in, out);
-      return received;
-    };
-    const at::Tensor all_indices = together(indices, n_indices_out, n_indices_in);
-    const at::Tensor all_values = together(values, n_values_out, n_values_in);
-    count = counts_in.const_data_ptr<int64_t>();
-    int64_t next_index = 0, next_value = 0;
-    for (const auto& pairs : incoming_)
-      for (const Pair& pair : pairs) {
-        const int64_t n = *count++;
-        const Dims sizes = value_sizes(pair.common, n);
-        const int64_t n_values = c10::multiply_integers(sizes);
-        take(pair, {all_indices.narrow(0, next_index, sparse_dim_ * n).view({sparse_dim_, n}),
-                    all_values.narrow(0, next_value, n_values).view(sizes)});
-        next_index += sparse_dim_ * n;
-        next_value += n_values;
-      }
+    messages.start(group);
+    messages.finish();
+    for (size_t i = 0; i < incoming_.size(); ++i)
+      for (size_t pair = 0; pair < incoming_[i].size(); ++pair) take(incoming_[i][pair], arriving[i][pair]);
   }
 
-  at::Tensor no_elements(c10::ScalarType dtype) const {
-    return at::empty({0}, at::TensorOptions().dtype(dtype).device(source_.device()));
+  /// How many entries come from each rank, by pair.
+  std::vector<std::vector<int64_t>> exchanged_counts(const Group& group,
+                                                     const std::vector<std::vector<Entries>>& leaving) const {
+    std::vector<int64_t> sent, n_out, n_in;
+    int64_t n_received = 0;
+    for (const auto& to_one : leaving) {
+      n_out.push_back(static_cast<int64_t>(to_one.size()));
+      for (const Entries& entries : to_one) sent.push_back(entries.indices.size(1));
+    }
+    for (const auto& pairs : incoming_) n_received += n_in.emplace_back(static_cast<int64_t>(pairs.size()));
+    const c10::Device device = group.size() > 1 ? c10::Device(numbers_device(group)) : c10::Device(c10::kCPU);
+    const at::Tensor received = at::empty({n_received}, at::TensorOptions().dtype(at::kLong).device(device));
+    all_to_all(group, received, at::tensor(sent, at::kLong).to(device), n_in, n_out);
+    const at::Tensor on_cpu = received.cpu();
+    const auto* next = on_cpu.const_data_ptr<int64_t>();
+    std::vector<std::vector<int64_t>> counts;
+    for (const int64_t n : n_in) {
+      counts.emplace_back(next, next + n);
+      next += n;
+    }
+    return counts;
+  }
+
+  at::TensorOptions options_of(c10::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(source_.device());
   }
 
   Shards assembled() {
@@ -208,8 +202,8 @@ class SparseMove {
       const Box& box = to_.boxes()[i];
       auto& [indices, values] = taken_[i];
       if (indices.empty()) {
-        indices.push_back(no_elements(at::kLong).view({sparse_dim_, 0}));
-        values.push_back(no_elements(from_.dtype()).view(value_sizes(box, 0)));
+        indices.push_back(at::empty({sparse_dim_, 0}, options_of(at::kLong)));
+        values.push_back(at::empty(value_sizes(box, 0), options_of(from_.dtype())));
       }
       result.push_back(at::_sparse_coo_tensor_unsafe(at::cat(indices, 1), at::cat(values), box.sizes));
     }

@@ -10,7 +10,7 @@ namespace shardwise {
 /// zeros. Below autograd. Collective over the mesh.
 ///
 /// Throws: c10::NotImplementedError for another mesh, c10::ValueError for other sizes or a Partial that is no sum.
-/// Cost: three messages to each rank (counts, indices, values), of what the receiver's boxes have; none where the source is replicated.
+/// Cost: two messages to each rank (counts, then indices and values), of what the receiver's boxes have; none where the source is replicated.
 Shards move_sparse(const DTensorImpl& source, const SpecPtr& to);
 
 }  // namespace shardwise

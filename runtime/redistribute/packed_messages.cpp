@@ -1,0 +1,107 @@
+#include "runtime/redistribute/packed_messages.h"
+
+#include "runtime/redistribute/buffers.h"
+
+#include <exception>
+
+namespace shardwise {
+namespace {
+
+bool is_run(const at::Tensor& part) { return part.is_contiguous() && !part.is_conj() && !part.is_neg(); }
+
+/// Where parts lie in a message (bytes), each at a multiple of its element's size. Both ends come to the same.
+class Slots {
+ public:
+  void add(c10::IntArrayRef sizes, at::ScalarType dtype) {
+    const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t offset = (n_bytes_ + element_bytes - 1) / element_bytes * element_bytes;
+    slots_.push_back({offset, Dims(sizes), dtype});
+    n_bytes_ = offset + c10::multiply_integers(sizes) * element_bytes;
+  }
+  int64_t n_bytes() const { return n_bytes_; }
+  at::Tensor in(const at::Tensor& buffer, size_t i) const {
+    const auto& [offset, sizes, dtype] = slots_[i];
+    const int64_t n_bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    return buffer.narrow(0, offset, n_bytes).view(dtype).view(sizes);
+  }
+
+ private:
+  struct Slot {
+    int64_t offset;
+    Dims sizes;
+    at::ScalarType dtype;
+  };
+  std::vector<Slot> slots_;
+  int64_t n_bytes_ = 0;
+};
+
+}  // namespace
+
+PackedMessages::~PackedMessages() {
+  if (std::uncaught_exceptions() > 0) return;  // messages may still use them
+  messages_.reset();                           // waits, where nobody has
+  for (const at::Tensor& buffer : buffers_) BufferPool::of_thread().give_back(buffer);
+}
+
+void PackedMessages::send(int64_t rank, at::Tensor part) {
+  if (part.numel() > 0) sends_[rank].push_back(std::move(part));
+}
+
+void PackedMessages::receive(int64_t rank, at::Tensor place) {
+  if (place.numel() == 0) return;
+  Incoming part{place, 0, Dims(place.sizes()), place.scalar_type()};
+  receives_[rank].push_back(std::move(part));
+}
+
+size_t PackedMessages::receive_apart(int64_t rank, c10::IntArrayRef sizes, at::ScalarType dtype) {
+  apart_.emplace_back();
+  if (c10::multiply_integers(sizes) > 0)
+    receives_[rank].push_back({{}, apart_.size() - 1, Dims(sizes), dtype});
+  else
+    apart_.back() = buffer_of(0).view(dtype).view(sizes);
+  return apart_.size() - 1;
+}
+
+at::Tensor PackedMessages::buffer_of(int64_t n_bytes) {
+  return buffers_.emplace_back(BufferPool::of_thread().take(n_bytes, device_));
+}
+
+Message PackedMessages::packed(int64_t rank, const std::vector<at::Tensor>& parts) {
+  if (parts.size() == 1 && !may_change_ && is_run(parts[0])) return {rank, parts[0]};
+  Slots slots;
+  for (const at::Tensor& part : parts) slots.add(part.sizes(), part.scalar_type());
+  at::Tensor buffer = buffer_of(slots.n_bytes());
+  return {rank, buffer, [parts, buffer, slots = std::move(slots)] {
+            for (size_t i = 0; i < parts.size(); ++i) slots.in(buffer, i).copy_(parts[i]);
+          }};
+}
+
+Message PackedMessages::unpacked(int64_t rank, const std::vector<Incoming>& parts) {
+  if (parts.size() == 1 && parts[0].place.defined() && is_run(parts[0].place)) return {rank, parts[0].place};
+  Slots slots;
+  for (const Incoming& part : parts) slots.add(part.sizes, part.dtype);
+  at::Tensor buffer = buffer_of(slots.n_bytes());
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (parts[i].place.defined())
+      copies_.emplace_back(slots.in(buffer, i), parts[i].place);
+    else
+      apart_[parts[i].number] = slots.in(buffer, i);
+  return {rank, buffer};
+}
+
+void PackedMessages::start(const Group& group, bool by_all) {
+  std::vector<Message> sends, receives;
+  for (const auto& [rank, parts] : receives_) receives.push_back(unpacked(rank, parts));
+  const auto next = sends_.upper_bound(group.ranks[group.index]);
+  for (auto it = next; it != sends_.end(); ++it) sends.push_back(packed(it->first, it->second));
+  for (auto it = sends_.begin(); it != next; ++it) sends.push_back(packed(it->first, it->second));
+  messages_ = exchange(group, device_, std::move(sends), std::move(receives), by_all);
+}
+
+void PackedMessages::finish() {
+  if (messages_) messages_->wait();
+  for (const auto& [values, place] : copies_) place.copy_(values);
+  copies_.clear();
+}
+
+}  // namespace shardwise
