@@ -300,7 +300,7 @@ void bind_dtensor(py::module_& module) {
   bind_methods(module);
   module.def("redistribute_many", wrap_pybind_function_no_gil(&py_redistribute_many), kRedistributeMany,
              py::arg("tensors"), py::arg("placements"), py::kw_only(), py::arg("objective") = "bytes",
-             py::arg("links") = none, py::arg("memory_cap") = 0, py::arg("bucket_bytes") = int64_t{25} << 20);
+             py::arg("links") = none, py::arg("memory_cap") = 0, py::arg("bucket_bytes") = kBucketBytes);
   module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), kDistributeTensor,
              py::arg("tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
              py::arg("src_data_rank") = 0);

@@ -3,7 +3,6 @@
 #include "runtime/rules/propagate.h"
 
 #include <fmt/format.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
 #include <cctype>
@@ -39,7 +38,7 @@ Linearity linearity_named(const std::string& name) {
   TORCH_CHECK_VALUE(false, fmt::format("[register_rule] linear=\"{}\" is none of \"all\", \"each\", \"first\".", name));
 }
 
-/// The notation that a Python function gives for a call's shapes; nothing: gather.
+/// The notation that a Python function returns for a call's shapes; nothing: gather.
 std::optional<std::string> ask(PyObject* function, const OpCall& call) {
   py::gil_scoped_acquire gil;
   py::list shapes;
@@ -76,7 +75,7 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
 
 /// As many outputs as the schema has, where it has no list.
 void check_outputs(const std::string& op, const std::string& notation) {
-  const auto handle = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(op));
+  const auto handle = find_operator(op);
   const size_t arrow = notation.find("->");
   if (!handle || arrow == std::string::npos) return;  // said later, with better words
   const auto& returns = handle->schema().returns();

@@ -13,19 +13,11 @@ void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weigh
                     fmt::format("[{}] mesh dim {} does not exist: the mesh is {}. Use a dim in [0, {}).", op, mesh_dim,
                                 to_string(*mesh), mesh->ndim()));
   if (!is_dtensor(input)) return;
-  const MeshPtr& given = spec_of(input)->mesh();
-  TORCH_CHECK_VALUE(given == mesh, fmt::format("[{}] the input lives on the mesh {}, the weight on {}. Move one with "
-                                               "redistribute(mesh, ...).",
-                                               op, to_string(*given), to_string(*mesh)));
-}
-
-at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {
-  if (is_dtensor(tensor)) return tensor;
-  return from_local(tensor, mesh, Placements(mesh->ndim()), {.shape = Dims(tensor.sizes())});
+  check_same_mesh(op, spec_of(input)->mesh(), mesh);
 }
 
 at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op) {
-  const CommScope scope(op);
+  const CommScope scope(op, CommScope::Cause::kProgram);
   std::vector<int64_t> mine{static_cast<int64_t>(part.scalar_type()), dim};
   mine.insert(mine.end(), part.sizes().begin(), part.sizes().end());
   const auto all = all_gather_numbers(*mesh->group(), mine);

@@ -9,9 +9,6 @@ namespace shardwise {
 /// is a DTensor of another mesh.
 void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weight, int64_t mesh_dim);
 
-/// `tensor` itself where it is distributed, else a replica on every dim of `mesh`.
-at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
-
 /// The tensor whose part along `dim` each rank gives, on a 1-D mesh. Extents are exchanged: two messages of a few numbers.
 /// Throws: c10::ValueError in the name of `op`, alike on all ranks, where parts differ in another dim or in dtype, or is
 /// 0-dim. Pre: this rank is a member.

@@ -141,7 +141,7 @@ std::string list_of(c10::ArrayRef<Box> boxes) {
 std::vector<RankPieces> gather_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic) {
   std::vector<Numbers> all;
   if (mesh.is_member()) {
-    CommScope scope("from_local");
+    CommScope scope("from_local", CommScope::Cause::kProgram);
     all = all_gather_numbers(*mesh.group(), to_numbers(mine));
     const bool has_readers = mesh.size() < mesh.world()->size() && !topic.empty();
     if (has_readers && mesh.group()->index == 0) publish(mesh, topic, all);

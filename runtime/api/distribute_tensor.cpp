@@ -1,39 +1,43 @@
-#include "runtime/api/dtensor.h"
+#include "runtime/api/distribute_tensor.h"
 
 #include "placements/partial.h"
+#include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
-
-#include <algorithm>
 
 namespace shardwise {
 namespace {
 
-/// Sends each member its box of the root's `tensor`; returns this rank's.
-at::Tensor scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
+/// Sends each member its boxes of the root's `tensor`; returns this rank's.
+Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
   const Group& group = *spec.mesh()->group();
-  const bool is_root = group.ranks[group.index] == root;
-  std::vector<int64_t> sends(group.size()), receives(group.size());
-  std::vector<at::Tensor> parts;
-  for (int64_t i = 0; i < group.size() && is_root; ++i)
-    for (const Box& box : spec.layout().boxes(group.ranks[i])) {
-      at::Tensor part = tensor;
-      for (int64_t dim = 0; dim < spec.dim(); ++dim) part = part.narrow(dim, box.offsets[dim], box.sizes[dim]);
-      sends[i] += part.numel();
-      parts.push_back(part.reshape(-1));
-    }
-  for (const Box& box : spec.boxes()) receives[group.index_of(root)] += box.numel();
-  at::Tensor outgoing = parts.empty() ? at::empty({0}, tensor.options()) : at::cat(parts);
-  at::Tensor incoming = at::empty({receives[group.index_of(root)]}, tensor.options());
-  all_to_all(group, incoming, outgoing, receives, sends);
-  return incoming;
+  const bool is_root = spec.mesh()->rank() == root;
+  const auto values_of = [&](const Box& box) {
+    at::Tensor part = tensor;
+    for (int64_t dim = 0; dim < spec.dim(); ++dim) part = part.narrow(dim, box.offsets[dim], box.sizes[dim]);
+    return part;
+  };
+  Shards pieces;
+  PackedMessages messages(tensor.device());
+  for (const Box& box : spec.boxes()) {
+    pieces.push_back(empty_piece(spec, box.sizes, tensor.device()));
+    if (is_root)
+      pieces.back().copy_(values_of(box));
+    else
+      messages.receive(root, pieces.back());
+  }
+  for (const int64_t rank : group.ranks)
+    if (is_root && rank != root)
+      for (const Box& box : spec.layout().boxes(rank)) messages.send(rank, values_of(box));
+  messages.start(group);
+  messages.finish();
+  return pieces;
 }
 
 void check_plain(const at::Tensor& tensor) {
@@ -81,18 +85,12 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
 
   Shards shards;
   if (mesh->is_member() && src_data_rank && mesh->size() > 1) {
-    CommScope scope("distribute_tensor");
+    CommScope scope("distribute_tensor", CommScope::Cause::kProgram);
     TORCH_CHECK_VALUE(
         *src_data_rank >= 0 && *src_data_rank < mesh->size(),
         fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
                     *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
-    const at::Tensor flat = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
-    int64_t next = 0;
-    for (const Box& box : scattered->boxes()) {
-      at::Tensor piece = empty_piece(*scattered, box.sizes, flat.device());
-      shards.push_back(piece.copy_(flat.narrow(0, next, box.numel()).view(box.sizes)));
-      next += box.numel();
-    }
+    shards = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
   } else if (mesh->is_member()) {
     auto replicated = spec->replicated();
     shards = move(replicated, {source}, scattered);

@@ -1,4 +1,5 @@
-#include "runtime/api/dtensor.h"
+#include "runtime/api/factories.h"
+
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/empty.h>

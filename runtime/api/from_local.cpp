@@ -1,6 +1,9 @@
+#include "runtime/api/from_local.h"
+
 #include "placements/partial.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_pieces.h"
+#include "runtime/api/to_local.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/sparse.h"
 
@@ -67,14 +70,6 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
 
 }  // namespace
 
-const SpecPtr& spec_of(const at::Tensor& tensor) {
-  const auto* impl = maybe_dtensor(tensor);
-  TORCH_CHECK_TYPE(
-      impl,
-      "[shardwise] a torch.Tensor stands where a DTensor is needed. Make one with distribute_tensor or from_local.");
-  return impl->spec();
-}
-
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
                       const FromLocalOptions& options) {
   TORCH_CHECK_TYPE(!is_dtensor(local),
@@ -107,6 +102,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {
   check_pieces(pieces, *spec);
   return wrap_pieces(pieces, spec, nullptr);
+}
+
+at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {
+  if (is_dtensor(tensor)) return tensor;
+  return from_local(tensor, mesh, Placements(mesh->ndim()), {.shape = Dims(tensor.sizes())});
 }
 
 }  // namespace shardwise

@@ -1,6 +1,7 @@
 #include "runtime/api/gradients.h"
 
 #include "placements/partial.h"
+#include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
 
 #include <cstring>

@@ -1,7 +1,7 @@
 // runtime/api/gradients.h: what from_local, to_local and redistribute share: who records, how gradients are laid out, detached pieces.
 #pragma once
 
-#include "runtime/api/dtensor.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 namespace shardwise {
 

@@ -1,4 +1,7 @@
+#include "runtime/api/redistribute.h"
+
 #include "runtime/api/gradients.h"
+#include "runtime/api/to_local.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/sparse_move.h"
@@ -19,7 +22,8 @@ using torch::autograd::variable_list;
 /// Pre: `to` is another spec than the tensor's.
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   const auto* impl = maybe_dtensor(tensor);
-  const CommScope scope(CommScope::is_operator() ? CommScope::current_op() : "redistribute");
+  const auto cause = CommScope::current_cause();
+  const CommScope scope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
   if (!options.async_op) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
@@ -41,7 +45,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 
 std::vector<at::Tensor> moved_together(at::TensorList tensors, const std::vector<SpecPtr>& to,
                                        const PlanOptions& options, int64_t bucket_bytes) {
-  CommScope scope("redistribute_many");
+  CommScope scope("redistribute_many", CommScope::Cause::kProgram);
   std::vector<SpecPtr> from;
   std::vector<Shards> shards;
   for (const at::Tensor& tensor : tensors) {

@@ -1,5 +1,6 @@
 #include "runtime/api/to_local.h"
 
+#include "runtime/api/from_local.h"
 #include "runtime/api/gradients.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/local_reads.h"

@@ -1,15 +1,24 @@
-// runtime/api/to_local.h: this rank's part of a distributed tensor, for what saves and prints it; to_local() itself is in dtensor.h.
+// runtime/api/to_local.h: this rank's part of a distributed tensor. Nothing is sent, so one rank may call these alone.
 //
-// Nothing is sent, so one rank may call all of these alone. The pieces are aliased, and writes to them count as writes to the tensor: one
-// after autograd saved the tensor is an error in the backward. A copied view's pieces are copies (runtime/tensor/view_link.h): they count
-// for themselves, and nothing is brought back. Where its source was written to they are stale, and reading them is an error.
+// The pieces are aliased, and writes to them count as writes to the tensor: a write after autograd saved the tensor is an error in the
+// backward. A copied view's pieces are copies (runtime/tensor/view_link.h): they count for themselves, and nothing is brought back.
+// Where its source was written to they are stale, and reading them is an error: c10::ValueError.
 #pragma once
 
-#include "runtime/api/dtensor.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <optional>
+#include <vector>
 
 namespace shardwise {
 
-/// All pieces, without history. Throws: c10::ValueError, naming `reader`, where they are stale.
+/// This rank's piece; empty (0 elements) on a non-member. The gradient is taken to be laid out as `grad_placements`, if not as the tensor
+/// (where it is Partial: replicated).
+/// Throws: c10::ValueError where the rank holds several pieces, and where they are stale.
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = {});
+/// All pieces, with their history.
+std::vector<at::Tensor> to_pieces(const at::Tensor& tensor);
+/// All pieces, without history: what is saved. `reader` stands in the error for stale ones.
 std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader);
 
 }  // namespace shardwise

@@ -162,4 +162,10 @@ std::string to_string(const DeviceMesh& mesh) {
   return fmt::format("({}: ranks [{}])", fmt::join(dims, ", "), fmt::join(ranks, ", "));
 }
 
+void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other) {
+  TORCH_CHECK_VALUE(mesh == other, fmt::format("[{}] operands live on different meshes: {} and {}. Move one with "
+                                               "redistribute(mesh, ...).",
+                                               op, to_string(*mesh), to_string(*other)));
+}
+
 }  // namespace shardwise

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace shardwise {
@@ -71,5 +72,8 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 
 /// "(dp=2, tp=2)", or "(2, 2)" without names; other rank orders than 0, 1, 2, … are added: "(4: ranks [2, 0, 1, 3])".
 std::string to_string(const DeviceMesh& mesh);
+
+/// Throws: c10::ValueError where the operands of `op` live on two meshes: "[op] operands live on different meshes: a and b. ...".
+void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other);
 
 }  // namespace shardwise

@@ -78,11 +78,28 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   refresh_contiguous();
 }
 
+void DTensorImpl::set_pending(std::unique_ptr<PendingMove> pending) {
+  pending_ = std::move(pending);
+  state_.fetch_or(kPending, std::memory_order_release);
+}
+
+void DTensorImpl::set_view_link(std::shared_ptr<ViewLink> link) {
+  view_link_ = std::move(link);
+  if (view_link_)
+    state_.fetch_or(kLinked, std::memory_order_release);
+  else
+    state_.fetch_and(static_cast<uint8_t>(~kLinked), std::memory_order_release);
+}
+
 void DTensorImpl::settle() const {
   if (view_link_ && view_link_->is_stale()) view_link_->refresh(spec_, shards_);
-  if (!pending_) return;
+  wait();
+}
+
+void DTensorImpl::wait() const {
+  if (!is_pending()) return;
   const ObjectLock lock(this);
-  if (!pending_) return;  // another thread was here
+  if (!is_pending()) return;  // another thread was here
   if (auto* const arrived = dynamic_cast<ArrivedMove*>(pending_.get())) {
     if (arrived->follow()) return;
   } else {
@@ -97,21 +114,21 @@ void DTensorImpl::settle() const {
       return;
     }
   }
-  std::atomic_thread_fence(std::memory_order_release);
   pending_.reset();
+  state_.fetch_and(static_cast<uint8_t>(~kPending), std::memory_order_release);
 }
 
 const c10::Storage& DTensorImpl::storage() const {
-  if (pending_) settle();  // of a view that is stale the memory stays the same
+  wait();  // of a view that is stale the memory stays the same
   return is_sparse() || shards_.empty() ? no_storage() : shards_[0].storage();
 }
 
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
-  if (pending_) settle();
+  wait();
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale where this is
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
-  result->view_link_ = view_link_;
+  result->set_view_link(view_link_);
   result->entries_ = entries_;
   result->local_kind_ = local_kind_;
   announce(at::Tensor(result));
@@ -132,10 +149,11 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;
-  if (other->pending_) other->settle();
+  other->wait();
   shards_ = other->shards_;
   pending_.reset();
-  view_link_ = other->view_link_;
+  state_ = kReady;
+  set_view_link(other->view_link_);
   entries_ = other->entries_;
   local_kind_ = other->local_kind_;
 }
@@ -144,6 +162,7 @@ void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
   view_link_.reset();
+  state_ = kReady;
   shards_.clear();
 }
 
@@ -163,6 +182,14 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
 }
 
 }  // namespace
+
+const SpecPtr& spec_of(const at::Tensor& tensor) {
+  const auto* impl = maybe_dtensor(tensor);
+  TORCH_CHECK_TYPE(
+      impl,
+      "[shardwise] a torch.Tensor stands where a DTensor is needed. Make one with distribute_tensor or from_local.");
+  return impl->spec();
+}
 
 at::Tensor wrap(SpecPtr spec, Shards shards) { return make(std::move(spec), std::move(shards), nullptr); }
 

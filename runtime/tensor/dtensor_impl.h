@@ -7,6 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <atomic>
+
 namespace shardwise {
 
 /// The dispatch key of distributed tensors, and the one that autograd gives them.
@@ -27,21 +29,21 @@ class DTensorImpl final : public c10::TensorImpl {
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
 
   const SpecPtr& spec() const { return spec_; }
-  /// Waits where they are still on their way; fetches a copied view again whose source was written to.
+  /// Waits where they are still on their way; fetches a copied view again whose source was written to. Safe to call from several threads.
   const Shards& shards() const {
-    if (pending_ || view_link_) [[unlikely]]
+    if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]]
       settle();
     return shards_;
   }
-  /// The pieces are what `pending` gives at first use.
-  void set_pending(std::unique_ptr<PendingMove> pending) { pending_ = std::move(pending); }
-  bool is_pending() const { return pending_ != nullptr; }
+  /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
+  void set_pending(std::unique_ptr<PendingMove> pending);
+  bool is_pending() const { return state_.load(std::memory_order_acquire) & kPending; }
 
   /// Of a copied view, how its values come and go; null for all others.
   const std::shared_ptr<ViewLink>& view_link() const { return view_link_; }
-  void set_view_link(std::shared_ptr<ViewLink> link) { view_link_ = std::move(link); }
+  void set_view_link(std::shared_ptr<ViewLink> link);
 
-  /// Of a sparse tensor what is known of its entries, of its indices whose they are; null for all others.
+  /// Of a sparse tensor: what is known of its entries. Of the tensor of its indices: the same. Null for all others.
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
   void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
 
@@ -62,10 +64,16 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
   void settle() const;
+  /// settle() for pieces on their way alone.
+  void wait() const;
+
+  /// What shards() has to see to first, as bits.
+  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2;
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::unique_ptr<PendingMove> pending_;
+  mutable std::unique_ptr<PendingMove> pending_;  // used under the ObjectLock of this
+  mutable std::atomic<uint8_t> state_ = kReady;   // kPending goes after shards_ is there
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;
@@ -78,6 +86,9 @@ inline DTensorImpl* maybe_dtensor(const at::TensorBase& tensor) {
              : nullptr;
 }
 inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tensor) != nullptr; }
+
+/// The spec of a distributed tensor. Throws: c10::TypeError for any other.
+const SpecPtr& spec_of(const at::Tensor& tensor);
 
 /// A distributed tensor of `spec` over these pieces (aliased, not copied).
 /// Pre: `shards` agree with `spec->boxes()` in number and sizes. Calls the wrap hook.

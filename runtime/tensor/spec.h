@@ -12,6 +12,7 @@ namespace shardwise {
 
 class Spec;
 using SpecPtr = c10::intrusive_ptr<Spec>;
+using Placements = std::vector<Placement>;
 
 /// Layout, mesh, global strides (elements) and dtype. Immutable and interned: equal specs are one object, so caches
 /// compare and hash pointers. Freed with its last user.

@@ -395,7 +395,7 @@ TEST(ParallelModulesTest, Refusals) {
     expect_error("[column_parallel_linear] an input of shape [3, 5] does not go with a weight of shape [6, 4]",
                  error_of<c10::ValueError>([&] { up(at::ones({3, 5})); }));
     const at::Tensor elsewhere = lay_out(at::ones({3, 4}), grid, {Placement::replicate(), Placement::replicate()});
-    expect_error("[column_parallel_linear] the input lives on the mesh (1, 2), the weight on (2)",
+    expect_error("[column_parallel_linear] operands live on different meshes: (1, 2) and (2)",
                  error_of<c10::ValueError>([&] { up(elsewhere); }));
     ParallelEmbedding table(ParallelEmbeddingOptions(4, 6).mesh(mesh));
     table->options.padding_idx(4);

@@ -1,0 +1,16 @@
+// runtime/api/distribute_tensor.h: from a whole tensor, on one rank or on all, to a distributed one.
+#pragma once
+
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <optional>
+
+namespace shardwise {
+
+/// Shards `tensor`, which every rank holds; or the copy of the member at place `src_data_rank` of the mesh, which sends each rank its
+/// part. The result is a leaf with memory of its own.
+/// Throws: as Layout, before any message; c10::ValueError for a tensor that is not dense, or not of one shape and dtype on all ranks.
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                             std::optional<int64_t> src_data_rank = 0);
+
+}  // namespace shardwise

@@ -1,0 +1,34 @@
+// runtime/api/from_local.h: distributed tensors of what each rank holds already.
+#pragma once
+
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <optional>
+#include <vector>
+
+namespace shardwise {
+
+struct FromLocalOptions {
+  /// Compare shapes and dtypes between ranks, and make replicas equal to the first one's.
+  bool run_check = false;
+  /// Global sizes and strides; without them the local tensors are taken to be of equal sizes.
+  std::optional<Dims> shape;
+  std::optional<Dims> stride;
+  /// The gradient's placements, if not the tensor's own.
+  std::optional<Placements> grad_placements;
+};
+
+/// The distributed tensor of which `local` is this rank's piece. The piece is aliased: writes to one are seen by the other, and count for
+/// both (a write after autograd saved one of them is an error in the backward). On a non-member `local` is ignored.
+/// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
+/// run_check compares them). Cost: no communication but for run_check.
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+                      const FromLocalOptions& options = {});
+
+/// The same from several pieces, in the order of Spec::boxes(). Of several pieces each counts its writes for itself.
+at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec);
+
+/// `tensor`, which all ranks hold alike, as a replicated one (aliased); itself where it is distributed.
+at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
+
+}  // namespace shardwise
