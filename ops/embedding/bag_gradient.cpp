@@ -10,7 +10,7 @@ namespace {
 
 /// The layout of the weights' gradient: as the ids, but Partial where ranks have different parts of the rows.
 SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& plan, at::ScalarType dtype) {
-  Placements placements = call.lookup.plan.ids;
+  Placements placements = call.lookup.plan->ids;
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_replicate()) continue;
     if (!call.lookup.table->placements()[m].is_replicate()) placements[m] = Placement::partial();
@@ -38,9 +38,7 @@ BagGradients bag_gradients(const BagLookup& call, const at::Tensor& grad, bool o
   const CommScope scope("aten::embedding_bag_backward");
   Placements now = spec_of(grad)->placements().vec();
   if (call.sink.is_complete() || call.wants_weights) now = without_partial(now);
-  LookupPlan forward = call.lookup.plan;
-  forward.found = call.found->placements().vec();
-  const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, forward, now);
+  const LookupBackwardPlan plan = plan_lookup_backward(*call.lookup.table, call.found->placements(), now);
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? call.lookup.counts() : at::Tensor();
   const SpecPtr& table = call.lookup.table;

@@ -108,8 +108,8 @@ at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_ch
 
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor& weights, bool needs_grad) {
   const BelowAutograd guard;
-  call.found = spec_of_bags(call, call.lookup.plan.found);
-  Placements moved = spec_of_bags(call, call.lookup.plan.result)->placements().vec();
+  call.found = spec_of_bags(call, call.lookup.plan->found);
+  Placements moved = spec_of_bags(call, call.lookup.plan->result)->placements().vec();
   Shards pieces;
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);

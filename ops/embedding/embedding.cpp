@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 constexpr const char* kEmbedding = "aten::embedding";
 
 TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const LookupOptions& options) {
-  return TableLookup::start(kEmbedding, table, ids, plan_lookup(*table, *spec_of(ids), options), options);
+  return TableLookup::start(kEmbedding, table, ids, plan_lookup(table, spec_of(ids), options), options);
 }
 
 /// For a table in several pieces per rank: each piece fills in its columns for the ids in its rows.
@@ -49,11 +49,11 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const 
 }
 
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
-  const SpecPtr found = lookup.spec_of_rows(lookup.plan.found);
+  const SpecPtr& found = lookup.plan->rows;
   Shards pieces;
   if (found->is_member()) pieces.push_back(find_rows(lookup, weight, found));
   const at::Tensor result = wrap(found, std::move(pieces));
-  return lookup.plan.result == lookup.plan.found ? result : redistribute(result, lookup.plan.result);
+  return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
 }
 
 /// The arguments of a call that its backward needs.
@@ -67,13 +67,13 @@ struct CallOptions {
 /// The lookup for the backward where ids are replicated but their gradients sharded: planned anew with ids sharded as the gradients, so
 /// that each rank sends the gradient rows that it holds to their owners. None where that sends nothing to owners.
 std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& lookup, const CallOptions& call) {
-  Placements of_ids = lookup.plan.ids;
+  Placements of_ids = lookup.plan->ids;
   for (size_t m = 0; m < of_ids.size(); ++m) {
     const Placement& of_grad = grad.placements()[m];
     const bool shards_ids = of_grad.is_shard() && of_grad.dim() < lookup.ids.dim();
     if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
   }
-  if (lookup.scatters_gradients() || of_ids == lookup.plan.ids) return std::nullopt;
+  if (lookup.scatters_gradients() || of_ids == lookup.plan->ids) return std::nullopt;
   LookupOptions options = call.lookup;
   options.checks_ids = false;  // the forward checked them
   TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);
@@ -98,7 +98,7 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   const TableLookup& lookup = again ? *again : forward;
   Placements now = spec_of(grad)->placements().vec();
   if (call.sink.is_complete()) now = without_partial(now);
-  const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan, now);
+  const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan->found, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
   const at::Tensor moved = redistribute(grad, plan.grad);

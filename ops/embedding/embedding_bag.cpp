@@ -53,8 +53,8 @@ at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tenso
                                c10::toString(weights->scalar_type()), c10::toString(call.lookup.table->dtype())));
   at::Tensor own = *weights;
   const MeshPtr& mesh = call.lookup.table->mesh();
-  if (!is_dtensor(own)) own = from_local(own, mesh, Placements(mesh->ndim()), {.shape = Dims(own.sizes())});
-  return redistribute(own, call.lookup.plan.ids);
+  own = replica_of(own, mesh);
+  return redistribute(own, call.lookup.plan->ids);
 }
 
 Pooling pooling_of(int64_t mode) {
@@ -77,11 +77,11 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
 void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
   const BelowAutograd guard;
   const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
-  const auto planned = [&] { return plan_lookup(*spec_of(table), *spec_of(ids), call.options, call.offsets.n()); };
+  const auto planned = [&] { return plan_lookup(spec_of(table), spec_of(ids), call.options, call.offsets.n()); };
   if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
-  LookupPlan plan = planned();
-  if (plan.ids != spec_of(ids)->placements() &&
-      !call.offsets.fit(spec_of(ids)->with_placements(plan.ids)->layout())) {  // other shards there
+  LookupPlanPtr plan = planned();
+  if (plan->ids != spec_of(ids)->placements() &&
+      !call.offsets.fit(spec_of(ids)->with_placements(plan->ids)->layout())) {  // other shards there
     ids = gathered();
     plan = planned();
   }

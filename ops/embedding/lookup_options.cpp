@@ -1,20 +1,27 @@
 #include "ops/embedding/lookup_options.h"
 
+#include "runtime/comm/carried.h"
+
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <memory>
 #include <utility>
 
 namespace shardwise {
 namespace {
 
-thread_local LookupOptions options_of_thread;
+using CarriedOptions = Carried<LookupOptions, 1>;
 
 }  // namespace
 
-LookupScope::LookupScope(LookupOptions options) : outer_(std::exchange(options_of_thread, std::move(options))) {}
-LookupScope::~LookupScope() { options_of_thread = std::move(outer_); }
-const LookupOptions& LookupScope::current() { return options_of_thread; }
+LookupScope::LookupScope(LookupOptions options)
+    : guard_(CarriedOptions::kind(), std::make_shared<CarriedOptions>(std::move(options))) {}
+
+const LookupOptions& LookupScope::current() {
+  static const LookupOptions kDefaults;
+  return CarriedOptions::current(kDefaults);
+}
 
 LookupExchange to_lookup_exchange(const std::string& name) {
   if (name == "auto") return LookupExchange::kAuto;

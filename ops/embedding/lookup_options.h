@@ -6,6 +6,8 @@
 
 #include "plans/plan.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,18 +33,16 @@ struct LookupOptions {
   std::vector<Link> links = {};
 };
 
-/// This thread's options while it lives. They nest. A lookup's backward uses the options of its forward.
+/// This thread's options while it lives, and those of the threads on which autograd runs its backward, which looks up again under
+/// activation checkpointing. They nest. A lookup's backward uses the options of its forward.
 class LookupScope {
  public:
   explicit LookupScope(LookupOptions options);
-  ~LookupScope();
-  LookupScope(const LookupScope&) = delete;
-  LookupScope& operator=(const LookupScope&) = delete;
 
   static const LookupOptions& current();
 
  private:
-  LookupOptions outer_;
+  c10::DebugInfoGuard guard_;
 };
 
 /// "auto", "reduce_scatter", "all_to_all". Throws: c10::ValueError listing them for any other.

@@ -20,9 +20,8 @@ bool shards_rows(const Spec& table, size_t m) { return is_sharded(table, m) && !
 
 /// The dims along which both ids and table are sharded: where something must be sent.
 std::vector<bool> common_shards(const Spec& table, const Spec& ids) {
-  std::vector<bool> common;
-  for (size_t m = 0; m < table.placements().size(); ++m)
-    common.push_back(is_sharded(table, m) && ids.placements()[m].is_shard());
+  std::vector<bool> common(table.placements().size());
+  for (size_t m = 0; m < common.size(); ++m) common[m] = is_sharded(table, m) && ids.placements()[m].is_shard();
   return common;
 }
 
@@ -76,12 +75,8 @@ bool all_to_all_is_faster(const Spec& table, const Spec& ids, int64_t n_results,
   return partners.seconds(kAllToAllMessages, n_own * (id_bytes + row_bytes)) < reduce_scatter;
 }
 
-}  // namespace
-
-bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_along, true) != exchange_along.end(); }
-
-LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& options,
-                       std::optional<int64_t> n_results) {
+LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& options,
+                     std::optional<int64_t> n_results) {
   LookupPlan plan;
   const bool wants_all_to_all = options.exchange == LookupExchange::kAllToAll;
   const bool may_exchange = options.exchange != LookupExchange::kReduceScatter;
@@ -115,11 +110,48 @@ LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& 
     plan.result.push_back(of_ids.is_shard() || (sends_to_replicas && shards_rows(table, m)) ? of_ids
                                                                                             : plan.found.back());
   }
+  Dims sizes(ids.sizes());
+  sizes.push_back(table.sizes()[1]);
+  plan.rows = Spec::intern(table.mesh(), sizes, plan.found, row_major_strides(sizes), table.dtype());
   return plan;
 }
 
-LookupBackwardPlan plan_lookup_backward(const Spec& table, const LookupPlan& plan, c10::ArrayRef<Placement> grad) {
-  LookupBackwardPlan backward{plan.found, table.placements().vec()};
+/// A plan and what it was made for.
+struct Planned {
+  SpecPtr table, ids;
+  LookupExchange exchange;
+  std::vector<Link> links;
+  std::optional<int64_t> n_results;
+  LookupPlanPtr plan;
+
+  bool is_of(const SpecPtr& of_table, const SpecPtr& of_ids, const LookupOptions& options,
+             std::optional<int64_t> of_results) const {
+    return table == of_table && ids == of_ids && exchange == options.exchange && n_results == of_results &&
+           links == options.links;
+  }
+};
+
+constexpr size_t kPlacesForPlans = 256;  // a plan takes the place of another one of the same hash
+
+}  // namespace
+
+bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_along, true) != exchange_along.end(); }
+
+LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
+                          std::optional<int64_t> n_results) {
+  static thread_local std::vector<Planned> plans(kPlacesForPlans);
+  const auto hash = (reinterpret_cast<uintptr_t>(table.get()) * 31 + reinterpret_cast<uintptr_t>(ids.get())) *
+                    uintptr_t{0x9E3779B97F4A7C15};
+  Planned& place = plans[hash >> 56];
+  if (!place.is_of(table, ids, options, n_results))
+    place = {table,         ids,       options.exchange,
+             options.links, n_results, std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results))};
+  return place.plan;
+}
+
+LookupBackwardPlan plan_lookup_backward(const Spec& table, c10::ArrayRef<Placement> found,
+                                        c10::ArrayRef<Placement> grad) {
+  LookupBackwardPlan backward{found.vec(), table.placements().vec()};
   for (size_t m = 0; m < backward.grad.size(); ++m) {
     Placement &of_grad = backward.grad[m], &of_table = backward.table[m];
     if (of_grad.is_partial()) of_grad = Placement::replicate();

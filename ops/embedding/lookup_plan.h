@@ -13,6 +13,7 @@
 #include "ops/embedding/lookup_options.h"
 #include "runtime/api/dtensor.h"
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -24,23 +25,27 @@ struct LookupPlan {
   Placements result;                 // where it goes in the end
   std::vector<bool> exchange_along;  // mesh dims along which owners send the requested rows (all-to-all) ...
   bool ids_are_equal = false;        // ... and have the same ids, so that no requests are sent
+  SpecPtr rows;                      // of what is found: [ids..., columns]
 
   /// True where rows are requested from their owners; else all ranks look up, and their results are reduced.
   bool exchanges_rows() const;
 };
 
+using LookupPlanPtr = std::shared_ptr<const LookupPlan>;
+
 /// The plan of looking up `ids` in a table of layout `table`; results have the ids' dims and one more. The same on all ranks. `n_results`:
 /// of pooled lookups, the number of bags.
-/// Pre: one mesh, no Partial in `ids`, only linear ones in `table`.
-LookupPlan plan_lookup(const Spec& table, const Spec& ids, const LookupOptions& options,
-                       std::optional<int64_t> n_results = {});
+/// Pre: one mesh, no Partial in `ids`, only linear ones in `table`. Cost: a look at what this thread planned before.
+LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
+                          std::optional<int64_t> n_results = {});
 
 /// Where the result's gradient must lie, and how the table's gradient then lies: as the table, but Partial where a rank has only part of
-/// the ids. `grad` says where the gradient lies now: sums pass through replicas.
+/// the ids. `found`: where the results were found. `grad` says where the gradient lies now: sums pass through replicas.
 struct LookupBackwardPlan {
   Placements grad;
   Placements table;
 };
-LookupBackwardPlan plan_lookup_backward(const Spec& table, const LookupPlan& plan, c10::ArrayRef<Placement> grad);
+LookupBackwardPlan plan_lookup_backward(const Spec& table, c10::ArrayRef<Placement> found,
+                                        c10::ArrayRef<Placement> grad);
 
 }  // namespace shardwise

@@ -39,13 +39,10 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
         fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
                     "[Replicate()]), or work under implicit_replication().",
                     op, fmt::join(ids.sizes(), ", ")));
-    own = from_local(ids, table.mesh(), Placements(table.placements().size()), {.shape = Dims(ids.sizes())});
+    own = replica_of(ids, table.mesh());
   }
   const Spec& spec = *spec_of(own);
-  TORCH_CHECK_VALUE(
-      spec.mesh() == table.mesh(),
-      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).", op,
-                  to_string(*table.mesh()), to_string(*spec.mesh())));
+  check_same_mesh(op, table.mesh(), spec.mesh());
   const BelowAutograd guard;
   Placements whole = without_partial(spec.placements());
   if (spec.layout().in_pieces()) whole = {Placement::replicate()};
@@ -66,30 +63,30 @@ namespace {
 void check_policy(const TableLookup& lookup) {
   if (CommPolicyScope::current() == CommPolicy::kAllow) return;
   const SpecPtr& ids = spec_of(lookup.ids);
-  if (!lookup.plan.ids_are_equal) return check_comm_policy(*ids, *ids->replicated());
-  Placements found = lookup.plan.found;
+  if (!lookup.plan->ids_are_equal) return check_comm_policy(*ids, *ids->replicated());
+  Placements found = lookup.plan->found;
   for (size_t m = 0; m < found.size(); ++m)
-    if (lookup.plan.exchange_along[m])
+    if (lookup.plan->exchange_along[m])
       found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
-  check_comm_policy(*lookup.spec_of_rows(std::move(found)), *lookup.spec_of_rows(lookup.plan.found));
+  check_comm_policy(*lookup.spec_of_rows(std::move(found)), *lookup.plan->rows);
 }
 
 }  // namespace
 
-TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
+TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                                const LookupOptions& options) {
   TableLookup lookup{op, table, std::move(plan), ids, {}};
-  if (lookup.plan.ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan.ids);
-  if (!lookup.plan.exchanges_rows()) {
+  if (lookup.plan->ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan->ids);
+  if (!lookup.plan->exchanges_rows()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
     return lookup;
   }
   check_policy(lookup);
   std::vector<bool> id_shards;
-  for (const Placement& of_ids : lookup.plan.ids) id_shards.push_back(of_ids.is_shard());
-  const auto make = lookup.plan.ids_are_equal ? &RowExchange::make_of_equal_ids : &RowExchange::make;
+  for (const Placement& of_ids : lookup.plan->ids) id_shards.push_back(of_ids.is_shard());
+  const auto make = lookup.plan->ids_are_equal ? &RowExchange::make_of_equal_ids : &RowExchange::make;
   if (table->is_member())
-    lookup.row_exchange = make(op, table, lookup.plan.exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
+    lookup.row_exchange = make(op, table, lookup.plan->exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
   return lookup;
 }
 
@@ -104,7 +101,7 @@ at::Tensor TableLookup::own_ids() const {
   return pieces.empty() ? at::empty({0}, at::TensorOptions().dtype(ids.scalar_type()).device(ids.device())) : pieces[0];
 }
 
-at::Tensor TableLookup::counts() const { return redistribute(inverse_counts(ids, at::kDouble), plan.ids); }
+at::Tensor TableLookup::counts() const { return redistribute(inverse_counts(ids, at::kDouble), plan->ids); }
 
 RowGrads TableLookup::columns_of(const Box& box, const RowGrads& grads) const {
   return grads.columns(grads.values.size(1) == table->sizes()[1] ? box.offsets[1] : 0, box.sizes[1]);

@@ -23,12 +23,12 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows);
 struct TableLookup {
   const char* op = nullptr;
   SpecPtr table;
-  LookupPlan plan;
-  at::Tensor ids;                           // distributed as plan.ids
-  std::optional<RowExchange> row_exchange;  // none where plan.exchanges_rows() is false, and on non-members
+  LookupPlanPtr plan;
+  at::Tensor ids;                           // distributed as plan->ids
+  std::optional<RowExchange> row_exchange;  // none where plan->exchanges_rows() is false, and on non-members
 
   /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them.
-  static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlan plan,
+  static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                            const LookupOptions& options);
 
   /// The spec of the rows looked up, [ids..., columns].
@@ -40,7 +40,7 @@ struct TableLookup {
   }
 
   /// True where gradients go back to the rows' owners, each rank sending those of its own ids.
-  bool scatters_gradients() const { return row_exchange && !plan.ids_are_equal; }
+  bool scatters_gradients() const { return row_exchange && !plan->ids_are_equal; }
   /// This rank's ids; empty on a non-member.
   at::Tensor own_ids() const;
   /// 1 / how often each id occurs in the whole batch, laid out as `ids`, float64.

@@ -1,5 +1,7 @@
 #include "runtime/redistribute/comm_policy.h"
 
+#include "ops/embedding/lookup_options.h"
+
 #include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
 
@@ -33,6 +35,13 @@ TEST(CommPolicyTest, ScopesNest) {
 TEST(CommPolicyTest, AutogradsThreadsSeeThePolicyOfTheirCaller) {
   const CommPolicyScope strict(CommPolicy::kError);
   EXPECT_EQ(on_autograd_thread(&CommPolicyScope::current), CommPolicy::kError);
+}
+
+TEST(LookupScopeTest, AutogradsThreadsSeeTheOptionsOfTheirCaller) {
+  const LookupScope scope({LookupExchange::kAllToAll, false});
+  const auto seen = on_autograd_thread([] { return LookupScope::current(); });
+  EXPECT_EQ(seen.exchange, LookupExchange::kAllToAll);
+  EXPECT_FALSE(seen.checks_ids);
 }
 
 }  // namespace
