@@ -1,7 +1,7 @@
 #include "ops/embedding/id_check.h"
 
 #include "ops/embedding/row_kernels.h"
-#include "ops/indexing/index_operand.h"
+#include "ops/support/agreed_range.h"
 #include "runtime/api/dtensor.h"
 
 #include <fmt/format.h>

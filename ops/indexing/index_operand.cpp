@@ -1,13 +1,12 @@
 #include "ops/indexing/index_operand.h"
 
+#include "ops/support/agreed_range.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/aminmax.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -31,13 +30,9 @@ std::string out_of_bounds(const char* op, int64_t index, int64_t dim, int64_t lo
 }  // namespace
 
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh) {
-  if (!is_dtensor(index))
-    return from_local(index.to(mesh->device()), mesh, Placements(mesh->ndim()), {.shape = Dims(index.sizes())});
+  if (!is_dtensor(index)) return replica_of(index.to(mesh->device()), mesh);
   const Spec& spec = *spec_of(index);
-  TORCH_CHECK_VALUE(spec.mesh() == mesh,
-                    fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, "
-                                "...).",
-                                op, to_string(*mesh), to_string(*spec.mesh())));
+  check_same_mesh(op, mesh, spec.mesh());
   if (!spec.layout().is_partial()) return index;
   CommScope scope(op);
   return redistribute(index, without_partial(spec.placements()));
@@ -56,17 +51,6 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
     highest = std::max(highest, high.item<int64_t>());
   }
   return agreed_range(spec, {lowest, highest});
-}
-
-std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
-  if (spec.layout().is_replicated()) return own;
-  at::Tensor bounds =
-      at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // a maximum is a minimum's
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (!spec.placements()[m].is_replicate())
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
-  bounds = bounds.cpu();
-  return {~bounds[0].item<int64_t>(), bounds[1].item<int64_t>()};
 }
 
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size) {

@@ -21,10 +21,6 @@ inline at::Tensor at_least_1d(const at::Tensor& tensor) { return tensor.dim() ==
 /// pass over this rank's indices, for which the host waits; an all-reduce of two numbers for sharded ones.
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index);
 
-/// The lowest and the highest of all ranks' bounds for a tensor laid out as `spec`. Cost: an all-reduce of two numbers
-/// per mesh dim that shards it.
-std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own);
-
 /// Throws: c10::IndexError naming the worst index where one is not in [lowest, size): -size or 0 as the operator
 /// counts. Equal on all ranks.
 void check_indices(const char* op, const at::Tensor& index, int64_t dim, int64_t lowest, int64_t size);

@@ -4,11 +4,11 @@
 // each rank picks the targets among its own classes (as vocabulary-parallel cross entropy does: Megatron-LM, 2019), and
 // the loss is the sum.
 #include "ops/families.h"
+#include "ops/support/agreed_range.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -20,13 +20,13 @@
 #include <ATen/ops/nll_loss_nd.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <limits>
+#include <tuple>
 
 namespace shardwise {
 namespace {
@@ -131,11 +131,11 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets.
-/// Only on the CPU: other devices would have to synchronize.
+/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets. Cost: a pass over
+/// this rank's targets, for which the host waits.
 void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const auto* impl = maybe_dtensor(target);
-  if (!impl || !impl->spec()->is_member() || target.device().type() != c10::kCPU) return;
+  if (!impl || !impl->spec()->is_member()) return;
   int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
   for (const at::Tensor& piece : impl->shards()) {
     const at::Tensor counted = piece.to(at::kLong).masked_select(piece.ne(ignored));
@@ -144,14 +144,8 @@ void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
     lowest = std::min(lowest, low.item<int64_t>());
     highest = std::max(highest, high.item<int64_t>());
   }
-  at::Tensor bounds = at::tensor({~lowest, highest}, at::kLong);
-  const Spec& spec = *impl->spec();
   CommScope scope("aten::nll_loss");
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_sharded())
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
-  lowest = ~bounds[0].item<int64_t>();
-  highest = bounds[1].item<int64_t>();
+  std::tie(lowest, highest) = agreed_range(*impl->spec(), {lowest, highest});
   if (lowest > highest) return;  // no targets at all
   TORCH_CHECK_INDEX(lowest >= 0 && highest < n_classes, "Target ", lowest < 0 ? lowest : highest, " is out of bounds.");
 }

@@ -1,0 +1,20 @@
+#include "ops/support/agreed_range.h"
+
+#include "runtime/comm/collectives.h"
+
+#include <ATen/ops/tensor.h>
+
+namespace shardwise {
+
+std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
+  if (spec.layout().is_replicated()) return own;
+  at::Tensor bounds =
+      at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // a maximum is a minimum's
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (!spec.placements()[m].is_replicate())
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), bounds, Reduce::kMax);
+  bounds = bounds.cpu();
+  return {~bounds[0].item<int64_t>(), bounds[1].item<int64_t>()};
+}
+
+}  // namespace shardwise
