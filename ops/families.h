@@ -72,6 +72,7 @@ void register_random();
 void register_random_values(RuleTable& table);
 
 // across them
+void register_operand_roles();
 void register_hot();
 void register_plain_gradients();
 

@@ -19,6 +19,7 @@ constexpr std::string_view kCompositesWithoutPlain[] = {
 }  // namespace
 
 void register_operators() {
+  register_operand_roles();
   auto& table = RuleTable::global();
   register_pointwise(table);
   register_activations(table);

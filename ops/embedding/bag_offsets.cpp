@@ -34,10 +34,7 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   bags.n_ids_ = n_ids;
   at::Tensor all = offsets;
   if (is_dtensor(offsets)) {
-    TORCH_CHECK_VALUE(spec_of(offsets)->mesh() == mesh,
-                      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with "
-                                  "redistribute(mesh, ...).",
-                                  op, to_string(*mesh), to_string(*spec_of(offsets)->mesh())));
+    check_same_mesh(op, mesh, spec_of(offsets)->mesh());
     const at::Tensor whole = redistribute(offsets, Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;
     all = maybe_dtensor(whole)->shards()[0];

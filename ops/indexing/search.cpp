@@ -71,9 +71,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t n_classes) {
     if (n_classes < 0) n_classes = highest + 1;
   }
   const at::Tensor classes = at::arange(n_classes, at::TensorOptions().dtype(at::kLong).device(self.device()));
-  const at::Tensor every =
-      from_local(classes, spec->mesh(), Placements(spec->placements().size()), {.shape = Dims{n_classes}});
-  return self.unsqueeze(-1).eq(every).to(at::kLong);
+  return self.unsqueeze(-1).eq(replica_of(classes, spec->mesh())).to(at::kLong);
 }
 
 }  // namespace

@@ -19,13 +19,16 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kBySample = "by sample";
+/// What a loss has a term for.
+enum class Terms : uint8_t { kElements, kSamples };
 
 /// An operator and its rule, which holds for reduction "none".
 class Loss : public c10::OperatorKernel {
  protected:
-  explicit Loss(const std::string& name)
-      : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "")), gathered_(info_.handle) {
+  Loss(const std::string& name, Terms terms)
+      : info_(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "")),
+        gathered_(info_.handle),
+        terms_(terms) {
     info_.rule = RuleTable::global().find(name);
     reduction_ = info_.arg_index("reduction");
     self_ = info_.arg_index("self");
@@ -42,18 +45,19 @@ class Loss : public c10::OperatorKernel {
 
   /// A single sample has no batch dim to shard, so its classes are gathered. True where it was one.
   bool answers_single_sample(torch::jit::Stack* stack) const {
-    if (!info_.rule->text().starts_with(kBySample) || arg(*stack, self_).toTensor().dim() > 1) return false;
+    if (terms_ != Terms::kSamples || arg(*stack, self_).toTensor().dim() > 1) return false;
     dispatch(gathered_, stack);
     return true;
   }
 
   OpInfo info_, gathered_;
+  Terms terms_;
   size_t reduction_, self_;
 };
 
 class Forward final : public Loss {
  public:
-  explicit Forward(const std::string& name) : Loss(name) {}
+  Forward(const std::string& name, Terms terms) : Loss(name, terms) {}
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
@@ -65,24 +69,15 @@ class Forward final : public Loss {
   }
 };
 
-/// The sizes of the loss with reduction "none".
-using TermsOf = Dims (*)(c10::IntArrayRef self, c10::IntArrayRef target);
-
-Dims elements(c10::IntArrayRef self, c10::IntArrayRef target) { return at::infer_size_dimvector(self, target); }
-
-Dims samples(c10::IntArrayRef self, c10::IntArrayRef /*target*/) {
-  return self.empty() ? Dims() : Dims(self.begin(), self.end() - 1);
-}
-
 class Backward final : public Loss {
  public:
-  Backward(const std::string& name, TermsOf terms_of) : Loss(name), terms_of_(terms_of) {}
+  Backward(const std::string& name, Terms terms) : Loss(name, terms) {}
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (answers_single_sample(stack)) return;
     const int64_t reduction = take_reduction(*stack);
     if (reduction != at::Reduction::None) {
-      const Dims terms = terms_of_(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
+      const Dims terms = sizes_of_terms(arg(*stack, 1).toTensor().sizes(), arg(*stack, 2).toTensor().sizes());
       at::Tensor grad = arg(*stack, 0).toTensor();
       if (reduction == at::Reduction::Mean) grad = grad / c10::multiply_integers(terms);
       arg(*stack, 0) = grad.expand(terms);
@@ -91,19 +86,23 @@ class Backward final : public Loss {
   }
 
  private:
-  TermsOf terms_of_;
+  /// The sizes of the loss with reduction "none".
+  Dims sizes_of_terms(c10::IntArrayRef self, c10::IntArrayRef target) const {
+    if (terms_ == Terms::kElements) return at::infer_size_dimvector(self, target);
+    return self.empty() ? Dims() : Dims(self.begin(), self.end() - 1);
+  }
 };
 
-void add_loss(RuleTable& table, const std::string& name, const Rule& rule) {
+void add_loss(RuleTable& table, const std::string& name, const Rule& rule, Terms terms = Terms::kElements) {
   table.add("aten::" + name, rule);
   aten_kernels().impl(name.c_str(),
-                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Forward>("aten::" + name)));
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Forward>("aten::" + name, terms)));
 }
 
-void add_gradient(RuleTable& table, const std::string& name, const Rule& rule, TermsOf terms_of) {
+void add_gradient(RuleTable& table, const std::string& name, const Rule& rule, Terms terms = Terms::kElements) {
   table.add("aten::" + name, rule.linear_in_first());
   aten_kernels().impl(name.c_str(),
-                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Backward>("aten::" + name, terms_of)));
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Backward>("aten::" + name, terms)));
 }
 
 /// Samples [n, c]; the classes of a sample are whole. `labels`: a target per class (a row of labels) or per sample.
@@ -129,7 +128,7 @@ Rule by_sample(Labels labels, bool is_gradient) {
     signature.outputs = {is_gradient ? all : sample, all};
     signature.outputs.resize(call.op.n_returns());
   };
-  return Rule(kBySample, describe).sampled();
+  return Rule("by sample", describe).sampled();
 }
 
 at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10::IntArrayRef input_lengths,
@@ -142,7 +141,7 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, c10:
   if (reduction == at::Reduction::None) return is_batch ? terms : terms.squeeze(0);
   const auto& mesh = spec_of(terms)->mesh();
   const at::Tensor lengths = at::tensor(target_lengths, at::kLong).clamp_min_(1).to(terms.options());
-  return terms.div(from_local(lengths, mesh, Placements(mesh->ndim()), {.shape = Dims(lengths.sizes())})).mean();
+  return terms.div(replica_of(lengths, mesh)).mean();
 }
 
 at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
@@ -156,13 +155,13 @@ at::Tensor ctc_loss_of_tensors(const at::Tensor& log_probs, const at::Tensor& ta
 void register_losses(RuleTable& table) {
   for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
     add_loss(table, name, pointwise());
-    add_gradient(table, name + std::string("_backward"), pointwise(), elements);
+    add_gradient(table, name + std::string("_backward"), pointwise());
   }
   add_loss(table, "binary_cross_entropy_with_logits", pointwise());
-  add_loss(table, "multi_margin_loss", by_sample(Labels::kPerSample, false));
-  add_gradient(table, "multi_margin_loss_backward", by_sample(Labels::kPerSample, true), samples);
-  add_loss(table, "multilabel_margin_loss_forward", by_sample(Labels::kPerClass, false));
-  add_gradient(table, "multilabel_margin_loss_backward", by_sample(Labels::kPerClass, true), samples);
+  add_loss(table, "multi_margin_loss", by_sample(Labels::kPerSample, false), Terms::kSamples);
+  add_gradient(table, "multi_margin_loss_backward", by_sample(Labels::kPerSample, true), Terms::kSamples);
+  add_loss(table, "multilabel_margin_loss_forward", by_sample(Labels::kPerClass, false), Terms::kSamples);
+  add_gradient(table, "multilabel_margin_loss_backward", by_sample(Labels::kPerClass, true), Terms::kSamples);
   add_composition("ctc_loss.IntList", &ctc_loss);
   add_composition("ctc_loss.Tensor", &ctc_loss_of_tensors);
 }

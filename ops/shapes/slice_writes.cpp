@@ -53,7 +53,7 @@ struct Diagonal {
     const auto counted_from = [&](int64_t first) {
       const at::Tensor numbers =
           at::arange(first, first + length, at::TensorOptions().dtype(at::kLong).device(mesh->device()));
-      return from_local(numbers, mesh, Placements(mesh->ndim()), {.shape = Dims{length}});
+      return replica_of(numbers, mesh);
     };
     at = {{counted_from(row), counted_from(column)}, {dim1, dim2}};
     if (dim1 > dim2) {

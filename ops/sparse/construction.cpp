@@ -103,10 +103,7 @@ at::Tensor as_distributed(const at::Tensor& part, const MeshPtr& mesh) {
                     fmt::format("[sparse_coo_tensor] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with "
                                 "distribute_tensor(x, mesh, [Replicate()]).",
                                 fmt::join(part.sizes(), ", ")));
-  TORCH_CHECK_VALUE(spec_of(part)->mesh() == mesh,
-                    fmt::format("[sparse_coo_tensor] indices and values live on different meshes: {} and {}. Move one "
-                                "with redistribute(mesh, ...).",
-                                to_string(*mesh), to_string(*spec_of(part)->mesh())));
+  check_same_mesh("sparse_coo_tensor", mesh, spec_of(part)->mesh());
   return part;
 }
 

@@ -94,12 +94,9 @@ class SparseCall {
       const auto* impl = maybe_dtensor(operand.tensor);
       if (!impl && !operand.is_number()) {
         check_plain(op_, operand.tensor, operand.arg);
-        operand.tensor = from_local(operand.tensor, mesh, Placements(mesh->ndim()));
+        operand.tensor = replica_of(operand.tensor, mesh);
       }
-      TORCH_CHECK_VALUE(
-          !impl || impl->spec()->mesh() == mesh,
-          fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                      op_.name, to_string(*mesh), to_string(*impl->spec()->mesh())));
+      if (impl) check_same_mesh(op_.name, mesh, impl->spec()->mesh());
     }
   }
 

@@ -31,13 +31,13 @@ at::Tensor with_distributed_gradient(const at::Tensor& input) {
   if (!impl || !input.requires_grad() || has_tangent) return input;
   at::Tensor same(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_change=*/false));
   // A plain gradient is equal on all ranks; each takes its shard.
-  return with_derivative(
-      input, same, {}, "LaidOutBackward", [spec = impl->spec()](const at::Tensor& grad, const auto&) {
-        if (is_dtensor(grad)) return grad;
-        const auto& mesh = spec->mesh();
-        const at::Tensor replica = from_local(grad, mesh, Placements(mesh->ndim()), {.shape = Dims(grad.sizes())});
-        return redistribute(replica, without_partial(spec->placements()));
-      });
+  return with_derivative(input, same, {}, "LaidOutBackward",
+                         [spec = impl->spec()](const at::Tensor& grad, const auto&) {
+                           if (is_dtensor(grad)) return grad;
+                           const auto& mesh = spec->mesh();
+                           const at::Tensor replica = replica_of(grad, mesh);
+                           return redistribute(replica, without_partial(spec->placements()));
+                         });
 }
 
 void lay_out_gradients(const std::string& op) {

@@ -12,7 +12,7 @@ at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPt
     const auto name = torch::jit::parseName(std::string("aten::") + op);
     check_plain(OpInfo(*c10::Dispatcher::singleton().findSchema(name)), self, 0);
   }
-  return from_local(self.detach(), mesh, Placements(mesh->ndim()), {.shape = Dims(self.sizes())});
+  return replica_of(self.detach(), mesh);
 }
 
 void find_mesh(const at::Tensor& operand, MeshPtr& mesh) {

@@ -1,7 +1,5 @@
 #include "runtime/comm/comm_trace.h"
 
-#include <string_view>
-
 namespace shardwise {
 namespace {
 
@@ -42,8 +40,8 @@ std::map<std::string, int64_t> CommTrace::counts() const {
   return counts;
 }
 
-CommScope::CommScope(const char* op, const void* layouts, Describe describe)
-    : op_(op), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
+CommScope::CommScope(const char* op, Cause cause, const void* layouts, Describe describe)
+    : op_(op), cause_(cause), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
   innermost_scope = this;
 }
 
@@ -51,7 +49,7 @@ CommScope::~CommScope() { innermost_scope = outer_; }
 
 const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
 
-bool CommScope::is_operator() { return std::string_view(current_op()).find("::") != std::string_view::npos; }
+CommScope::Cause CommScope::current_cause() { return innermost_scope ? innermost_scope->cause_ : Cause::kProgram; }
 
 std::string CommScope::current_layouts() {
   return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";

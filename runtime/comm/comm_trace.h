@@ -43,35 +43,39 @@ class CommTrace {
 /// Names the operator on whose behalf collectives run, for the time of its life (this thread; they nest).
 ///
 ///   const auto layouts = [&] { return fmt::format("{} -> {}", to_string(*from), to_string(*to)); };
-///   const CommScope scope("redistribute", layouts);
+///   const CommScope scope("redistribute", CommScope::Cause::kProgram, layouts);
 ///
 /// Cost: a few pointers; `layouts` runs only under the order check (order_check.h), before each communication.
 class CommScope {
  public:
-  explicit CommScope(const char* op) : CommScope(op, nullptr, nullptr) {}
+  /// Why ranks communicate: an operator moves its operands on its own ("aten::mm"), or the program asked for it ("redistribute").
+  enum class Cause : uint8_t { kOperator, kProgram };
+
+  explicit CommScope(const char* op, Cause cause = Cause::kOperator) : CommScope(op, cause, nullptr, nullptr) {}
   /// `layouts()` gives a text that is the same on every rank. It lives as long as the scope.
   template <class Layouts>
-  CommScope(const char* op, const Layouts& layouts)
-      : CommScope(op, &layouts,
+  CommScope(const char* op, Cause cause, const Layouts& layouts)
+      : CommScope(op, cause, &layouts,
                   [](const void* self) -> std::string { return (*static_cast<const Layouts*>(self))(); }) {}
   template <class Layouts>
-  CommScope(const char* op, const Layouts&& layouts) = delete;  // would be gone when it is asked
+  CommScope(const char* op, Cause cause, const Layouts&& layouts) = delete;  // would be gone when it is asked
   ~CommScope();
   CommScope(const CommScope&) = delete;
   CommScope& operator=(const CommScope&) = delete;
 
   /// The innermost operator of this thread, or "".
   static const char* current_op();
-  /// True where that is an operator ("aten::mm"), not a move that a program asked for by name.
-  static bool is_operator();
+  /// Its cause; kProgram outside of any.
+  static Cause current_cause();
   /// What the innermost scope's `layouts()` gives, or "" where it has none.
   static std::string current_layouts();
 
  private:
   using Describe = std::string (*)(const void* layouts);
-  CommScope(const char* op, const void* layouts, Describe describe);
+  CommScope(const char* op, Cause cause, const void* layouts, Describe describe);
 
   const char* op_;
+  Cause cause_;
   const void* layouts_;
   Describe describe_;
   const CommScope* outer_;

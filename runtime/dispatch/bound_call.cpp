@@ -21,20 +21,19 @@ void check_writable(const OpInfo& op, const Spec& spec) {
 }  // namespace
 
 BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
-    : op(info), stack(values), first(values.size() - info.n_args()) {
-  key.add_pointer(&op);
+    : op(info), stack(values), first(values.size() - info.n_args()), key(info) {
   for (size_t i = 0; i < op.n_args(); ++i) {
     const c10::IValue& value = arg(i);
     if (value.isTensor()) {
       bind_tensor(value.toTensor(), i, 0);
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
       const size_t n = value.toListRef().size();
-      key.add(n);
+      key.add_list(n);
       for (size_t j = 0; j < n; ++j)
         if (const c10::IValue& element = arg(i).toListRef()[j]; element.isTensor())
           bind_tensor(element.toTensor(), i, j);
         else
-          key.add(0);
+          key.add_absent();
     } else {
       key.add_scalar(value, op.rule && op.args[i].is_number);
     }
@@ -44,7 +43,7 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
 void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
   if (auto* impl = maybe_dtensor(tensor)) {
     if (impl->view_link()) [[unlikely]] {
-      impl->shards();  // fetched again, where that is due, on all ranks alike: some may have no piece to compute
+      impl->shards();  // refreshed if stale, on all ranks alike: ranks without pieces would not do it later
       if (op.args[arg].is_written) written_views.push_back(tensor);
     }
     if (op.args[arg].is_written) {
@@ -52,16 +51,16 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
       if (impl->is_inference()) [[unlikely]]
         CopiedView::count_write();
     }
-    key.add_pointer(impl->spec().get());
+    key.add_tensor(tensor, impl);
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;
     operands.push_back({impl, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
     return;
   }
-  if (!tensor.defined()) return key.add(0);
+  if (!tensor.defined()) return key.add_tensor(tensor, nullptr);
   // Plain scalars in a written list are the step counts of a fused optimizer.
   if (tensor.dim() > 0 || (op.args[arg].is_written && stack[first + arg].isTensor()))
     return bind_tensor(replicate(tensor, arg, index), arg, index);
-  key.add_plain(tensor);
+  key.add_tensor(tensor, nullptr);
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }
 

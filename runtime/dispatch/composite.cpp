@@ -57,21 +57,17 @@ class CompositeKernel final : public c10::OperatorKernel {
       c10::IValue& value = stack[begin + i];
       if (info_.returned_arg[i] >= 0) continue;
       if (value.isTensor()) {
-        if (needs_wrapping(value.toTensor())) value = replica(value.toTensor(), mesh);
+        if (needs_wrapping(value.toTensor())) value = replica_of(value.toTensor(), mesh);
       } else if (value.isTensorList()) {
         for (size_t j = 0; j < value.toListRef().size(); ++j)
           if (const at::Tensor element = value.toListRef()[j].toTensor(); needs_wrapping(element))
-            replace_tensor(value, j, replica(element, mesh));
+            replace_tensor(value, j, replica_of(element, mesh));
       }
     }
   }
 
   static bool needs_wrapping(const at::Tensor& tensor) {
     return tensor.defined() && !is_dtensor(tensor) && tensor.layout() == at::kStrided;
-  }
-
-  static at::Tensor replica(const at::Tensor& plain, const MeshPtr& mesh) {
-    return from_local(plain, mesh, Placements(mesh->ndim()));
   }
 
   OpInfo info_;

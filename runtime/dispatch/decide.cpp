@@ -45,7 +45,7 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
     for (const SpecPtr& spec : propagation.outputs) outputs.push_back(spec ? spec->boxes()[piece] : Box{});
 
     std::vector<c10::IValue> args = call.args.vec();
-    rule.localize()({call, inputs, outputs}, args);
+    rule.localize({call, inputs, outputs}, args);
     auto& changed = result.emplace_back();
     for (size_t i = 0; i < args.size(); ++i)
       if (!args[i].is(call.args[i])) changed.emplace_back(i, std::move(args[i]));
@@ -91,7 +91,7 @@ Decision decide(OpCall& call) {
     decision.copied_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
   if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
-  if (rule->localize()) decision.local_args = localize(*rule, call, propagation);
+  if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);
   decision.is_direct = is_direct(call, decision);
   return decision;
 }

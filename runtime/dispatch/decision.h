@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <c10/util/SmallVector.h>
 
@@ -23,28 +24,43 @@ struct Decision {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
 
-/// The operator, the interned specs and every scalar that could change the answer, as words.
+/// The operator, the interned specs and every scalar that could change the answer, as words. Arguments are added in order; boxed
+/// and unboxed calls with equal arguments have equal keys.
 class DecisionKey {
  public:
+  explicit DecisionKey(const OpInfo& op) { add_pointer(&op); }
+
+  /// A tensor argument or list element; `impl`: where it is distributed. Pre: else it is undefined or 0-dim.
+  void add_tensor(const at::Tensor& tensor, const DTensorImpl* impl) {
+    if (impl)
+      add_pointer(impl->spec().get());
+    else if (tensor.defined())
+      add_plain(tensor);
+    else
+      add(0);
+  }
+  /// An element that an optional list lacks.
+  void add_absent() { add(0); }
+  /// A list, before its elements.
+  void add_list(size_t n) { add(n); }
+  /// Any other argument, boxed or not; `by_kind`: only whether it is a bool, an integer, a float or complex.
+  void add_scalar(const c10::IValue& value, bool by_kind);
+  void add_scalar(const c10::Scalar& value, bool by_kind);
+  void add_scalar(int64_t value, bool by_kind);
+  void add_scalar(bool value, bool by_kind);
+
+  uint64_t hash() const { return hash_; }
+  bool operator==(const DecisionKey& other) const { return hash_ == other.hash_ && words_ == other.words_; }
+
+ private:
   void add(uint64_t word) {
     words_.push_back(word);
     hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ull;
     hash_ ^= hash_ >> 29;
   }
   void add_pointer(const void* pointer) { add(reinterpret_cast<uint64_t>(pointer)); }
-  /// A scalar argument; `by_kind`: only whether it is a bool, an integer, a float or complex.
-  void add_scalar(const c10::IValue& value, bool by_kind);
-  /// The same words for a value that is not boxed yet.
-  void add_scalar(const c10::Scalar& value, bool by_kind);
-  void add_scalar(int64_t value, bool by_kind);
-  void add_scalar(bool value, bool by_kind);
-  /// A plain 0-dim tensor.
   void add_plain(const at::Tensor& tensor);
 
-  uint64_t hash() const { return hash_; }
-  bool operator==(const DecisionKey& other) const { return hash_ == other.hash_ && words_ == other.words_; }
-
- private:
   uint64_t hash_ = 0xCBF29CE484222325ull;
   c10::SmallVector<uint64_t, 24> words_;
 };
@@ -63,7 +79,8 @@ class DecisionCache {
   static DecisionCache& of_thread();
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
-  /// The same if it is_direct, else null. Valid until the next insert(). A miss is not counted: the caller goes on to find().
+  /// The same if it is_direct, else null. Valid until the next insert(), which any call of an operator may be. A miss is not
+  /// counted: the caller goes on to find().
   const Decision* find_direct(const DecisionKey& key);
   void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs);
   CacheCounters counters() const { return {hits_, misses_, static_cast<int64_t>(entries_.size())}; }

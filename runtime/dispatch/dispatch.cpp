@@ -13,7 +13,6 @@
 #include "runtime/rules/rule.h"
 
 #include <fmt/format.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -147,7 +146,7 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
 }
 
 void add_user_rule(const std::string& op, const Rule& rule) {
-  const auto handle = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(op));
+  const auto handle = find_operator(op);
   TORCH_CHECK_VALUE(handle, fmt::format("[register_rule] torch knows no operator {}. Register it with torch first; "
                                         "overloads are named as in aten::add.Tensor.",
                                         op));

@@ -29,13 +29,8 @@ void warn_once(const std::string& op) {
 class ReplicatedRun {
  public:
   explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()) {
-    for (const BoundOperand& operand : call.operands) {
-      if (!operand.impl) continue;
-      TORCH_CHECK_VALUE(
-          operand.impl->spec()->mesh() == mesh_,
-          fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                      call.op.name, to_string(*mesh_), to_string(*operand.impl->spec()->mesh())));
-    }
+    for (const BoundOperand& operand : call.operands)
+      if (operand.impl) check_same_mesh(call.op.name, mesh_, operand.impl->spec()->mesh());
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
   }
 

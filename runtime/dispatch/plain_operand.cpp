@@ -10,19 +10,27 @@ namespace {
 
 thread_local bool implicit_replication = false;
 
-/// torch.nn's recurrent layers start from plain zeros where they are given nothing.
-bool is_initial_state(const OpInfo& op, const at::Tensor& plain, size_t arg) {
-  return op.handle.schema().arguments()[arg].name() == "hx" && at::count_nonzero(plain).item<int64_t>() == 0;
+bool may_be_plain(OperandRole role, const at::Tensor& plain) {
+  switch (role) {
+    case OperandRole::kPositions:
+    case OperandRole::kSelection:
+      return c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
+    case OperandRole::kInitialState:  // which torch.nn's recurrent layers make where they are given none
+      return at::count_nonzero(plain).item<int64_t>() == 0;
+    case OperandRole::kValue:
+    case OperandRole::kIds:
+      break;
+  }
+  return false;
 }
 
 }  // namespace
 
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
-  const bool is_index = op.args[arg].is_index && c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
   TORCH_CHECK_VALUE(
-      implicit_replication || is_index || torch::autograd::get_current_graph_task_id() >= 0 ||
-          is_initial_state(op, plain, arg),
+      implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 ||
+          may_be_plain(op.args[arg].role, plain),
       fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
                   "[Replicate()]), or work under implicit_replication().",
                   op.name, fmt::join(plain.sizes(), ", ")));

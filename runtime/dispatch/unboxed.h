@@ -27,16 +27,16 @@ namespace shardwise {
 class UnboxedKey {
  public:
   explicit UnboxedKey(const OpInfo& op)
-      : op_(op), is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {
-    key_.add_pointer(&op);
-  }
+      : op_(op),
+        key_(op),
+        is_simple_(op.rule && !OpTrace::is_active() && !(op.is_view && c10::InferenceMode::is_enabled())) {}
 
   void add(const at::Tensor& tensor) {
     add_tensor(tensor);
     ++n_args_;
   }
   void add(const at::ITensorListRef& tensors) {
-    key_.add(tensors.size());
+    key_.add_list(tensors.size());
     for (const at::Tensor& tensor : tensors) add_tensor(tensor);
     ++n_args_;
   }
@@ -62,13 +62,10 @@ class UnboxedKey {
     if (impl) {
       const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // CopiedView::count_write()
       is_simple_ &= !impl->view_link() && impl->local_kind() == LocalKind::kTensor && !is_counted;
-      key_.add_pointer(impl->spec().get());
-    } else if (!tensor.defined()) {
-      key_.add(0);
-    } else {
+    } else if (tensor.defined()) {
       is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
-      key_.add_plain(tensor);
     }
+    key_.add_tensor(tensor, impl);
   }
 
   template <class Value>

@@ -21,7 +21,7 @@ void check_comm_policy(const Spec& source, const Spec& destination) {
   const CommPolicy policy = CommPolicyScope::current();
   if (policy == CommPolicy::kAllow) [[likely]]
     return;
-  if (!CommScope::is_operator()) return;
+  if (CommScope::current_cause() == CommScope::Cause::kProgram) return;
   const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.",
                                        CommScope::current_op(), to_string(source), to_string(destination.layout()));
   TORCH_CHECK_VALUE(policy == CommPolicy::kWarn, text);

@@ -268,7 +268,7 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
         result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
       return result;
     };
-    const CommScope scope(CommScope::current_op(), layouts);
+    const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
     ExchangeRun exchange(party, std::move(items), rest[0]->device());
     exchange.start();
     auto results = exchange.finish();
@@ -298,7 +298,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   check(source, destination);
   BelowAutograd guard;
   const auto layouts = [&] { return words(*source, *destination, options); };
-  const CommScope scope(CommScope::current_op(), layouts);
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   Moving moving(source, shards, destination, options);
   moving.run();
   return moving.pieces();
@@ -309,7 +309,7 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
   check(source, destination);
   BelowAutograd guard;
   const auto layouts = [&] { return words(*source, *destination, options); };
-  const CommScope scope(CommScope::current_op(), layouts);
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
 }
 

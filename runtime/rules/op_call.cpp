@@ -46,7 +46,7 @@ int OpCall::operand_at(size_t arg) const {
   return -1;
 }
 
-// Most of torch's meta kernels are Python where Python is loaded, a hundred times the cost of a sample.
+// The sample comes first: with Python loaded most of torch's meta kernels are Python, a hundred times its cost.
 bool infer_outputs(OpCall& call) {
   if (infer_from_sample(call)) return true;
   call.outputs.clear();
@@ -58,7 +58,7 @@ bool infer_outputs(OpCall& call) {
     return false;
   } catch (const std::exception&) {
     if (call.op.name.starts_with("aten::")) throw;
-    return false;  // what another library has for meta tensors may be no more than a word that it has nothing
+    return false;  // other libraries may register a meta kernel that only says that there is none
   }
   for (const c10::IValue& value : stack) {
     if (value.isTensor()) call.outputs.push_back(describe(value.toTensor()));

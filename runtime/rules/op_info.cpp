@@ -2,20 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <set>
-
 namespace shardwise {
 namespace {
 
 bool is_number(const c10::TypePtr& type) {
   if (const auto* optional = type->castRaw<c10::OptionalType>()) return is_number(optional->getElementType());
   return type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType;
-}
-
-/// Not of an embedding: its ids are data, which differ between the ranks of a data-parallel program.
-bool is_index(const std::string& op, const std::string& arg) {
-  static const std::set<std::string> names = {"index", "indices", "mask", "condition", "repeats"};
-  return names.contains(arg) && op.find("embedding") == std::string::npos;
 }
 
 }  // namespace
@@ -26,7 +18,7 @@ OpInfo::OpInfo(c10::OperatorHandle op) : handle(std::move(op)) {
   for (const auto& argument : schema.arguments()) {
     const auto* alias = argument.alias_info();
     args.push_back({is_number(argument.real_type()), alias && alias->isWrite(), alias && !alias->isWrite(),
-                    is_index(name, argument.name())});
+                    operand_role(name, argument.name())});
     writes |= args.back().is_written;
   }
   size_t next_written = 0;
@@ -46,6 +38,13 @@ size_t OpInfo::arg_index(std::string_view wanted) const {
   auto index = handle.schema().argumentIndexWithName(wanted);
   TORCH_CHECK_VALUE(index, fmt::format("[{}] has no argument \"{}\".", name, wanted));
   return static_cast<size_t>(*index);
+}
+
+std::optional<c10::OperatorHandle> find_operator(std::string_view name) {
+  const size_t dot = name.find('.', name.find("::") + 2);
+  const bool has_overload = dot != std::string_view::npos;
+  return c10::Dispatcher::singleton().findSchema(
+      {std::string(name.substr(0, dot)), std::string(has_overload ? name.substr(dot + 1) : "")});
 }
 
 }  // namespace shardwise

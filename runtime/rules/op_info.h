@@ -1,15 +1,37 @@
 // runtime/rules/op_info.h: what dispatch needs to know of an operator's schema, worked out once.
 #pragma once
 
+#include "runtime/rules/operand_role.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 
 namespace shardwise {
 
 class Rule;
+
+/// An operator's rule as its kernels see it: null until one is stated, then always that one. Threads may read it while another
+/// states it.
+class RuleSlot {
+ public:
+  RuleSlot() = default;
+  RuleSlot(const RuleSlot& other) : rule_(other) {}
+  RuleSlot& operator=(const RuleSlot& other) { return *this = static_cast<const Rule*>(other); }
+  RuleSlot& operator=(const Rule* rule) {
+    rule_.store(rule, std::memory_order_release);
+    return *this;
+  }
+  operator const Rule*() const { return rule_.load(std::memory_order_acquire); }  // NOLINT: it stands for the pointer
+  const Rule* operator->() const { return *this; }
+  const Rule& operator*() const { return *static_cast<const Rule*>(*this); }
+
+ private:
+  std::atomic<const Rule*> rule_ = nullptr;
+};
 
 struct OpInfo {
   explicit OpInfo(c10::OperatorHandle op);
@@ -18,7 +40,7 @@ struct OpInfo {
     bool is_number = false;  // Scalar or float: its value never decides a layout where a rule exists
     bool is_written = false;
     bool is_aliased = false;  // a view of it is returned
-    bool is_index = false;    // indices or a mask: plain ones count as replicated
+    OperandRole role = OperandRole::kValue;
   };
 
   c10::OperatorHandle handle;
@@ -28,12 +50,15 @@ struct OpInfo {
   c10::SmallVector<int, 2> returned_arg;
   bool is_view = false;
   bool writes = false;
-  const Rule* rule = nullptr;  // null: replicate fallback
+  RuleSlot rule;  // null: gather fallback
 
   size_t n_args() const { return args.size(); }
   size_t n_returns() const { return returned_arg.size(); }
   /// The position of argument `name`. Throws: c10::ValueError where the schema has none.
   size_t arg_index(std::string_view name) const;
 };
+
+/// The operator of this full name ("aten::add.Tensor"), if torch has it.
+std::optional<c10::OperatorHandle> find_operator(std::string_view name);
 
 }  // namespace shardwise

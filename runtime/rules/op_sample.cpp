@@ -44,7 +44,8 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
     c10::IValue& value = stack[operand.arg];
     at::Tensor sample =
         at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
-    if (call.op.handle.schema().arguments()[operand.arg].name() == "indices") sample.zero_();  // which always exist
+    const OperandRole role = call.op.args[operand.arg].role;
+    if (role == OperandRole::kPositions || role == OperandRole::kIds) sample.zero_();  // the position that exists
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);
@@ -68,8 +69,9 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
   return results;
 }
 
-/// Elementwise results are ordered in memory as the first operand of their sizes is; all others row by row.
+/// Elementwise results are ordered in memory as the first operand of their sizes is; all others are row-major.
 Dims strides_of(const OpCall& call, const Dims& sizes, bool is_elementwise) {
+  is_elementwise &= !call.op.rule->is_row_major();
   for (const Operand& operand : call.operands)
     if (is_elementwise && operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
   return row_major_strides(sizes);

@@ -273,10 +273,7 @@ bool is_on(const Operand& operand, const DeviceMesh& mesh) { return operand.spec
 /// the others.
 SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) {
   const Spec& spec = *operand.spec;
-  TORCH_CHECK_VALUE(
-      is_on(operand, *mesh) || (spec.dim() == 0 && !operand.is_written),
-      fmt::format("[{}] operands live on different meshes: {} and {}. Move one with redistribute(mesh, ...).",
-                  call.op.name, to_string(*mesh), to_string(*spec.mesh())));
+  if (spec.dim() > 0 || operand.is_written) check_same_mesh(call.op.name, mesh, spec.mesh());
   return Spec::intern(mesh, spec.sizes(), std::vector<Placement>(mesh->ndim()), spec.strides(), spec.dtype());
 }
 

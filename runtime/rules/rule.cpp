@@ -120,56 +120,30 @@ Dims dims_in(const c10::IValue& value, int64_t n_dims) {
   return dims;
 }
 
-bool is_known(std::string_view op) {
-  const size_t dot = op.find('.', op.find("::") + 2);
-  const bool has_overload = dot != std::string_view::npos;
-  return c10::Dispatcher::singleton()
-      .findSchema({std::string(op.substr(0, dot)), std::string(has_overload ? op.substr(dot + 1) : "")})
-      .has_value();
-}
-
 }  // namespace
 
 Rule::Rule(const char* notation)
     : Rule(describe_notation(notation), [sides = parse(notation)](const OpCall& call, Signature& signature) {
         apply_notation(sides, call, signature);
       }) {
-  sampled_ = true;
+  is_samplable_ = true;
 }
 
 Rule Rule::linear(Linearity linearity) const {
-  static constexpr const char* kNames[] = {"", " linear", " multilinear", " linear in the first", " passing"};
   Rule rule = *this;
-  rule.text_ += kNames[static_cast<int>(linearity)];
-  rule.describe_ = [inner = describe_, linearity](const OpCall& call, Signature& signature) {
-    inner(call, signature);
-    signature.linearity = linearity;
-  };
+  rule.linearity_ = linearity;
   return rule;
 }
 
-Rule Rule::whole(const char* arg) const {
+Rule Rule::whole(std::string arg) const {
   Rule rule = *this;
-  rule.text_ += fmt::format(" whole({})", arg);
-  rule.describe_ = [inner = describe_, arg](const OpCall& call, Signature& signature) {
-    inner(call, signature);
-    const Axes& axes = signature.inputs[0];
-    for (int64_t dim : dims_in(call.arg(arg), static_cast<int64_t>(axes.size())))
-      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0)
-        signature.factors[axes[dim].factor].is_whole = true;
-    signature.is_pointwise = false;
-  };
-  rule.sampled_ = false;
+  rule.whole_args_.push_back(std::move(arg));
   return rule;
 }
 
-Rule Rule::sizes_in(const char* arg) const {
+Rule Rule::sizes_in(std::string arg) const {
   Rule rule = *this;
-  rule.text_ += fmt::format(" sizes({})", arg);
-  rule.localize_ = [arg](const LocalCall& local, std::vector<c10::IValue>& args) {
-    const Dims& sizes = local.outputs[0].sizes;
-    args[local.call.op.arg_index(arg)] = std::vector<int64_t>(sizes.begin(), sizes.end());
-  };
+  rule.sizes_arg_ = std::move(arg);
   return rule;
 }
 
@@ -179,8 +153,8 @@ Rule Rule::localized(Localize localize) const {
   return rule;
 }
 
-Rule Rule::placed(std::string text, Place place) {
-  Rule rule(std::move(text), nullptr);
+Rule Rule::placed(std::string name, Place place) {
+  Rule rule(std::move(name), nullptr);
   rule.place_ = std::move(place);
   return rule;
 }
@@ -191,26 +165,29 @@ Rule Rule::gathered() {
   return rule;
 }
 
-Rule Rule::computed_by(const char* op) const {
+Rule Rule::computed_by(std::string_view op) const {
   Rule rule = *this;
-  rule.text_ += fmt::format(" by {}", op);
-  rule.kernel_ = c10::Dispatcher::singleton().findSchema({op, ""});
+  rule.kernel_ = find_operator(op);
   TORCH_CHECK_VALUE(rule.kernel_, fmt::format("[rule] torch has no operator {}. Name one that it registers.", op));
   return rule;
 }
 
-Rule Rule::per_element(const char* scratch) const {
+Rule Rule::per_element(std::string scratch) const {
   Rule rule = *this;
-  rule.text_ += " per element";
   rule.per_element_ = true;
-  rule.scratch_ = scratch;
+  rule.scratch_ = std::move(scratch);
   return rule;
 }
 
 Rule Rule::shape_only() const {
   Rule rule = *this;
-  rule.text_ += " shape only";
   rule.shape_only_ = true;
+  return rule;
+}
+
+Rule Rule::row_major() const {
+  Rule rule = *this;
+  rule.row_major_ = true;
   return rule;
 }
 
@@ -220,13 +197,44 @@ Rule Rule::sampled() const {
   return rule;
 }
 
+std::string Rule::text() const {
+  static constexpr const char* kLinearities[] = {"", " linear", " multilinear", " linear in the first", " passing"};
+  std::string text = name_ + kLinearities[static_cast<int>(linearity_)];
+  for (const std::string& arg : whole_args_) text += fmt::format(" whole({})", arg);
+  if (!sizes_arg_.empty()) text += fmt::format(" sizes({})", sizes_arg_);
+  if (kernel_) text += fmt::format(" by {}", kernel_->schema().name());
+  if (per_element_) text += " per element";
+  if (shape_only_) text += " shape only";
+  return text;
+}
+
 Signature Rule::signature(const OpCall& call) const {
   Signature signature;
   describe_(call, signature);
+  if (linearity_ != Linearity::kNone) signature.linearity = linearity_;
+  for (const std::string& arg : whole_args_) {
+    const Axes& axes = signature.inputs[0];
+    for (int64_t dim : dims_in(call.arg(arg), static_cast<int64_t>(axes.size())))
+      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0)
+        signature.factors[axes[dim].factor].is_whole = true;
+    signature.is_pointwise = false;
+  }
   return signature;
 }
 
-Rule pointwise() { return Rule("pointwise", describe_pointwise).sampled(); }
+void Rule::localize(const LocalCall& local, std::vector<c10::IValue>& args) const {
+  if (!sizes_arg_.empty()) {
+    const Dims& sizes = local.outputs[0].sizes;
+    args[local.call.op.arg_index(sizes_arg_)] = std::vector<int64_t>(sizes.begin(), sizes.end());
+  }
+  if (localize_) localize_(local, args);
+}
+
+Rule pointwise() {
+  Rule rule("pointwise", describe_pointwise);
+  rule.is_samplable_ = true;
+  return rule;
+}
 
 Rule reduction(Reduce reduce) {
   auto describe = [reduce](const OpCall& call, Signature& signature) {
@@ -243,7 +251,7 @@ Rule reduction(Reduce reduce) {
       input.push_back({signature.add_factor(call.operands[0].sizes[dim])});
       signature.factors.back().reduce = reduce;
       const bool is_reduced = reduced.empty() || std::ranges::count(reduced, dim);
-      // Of nothing there are extremes along a dim that has elements: no rank may have none of it.
+      // An empty tensor has extremes along a dim that is not empty; a rank without a part of that dim could not compute them.
       signature.factors.back().is_whole = is_empty && is_reduced && call.operands[0].sizes[dim] > 0;
       if (!is_reduced) output.push_back(input.back());
       if (is_reduced && keeps) output.push_back({});
@@ -251,7 +259,9 @@ Rule reduction(Reduce reduce) {
     signature.inputs.push_back(input);
     for (size_t i = 0; i < call.outputs.size(); ++i) signature.outputs.push_back(output);
   };
-  return Rule(fmt::format("reduction {}", to_string(reduce)), describe).sampled();
+  Rule rule(fmt::format("reduction {}", to_string(reduce)), describe);
+  rule.is_samplable_ = true;
+  return rule;
 }
 
 RuleTable& RuleTable::global() {
@@ -260,9 +270,11 @@ RuleTable& RuleTable::global() {
 }
 
 void RuleTable::add(std::string_view op, Rule rule) {
-  TORCH_CHECK_VALUE(is_known(op), fmt::format("[rule] torch has no operator {}. Define it before its rule is stated; "
-                                              "overloads are named as in aten::add.Tensor.",
-                                              op));
+  TORCH_CHECK_VALUE(find_operator(op),
+                    fmt::format("[rule] torch has no operator {}. Define it before its rule; overloads are named as in "
+                                "aten::add.Tensor.",
+                                op));
+  const std::lock_guard lock(mutex_);
   const bool is_new = rules_.emplace(op, std::move(rule)).second;
   TORCH_CHECK_VALUE(is_new, fmt::format("[rule] {} has a rule already. State each operator once.", op));
 }
@@ -272,6 +284,7 @@ void RuleTable::add(std::initializer_list<std::string_view> ops, const Rule& rul
 }
 
 const Rule* RuleTable::find(const std::string& op) const {
+  const std::lock_guard lock(mutex_);
   auto found = rules_.find(op);
   return found == rules_.end() ? nullptr : &found->second;
 }

@@ -11,6 +11,7 @@
 #include "runtime/rules/op_call.h"
 
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -74,66 +75,80 @@ class Rule {
   /// Answers for a call's layouts by itself; nothing: replicate.
   using Place = std::function<std::optional<Propagation>(const OpCall&)>;
 
-  Rule(std::string text, Describe describe) : text_(std::move(text)), describe_(std::move(describe)) {}
+  Rule(std::string name, Describe describe) : name_(std::move(name)), describe_(std::move(describe)) {}
   /// Factor notation: "mk,kn->mn". Throws: c10::ValueError for text that is not notation.
   Rule(const char* notation);  // NOLINT: a rule is written as its text
   /// For what no factors express: the shards of a slice.
-  static Rule placed(std::string text, Place place);
+  static Rule placed(std::string name, Place place);
   /// Its result needs every value on every rank: its inputs are gathered, and nobody is warned.
   static Rule gathered();
 
+  // Modifiers, in any order.
   Rule linear(Linearity linearity = Linearity::kAll) const;
   Rule multilinear() const { return linear(Linearity::kEach); }
   Rule linear_in_first() const { return linear(Linearity::kFirst); }
-  /// The dims named by integer (or integer list) argument `arg` are gathered first.
-  Rule whole(const char* arg) const;
+  /// The dims named by integer (or integer list) argument `arg` are gathered first. Not sampled() unless it says so.
+  Rule whole(std::string arg) const;
   /// Argument `arg` is the (single) output's global size.
-  Rule sizes_in(const char* arg) const;
+  Rule sizes_in(std::string arg) const;
   Rule localized(Localize localize) const;
   /// The pieces go to operator `op`, of the same arguments. Where it copies what should be a view, the result is a copied view.
   /// Throws: c10::ValueError for an operator that torch does not know.
-  Rule computed_by(const char* op) const;
+  Rule computed_by(std::string_view op) const;
   /// Every tensor list element by itself: element i of each list follows element i of the first. `scratch`: an argument that the
   /// schema calls written although its values are only read (a fused optimizer's gradients); it may be moved.
-  Rule per_element(const char* scratch = "") const;
+  Rule per_element(std::string scratch = "") const;
   /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
   Rule shape_only() const;
+  /// Its result is row-major, whatever the strides of its operands.
+  Rule row_major() const;
   /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
   Rule sampled() const;
 
   Signature signature(const OpCall& call) const;
-  const Localize& localize() const { return localize_; }
+  bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
+  /// Replaces the arguments that speak of global sizes or positions. Pre: has_local_args().
+  void localize(const LocalCall& local, std::vector<c10::IValue>& args) const;
   const Place& place() const { return place_; }
   const std::optional<c10::OperatorHandle>& kernel() const { return kernel_; }
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
-  bool is_sampled() const { return sampled_; }
+  bool is_sampled() const { return sampled_.value_or(is_samplable_ && whole_args_.empty()); }
+  bool is_row_major() const { return row_major_; }
   bool is_gathered() const { return gathered_; }
   const std::string& scratch() const { return scratch_; }
-  const std::string& text() const { return text_; }
+  /// Its name and modifiers: "mk,kn->mn {k: sum}", "pointwise linear".
+  std::string text() const;
 
  private:
-  std::string text_;
+  friend Rule pointwise();
+  friend Rule reduction(Reduce reduce);
+
+  std::string name_;
   Describe describe_;
+  Linearity linearity_ = Linearity::kNone;  // kNone: as describe_ says
+  std::vector<std::string> whole_args_;
+  std::string sizes_arg_;
   Localize localize_;
   Place place_;
   std::optional<c10::OperatorHandle> kernel_;
   bool per_element_ = false;
   bool shape_only_ = false;
-  bool sampled_ = false;
+  bool row_major_ = false;
   bool gathered_ = false;
+  bool is_samplable_ = false;    // its factors follow from the operands alone, unless arguments make some whole
+  std::optional<bool> sampled_;  // ... or because sampled() says so
   std::string scratch_;
 };
 
-/// "mk,kn->mn {k: sum}"; named rules print their name and modifiers, "pointwise linear".
-inline const std::string& to_string(const Rule& rule) { return rule.text(); }
+inline std::string to_string(const Rule& rule) { return rule.text(); }
 
 /// Elementwise with torch's broadcasting, over the output's dims.
 Rule pointwise();
 /// The dims in argument "dim" (all where it is absent or none) are reduced; "keepdim" is honoured where there is one.
 Rule reduction(Reduce reduce);
 
-/// Rules by operator name; filled once by ops/register.cpp while the library loads, read-only then.
+/// Rules by operator name; filled by ops/register.cpp while the library loads, and by add_user_rule(). Safe to use from any thread.
 class RuleTable {
  public:
   static RuleTable& global();
@@ -141,10 +156,11 @@ class RuleTable {
   /// Throws: c10::ValueError for an operator that torch does not know or that has a rule already.
   void add(std::string_view op, Rule rule);
   void add(std::initializer_list<std::string_view> ops, const Rule& rule);
-  /// Null where there is none.
+  /// Null where there is none; else it lives as long as the table.
   const Rule* find(const std::string& op) const;
 
  private:
+  mutable std::mutex mutex_;
   std::unordered_map<std::string, Rule> rules_;
 };
 

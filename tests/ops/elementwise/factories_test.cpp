@@ -10,7 +10,7 @@ namespace {
 
 TEST(FactoriesTest, RulesReadOnlyShapes) {
   EXPECT_EQ(to_string(rule("aten::zeros_like")), "pointwise shape only");
-  EXPECT_EQ(to_string(rule("aten::new_full")), "pointwise shape only sizes(size)");
+  EXPECT_EQ(to_string(rule("aten::new_full")), "pointwise sizes(size) shape only");
 }
 
 TEST(FactoriesTest, FilledLikeAnother) {

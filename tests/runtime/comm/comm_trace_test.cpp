@@ -50,7 +50,7 @@ TEST(CommTraceTest, InnermostScopeNamesTheOperator) {
   {
     const CommScope outer("aten::mm");
     {
-      const CommScope inner("redistribute");
+      const CommScope inner("redistribute", CommScope::Cause::kProgram);
       CommTrace::record("all_to_all", 2, 0, 0);
     }
     CommTrace::record("all_reduce", 2, 0, 0);
@@ -66,11 +66,11 @@ TEST(CommScopeTest, LayoutsAreTheInnermostScopes) {
   EXPECT_EQ(CommScope::current_layouts(), "");
   int n_described = 0;
   const auto layouts = [&] { return "asked " + std::to_string(++n_described); };
-  const CommScope outer("aten::mm", layouts);
+  const CommScope outer("aten::mm", CommScope::Cause::kOperator, layouts);
   CommTrace::record("broadcast", 2, 0, 0);
   EXPECT_EQ(CommScope::current_layouts(), "asked 1");
   {
-    const CommScope inner("redistribute");
+    const CommScope inner("redistribute", CommScope::Cause::kProgram);
     EXPECT_STREQ(CommScope::current_op(), "redistribute");
     EXPECT_EQ(CommScope::current_layouts(), "");
   }

@@ -64,7 +64,7 @@ TEST(MessagesTest, RankWithoutMessagesCountsNone) {
 TEST(MessagesTest, CountsOneAllToAllOfItsBytes) {
   on_ranks([](World& world) {
     const CommTrace trace;
-    const CommScope scope("redistribute");
+    const CommScope scope("redistribute", CommScope::Cause::kProgram);
     expect_exchanged(world, at::kDouble, [](int64_t from, int64_t) { return from + 1; });
     ASSERT_EQ(trace.total_count(), 1);
     EXPECT_EQ(trace.events()[0].collective, "all_to_all");

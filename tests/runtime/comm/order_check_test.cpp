@@ -36,11 +36,11 @@ TEST(OrderCheckTest, DifferentCollectivesAreNamedOnAllRanks) {
       [](World& world) {
         if (world.rank() == 2) {
           const auto layouts = [] { return std::string("Long [3] as [Shard(0)] on (3)"); };
-          const CommScope scope("redistribute", layouts);
+          const CommScope scope("redistribute", CommScope::Cause::kProgram, layouts);
           all_to_all(*everyone(world), at::ones({3}, at::kLong), at::ones({3}, at::kLong), {1, 1, 1}, {1, 1, 1});
         } else {
           const auto layouts = [] { return std::string("Float [4, 4] as [Partial(sum)] on (3)"); };
-          const CommScope scope("aten::mm", layouts);
+          const CommScope scope("aten::mm", CommScope::Cause::kOperator, layouts);
           all_reduce(*everyone(world), at::ones({4, 4}), Reduce::kSum);
         }
       });
@@ -54,7 +54,7 @@ TEST(OrderCheckTest, OneCallWithDifferentLayoutsOrDtypesIsNamed) {
         const auto layouts = [&] {
           return fmt::format("Float [2] as [{}] on (3)", world.rank() == 1 ? "Replicate()" : "Shard(0)");
         };
-        const CommScope scope("aten::add", layouts);
+        const CommScope scope("aten::add", CommScope::Cause::kOperator, layouts);
         broadcast(*everyone(world), at::ones({2}), 0);
       });
   expect_same_error(
@@ -81,7 +81,7 @@ TEST(OrderCheckTest, LongLayoutsAreCutWhereShown) {
   const Checked checked(true);
   on_ranks([](World& world) {
     const auto layouts = [&] { return std::string(5000, 'x') + std::to_string(world.rank()); };
-    const CommScope scope("aten::cat", layouts);
+    const CommScope scope("aten::cat", CommScope::Cause::kOperator, layouts);
     expect_error("rank 0 is about to broadcast for aten::cat (xxx",
                  error_of<c10::ValueError>([&] { broadcast(*everyone(world), at::ones({2}), 0); }));
   });
@@ -92,7 +92,7 @@ TEST(OrderCheckTest, SameCallsPassAndCountAsWithoutCheck) {
     const CommTrace trace;
     const GroupPtr group = everyone(world);
     const auto layouts = [] { return std::string("Float [2] as [Shard(0)] on (3)"); };
-    const CommScope scope("redistribute", layouts);
+    const CommScope scope("redistribute", CommScope::Cause::kProgram, layouts);
     const at::Tensor tensor = at::ones({2});
     all_reduce(*group, tensor, Reduce::kSum);
     EXPECT_EQ(tensor[0].item<float>(), 3.F);
@@ -124,7 +124,7 @@ TEST(OrderCheckTest, OffUnlessAskedForAndLayoutsAreNotDescribed) {
   if (std::getenv("SHARDWISE_CHECK")) GTEST_SKIP() << "SHARDWISE_CHECK is set";
   on_ranks([](World& world) {
     const auto layouts = []() -> std::string { throw std::runtime_error("described"); };
-    const CommScope scope("aten::mm", layouts);
+    const CommScope scope("aten::mm", CommScope::Cause::kOperator, layouts);
     broadcast(*everyone(world), at::ones({2}), 0);
   });
   expect_error("[broadcast] rank 0 calls broadcast", error_of_ranks(2, [](World& world) {

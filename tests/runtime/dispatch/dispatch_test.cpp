@@ -131,9 +131,10 @@ TEST(DispatchTest, AWriteToAViewWhoseValuesMovedReachesItsBase) {
 
 /// Fills the cache again and again with decisions that give `output`.
 void overflow(DecisionCache& cache, const SpecPtr& output) {
+  static const OpInfo op(*find_operator("aten::neg"));
   for (size_t n = 0; n < 3 * DecisionCache::kMaxDecisions; ++n) {
-    DecisionKey key;
-    key.add(n);
+    DecisionKey key(op);
+    key.add_scalar(static_cast<int64_t>(n), /*by_kind=*/false);
     Decision decision;
     decision.propagation.emplace().outputs.push_back(output);
     cache.insert(key, std::make_shared<const Decision>(decision), {});

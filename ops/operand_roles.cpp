@@ -1,0 +1,15 @@
+// ops/operand_roles.cpp: which arguments of torch's operators may be plain tensors next to distributed ones, by their names.
+#include "runtime/rules/operand_role.h"
+
+#include "ops/families.h"
+
+namespace shardwise {
+
+void register_operand_roles() {
+  set_operand_role(OperandRole::kPositions, {"index", "indices"});
+  set_operand_role(OperandRole::kSelection, {"mask", "condition", "repeats"});
+  set_operand_role(OperandRole::kInitialState, {"hx"});
+  set_operand_role(OperandRole::kIds, {"indices"}, /*in=*/"embedding");
+}
+
+}  // namespace shardwise
