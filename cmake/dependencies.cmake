@@ -6,15 +6,29 @@ if(ShardwiseTorch_VERSION VERSION_GREATER_EQUAL 2.16)
   message(WARNING "torch ${ShardwiseTorch_VERSION} is newer than the versions Shardwise knows (2.11 to 2.15)")
 endif()
 
-# One copy of fmt wins everywhere: torch's, header-only.
+# fmt is compiled once: in each of our files it takes a quarter of the compiler's time. torch ships its headers, but not the library.
 add_library(shardwise_base INTERFACE)
 target_link_libraries(shardwise_base INTERFACE shardwise::c10 shardwise_warnings)
 target_include_directories(shardwise_base INTERFACE ${PROJECT_SOURCE_DIR})
 if(EXISTS "${SHARDWISE_TORCH_ROOT}/include/fmt/format.h")
-  target_compile_definitions(shardwise_base INTERFACE FMT_HEADER_ONLY)
+  # format.h declares these two templates as instantiated elsewhere.
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/fmt.cpp CONTENT [[
+#include <fmt/format-inl.h>
+
+FMT_BEGIN_NAMESPACE
+namespace detail {
+template FMT_API auto thousands_sep_impl<char>(locale_ref) -> thousands_sep_result<char>;
+template FMT_API auto decimal_point_impl<char>(locale_ref) -> char;
+}
+FMT_END_NAMESPACE
+]])
+  add_library(shardwise_fmt STATIC ${PROJECT_BINARY_DIR}/generated/fmt.cpp)
+  target_link_libraries(shardwise_fmt PRIVATE shardwise::c10)
+  set_target_properties(shardwise_fmt PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(shardwise_base INTERFACE shardwise_fmt)
 else()
   find_package(fmt REQUIRED)
-  target_link_libraries(shardwise_base INTERFACE fmt::fmt-header-only)
+  target_link_libraries(shardwise_base INTERFACE fmt::fmt)
 endif()
 
 include(CheckCXXSourceCompiles)
