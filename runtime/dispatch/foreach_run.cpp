@@ -3,6 +3,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <algorithm>
@@ -136,6 +137,11 @@ bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
 void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
   ForeachRun(call, *decision.propagation).run();
+  const size_t scratch =
+      call.op.rule->scratch().empty() ? call.op.n_args() : call.op.arg_index(call.op.rule->scratch());
+  for (const BoundOperand& operand : call.operands)  // torch leaves that to the kernels of lists
+    if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
+      operand.impl->bump_version();
 }
 
 }  // namespace shardwise

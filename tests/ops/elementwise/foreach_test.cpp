@@ -1,5 +1,7 @@
 #include "runtime/api/dtensor.h"
 #include "tests/support/dense.h"
+#include "tests/support/layouts.h"
+#include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -39,6 +41,26 @@ TEST(ForeachTest, InPlace) {
     return written;
   };
   expect_same_as_dense("foreach in place", compute, kFour, kForward);
+}
+
+TEST(ForeachTest, WritesCount) {
+  run_ranks(3, [](World&) {
+    const at::Tensor x = lay_out(at::arange(20, at::kDouble).view({5, 4}), make_mesh({3}), {Placement::shard(0)});
+    const at::Tensor row = x.select(0, 0);  // on one rank: a copied view
+    for (int64_t n = 1; n < 4; ++n) {
+      const auto version = x._version();
+      n < 3 ? at::_foreach_mul_({x}, 2) : at::_foreach_sqrt_({x});
+      EXPECT_GT(x._version(), version);
+      EXPECT_TRUE(at::equal(full_tensor(row * 1), full_tensor(x)[0]));
+    }
+    const at::Tensor p = (x * 1).set_requires_grad(true);
+    const at::Tensor loss = (p * p).sum();
+    {
+      const at::NoGradGuard no_grad;
+      at::_foreach_add_({p}, 1);
+    }
+    EXPECT_THROW(loss.backward(), c10::Error);  // as of a dense tensor: p was needed as it was
+  });
 }
 
 TEST(ForeachTest, Norms) {
