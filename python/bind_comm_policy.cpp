@@ -1,6 +1,6 @@
 #include "python/bindings.h"
 #include "python/scope.h"
-#include "runtime/redistribute/comm_policy.h"
+#include "runtime/comm/comm_policy.h"
 
 #include <fmt/format.h>
 

@@ -5,26 +5,35 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <memory>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 namespace shardwise {
 
-/// A Scope that Python opens and closes, made of `options` each time; within itself too.
+/// A Scope that Python opens and closes, made of `options` each time; within itself too, and by several threads.
 template <class Scope, class... Options>
 class PyScope {
  public:
   explicit PyScope(Options... options) : options_(std::move(options)...) {}
   void enter() {
-    std::apply([this](const auto&... options) { open_.push_back(std::make_unique<Scope>(options...)); }, options_);
+    auto& open = open_[std::this_thread::get_id()];  // the interpreter's lock is held
+    std::apply([&](const auto&... options) { open.push_back(std::make_unique<Scope>(options...)); }, options_);
   }
-  void exit() { open_.pop_back(); }
+  void exit() {
+    const auto open = open_.find(std::this_thread::get_id());
+    TORCH_CHECK_VALUE(open != open_.end(),
+                      "[shardwise] __exit__ without __enter__ on this thread. Use the scope in a `with` block.");
+    open->second.pop_back();
+    if (open->second.empty()) open_.erase(open);
+  }
 
  private:
   std::tuple<Options...> options_;
-  std::vector<std::unique_ptr<Scope>> open_;
+  std::map<std::thread::id, std::vector<std::unique_ptr<Scope>>> open_;
 };
 
 /// The class `name` of shardwise, which still wants its py::init.

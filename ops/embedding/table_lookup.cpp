@@ -2,8 +2,8 @@
 
 #include "ops/embedding/id_check.h"
 #include "placements/partial.h"
+#include "runtime/comm/comm_policy.h"
 #include "runtime/dispatch/plain_operand.h"
-#include "runtime/redistribute/comm_policy.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/_unique2.h>
@@ -63,12 +63,15 @@ namespace {
 void check_policy(const TableLookup& lookup) {
   if (CommPolicyScope::current() == CommPolicy::kAllow) return;
   const SpecPtr& ids = spec_of(lookup.ids);
-  if (!lookup.plan->ids_are_equal) return check_comm_policy(*ids, *ids->replicated());
+  const auto check_move = [](const Spec& from, const Spec& to) {
+    check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from), to_string(to.layout())); });
+  };
+  if (!lookup.plan->ids_are_equal) return check_move(*ids, *ids->replicated());
   Placements found = lookup.plan->found;
   for (size_t m = 0; m < found.size(); ++m)
     if (lookup.plan->exchange_along[m])
       found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
-  check_comm_policy(*lookup.spec_of_rows(std::move(found)), *lookup.plan->rows);
+  check_move(*lookup.spec_of_rows(std::move(found)), *lookup.plan->rows);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "ops/support/agreed_range.h"
 
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
 
 #include <ATen/ops/tensor.h>
 
@@ -8,6 +9,7 @@ namespace shardwise {
 
 std::pair<int64_t, int64_t> agreed_range(const Spec& spec, std::pair<int64_t, int64_t> own) {
   if (spec.layout().is_replicated()) return own;
+  const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram);  // two numbers, whatever the layouts are
   at::Tensor bounds =
       at::tensor({~own.first, own.second}, at::kLong).to(spec.mesh()->device());  // a maximum is a minimum's
   for (size_t m = 0; m < spec.placements().size(); ++m)

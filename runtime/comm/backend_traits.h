@@ -23,7 +23,7 @@ struct BackendTraits {
   bool (*reduces)(RedOp op, c10::ScalarType dtype);
 };
 
-/// An unknown backend is taken for one that groups messages where it supports that, and reduces what all others do.
+/// An unknown backend is assumed to coalesce if it supports that, and to reduce what every known backend does.
 BackendTraits traits_of(const c10d::Backend& backend);
 
 /// Those that are known.

@@ -11,8 +11,8 @@
 namespace shardwise {
 
 /// A value of this thread while a c10::DebugInfoGuard of it lives. at::ThreadLocalState takes it along, as autograd does from the thread
-/// that calls backward(), where a thread_local would be lost. Each Value belongs to one source file, so that it has one kName, and has
-/// a slot of its own.
+/// that calls backward(), where a thread_local would be lost. Each Value belongs to one source file, so that it has one
+/// kName; its kSlot is unique.
 template <class Value, uint8_t kSlot>
 struct Carried final : c10::DebugInfoBase {
   explicit Carried(Value value) : value(std::move(value)) {}
@@ -29,7 +29,7 @@ struct Carried final : c10::DebugInfoBase {
   template <class Kind>
   static Kind kind_of() {
     static constexpr std::string_view kName = "shardwise";
-    if constexpr (std::is_enum_v<Kind>)  // in older torches, whose own count from 0
+    if constexpr (std::is_enum_v<Kind>)  // torch before 2.12, whose own kinds count from 0
       return static_cast<Kind>(128 + kSlot);
     else
       return Kind(&kName);

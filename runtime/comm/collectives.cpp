@@ -1,5 +1,6 @@
 #include "runtime/comm/collectives.h"
 
+#include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
@@ -28,6 +29,10 @@ void check_splits(const Group& group, const char* which, const at::Tensor& tenso
                                 which, splits, tensor.sizes(), group.size()));
 }
 
+void check_policy(const char* collective) {
+  check_comm_policy([=] { return fmt::format("sends an {}", collective); });
+}
+
 /// gather_rows, counted.
 at::Tensor all_gather_even(const Group& group, const at::Tensor& numbers) {
   const at::Tensor gathered = gather_rows(group, numbers);
@@ -52,6 +57,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
     output.copy_(input);
     return;
   }
+  check_policy("all_to_all");
   check_order(group, "all_to_all", input.scalar_type());
   const int64_t element_bytes = input.element_size();
   const auto in_bytes = [=](std::vector<int64_t> splits) {
@@ -107,6 +113,7 @@ std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor
   check_reducible(tensor, reduce);
   if (group.size() == 1 || tensor.numel() == 0) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check_policy("all_reduce");
   check_order(group, "all_reduce", tensor.scalar_type());
   return std::make_unique<StartedReduction>(group, tensor, reduce);
 }

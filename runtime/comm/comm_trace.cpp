@@ -51,6 +51,10 @@ const char* CommScope::current_op() { return innermost_scope ? innermost_scope->
 
 CommScope::Cause CommScope::current_cause() { return innermost_scope ? innermost_scope->cause_ : Cause::kProgram; }
 
+void CommScope::permit() {
+  if (innermost_scope) innermost_scope->cause_ = Cause::kProgram;
+}
+
 std::string CommScope::current_layouts() {
   return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";
 }

@@ -65,8 +65,10 @@ class CommScope {
 
   /// The innermost operator of this thread, or "".
   static const char* current_op();
-  /// Its cause; kProgram outside of any.
+  /// Its cause; kProgram outside of any, and where permit() was called.
   static Cause current_cause();
+  /// What the innermost scope still sends is as if the program had asked for it.
+  static void permit();
   /// What the innermost scope's `layouts()` gives, or "" where it has none.
   static std::string current_layouts();
 
@@ -75,7 +77,7 @@ class CommScope {
   CommScope(const char* op, Cause cause, const void* layouts, Describe describe);
 
   const char* op_;
-  Cause cause_;
+  mutable Cause cause_;
   const void* layouts_;
   Describe describe_;
   const CommScope* outer_;

@@ -1,6 +1,7 @@
 #include "runtime/comm/messages.h"
 
 #include "runtime/comm/backend_traits.h"
+#include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
@@ -112,6 +113,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Parcels outgoing = parcels_of(group, sends, "to", device.type());
   const Parcels incoming = parcels_of(group, receives, "from", device.type());
+  check_comm_policy([] { return std::string("sends messages to other ranks"); });
   if (by_all) check_order(group, "exchange");
   if (by_all) connect(group, "exchange", device);
   if (outgoing.empty() && incoming.empty()) return std::make_shared<Messages>();

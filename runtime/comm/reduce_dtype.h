@@ -2,7 +2,7 @@
 //
 //   bool                       uint8; sum is "any", product is "all"
 //   int16, uint16, uint32, ... the next wider dtype that every backend reduces
-//   avg of half                float32: the sum of four times 40,000 is no half, their avg is one
+//   avg of half                float32: 4 x 40,000 overflows half; their mean does not
 //   complex                    pairs of reals (sum and avg)
 //   max, min of floats         integers in the floats' order, so that a NaN anywhere gives NaN, as in the dense result
 //   all else                   itself, in place

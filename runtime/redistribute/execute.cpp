@@ -2,10 +2,10 @@
 
 #include "placements/partial.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/buffers.h"
-#include "runtime/redistribute/comm_policy.h"
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/tensor/below_autograd.h"
@@ -38,7 +38,7 @@ bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
   return std::ranges::includes(ranks, others);
 }
 
-/// The ranks of the mesh; of two meshes those of the one that has all ranks of the other, else some of the world's.
+/// The mesh's group; of two meshes that of the one that contains the other; else the world's, and ranks outside both are absent.
 Party party_of(const OwnStep& own) {
   if (own.is_local) return {};
   const DeviceMesh &from = *own.from->mesh(), &to = *own.to->mesh();
@@ -80,7 +80,9 @@ class Moving {
         pieces_(std::move(pieces)),
         device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
         options_(options) {
-    if (plan_->last_sending >= 0) check_comm_policy(*source, *destination);
+    if (plan_->last_sending >= 0)
+      check_comm_policy(
+          [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
     for (const OwnStep& own : plan_->steps)
       if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
         check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);
@@ -268,7 +270,7 @@ void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes
         result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
       return result;
     };
-    const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
     ExchangeRun exchange(party, std::move(items), rest[0]->device());
     exchange.start();
     auto results = exchange.finish();

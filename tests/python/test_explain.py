@@ -1,5 +1,6 @@
 """Seeing and steering what operators do: explain(), register_rule(), communication_policy()."""
 
+import threading
 import warnings
 
 import pytest
@@ -82,6 +83,41 @@ def test_kernels_of_their_own_are_forbidden_and_named_too(call):
         assert comm.events and all(event.op.startswith(("aten::", "shardwise::")) for event in comm.events)
 
     on_ranks(check)
+
+
+def test_halos_and_selected_rows_are_communication_too():
+    def check(mesh):
+        image = sw.distribute_tensor(torch.rand(1, 1, 8, 8), mesh, [Shard(2)])
+        kernel = sw.distribute_tensor(torch.rand(1, 1, 3, 3), mesh, [sw.Replicate()])
+        with sw.CommDebugMode() as comm:
+            torch.nn.functional.conv2d(image, kernel, padding=1)
+        assert comm.events
+        with sw.CommDebugMode() as comm:
+            with sw.communication_policy("error"), pytest.raises(ValueError, match=r"convolution.* on its own"):
+                torch.nn.functional.conv2d(image, kernel, padding=1)
+        assert not comm.events
+
+    on_ranks(check)
+
+
+def test_a_scope_belongs_to_the_threads_that_entered_it():
+    shared = sw.communication_policy("error")
+    with pytest.raises(ValueError, match="without __enter__"):
+        shared.__exit__(None, None, None)
+    turns = threading.Barrier(2)
+
+    def on_rank(rank):
+        x = sw.distribute_tensor(torch.rand(8, 8), sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        with shared:
+            turns.wait()
+            if rank == 1:
+                turns.wait()  # the other rank has left by now
+                with pytest.raises(ValueError, match="on its own"):
+                    x.flip(0)
+        if rank == 0:
+            turns.wait()
+
+    run_ranks(2, on_rank)
 
 
 def test_hidden_communication_can_be_warned_of():

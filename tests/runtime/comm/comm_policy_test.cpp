@@ -1,4 +1,4 @@
-#include "runtime/redistribute/comm_policy.h"
+#include "runtime/comm/comm_policy.h"
 
 #include "ops/embedding/lookup_options.h"
 

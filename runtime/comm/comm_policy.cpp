@@ -1,4 +1,4 @@
-#include "runtime/redistribute/comm_policy.h"
+#include "runtime/comm/comm_policy.h"
 
 #include "runtime/comm/carried.h"
 #include "runtime/comm/comm_trace.h"
@@ -17,14 +17,15 @@ CommPolicyScope::CommPolicyScope(CommPolicy policy)
 
 CommPolicy CommPolicyScope::current() { return CarriedPolicy::current(CommPolicy::kAllow); }
 
-void check_comm_policy(const Spec& source, const Spec& destination) {
+void check_comm_policy(c10::function_ref<std::string()> what) {
   const CommPolicy policy = CommPolicyScope::current();
   if (policy == CommPolicy::kAllow) [[likely]]
     return;
   if (CommScope::current_cause() == CommScope::Cause::kProgram) return;
-  const std::string text = fmt::format("[{}] moves {} to {} on its own. Redistribute it beforehand, or allow it.",
-                                       CommScope::current_op(), to_string(source), to_string(destination.layout()));
+  const std::string text =
+      fmt::format("[{}] {} on its own. Redistribute it beforehand, or allow it.", CommScope::current_op(), what());
   TORCH_CHECK_VALUE(policy == CommPolicy::kWarn, text);
+  CommScope::permit();
   TORCH_WARN(text);
 }
 
