@@ -184,6 +184,9 @@ class LocalRun {
     if (view_kind_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
+    if (call_.op.is_view && !decision_.moves)
+      for (const BoundOperand& operand : call_.operands)
+        if (operand.impl) operand.impl->share_arrival(*maybe_dtensor(result));
     return result;
   }
 

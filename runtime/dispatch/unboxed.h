@@ -61,7 +61,7 @@ class UnboxedKey {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
       const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // CopiedView::count_write()
-      is_simple_ &= !impl->view_link() && impl->local_kind() == LocalKind::kTensor && !is_counted;
+      is_simple_ &= impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !is_counted;
     } else if (tensor.defined()) {
       is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
     }

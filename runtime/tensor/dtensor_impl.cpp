@@ -28,7 +28,7 @@ class FailedMove final : public PendingMove {
   std::exception_ptr reason_;
 };
 
-/// What is left of a move whose pieces are there for one stream, the current one: others wait for it.
+/// A finished move, ordered on one stream: the one that was current. Other streams wait for its event.
 class ArrivedMove final : public PendingMove {
  public:
   explicit ArrivedMove(c10::Device device) : device_(device), end_(device.type()) { end_.record(current_stream()); }
@@ -78,7 +78,7 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   refresh_contiguous();
 }
 
-void DTensorImpl::set_pending(std::unique_ptr<PendingMove> pending) {
+void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {
   pending_ = std::move(pending);
   state_.fetch_or(kPending, std::memory_order_release);
 }
@@ -106,16 +106,22 @@ void DTensorImpl::wait() const {
     try {
       shards_ = pending_->finish();
     } catch (...) {
-      pending_ = std::make_unique<FailedMove>(std::current_exception());
+      pending_ = std::make_shared<FailedMove>(std::current_exception());
       throw;
     }
     if (!device_opt_->is_cpu()) {
-      pending_ = std::make_unique<ArrivedMove>(*device_opt_);
+      pending_ = std::make_shared<ArrivedMove>(*device_opt_);
       return;
     }
   }
   pending_.reset();
   state_.fetch_and(static_cast<uint8_t>(~kPending), std::memory_order_release);
+}
+
+void DTensorImpl::share_arrival(DTensorImpl& alias) const {
+  if (!is_pending()) return;
+  const ObjectLock lock(this);
+  if (is_pending()) alias.set_pending(pending_);
 }
 
 const c10::Storage& DTensorImpl::storage() const {
@@ -127,6 +133,7 @@ template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
   wait();
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale where this is
+  share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
   result->entries_ = entries_;
@@ -153,6 +160,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   shards_ = other->shards_;
   pending_.reset();
   state_ = kReady;
+  other->share_arrival(*this);
   set_view_link(other->view_link_);
   entries_ = other->entries_;
   local_kind_ = other->local_kind_;

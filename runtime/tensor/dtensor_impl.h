@@ -36,7 +36,11 @@ class DTensorImpl final : public c10::TensorImpl {
     return shards_;
   }
   /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
-  void set_pending(std::unique_ptr<PendingMove> pending);
+  void set_pending(std::shared_ptr<PendingMove> pending);
+  /// True where shards() has nothing to wait for and nothing to fetch.
+  bool is_ready() const { return state_.load(std::memory_order_acquire) == kReady; }
+  /// Streams that use `alias`, which shares this tensor's memory, wait for this tensor's move as those that use this tensor do.
+  void share_arrival(DTensorImpl& alias) const;
   bool is_pending() const { return state_.load(std::memory_order_acquire) & kPending; }
 
   /// Of a copied view, how its values come and go; null for all others.
@@ -64,16 +68,15 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
   void settle() const;
-  /// settle() for pieces on their way alone.
+  /// Waits for a pending move; does not refresh a copied view.
   void wait() const;
-
-  /// What shards() has to see to first, as bits.
+  /// Flags that send shards() to the slow path.
   static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2;
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::unique_ptr<PendingMove> pending_;  // used under the ObjectLock of this
-  mutable std::atomic<uint8_t> state_ = kReady;   // kPending goes after shards_ is there
+  mutable std::shared_ptr<PendingMove> pending_;  // used under the ObjectLock of this
+  mutable std::atomic<uint8_t> state_ = kReady;   // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;

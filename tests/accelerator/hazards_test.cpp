@@ -106,6 +106,30 @@ TEST(AcceleratorStreamTest, AsyncResultIsReadInOrderOnEveryStream) {
     });
 }
 
+TEST(AcceleratorStreamTest, AliasOfAnAsyncResultIsReadInOrderOnEveryStream) {
+  using View = at::Tensor (*)(const at::Tensor&);
+  for (const View view :
+       {View([](const at::Tensor& x) { return x.detach(); }), View([](const at::Tensor& x) { return x.view({7, 5}); })})
+    on_devices(3, [&] {
+      const auto mesh = device_mesh(3);
+      const at::Tensor dense = at::arange(35, at::kDouble).view({7, 5});
+      const at::Tensor result = redistribute(lay_out(dense, mesh, {kRows}), mesh, {kReplicate}, {.async_op = true});
+      const c10::Stream first = stream_after_current(), second = stream_after_current();
+      at::Tensor alias, sum;
+      {
+        const c10::StreamGuard guard(first);
+        alias = view(result);
+      }
+      {
+        const c10::StreamGuard guard(second);
+        sum = alias + 1;
+      }
+      first.synchronize();
+      second.synchronize();
+      EXPECT_TRUE(to_local(sum).cpu().equal(dense + 1));
+    });
+}
+
 TEST(AcceleratorStreamTest, AsyncMoveKeepsItsMemoryUntilItIsOver) {
   for (const bool is_used : {false, true})
     on_devices(3, [&] {
