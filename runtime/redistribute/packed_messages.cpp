@@ -2,8 +2,6 @@
 
 #include "runtime/redistribute/buffers.h"
 
-#include <exception>
-
 namespace shardwise {
 namespace {
 
@@ -38,8 +36,7 @@ class Slots {
 }  // namespace
 
 PackedMessages::~PackedMessages() {
-  if (std::uncaught_exceptions() > 0) return;  // messages may still use them
-  messages_.reset();                           // waits, where nobody has
+  if (!is_finished_) return;  // messages that failed or were never waited for may still use the buffers
   for (const at::Tensor& buffer : buffers_) BufferPool::of_thread().give_back(buffer);
 }
 
@@ -100,6 +97,7 @@ void PackedMessages::start(const Group& group, bool by_all) {
 
 void PackedMessages::finish() {
   if (messages_) messages_->wait();
+  is_finished_ = true;
   for (const auto& [values, place] : copies_) place.copy_(values);
   copies_.clear();
 }

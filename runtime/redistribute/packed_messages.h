@@ -8,6 +8,7 @@
 //   messages.finish();
 #pragma once
 
+#include "placements/box.h"
 #include "runtime/comm/messages.h"
 
 #include <map>
@@ -17,19 +18,20 @@
 namespace shardwise {
 
 /// A part that travels alone and is one run of elements in memory is sent, or received, where it lies. All others go through buffers of
-/// BufferPool. Two ranks name the parts between them in the same order, with the same sizes and dtypes. Empty parts are left out.
+/// BufferPool. Sender and receiver must add
+/// the parts in the same order, with the same sizes and dtypes. Empty parts are left out.
 class PackedMessages {
  public:
   /// `may_change`: what is sent may be written to after start(), so it is copied.
   explicit PackedMessages(c10::Device device, bool may_change = false) : device_(device), may_change_(may_change) {}
-  /// Gives the buffers back.
+  /// Gives the buffers back after finish().
   ~PackedMessages();
   PackedMessages(const PackedMessages&) = delete;
   PackedMessages& operator=(const PackedMessages&) = delete;
 
   void send(int64_t rank, at::Tensor part);
   void receive(int64_t rank, at::Tensor place);
-  /// The same for values that get no place: arrived() of the number that this returns.
+  /// Receives into an internal buffer; read it with arrived(n), where n is what this returns.
   size_t receive_apart(int64_t rank, c10::IntArrayRef sizes, at::ScalarType dtype);
 
   /// Every member of `group` calls it, those without a part too; `by_all` as in exchange(). The ranks after this one are sent to first, so
@@ -60,6 +62,7 @@ class PackedMessages {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (slot, place)
   std::vector<at::Tensor> buffers_;
   std::shared_ptr<Messages> messages_;
+  bool is_finished_ = false;
 };
 
 }  // namespace shardwise
