@@ -5,12 +5,12 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/registrations.h"
 #include "wrappers/piece_run.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <fmt/ranges.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -118,24 +118,19 @@ class PieceKernel final : public c10::OperatorKernel {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) { refuse(OpInfo(op).name); }
 
-/// Registrations last as long as the process.
-torch::Library& library(const char* ns, c10::DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
-}
-
 }  // namespace
 
 void register_local_shards() {
-  auto& aten = library("aten", kLocalShardsKey);
+  auto& aten = registrations("aten", kLocalShardsKey);
   aten.impl("equal", &equal);
   aten.impl("is_pinned", &is_pinned);
   for (const AtenOperator& op : aten_operators())
     if (!op.handle.hasKernelForDispatchKey(kLocalShardsKey) &&
         !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
       aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PieceKernel>(op.handle)));
-  library("_", kLocalShardsKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  registrations("_", kLocalShardsKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradLocalShardsKey))
-    library("_", kAutogradLocalShardsKey).fallback(torch::CppFunction::makeFallthrough());
+    registrations("_", kAutogradLocalShardsKey).fallback(torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace shardwise

@@ -2,6 +2,7 @@
 
 #include "ops/sparse/sparse_rule.h"
 #include "runtime/rules/aten_operators.h"
+#include "runtime/tensor/registrations.h"
 
 #include <fmt/format.h>
 
@@ -58,8 +59,7 @@ void register_sparse() {
     if (!decomposes(op.handle) && !op.handle.hasKernelForDispatchKey(kSparseKey))
       aten_sparse_kernels().impl(op.short_name(),
                                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<SparseKernel>(op.handle)));
-  static auto& others = *new torch::Library(torch::Library::IMPL, "_", kSparseKey, __FILE__, __LINE__);
-  others.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  registrations("_", kSparseKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace shardwise

@@ -1,11 +1,11 @@
 #include "runtime/api/local_kind.h"
 
 #include "runtime/api/dtensor.h"
+#include "runtime/tensor/registrations.h"
 
 #include <ATen/RedispatchFunctions.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/library.h>
 
 namespace shardwise {
 namespace {
@@ -64,8 +64,7 @@ void keep_local_kind(const at::Tensor& tensor, LocalKind kind) {
 }
 
 void register_detach() {
-  static auto& library = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
-  library.impl("detach", torch::CppFunction::makeFromUnboxedFunction(&detach));
+  registrations("aten", kAutogradKey).impl("detach", torch::CppFunction::makeFromUnboxedFunction(&detach));
 }
 
 }  // namespace shardwise

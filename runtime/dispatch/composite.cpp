@@ -4,8 +4,7 @@
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/aten_operators.h"
-
-#include <torch/library.h>
+#include "runtime/tensor/registrations.h"
 
 #include <algorithm>
 #include <memory>
@@ -83,9 +82,8 @@ bool returns_tensors(const c10::OperatorHandle& op) {
 }  // namespace
 
 void register_composites(c10::ArrayRef<std::string_view> without_plain) {
-  // Registrations last as long as the process.
-  auto& backend = *new torch::Library(torch::Library::IMPL, "aten", kTensorKey, __FILE__, __LINE__);
-  auto& autograd = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__, __LINE__);
+  auto& backend = registrations("aten", kTensorKey);
+  auto& autograd = registrations("aten", kAutogradKey);
   for (const AtenOperator& op : aten_operators()) {
     if (!op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
         op.handle.hasKernelForDispatchKey(kTensorKey) || op.handle.hasKernelForDispatchKey(kAutogradKey) ||

@@ -23,7 +23,7 @@ class CopiedView final : public ViewLink {
   enum class Kind : uint8_t {
     kMoved,   // values came from other ranks
     kCopied,  // pieces were reshaped, and their strides did not allow a view
-    kShared,  // nothing, but the source itself is such a view
+    kShared,  // shares memory with a source that is itself a copied view
   };
 
   /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.

@@ -11,9 +11,9 @@
 #include "runtime/dispatch/out_call.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
+#include "runtime/tensor/registrations.h"
 
 #include <fmt/format.h>
-#include <torch/library.h>
 
 #include <memory>
 #include <mutex>
@@ -75,11 +75,6 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
     info = entry.get();
   }
   dispatch(*info, stack);
-}
-
-/// Registrations last as long as the process.
-torch::Library& library(const char* ns, c10::DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
 }
 
 void run(BoundCall& call) {
@@ -160,21 +155,21 @@ void add_user_rule(const std::string& op, const Rule& rule) {
   if (is_ours)
     infos_without_rule()[op]->rule = RuleTable::global().find(op);
   else if (!handle->hasKernelForDispatchKey(kTensorKey))  // a kernel for all backends would come before the fallback
-    library(op.substr(0, op.find("::")).c_str(), kTensorKey)
+    registrations(op.substr(0, op.find("::")).c_str(), kTensorKey)
         .impl(op.substr(op.find("::") + 2).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 void register_dispatch() {
-  auto& aten = library("aten", kTensorKey);
+  auto& aten = registrations("aten", kTensorKey);
   for (const AtenOperator& op : aten_operators()) {
     if (op.handle.hasKernelForDispatchKey(kTensorKey)) continue;
     const bool is_composite = op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     if (is_composite && !RuleTable::global().find(op.name)) continue;
     aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op.handle)));
   }
-  library("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  registrations("_", kTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
   if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAutogradKey))
-    library("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
+    registrations("_", kAutogradKey).fallback(torch::CppFunction::makeFallthrough());
   register_detach();
 }
 

@@ -19,8 +19,8 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack);
 /// what autograd lacks. Called once, after the rules and the kernels of ops/ are registered.
 void register_dispatch();
 
-/// States `rule` for an operator that another library registered, or one of aten's that has none. To be called before the operator
-/// is first used. Throws: c10::ValueError for an operator that torch does not know or that has a rule.
+/// States `rule` for an operator that another library registered, or one of aten's that has none. At any time: later calls use it.
+/// Throws: c10::ValueError for an operator that torch does not know or that has a rule.
 void add_user_rule(const std::string& op, const Rule& rule);
 
 }  // namespace shardwise

@@ -3,9 +3,9 @@
 #include "runtime/rules/aten_operators.h"
 #include "runtime/tensor/derivative_formula.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/registrations.h"
 
 #include <c10/core/AutogradState.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <memory>
@@ -42,8 +42,7 @@ ViewReplay::ViewReplay() : outer_(c10::AutogradState::get_tls_state().get_view_r
 ViewReplay::~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_enabled(outer_); }
 
 void register_view_replay() {
-  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", kAutogradKey, __FILE__,
-                                   __LINE__);  // lasts as long as the process
+  auto& aten = registrations("aten", kAutogradKey);
   for (const AtenOperator& op : aten_operators())
     if (is_tracked(op))
       aten.impl(op.short_name(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Replayed>()));
