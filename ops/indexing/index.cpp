@@ -176,6 +176,20 @@ at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tenso
   return at.dims.empty() ? self.clone() : look_up(self, at);
 }
 
+/// The only index as a mask that broadcasts with `self`, where one number is written: that needs no positions, and nothing is sent for them.
+std::optional<at::Tensor> filled_mask(const char* op, const at::Tensor& self,
+                                      const c10::List<std::optional<at::Tensor>>& indices, const at::Tensor& values,
+                                      bool accumulate) {
+  if (accumulate || values.dim() > 0 || values.scalar_type() != self.scalar_type()) return std::nullopt;
+  const auto found = only_mask(self, indices);
+  if (!found) return std::nullopt;
+  const at::Tensor mask = index_operand(op, *indices.get(*found), spec_of(self)->mesh());
+  Dims sizes(*found, 1);
+  sizes.append(mask.sizes().begin(), mask.sizes().end());
+  sizes.resize(self.dim(), 1);
+  return mask.view(sizes);
+}
+
 /// `values` as an operand of put(). Throws: torch's errors for dtypes and shapes that do not fit.
 at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::Tensor& values) {
   TORCH_CHECK_INDEX(values.scalar_type() == self.scalar_type(),
@@ -194,7 +208,9 @@ at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::T
 at::Tensor& put_in_place(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                          const at::Tensor& values, bool accumulate) {
   constexpr const char* kOp = "aten::index_put_";
-  const Indexed at = indexed(kOp, checked_self(kOp, self), indices);
+  if (const auto mask = filled_mask(kOp, checked_self(kOp, self), indices, values, accumulate))
+    return self.masked_fill_(*mask, values);
+  const Indexed at = indexed(kOp, self, indices);
   if (at.dims.empty()) return accumulate ? self.add_(values) : self.copy_(values);
   put_(self, at, checked_values(self, at, values), accumulate);
   return self;
@@ -208,7 +224,9 @@ at::Tensor& put_unsafe_in_place(at::Tensor& self, const c10::List<std::optional<
 at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                      const at::Tensor& values, bool accumulate) {
   constexpr const char* kOp = "aten::index_put";
-  const Indexed at = indexed(kOp, checked_self(kOp, self), indices);
+  if (const auto mask = filled_mask(kOp, checked_self(kOp, self), indices, values, accumulate))
+    return self.masked_fill(*mask, values);
+  const Indexed at = indexed(kOp, self, indices);
   if (at.dims.empty()) return accumulate ? self.add(values) : self.clone().copy_(values);
   return put(self, at, checked_values(self, at, values), accumulate);
 }

@@ -199,6 +199,19 @@ TEST(IndexTest, MasksStandForTheirDims) {
   });
 }
 
+TEST(IndexTest, ANumberIsWrittenWhereAMaskIsTrueWithoutMessages) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({2}, {2, 0});  // rank 1 is outside
+    const at::Tensor dense = at::arange(20, at::kDouble).view({5, 4});
+    at::Tensor x = lay_out(dense, mesh, {kRows});
+    const CommTrace trace;
+    x.index_put_({x.gt(7)}, at::full({}, -1.0, at::kDouble));
+    EXPECT_EQ(trace.total_count(), 0);
+    const at::Tensor whole = full_tensor(x);
+    EXPECT_TRUE(!mesh->is_member() || whole.equal(dense.masked_fill(dense.gt(7), -1)));
+  });
+}
+
 std::string error_of(const at::Tensor& ids, const Placement& of_table, const Placement& of_ids) {
   return error_of_ranks(3, [&](World&) {
     const auto mesh = make_mesh({3});
