@@ -45,12 +45,7 @@ void check(const Layout& source, const Layout& destination, const PlanOptions& o
       fmt::format("[redistribute] {} links are given for a mesh of {} dims. Give one per mesh dim of the source, "
                   "or none.",
                   options.links.size(), source.placements().size()));
-  for (const Link& link : options.links)
-    TORCH_CHECK_VALUE(
-        link.latency_us >= 0 && link.gb_per_s > 0,
-        fmt::format("[redistribute] a link of {} us and {} GB/s cannot be. Give a latency of at least 0 and a rate "
-                    "above 0.",
-                    link.latency_us, link.gb_per_s));
+  check_links("redistribute", options.links);
 }
 
 /// Sends boxes in so many rounds that no rank's buffers exceed the cap.
@@ -65,6 +60,14 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
 }
 
 }  // namespace
+
+void check_links(const char* op, const std::vector<Link>& links) {
+  for (const Link& link : links)
+    TORCH_CHECK_VALUE(
+        link.latency_us >= 0 && link.gb_per_s > 0,
+        fmt::format("[{}] a link of {} us and {} GB/s cannot be. Give a latency of at least 0 and a rate above 0.", op,
+                    link.latency_us, link.gb_per_s));
+}
 
 Pattern pattern_of(const Step& step) {
   switch (step.kind) {

@@ -22,6 +22,9 @@ struct Link {
   bool operator==(const Link&) const = default;
 };
 
+/// Throws: c10::ValueError in the name of `op` for a link of negative latency, or of a rate that is not above 0.
+void check_links(const char* op, const std::vector<Link>& links);
+
 /// Everything a plan depends on besides the two layouts, and so part of any cache's key.
 struct PlanOptions {
   enum class Objective : uint8_t {

@@ -13,10 +13,14 @@ namespace {
 
 using CarriedOptions = Carried<LookupOptions, 1>;
 
+std::shared_ptr<CarriedOptions> carried(LookupOptions options) {
+  check_links("lookup_exchange", options.links);
+  return std::make_shared<CarriedOptions>(std::move(options));
+}
+
 }  // namespace
 
-LookupScope::LookupScope(LookupOptions options)
-    : guard_(CarriedOptions::kind(), std::make_shared<CarriedOptions>(std::move(options))) {}
+LookupScope::LookupScope(LookupOptions options) : guard_(CarriedOptions::kind(), carried(std::move(options))) {}
 
 const LookupOptions& LookupScope::current() {
   static const LookupOptions kDefaults;

@@ -29,7 +29,7 @@ struct LookupOptions {
   /// the ids and a few numbers in a message. Without it ids out of range give zeros and no gradient, and ranks whose ids differ may wait
   /// for each other forever.
   bool checks_ids = true;
-  /// What kAuto reckons with, per mesh dim, as PlanOptions::links. The default link where it is empty.
+  /// Link costs for kAuto, per mesh dim, as PlanOptions::links. The default link where it is empty.
   std::vector<Link> links = {};
 };
 
@@ -37,6 +37,7 @@ struct LookupOptions {
 /// activation checkpointing. They nest. A lookup's backward uses the options of its forward.
 class LookupScope {
  public:
+  /// Throws: c10::ValueError for links as in check_links().
   explicit LookupScope(LookupOptions options);
 
   static const LookupOptions& current();

@@ -131,7 +131,7 @@ struct Planned {
   }
 };
 
-constexpr size_t kPlacesForPlans = 256;  // a plan takes the place of another one of the same hash
+constexpr size_t kCacheSlots = 256;  // direct-mapped: a plan replaces another one of the same hash
 
 }  // namespace
 
@@ -139,7 +139,7 @@ bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_alon
 
 LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
                           std::optional<int64_t> n_results) {
-  static thread_local std::vector<Planned> plans(kPlacesForPlans);
+  static thread_local std::vector<Planned> plans(kCacheSlots);
   const auto hash = (reinterpret_cast<uintptr_t>(table.get()) * 31 + reinterpret_cast<uintptr_t>(ids.get())) *
                     uintptr_t{0x9E3779B97F4A7C15};
   Planned& place = plans[hash >> 56];

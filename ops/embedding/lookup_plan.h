@@ -35,7 +35,7 @@ using LookupPlanPtr = std::shared_ptr<const LookupPlan>;
 
 /// The plan of looking up `ids` in a table of layout `table`; results have the ids' dims and one more. The same on all ranks. `n_results`:
 /// of pooled lookups, the number of bags.
-/// Pre: one mesh, no Partial in `ids`, only linear ones in `table`. Cost: a look at what this thread planned before.
+/// Pre: one mesh, no Partial in `ids`, only linear ones in `table`. Cost: one probe of a per-thread cache; plans on a miss.
 LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
                           std::optional<int64_t> n_results = {});
 

@@ -1,4 +1,4 @@
-// ops/embedding/max_norm.cpp: scales down the rows, of those that any rank's ids name, whose norm exceeds max_norm.
+// ops/embedding/max_norm.cpp: rescales rows whose norm exceeds max_norm, of those that any rank looks up.
 #include "ops/embedding/id_check.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/embedding/table_lookup.h"

@@ -121,6 +121,10 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
       tensors.size() == placements.size(),
       fmt::format("[redistribute_many] {} tensors came with {} lists of placements. Give one list per tensor.",
                   tensors.size(), placements.size()));
+  TORCH_CHECK_VALUE(
+      bucket_bytes >= 0,
+      fmt::format("[redistribute_many] bucket_bytes is {}: it cannot be negative. Use 0 to share no messages.",
+                  bucket_bytes));
   std::vector<SpecPtr> to;
   for (size_t i = 0; i < tensors.size(); ++i) to.push_back(spec_of(tensors[i])->with_placements(placements[i]));
 

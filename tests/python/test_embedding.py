@@ -309,6 +309,7 @@ BAD = [
         "the last offset is 9, of 5 ids",
     ),
     (lambda table, ids: sw.lookup_exchange("fastest"), ValueError, 'there is no exchange "fastest"'),
+    (lambda table, ids: sw.lookup_exchange(links=[(-1, 1)]).__enter__(), ValueError, "a link of -1 us and 1 GB/s"),
     (lambda table, ids: sw.optim.FusedSGD([table], lr=-1.0), ValueError, "lr is -1"),
     (lambda table, ids: sw.optim.FusedSGD([torch.rand(4, 2)], lr=1.0), TypeError, "got a torch.Tensor of shape [4, 2]"),
 ]

@@ -178,6 +178,15 @@ def test_options_change_the_way_and_not_the_values(target, options):
     run_ranks(4, body)
 
 
+def test_a_negative_bucket_is_an_error():
+    def on_rank(rank):
+        x = sw.distribute_tensor(torch.ones(4), sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(ValueError, match="bucket_bytes is -5: it cannot be negative"):
+            sw.redistribute_many([x], [[Replicate()]], bucket_bytes=-5)
+
+    run_ranks(2, on_rank)
+
+
 @pytest.mark.parametrize("bucket_bytes", [25 << 20, 300, 0])
 def test_many_tensors_move_together(bucket_bytes):
     def body(rank):
