@@ -1,4 +1,4 @@
-"""Each example in ops/README.md is code of the file that it names."""
+"""Each example in ops/README.md is code of the file that it names, and ops/ registers in one order."""
 
 import re
 from pathlib import Path
@@ -17,3 +17,15 @@ def test_every_way_has_an_example():
 def test_examples_exist(code, file):
     pattern = r"\s*".join(re.escape(part) for part in code.replace("...", " ... ").split())
     assert re.search(pattern.replace(re.escape("..."), ".*?"), (OPS / file).read_text(), re.DOTALL)
+
+
+def test_one_static_initializer_registers_everything():
+    """Static initializers of several files would run in the order of the object files."""
+    macro = re.compile(r"^TORCH_LIBRARY", re.MULTILINE)
+    sources = [path for path in OPS.rglob("*.cpp")]
+    assert len(sources) > 50
+    assert [path.name for path in sources if macro.search(path.read_text())] == []
+    initializers = [
+        path.name for path in sources if re.search(r"maybe_unused.*const bool registered", path.read_text())
+    ]
+    assert initializers == ["register.cpp"]
