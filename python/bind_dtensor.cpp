@@ -59,8 +59,12 @@ constexpr const char* kFromLocal =
     "and make\n"
     "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
     "not these.\n\n"
-    "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact. With `shape` and\n"
-    "exact placements (Shards with sizes, or an EnumerableShard) nothing is exchanged, except under `run_check`.\n\n"
+    "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact. Every rank of the "
+    "mesh\n"
+    "gives a wrapper then, an empty one where it has no piece: a rank that gives a tensor does not take part, and the\n"
+    "others wait for it until the time-out. With `shape` and exact placements (Shards with sizes, or an "
+    "EnumerableShard)\n"
+    "nothing is exchanged, except under `run_check`.\n\n"
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kToLocal =

@@ -150,7 +150,7 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyEnumerableShard, Placement>(
       module, "EnumerableShard",
-      "Any disjoint cover of the tensor by boxes, any number per rank: TorchRec's column-wise, "
+      "Any tiling of the tensor by boxes, any number per rank: TorchRec's column-wise, "
       "table-wise and grid-wise shards. For 1-D meshes.")
       .def(py::init([](std::vector<ShardMetadata> shards) {
              return as<PyEnumerableShard>(Placement::enumerable(std::move(shards)));

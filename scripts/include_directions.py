@@ -1,4 +1,4 @@
-"""Checks who includes whom: every room may include the rooms above it in ORDER, less those that EXCEPT names.
+"""Checks who includes whom: every room may include the rooms that come earlier in ORDER, less those that EXCEPT names.
 
 The pure rooms are free of tensors, and only python/ knows Python.
 """
@@ -61,7 +61,7 @@ def room_of(path: str) -> str | None:
 
 
 def may_include(room: str, other: str) -> bool:
-    """True where `other` is the same room or one above it that is not excepted."""
+    """True where `other` is the same room, or one earlier in ORDER that is not excepted."""
     if ORDER.index(other) > ORDER.index(room) or other in EXCEPT.get(room, set()):
         return False
     return other != "kernels" or room not in NO_KERNELS

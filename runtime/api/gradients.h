@@ -17,13 +17,14 @@ at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
 /// Gives `tensor` the version counter of `other`, whose memory it shares: writes to either count for both. Inference tensors have none.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);
 
-/// piece.detach(), without the dispatcher where nothing but a plain tensor is meant. Writes to it count as writes to the piece.
+/// piece.detach(), without the dispatcher for a plain tensor. It shares the piece's version counter: writes to either count for both.
 at::Tensor detached(const at::Tensor& piece);
-/// The same, but they count as writes to the tensor of which it is a piece, `owner`: what a program gets into its hands.
+/// The same, with the version counter of `owner`, the tensor of which it is a piece.
 at::Tensor detached(const at::Tensor& piece, const c10::TensorImpl& owner);
-/// The same where a copied view's piece, which is a copy, counts for itself.
+/// The same; the piece of a copied view is a copy and keeps its own counter.
 at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner);
-/// The piece itself where its writes count so, or where nobody else holds it and it can be made so; else detached().
+/// What a program gets as its local tensor: the piece itself where it has the owner's counter, or can be given it because nobody else
+/// holds it; else detached().
 at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner);
 
 }  // namespace shardwise

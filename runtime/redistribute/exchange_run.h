@@ -35,7 +35,7 @@ class ExchangeRun {
   /// Runs all rounds but the last, whose messages are under way then. `may_change`: the items' pieces may be written to before
   /// finish(): what is sent and kept is copied.
   void start(bool may_change = false);
-  /// Waits for the last round, sends nothing, and gives each item's pieces at its far end.
+  /// Waits for the last round, sends nothing, and gives each item's pieces in its destination layout.
   std::vector<Shards> finish();
 
  private:

@@ -16,7 +16,7 @@ enum class OperandRole : uint8_t {
   kInitialState,  // a recurrent layer's: plain zeros count as replicated
 };
 
-/// States the role of the arguments of these names; `in`: only of operators whose name contains this word, which comes first.
+/// States the role of the arguments of these names; `in`: only of operators whose name contains this word, which takes precedence over statements without it.
 /// Called while the library loads, before any OpInfo is made.
 void set_operand_role(OperandRole role, std::initializer_list<std::string_view> args, std::string_view in = "");
 

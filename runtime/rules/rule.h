@@ -87,7 +87,7 @@ class Rule {
   Rule linear(Linearity linearity = Linearity::kAll) const;
   Rule multilinear() const { return linear(Linearity::kEach); }
   Rule linear_in_first() const { return linear(Linearity::kFirst); }
-  /// The dims named by integer (or integer list) argument `arg` are gathered first. Not sampled() unless it says so.
+  /// The dims named by integer (or integer list) argument `arg` are gathered first. Disables sampling; add sampled() to allow it.
   Rule whole(std::string arg) const;
   /// Argument `arg` is the (single) output's global size.
   Rule sizes_in(std::string arg) const;
