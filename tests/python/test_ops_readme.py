@@ -22,7 +22,7 @@ def test_examples_exist(code, file):
 def test_one_static_initializer_registers_everything():
     """Static initializers of several files would run in the order of the object files."""
     macro = re.compile(r"^TORCH_LIBRARY", re.MULTILINE)
-    sources = [path for path in OPS.rglob("*.cpp")]
+    sources = list(OPS.rglob("*.cpp"))
     assert len(sources) > 50
     assert [path.name for path in sources if macro.search(path.read_text())] == []
     initializers = [
