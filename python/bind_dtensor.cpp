@@ -99,6 +99,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
 std::pair<PyObject*, PyObject*> mesh_and_placements(PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   constexpr std::pair<PyObject*, PyObject*> kMore{nullptr, nullptr};
   if (n_args < 1 || n_args > 3 || !THPVariable_Check(args[0])) return kMore;
+  if (THPVariable_Unpack(args[0]).key_set().has(c10::DispatchKey::Python)) return kMore;
   PyObject* mesh = n_args > 1 ? args[1] : Py_None;
   PyObject* placements = n_args > 2 ? args[2] : Py_None;
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
@@ -170,7 +171,7 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
                          const std::optional<Numbers>& shape, const std::optional<Numbers>& stride,
                          MaybePlacements grad_placements) {
   const MeshPtr& on = mesh_or_current(mesh);
-  return from_any_local(local, on, placements_or_replicate(std::move(placements), *on),
+  return from_any_local(understood(local, "as_local"), on, placements_or_replicate(std::move(placements), *on),
                         {run_check, dims_of(shape), dims_of(stride), std::move(grad_placements)});
 }
 
@@ -195,7 +196,8 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
                                 std::optional<int64_t> src_data_rank) {
   const MeshPtr& on = mesh_or_current(mesh);
-  return distribute_tensor(tensor, on, placements_or_replicate(std::move(placements), *on), src_data_rank);
+  return distribute_tensor(understood(tensor, "as_whole"), on, placements_or_replicate(std::move(placements), *on),
+                           src_data_rank);
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, Placements placements,
@@ -210,6 +212,10 @@ at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, P
 
 std::vector<at::Tensor> py_detached_pieces(const at::Tensor& tensor, const std::string& reader) {
   return detached_pieces(tensor, reader.c_str());
+}
+
+at::Tensor py_whole_piece(const at::Tensor& tensor, const std::string& reader) {
+  return whole_piece(tensor, reader.c_str());
 }
 
 bool py_is_stale(const at::Tensor& tensor) {
@@ -297,6 +303,12 @@ void bind_methods(py::module_& module) {
 
 }  // namespace
 
+at::Tensor understood(const at::Tensor& tensor, const char* converter) {
+  if (!tensor.key_set().has(c10::DispatchKey::Python)) return tensor;
+  const py::gil_scoped_acquire gil;
+  return py::module_::import("shardwise.interop.torch_tensors").attr(converter)(tensor).cast<at::Tensor>();
+}
+
 void bind_dtensor(py::module_& module) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
@@ -317,6 +329,11 @@ void bind_dtensor(py::module_& module) {
              py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),
              "This rank's pieces, aliased, without history. `reader` stands in the error for stale ones.",
+             py::arg("tensor"), py::arg("reader"));
+  module.def("whole_piece", wrap_pybind_function(&py_whole_piece),
+             "This rank's piece where it is the whole tensor, with its strides. Raises ValueError, naming `reader`, "
+             "where it is "
+             "not.",
              py::arg("tensor"), py::arg("reader"));
   module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
   module.def("is_stale", wrap_pybind_function(&py_is_stale),

@@ -17,6 +17,10 @@ py::object from_placement(const Placement& placement);
 /// Throws: TypeError for anything that is no mesh.
 MeshPtr to_mesh(py::handle object);
 
+/// What `converter` of interop/torch_tensors.py makes of a tensor whose operators are written in Python, such as torch's own
+/// DTensors; any other as it is. Throws: what that raises.
+at::Tensor understood(const at::Tensor& tensor, const char* converter);
+
 /// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);
 /// (latency in us, GB/s) per mesh dim.

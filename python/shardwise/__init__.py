@@ -36,6 +36,7 @@ from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, ones, rand, randn, zeros
+from shardwise.interop import from_torch, to_torch
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "distribute_tensor",
     "empty",
     "explain",
+    "from_torch",
     "full",
     "implicit_replication",
     "init_device_mesh",
@@ -72,6 +74,7 @@ __all__ = [
     "redistribution_counters",
     "register_rule",
     "testing",
+    "to_torch",
     "visualize_sharding",
     "zeros",
 ]

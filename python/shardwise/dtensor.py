@@ -57,6 +57,18 @@ class DTensor(torch.Tensor):
             else object.__format__(self, format_spec)
         )
 
+    def data_ptr(self) -> int:
+        """The address of all values. Raises ValueError where this rank does not hold them at one, in the order of stride()."""
+        return _C.whole_piece(self, "data_ptr").data_ptr()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Shares all values with another library. Raises ValueError as data_ptr does: to_local() shares this rank's piece."""
+        return _C.whole_piece(self, "dlpack").__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """As of __dlpack__."""
+        return _C.whole_piece(self, "dlpack").__dlpack_device__()
+
     def tolist(self) -> Any:
         """All values as nested lists. Collective over the mesh."""
         return _C.full_tensor(self.detach()).tolist()
@@ -132,19 +144,19 @@ class DTensor(torch.Tensor):
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.write_items(self, fqn, self._saved_boxes(), self.size())
+        return chunks.write_items(self, fqn, self._saved_boxes(), self.size())
 
     def __create_chunk_list__(self) -> Any:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.chunks(self._saved_boxes())
+        return chunks.chunks(self._saved_boxes())
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.piece_at(index, self._saved_boxes(), _C.detached_pieces(self, "checkpoint"))
+        return chunks.piece_at(index, self._saved_boxes(), _C.detached_pieces(self, "checkpoint"))
 
     def _saved_boxes(self) -> list[tuple[list[int], list[int]]]:
         """(offsets, sizes) of this rank's pieces. Raises ValueError for Partial tensors, whose pieces are not values."""

@@ -74,9 +74,9 @@ class LocalShardsWrapper(torch.Tensor):
 
     def storage_metadata(self) -> TensorStorageMetadata:
         """What checkpoints know of it: one chunk per piece, this rank's size and properties."""
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.storage_metadata(self, self._boxes())
+        return chunks.storage_metadata(self, self._boxes())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         pieces = ", ".join(
@@ -115,28 +115,33 @@ class LocalShardsWrapper(torch.Tensor):
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.write_items(self, fqn, self._boxes(), self._reach())
+        return chunks.write_items(self, fqn, self._boxes(), self._reach())
 
     def __create_chunk_list__(self) -> Any:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.chunks(self._boxes())
+        return chunks.chunks(self._boxes())
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        from shardwise import checkpoint
+        from shardwise.checkpoint import chunks
 
-        return checkpoint.piece_at(index, self._boxes(), _C.local_shards(self.detach()))
+        return chunks.piece_at(index, self._boxes(), _C.local_shards(self.detach()))
 
     def _boxes(self) -> list[tuple[list[int], list[int]]]:
         return list(zip(_C.local_offsets(self), _C.local_sizes(self), strict=True))
+
+    table_size: torch.Size | None = None
+    """The whole table's, where that is known: in a copy of a DTensor that is being saved."""
 
     def _reach(self) -> torch.Size:
         """Size of the table as far as this rank's own pieces reach: a wrapper knows no other ranks.
 
         Where ranks share a table it is saved as a DTensor.
         """
+        if self.table_size is not None:
+            return self.table_size
         ends = [[o + n for o, n in zip(offsets, sizes, strict=True)] for offsets, sizes in self._boxes()]
         return torch.Size(max(along) for along in zip(*ends, strict=True))
 

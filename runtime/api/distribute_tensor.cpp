@@ -42,8 +42,9 @@ Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
 
 void check_plain(const at::Tensor& tensor) {
   const auto keys = tensor.key_set();
-  const bool is_dense = tensor.layout() == c10::kStrided && (keys.has_backend(c10::BackendComponent::CPUBit) ||
-                                                             keys.has_backend(c10::BackendComponent::CUDABit));
+  const bool is_dense =
+      tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
+      (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit));
   TORCH_CHECK_VALUE(is_dense,
                     fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be sharded. Give a "
                                 "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",

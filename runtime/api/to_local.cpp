@@ -85,4 +85,18 @@ std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* re
   return without_history(impl, shards_read_by(impl, reader));
 }
 
+at::Tensor whole_piece(const at::Tensor& tensor, const char* reader) {
+  const Spec& spec = *spec_of(tensor);
+  const std::vector<at::Tensor> pieces = detached_pieces(tensor, reader);
+  const bool is_whole = pieces.size() == 1 && pieces[0].sizes() == spec.sizes() && !spec.layout().is_partial();
+  TORCH_CHECK_VALUE(
+      is_whole && (pieces[0].numel() < 2 || pieces[0].strides() == tensor.strides()),
+      fmt::format(
+          "[{}] rank {} does not hold all values of {}{}. Take to_local() for its piece or full_tensor() for all of "
+          "them; a model's are gathered by torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+          "full_state_dict=True.",
+          reader, spec.mesh()->rank(), to_string(spec), is_whole ? " in the order of its strides" : ""));
+  return pieces[0];
+}
+
 }  // namespace shardwise

@@ -21,4 +21,8 @@ std::vector<at::Tensor> to_pieces(const at::Tensor& tensor);
 /// All pieces, without history: what is saved. `reader` stands in the error for stale ones.
 std::vector<at::Tensor> detached_pieces(const at::Tensor& tensor, const char* reader);
 
+/// The only piece, where it is the whole tensor and lies in memory as stride() says. Throws: c10::ValueError, naming `reader`,
+/// where this rank holds less, terms of a sum, or other strides.
+at::Tensor whole_piece(const at::Tensor& tensor, const char* reader);
+
 }  // namespace shardwise

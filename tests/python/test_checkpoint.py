@@ -1,33 +1,42 @@
-"""Tables through torch.distributed.checkpoint and ShardedTensor (T7), on real processes."""
+"""Checkpoints: torch.distributed.checkpoint, safetensors and save_pretrained with our tensors, and tables as ShardedTensor (T7)."""
 
-import subprocess
-import sys
-from pathlib import Path
-
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torchrun import expect_all_well, torchrun
 
-from shardwise import LocalShardsWrapper
-
-PROGRAM = Path(__file__).with_name("wrapper_program.py")
-
-
-def torchrun(n_ranks, part, folder):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
-    result = subprocess.run(
-        [*launcher, str(PROGRAM), part, str(folder)], capture_output=True, text=True, timeout=180, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(part) == n_ranks  # lines of ranks may run into each other
+import shardwise as sw
+from shardwise import LocalShardsWrapper, Replicate, Shard
+from shardwise.testing import run_ranks
 
 
 def test_t7_saved_by_four_ranks_and_loaded_by_two_with_other_shards(tmp_path):
-    torchrun(4, "save", tmp_path)
-    torchrun(2, "load", tmp_path)
+    expect_all_well("wrapper_program.py", 4, "save", tmp_path)
+    expect_all_well("wrapper_program.py", 2, "load", tmp_path)
 
 
 def test_t7_sharded_tensors_there_and_back(tmp_path):
-    torchrun(4, "sharded_tensor", tmp_path)
+    expect_all_well("wrapper_program.py", 4, "sharded_tensor", tmp_path)
+
+
+@pytest.mark.parametrize("part", ["state_dicts", "async_save", "hugging_face", "replaced", "other_model"])
+def test_four_processes(part, tmp_path):
+    expect_all_well("checkpoint_program.py", 4, part, tmp_path)
+
+
+def test_saved_by_four_ranks_and_loaded_by_others_and_by_torchs_dtensors(tmp_path):
+    expect_all_well("checkpoint_program.py", 4, "save", tmp_path)
+    expect_all_well("checkpoint_program.py", 2, "load", tmp_path)
+    expect_all_well("checkpoint_program.py", 1, "load", tmp_path)
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path):
+    result = torchrun("checkpoint_program.py", 4, "killed", tmp_path)
+    assert result.returncode != 0 and "SIGKILL" in result.stderr and "killed-" not in result.stdout
+    assert any(len(path.name) > 20 for path in tmp_path.glob("*.distcp"))
+    expect_all_well("checkpoint_program.py", 4, "after_the_kill", tmp_path)
 
 
 def test_a_wrapper_alone_is_saved_piece_by_piece(tmp_path):
@@ -40,3 +49,48 @@ def test_a_wrapper_alone_is_saved_piece_by_piece(tmp_path):
     other = LocalShardsWrapper([torch.zeros(5, 2), torch.zeros(1, 2)], [(1, 0), (0, 0)])
     dcp.load({"w": other}, checkpoint_id=tmp_path, no_dist=True)
     assert torch.equal(other.shards[0], table[1:]) and torch.equal(other.shards[1], table[:1])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 3)])
+def test_a_layout_with_empty_pieces_loads(shape, tmp_path):
+    dense = torch.arange(15.0).view(5, 3)[: shape[0]]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        dcp.save({"w": sw.distribute_tensor(dense, mesh, [Replicate()])}, checkpoint_id=tmp_path, no_dist=True)
+
+    run_ranks(1, body)
+
+    def load(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        for placement in (Shard(0, sizes=[0, shape[0], 0]), Shard(1, sizes=[1, 0, 2]), Shard(0), Replicate()):
+            loaded = sw.zeros(*shape, device_mesh=mesh, placements=[placement])
+            dcp.load({"w": loaded}, checkpoint_id=tmp_path, no_dist=True)
+            assert torch.equal(loaded.full_tensor(), dense)
+
+    run_ranks(3, load)
+
+
+def test_a_full_state_dict_of_thread_ranks():
+    dense = nn.Linear(3, 5)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        model = nn.Linear(3, 5)
+        model.load_state_dict(dense.state_dict())
+        rows = Shard(0, sizes=[4, 0, 1])
+        sw.distribute_module(model, mesh, lambda name, module, mesh: module.register_parameter(
+            "weight", nn.Parameter(sw.distribute_tensor(module.weight.detach(), mesh, [rows])))
+        )  # fmt: skip
+        options = StateDictOptions(full_state_dict=True)
+        full = get_model_state_dict(model, options=options)
+        assert type(full["weight"]) is torch.Tensor and torch.equal(full["weight"], dense.weight)
+        assert torch.equal(full["bias"], dense.bias)
+        with torch.no_grad():
+            model.weight.zero_()
+        set_model_state_dict(model, full, options=options)
+        assert model.weight.placements == (rows,) and torch.equal(model.weight.full_tensor(), dense.weight)
+        with pytest.raises(RuntimeError, match="size mismatch for weight"):
+            set_model_state_dict(model, {**full, "weight": torch.ones(2, 3)}, options=options)
+
+    run_ranks(3, body)

@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint asks of a tensor: one chunk per local piece, at its true offsets.
+"""What torch.distributed.checkpoint asks of a tensor: one chunk per local piece that has elements, at its true offsets.
 
 Knows no tensor class: a tensor hands in its `boxes`, (offsets, sizes) of each of this rank's pieces.
 """
@@ -18,13 +18,17 @@ Boxes = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 def chunks(boxes: Boxes) -> list[ChunkStorageMetadata]:
-    """One chunk per piece, empty ones included."""
+    """One chunk per piece that has elements: of an empty one there is nothing to read."""
+    return [chunk for chunk in _all_chunks(boxes) if chunk.sizes.numel() > 0]
+
+
+def _all_chunks(boxes: Boxes) -> list[ChunkStorageMetadata]:
     return [ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes)) for offsets, sizes in boxes]
 
 
 def storage_metadata(tensor: torch.Tensor, boxes: Boxes) -> TensorStorageMetadata:
-    """One chunk per piece of this rank; the size is the tensor's own."""
-    return TensorStorageMetadata(properties(tensor), tensor.size(), chunks(boxes))
+    """One chunk per piece of this rank, empty ones included; the size is the tensor's own."""
+    return TensorStorageMetadata(properties(tensor), tensor.size(), _all_chunks(boxes))
 
 
 def properties(tensor: torch.Tensor) -> TensorProperties:
@@ -33,15 +37,14 @@ def properties(tensor: torch.Tensor) -> TensorProperties:
 
 
 def write_items(tensor: torch.Tensor, name: str, boxes: Boxes, size: torch.Size) -> list[WriteItem]:
-    """One item per piece that has elements. `size`: of the whole tensor."""
+    """One item per chunk. `size`: of the whole tensor; one without elements is written all the same, so that its name is known."""
     return [
         WriteItem(
             index=MetadataIndex(name, chunk.offsets, index),
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(chunk=chunk, properties=properties(tensor), size=size),
         )
-        for index, chunk in enumerate(chunks(boxes))
-        if chunk.sizes.numel() > 0
+        for index, chunk in enumerate(chunks(boxes) if size.numel() > 0 else _all_chunks(boxes))
     ]
 
 
@@ -50,7 +53,9 @@ def piece_at(index: MetadataIndex, boxes: Boxes, pieces: Sequence[torch.Tensor])
 
     Raises ValueError where this rank has no such piece.
     """
-    for (offsets, _), piece in zip(boxes, pieces, strict=True):
-        if torch.Size(offsets) == index.offset and piece.numel() > 0:  # an empty piece may stand where another begins
-            return piece
-    raise ValueError(f"[checkpoint] this rank holds no piece of {index.fqn} at {index.offset}: it has {chunks(boxes)}.")
+    there = [piece for (offsets, _), piece in zip(boxes, pieces, strict=True) if torch.Size(offsets) == index.offset]
+    if not there:
+        raise ValueError(
+            f"[checkpoint] this rank holds no piece of {index.fqn} at {index.offset}: it has {_all_chunks(boxes)}."
+        )
+    return max(there, key=torch.Tensor.numel)  # an empty piece may stand where another begins

@@ -1,0 +1,60 @@
+"""A writer of checkpoints into folders that hold one already."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from torch.distributed.checkpoint import filesystem as torchs
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+__all__ = ["FileSystemWriter"]
+
+
+class FileSystemWriter(torchs.FileSystemWriter):
+    """torch.distributed.checkpoint's FileSystemWriter, with which the checkpoint that a folder holds stays whole until a new one is.
+
+    FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1, ...)    # torch's arguments
+
+    Files of a new checkpoint have new names; one rename of its metadata makes it the folder's checkpoint, and the files of the
+    one before are removed then. Whoever is stopped in between, or fails, leaves the one before, and perhaps files that the
+    next save removes. For a while the folder holds both. Readers are torch's. For local folders, and use_collectives=True.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *arguments: object, **options: object) -> None:
+        super().__init__(path, *arguments, **options)  # type: ignore[arg-type]
+        self.fs = _ReplacingFileSystem()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if not self.use_collectives:
+            raise ValueError(
+                "[checkpoint] use_collectives=False gives each rank metadata of its own, which no single rename makes valid. Use "
+                "torch.distributed.checkpoint.FileSystemWriter and a new folder."
+            )
+        if not self.overwrite and self._metadata_exists():
+            raise RuntimeError(f"[checkpoint] {self.path} holds a checkpoint, and overwrite is False.")
+        self.fs.mkdir(self.path)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Called on the coordinator alone: its `save_id`, new for each save, is in the names of all ranks' files."""
+        names = [torchs._StoragePrefix(f"__{self.save_id}_{i}_") for i in range(len(plans))]
+        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        files = {written.storage_data.relative_path for of_rank in results for written in of_rank}
+        for path in Path(self.path).glob(f"__*{torchs.DEFAULT_SUFFIX}"):
+            if path.name not in files:
+                path.unlink(missing_ok=True)
+
+
+class _ReplacingFileSystem(torchs.FileSystem):
+    """A rename replaces what is there in one step, where torch removes it before."""
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        if Path(path).name != torchs._metadata_fn:
+            super().rm_file(path)

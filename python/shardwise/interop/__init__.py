@@ -1,0 +1,33 @@
+"""What other libraries must know of our tensors, taught to them when they are imported, and conversions to and from torch's own.
+
+Their functions ask `isinstance(tensor, torch.distributed.tensor.DTensor)` where the kind of tensor matters, and take ours for
+plain ones. Each module here replaces the functions of one library that would give wrong results.
+"""
+
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+
+from shardwise.interop.torch_tensors import from_torch, to_torch
+from shardwise.interop.when_imported import when_imported
+
+__all__ = ["from_torch", "to_torch"]
+
+# The module of another library, and ours whose teach() is called with it.
+_LESSONS = {
+    "torch.distributed._state_dict_utils": "state_dicts",
+    "torch.distributed.checkpoint.state_dict": "state_dicts",
+    "torch.distributed.checkpoint.staging": "staging",
+    "torch.distributed.checkpoint._async_thread_executor": "staging",
+    "torch.distributed.checkpoint._state_dict_stager": "staging",
+    "torch.distributed.checkpoint.default_planner": "load_plans",
+    "transformers.distributed.mixin": "hugging_face",
+}
+
+
+def _teach(lesson: str, module: ModuleType) -> None:
+    import_module(f"shardwise.interop.{lesson}").teach(module)
+
+
+for _name, _lesson in _LESSONS.items():
+    when_imported(_name, partial(_teach, _lesson))

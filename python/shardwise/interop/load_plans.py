@@ -1,0 +1,57 @@
+"""Loading a checkpoint of another model: every name that is wrong, before anything is read."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from shardwise.dtensor import DTensor
+from shardwise.local_shards_wrapper import LocalShardsWrapper
+
+
+def teach(module: ModuleType) -> None:
+    """Has torch.distributed.checkpoint.default_planner compare the whole state dict with the checkpoint first.
+
+    It does so by itself, name by name, and says the first that is missing.
+    """
+    original = module.create_default_local_load_plan
+
+    @functools.wraps(original)
+    def create_plan(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> Any:
+        if any(isinstance(value, (DTensor, LocalShardsWrapper)) for value in state_dict.values()):
+            check_names(state_dict, metadata, strict)
+        return original(state_dict, metadata, strict)
+
+    module.create_default_local_load_plan = create_plan  # type: ignore[attr-defined]
+
+
+def check_names(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> None:
+    """Raises RuntimeError naming everything in `state_dict` that the checkpoint lacks or has in another size.
+
+    What the checkpoint has besides is named then too; alone it is no error, and neither are missing names where `strict` is
+    False. A wrapper knows no size but its own pieces'.
+    """
+    saved = metadata.state_dict_metadata
+    missing = [name for name in state_dict if name not in saved] if strict else []
+    other_sizes = [
+        f"{name} is {list(there.size)} there and {list(value.size())} here"
+        for name, value in state_dict.items()
+        if isinstance(there := saved.get(name), TensorStorageMetadata)
+        and isinstance(value, DTensor)
+        and there.size != value.size()
+    ]
+    if not missing and not other_sizes:
+        return
+    extra = [name for name in saved if name not in state_dict]
+    facts = [
+        f"It lacks {', '.join(missing)}." if missing else "",
+        f"Other sizes: {'; '.join(other_sizes)}." if other_sizes else "",
+        f"It has besides: {', '.join(extra)}." if extra else "",
+    ]
+    raise RuntimeError(
+        f"[checkpoint] the checkpoint is of another model; nothing has been loaded. {' '.join(filter(None, facts))} Rename the "
+        "entries, or load a part with DefaultLoadPlanner(allow_partial_load=True)."
+    )

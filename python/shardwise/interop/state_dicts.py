@@ -1,0 +1,190 @@
+"""Full and staged state dicts: what torch.distributed.checkpoint.state_dict does to torch's DTensors, for ours.
+
+Its functions walk through state dicts by torch.distributed._state_dict_utils. Those replaced here deal with our tensors and
+leave everything else to the original.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwise import _C
+from shardwise._C import DeviceMesh
+from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
+
+Function = Callable[..., Any]
+
+
+def teach(module: ModuleType) -> None:
+    """Replaces the functions in `module`, which defines them or has imported them by name."""
+    for name, replacement in _REPLACEMENTS.items():
+        original = getattr(module, name, None)
+        if original is not None and not hasattr(original, "_teaches_shardwise"):
+            taught = functools.wraps(original)(functools.partial(replacement, original))
+            taught._teaches_shardwise = True  # type: ignore[attr-defined]
+            setattr(module, name, taught)
+
+
+def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = True) -> Any:
+    """`state_dict` with all values of our tensors, as plain ones; each is gathered in turn. Tensors that share their pieces, as
+    tied weights do, share the result. Where `keep` is False this rank only takes part, and has None in their place.
+
+    Collective over each tensor's mesh. Raises ValueError where this rank is to keep a tensor that lives on other ranks only.
+    """
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def gather(path: str, tensor: DTensor) -> torch.Tensor | None:
+        full = _full_tensor(path, tensor, cpu_offload, keep)
+        memory = _memory_of(tensor)
+        return (
+            known.setdefault((tensor.placements, tensor.stride(), *memory), full)
+            if memory and full is not None
+            else full
+        )
+
+    return _with(DTensor, state_dict, gather)
+
+
+def _memory_of(tensor: DTensor) -> list[Any]:
+    """Where this rank's elements lie. Known to it alone, so that nothing which ranks do together depends on it."""
+    pieces = _C.detached_pieces(tensor, "state_dict")
+    return [(piece.data_ptr(), piece.shape, piece.stride()) for piece in pieces if piece.numel() > 0]
+
+
+def _full_tensor(path: str, tensor: DTensor, cpu_offload: bool, keep: bool) -> torch.Tensor | None:
+    if tensor.device_mesh.get_coordinate() is None:
+        if not keep:
+            return None
+        raise ValueError(
+            f"[state_dict] {path} lives on {tensor.device_mesh}, and rank {tensor.device_mesh.get_rank()} has no part of it, so that "
+            "a full state dict would lack it here. Redistribute it to a mesh of all ranks first, or save shards with "
+            "torch.distributed.checkpoint.save."
+        )
+    full = _C.full_tensor(tensor.detach())
+    if not keep:
+        return None
+    return full.cpu() if cpu_offload else full
+
+
+def _with(kind: type, value: Any, change: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:
+    """A copy of nested dicts, lists and tuples with `change(path, item)` in the place of the items of that kind."""
+    if isinstance(value, kind):
+        return change(".".join(path), value)
+    if isinstance(value, Mapping):
+        return {key: _with(kind, item, change, (*path, str(key))) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_with(kind, item, change, (*path, str(i))) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _gather_state_dict(
+    original: Function,
+    state_dict: dict[str, Any],
+    *,
+    pg: dist.ProcessGroup | None = None,
+    cpu_offload: bool = False,
+    ranks_only: tuple[int, ...] = (),
+    **options: Any,
+) -> Any:
+    keep = not ranks_only or dist.get_rank(pg) in ranks_only
+    gathered = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
+    return original(gathered, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
+
+
+def _placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
+    """`values`, alike on every rank, laid out as `tensor`; plain where their shape is another, for the caller to say so."""
+    if isinstance(values, DTensor) or values.shape != tensor.shape:
+        return values
+    here = values.detach().to(tensor.device)
+    return distribute_tensor(here, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def _distribute_state_dict(
+    original: Function,
+    full_state_dict: dict[str, Any],
+    local_state_dict: dict[str, Any],
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """Every rank has all values and takes its part of them."""
+    ours = {
+        key: tensor
+        for key, tensor in local_state_dict.items()
+        if isinstance(tensor, DTensor) and isinstance(full_state_dict.get(key), torch.Tensor)
+    }
+    rest = {key: value for key, value in full_state_dict.items() if key not in ours}
+    original(rest, local_state_dict, *arguments, **options)
+    for key, tensor in ours.items():
+        local_state_dict[key] = _placed_as(full_state_dict[key], tensor)
+
+
+def _broadcast_tensors(
+    original: Function,
+    full_state_dict: dict[str, Any],
+    local_state_dict: dict[str, Any],
+    keys: list[str],
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """The first rank has the values: the original leaves all of them where a plain tensor stands, of which each rank takes its part."""
+    ours = {key: tensor for key in keys if isinstance(tensor := local_state_dict.get(key), DTensor)}
+    local_state_dict.update(dict.fromkeys(ours, torch.empty(0)))
+    original(full_state_dict, local_state_dict, keys, *arguments, **options)
+    for key, tensor in ours.items():
+        local_state_dict[key] = _placed_as(local_state_dict[key], tensor)
+
+
+def _broadcast_state_dict(
+    original: Function,
+    full_state_dict: dict[str, Any],
+    local_state_dict: dict[str, Any],
+    *arguments: Any,
+    **options: Any,
+) -> None:
+    """The original sends tensors without dims as numbers, and others by _broadcast_tensors."""
+    ours = {key: tensor for key, tensor in local_state_dict.items() if isinstance(tensor, DTensor)}
+    original(full_state_dict, local_state_dict, *arguments, **options)
+    for key, tensor in ours.items():
+        if isinstance(local_state_dict.get(key), torch.Tensor):
+            local_state_dict[key] = _placed_as(local_state_dict[key], tensor)
+
+
+class _Done:
+    """A tensor that the original is to leave alone: it copies what it does not know."""
+
+    def __init__(self, tensor: DTensor) -> None:
+        self.tensor = tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Done:
+        return self
+
+
+def _create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    """Of our tensors, copies whose pieces are what the original makes of plain tensors."""
+
+    def on_cpu(path: str, tensor: DTensor) -> _Done:
+        pieces = original({"pieces": _C.detached_pieces(tensor, "state_dict")}, *arguments, **options)["pieces"]
+        mesh = tensor.device_mesh
+        if mesh.device_type != "cpu":
+            mesh = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+        layout = (tensor.placements, tuple(tensor.shape), tensor.stride(), tensor.dtype, _C.local_kind_of(tensor))
+        return _Done(rebuild_dtensor(pieces, mesh, *layout, requires_grad=False, attributes={}))
+
+    created = original(_with(DTensor, state_dict, on_cpu), *arguments, **options)
+    return _with(_Done, created, lambda path, done: done.tensor)
+
+
+_REPLACEMENTS: dict[str, Function] = {
+    "_gather_state_dict": _gather_state_dict,
+    "_distribute_state_dict": _distribute_state_dict,
+    "_broadcast_state_dict": _broadcast_state_dict,
+    "_broadcast_tensors": _broadcast_tensors,
+    "_create_cpu_state_dict": _create_cpu_state_dict,
+}

@@ -1,0 +1,55 @@
+"""Code that runs once a module of another library is there: right after its import, or at once where it was imported before."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["when_imported"]
+
+Action = Callable[[ModuleType], None]
+_waiting: dict[str, list[Action]] = {}
+
+
+def when_imported(name: str, action: Action) -> None:
+    """Calls `action(module)` once, as soon as the module called `name` has been executed. Imports nothing itself."""
+    if name in sys.modules:
+        action(sys.modules[name])
+    else:
+        _waiting.setdefault(name, []).append(action)
+
+
+class _Watcher(MetaPathFinder):
+    """Finds what the other finders find, and has the actions called after the module's own code."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        actions = _waiting.pop(fullname, None)
+        if actions is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # does not come back here: nobody waits for the module now
+        if spec is None or spec.loader is None:
+            _waiting[fullname] = actions
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            loader.exec_module = execute
+            try:
+                execute(module)
+            except BaseException:
+                _waiting[fullname] = actions  # the next import may succeed
+                raise
+            for action in actions:
+                action(module)
+
+        loader.exec_module = execute_and_act
+        return spec
+
+
+sys.meta_path.insert(0, _Watcher())

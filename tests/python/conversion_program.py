@@ -1,0 +1,189 @@
+"""Run by test_conversions.py under torchrun: conversion_program.py PART FOLDER prints PART-RANK where all is well."""
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor as torchs
+from layouts import CASES
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.device_mesh import init_device_mesh as torchs_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper as TorchsWrapper
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import shardwise as sw
+from shardwise import EnumerableShard, Partial, Replicate, Shard
+
+X = torch.arange(70.0).view(7, 10)
+
+
+def expect_error(kind, words, call):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised; expected {words}")
+
+
+def what_torch_cannot_hold(case):
+    """Key words of the error; nothing where it can."""
+    if any(
+        isinstance(placement, EnumerableShard) or getattr(placement, "sizes", None) for placement in case.placements
+    ):
+        return "[to_torch] torch.distributed.tensor cannot hold"
+    ranks = case.mesh().mesh
+    falls = any(placement.is_shard() and (ranks.diff(dim=m) < 0).any() for m, placement in enumerate(case.placements))
+    return "[to_torch] Shard(0) is along dim 0" if falls else None
+
+
+def layouts(folder):
+    """There and back under every layout: same memory and values, gradients both ways; what torch cannot hold is an error."""
+    for case in CASES:
+        ours = case.distributed().requires_grad_()
+        if words := what_torch_cannot_hold(case):
+            expect_error(ValueError, words, lambda x=ours: sw.to_torch(x))
+            continue
+        theirs = sw.to_torch(ours)
+        assert type(theirs) is torchs.DTensor and theirs.shape == ours.shape and theirs.stride() == ours.stride()
+        back = sw.from_torch(theirs)
+        assert back.placements == ours.placements and back.device_mesh is ours.device_mesh, case.name
+        if ours.device_mesh.get_coordinate() is None:
+            continue
+        local = ours.detach().to_local()
+        assert theirs.detach().to_local().data_ptr() == local.data_ptr() == back.detach().to_local().data_ptr()
+        is_max = any(p.is_partial("max") for p in case.placements)
+        if not is_max:  # torch has no max of Partial pieces that carry gradients, and neither have we
+            assert torch.equal(theirs.detach().full_tensor(), case.dense()), case.name
+            (theirs.full_tensor() * case.dense()).sum().backward()
+            assert torch.equal(ours.grad.full_tensor(), case.dense()), case.name
+            ours.grad = None
+            (back * back).sum().backward()
+            assert torch.equal(ours.grad.full_tensor(), 2 * case.dense()), case.name
+
+
+def torchs_own(folder):
+    """torch's tensors become ours: of every layout of its own, in several dims, and those of its parallel modules."""
+    grid = torchs_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    s0, s1, r = torchs.Shard(0), torchs.Shard(1), torchs.Replicate()
+    for placements in ([s0, s1], [s1, s0], [s0, s0], [r, s0], [s1, r], [r, r]):
+        theirs = torchs.distribute_tensor(X, grid, placements)
+        ours = sw.from_torch(theirs)
+        assert torch.equal(ours.full_tensor(), X), placements
+        assert ours.to_local().data_ptr() == theirs.to_local().data_ptr()
+    fallen = TorchDeviceMesh("cpu", [3, 0, 1, 2])
+    expect_error(ValueError, "increasing order", lambda: sw.from_torch(torchs.distribute_tensor(X, fallen, [s0])))
+    assert torch.equal(sw.from_torch(torchs.distribute_tensor(X, fallen, [r])).full_tensor(), X)
+    leaf = torchs.distribute_tensor(X, grid, [s0, s1]).requires_grad_()
+    (sw.from_torch(leaf) ** 2).sum().backward()
+    assert torch.equal(leaf.grad.full_tensor(), 2 * X)
+
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 4))
+    model = nn.Sequential(nn.Linear(10, 12), nn.ReLU(), nn.Linear(12, 4))
+    model.load_state_dict(dense.state_dict())
+    parallelize_module(model, grid["tp"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=grid["dp"])
+    strided = model[0].weight
+    assert any(hasattr(placement, "split_factor") for placement in strided.placements)
+    ours = sw.from_torch(strided)
+    assert torch.equal(ours.full_tensor(), dense[0].weight), ours
+    assert ours.device_mesh.mesh_dim_names == ("tp", "dp") and ours.placements == (Shard(0), Shard(0))
+
+
+def given_by_mistake(folder):
+    """torch's tensors where ours are made: converted, or an error."""
+    mesh, theirs_on = sw.init_device_mesh("cpu", (4,)), torchs_mesh("cpu", (4,))
+    theirs = torchs.distribute_tensor(X, theirs_on, [torchs.Shard(0)])
+    for placements in ([Shard(1)], [Shard(0)], [Replicate()], [Shard(0, sizes=[1, 0, 6, 0])]):
+        ours = sw.distribute_tensor(theirs, mesh, placements)
+        assert type(ours) is sw.DTensor and ours.placements == tuple(placements)
+        assert torch.equal(ours.full_tensor(), X)
+    words = "[from_local] the local tensor is a torch.distributed.tensor.DTensor"
+    expect_error(TypeError, words, lambda: sw.DTensor.from_local(theirs, mesh, [Shard(0)]))
+    expect_error(TypeError, words, lambda: sw.DTensor.from_local(theirs, mesh, [Shard(0)], run_check=True))
+    expect_error(TypeError, "torch.distributed.tensor.DTensor", lambda: sw.LocalShardsWrapper([theirs], [(0, 0)]))
+    expect_error(TypeError, "where a DTensor is needed", lambda: sw.DTensor.redistribute(theirs, mesh, [Shard(0)]))
+    expect_error(TypeError, "[from_torch] Tensor is neither", lambda: sw.from_torch(X))
+    expect_error(TypeError, "[to_torch] DTensor is neither", lambda: sw.to_torch(theirs))
+
+    rank = dist.get_rank()
+    rows = [(0, 1), (1, 1), (1, 4), (4, 7)][rank]
+    pieces = [X[rows[0] : rows[1]].clone()] if rows[0] < rows[1] else []
+    wrapper = TorchsWrapper(pieces, [(rows[0], 0)] if pieces else [])
+    ours = sw.DTensor.from_local(wrapper, mesh, [Shard(0)])
+    assert isinstance(ours.to_local(), sw.LocalShardsWrapper) and ours.placements == (Shard(0, sizes=[1, 0, 3, 3]),)
+    assert torch.equal(ours.full_tensor(), X)
+    if pieces:
+        assert ours.to_local().shards[0].data_ptr() == pieces[0].data_ptr()
+
+    pending = torch.distributed._functional_collectives.all_reduce(torch.ones(3), "sum", theirs_on)
+    assert sw.DTensor.from_local(pending, mesh, [Replicate()]).full_tensor().tolist() == [4] * 3
+
+
+def tied():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.BatchNorm1d(4), nn.Linear(4, 9, bias=False))
+    model[2].weight = model[0].weight
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+def modules(folder):
+    """In place both ways: ties, buffers, gradients and memory are kept."""
+    mesh = sw.init_device_mesh("cpu", (4,))
+    torch.manual_seed(0)
+    model = sw.distribute_module(tied(), mesh)
+    model[0].weight = model[2].weight = nn.Parameter(model[0].weight.detach().redistribute(placements=[Shard(0)]))
+    ids = sw.distribute_tensor(torch.tensor([1, 8, 8, 3]), mesh, [Replicate()])
+    model(ids).square().sum().backward()
+    before = {name: tensor.detach().full_tensor() for name, tensor in model.state_dict().items()}
+    gradient = model[0].weight.grad.full_tensor()
+    address = model[0].weight.to_local().data_ptr()
+    for convert, kind in ((sw.to_torch, torchs.DTensor), (sw.from_torch, sw.DTensor)):
+        assert convert(model) is model
+        assert model[0].weight is model[2].weight
+        assert all(type(tensor.detach()) is kind for tensor in [*model.parameters(), *model.buffers()])
+        assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
+        assert not model[1].weight.requires_grad and model[0].weight.requires_grad
+        assert model[0].weight.to_local().data_ptr() == address
+        assert torch.equal(model[0].weight.grad.full_tensor(), gradient)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor.full_tensor(), before[name]), name
+    uneven = nn.Parameter(sw.distribute_tensor(torch.ones(5), mesh, [Shard(0, sizes=[5, 0, 0, 0])]))
+    model.register_parameter("uneven", uneven)
+    expect_error(ValueError, "Shard(0, sizes=[5, 0, 0, 0])", lambda: sw.to_torch(model))
+    assert all(isinstance(parameter, sw.DTensor) for parameter in model.parameters())
+
+    theirs = torchs.distribute_module(tied(), torchs_mesh("cpu", (4,)))
+    theirs[2].weight = theirs[0].weight
+    sw.distribute_module(theirs, mesh)
+    assert all(isinstance(parameter, sw.DTensor) for parameter in theirs.parameters())
+    assert theirs[0].weight is theirs[2].weight
+
+
+def partials(folder):
+    """Every kind of Partial, and meshes of some ranks in another order."""
+    for reduce_op in ("sum", "avg", "max", "min", "product"):
+        mesh = sw.DeviceMesh("cpu", [2, 0, 1])
+        ours = sw.DTensor.from_local(
+            torch.full((2,), 1.0 + dist.get_rank()), mesh, [Partial(reduce_op)], shape=(2,), stride=(1,)
+        )
+        theirs = sw.to_torch(ours)
+        if mesh.get_coordinate() is not None:
+            assert torch.equal(theirs.full_tensor(), ours.full_tensor()), reduce_op
+        assert sw.from_torch(theirs).placements == (Partial(reduce_op),)
+    same = sw.to_torch(ours).device_mesh
+    assert isinstance(same, TorchDeviceMesh) and same is theirs.device_mesh
+
+
+if __name__ == "__main__":
+    part = sys.argv[1]
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    globals()[part](sys.argv[2])
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.write(f"{part}-{os.environ['RANK']}\n")
