@@ -1,12 +1,15 @@
 """Turning the parameters of a module into DTensors."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.interop import from_torch
 
 __all__ = ["distribute_module"]
 
@@ -24,6 +27,9 @@ def distribute_module(
     """Makes DTensors of all parameters and buffers of `module`, in place, and returns it.
 
     `partition_fn(name, submodule, mesh)` is called on every submodule and shards what it likes; the rest is replicated.
+    A tensor that several submodules share stays shared: where `partition_fn` replaces it in one of them, the others get the
+    replacement; where it makes several of it, a warning names them. DTensors of torch.distributed.tensor become ours first.
+
     `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward. Collective over the
     mesh. Raises ValueError for a module that has been distributed before.
     """
@@ -32,10 +38,13 @@ def distribute_module(
             f"[distribute_module] this {type(module).__name__} has been distributed before. Call it once, on the outermost module."
         )
     mesh = mesh_or_current(device_mesh)
+    from_torch(module)
+    places = list(_places_of(module))
     for name, submodule in list(module.named_modules()):
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
-        _replicate_rest(submodule, mesh)
+    _tie_again(places)
+    _replicate_rest(module, mesh)
     if input_fn is not None:
         module.register_forward_pre_hook(lambda hooked, inputs: input_fn(hooked, inputs, mesh))
     if output_fn is not None:
@@ -44,11 +53,63 @@ def distribute_module(
     return module
 
 
+class _Place:
+    """Where a module keeps a tensor, and which one it kept at first."""
+
+    def __init__(self, path: str, tensors: dict[str, Any], name: str) -> None:
+        self.path = f"{path}.{name}" if path else name
+        self._tensors, self._name = tensors, name
+        self.original: torch.Tensor = tensors[name]
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        return self._tensors.get(self._name)
+
+    @tensor.setter
+    def tensor(self, value: torch.Tensor) -> None:
+        self._tensors[self._name] = value
+
+
+def _places_of(module: nn.Module) -> Iterator[_Place]:
+    """Every parameter and buffer, shared ones once per submodule and name."""
+    for path, submodule in module.named_modules():
+        for tensors in (submodule._parameters, submodule._buffers):
+            yield from (_Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+
+
+def _by_original(places: list[_Place]) -> list[list[_Place]]:
+    groups: dict[int, list[_Place]] = {}
+    for place in places:
+        groups.setdefault(id(place.original), []).append(place)
+    return list(groups.values())
+
+
+def _tie_again(places: list[_Place]) -> None:
+    """Where some of the places of one tensor have a replacement, the others get it too. Warns where there are several."""
+    for group in _by_original(places):
+        replaced = [place for place in group if place.tensor is not None and place.tensor is not place.original]
+        if not replaced:
+            continue
+        replacements = {id(place.tensor) for place in replaced}
+        if len(replacements) > 1:
+            warnings.warn(
+                f"[distribute_module] {', '.join(place.path for place in replaced)} shared one tensor, and partition_fn gave them "
+                f"{len(replacements)}: they are trained apart from now on. Have partition_fn replace the tensor in one of "
+                "them only; the others then get the replacement.",
+                stacklevel=3,
+            )
+        for place in group:
+            if place.tensor is place.original:
+                place.tensor = replaced[0].tensor  # type: ignore[assignment]
+
+
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        if not isinstance(parameter, DTensor):
-            replica = distribute_tensor(parameter.detach(), mesh)
-            module.register_parameter(name, nn.Parameter(replica, requires_grad=parameter.requires_grad))
-    for name, buffer in module.named_buffers(recurse=False):
-        if not isinstance(buffer, DTensor):
-            module._buffers[name] = distribute_tensor(buffer, mesh)
+    for group in _by_original(list(_places_of(module))):
+        tensor = group[0].original
+        if isinstance(tensor, DTensor):
+            continue
+        replica: torch.Tensor = distribute_tensor(tensor.detach(), mesh)
+        if isinstance(tensor, nn.Parameter):
+            replica = nn.Parameter(replica, requires_grad=tensor.requires_grad)
+        for place in group:
+            place.tensor = replica

@@ -247,3 +247,48 @@ def test_distribute_module_works_on_the_active_mesh_and_keeps_buffers_and_requir
         assert all(isinstance(buffer, DTensor) and buffer.device_mesh is mesh for buffer in norm.buffers())
 
     run_ranks(2, body)
+
+
+def tied_model():
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False))
+    model[2].weight = model[0].weight
+    model[0].register_buffer("scale", torch.ones(4))
+    model[1].register_buffer("scale", model[0].scale)
+    return model
+
+
+def shard_rows_of(*names):
+    def partition(name, module, mesh):
+        if name in names:
+            module.weight = nn.Parameter(sw.distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+
+    return partition
+
+
+@pytest.mark.filterwarnings(r"error:\[distribute_module\]")
+@pytest.mark.parametrize("names", [(), ("0",), ("2",)], ids=["replicated", "the first sharded", "the last sharded"])
+def test_distribute_module_keeps_ties(names):
+    torch.manual_seed(0)
+    dense = tied_model()
+    ids = torch.tensor([1, 5, 5, 0])
+    dense(ids).square().sum().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = tied_model()
+        model.load_state_dict(dense.state_dict())
+        sw.distribute_module(model, mesh, shard_rows_of(*names))
+        assert model[0].weight is model[2].weight and model[0].scale is model[1].scale
+        assert model[0].weight.placements == (Shard(0) if names else Replicate(),)
+        model(sw.distribute_tensor(ids, mesh)).square().sum().backward()
+        torch.testing.assert_close(model[0].weight.grad.full_tensor(), dense[0].weight.grad)
+
+    run_ranks(2, body)
+
+
+def test_distribute_module_warns_where_a_partition_fn_unties():
+    def body(rank):
+        sw.distribute_module(tied_model(), sw.init_device_mesh("cpu", (2,)), shard_rows_of("0", "2"))
+
+    with pytest.warns(UserWarning, match="0.weight, 2.weight shared one tensor.*trained apart"):
+        run_ranks(2, body)
