@@ -1,11 +1,9 @@
-"""Run by test_checkpoint_programs.py under torchrun: checkpoint_program.py PART FOLDER prints PART-RANK where all is well."""
+"""Run by test_checkpoint.py under torchrun: checkpoint_program.py PARTS FOLDER, see run_parts()."""
 
 import copy
 import os
 import signal
-import sys
 import warnings
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh as torchs_mesh
+from torchrun import run_parts
 
 import shardwise as sw
 from shardwise import Replicate, Shard
@@ -57,8 +56,7 @@ IDS = torch.tensor([10, 3, 3, 0, 7, 1, 9])
 
 
 def uneven_rows(n_ranks):
-    """The first rank has a row, the second none, the last the rest."""
-    return Shard(0, sizes=[1, 0, 4, 6][:n_ranks] if n_ranks == 4 else [5, *[0] * (n_ranks - 2), 6])
+    return Shard(0, sizes={1: [11], 2: [0, 11], 4: [1, 0, 4, 6]}[n_ranks])
 
 
 def sharded(seed, placements):
@@ -401,9 +399,4 @@ def other_model(folder):
 
 
 if __name__ == "__main__":
-    part = sys.argv[1]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    globals()[part](sys.argv[2])
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.write(f"{part}-{os.environ['RANK']}\n")
+    run_parts(globals())

@@ -1,8 +1,4 @@
-"""Run by test_conversions.py under torchrun: conversion_program.py PART FOLDER prints PART-RANK where all is well."""
-
-import os
-import sys
-from datetime import timedelta
+"""Run by test_conversions.py under torchrun: conversion_program.py PARTS FOLDER, see run_parts()."""
 
 import torch
 import torch.distributed as dist
@@ -14,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh as torchs_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper as TorchsWrapper
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torchrun import run_parts
 
 import shardwise as sw
 from shardwise import EnumerableShard, Partial, Replicate, Shard
@@ -181,9 +178,4 @@ def partials(folder):
 
 
 if __name__ == "__main__":
-    part = sys.argv[1]
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    globals()[part](sys.argv[2])
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.write(f"{part}-{os.environ['RANK']}\n")
+    run_parts(globals())

@@ -13,20 +13,16 @@ from shardwise.testing import run_ranks
 
 
 def test_t7_saved_by_four_ranks_and_loaded_by_two_with_other_shards(tmp_path):
-    expect_all_well("wrapper_program.py", 4, "save", tmp_path)
+    expect_all_well("wrapper_program.py", 4, "save,sharded_tensor", tmp_path)
     expect_all_well("wrapper_program.py", 2, "load", tmp_path)
 
 
-def test_t7_sharded_tensors_there_and_back(tmp_path):
-    expect_all_well("wrapper_program.py", 4, "sharded_tensor", tmp_path)
+@pytest.mark.parametrize("parts", ["state_dicts,other_model", "replaced", "async_save,hugging_face"])
+def test_four_processes(parts, tmp_path):
+    expect_all_well("checkpoint_program.py", 4, parts, tmp_path)
 
 
-@pytest.mark.parametrize("part", ["state_dicts", "async_save", "hugging_face", "replaced", "other_model"])
-def test_four_processes(part, tmp_path):
-    expect_all_well("checkpoint_program.py", 4, part, tmp_path)
-
-
-def test_saved_by_four_ranks_and_loaded_by_others_and_by_torchs_dtensors(tmp_path):
+def test_saved_by_four_ranks_and_loaded_by_others_and_as_torchs_dtensors(tmp_path):
     expect_all_well("checkpoint_program.py", 4, "save", tmp_path)
     expect_all_well("checkpoint_program.py", 2, "load", tmp_path)
     expect_all_well("checkpoint_program.py", 1, "load", tmp_path)

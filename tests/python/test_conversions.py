@@ -10,9 +10,8 @@ from shardwise import EnumerableShard, Partial, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 
-@pytest.mark.parametrize("part", ["layouts", "torchs_own", "given_by_mistake", "modules", "partials"])
-def test_four_processes(part, tmp_path):
-    expect_all_well("conversion_program.py", 4, part, tmp_path)
+def test_four_processes(tmp_path):
+    expect_all_well("conversion_program.py", 4, "layouts,torchs_own,given_by_mistake,modules,partials", tmp_path)
 
 
 X = torch.arange(12.0).view(6, 2)

@@ -1,10 +1,9 @@
-"""Run by test_checkpoint.py under torchrun: wrapper_program.py PART FOLDER prints PART where all is well."""
-
-import sys
+"""Run by test_checkpoint.py under torchrun: wrapper_program.py PARTS FOLDER, see run_parts()."""
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torchrun import run_parts
 
 import shardwise as sw
 from shardwise import DTensor, LocalShardsWrapper, Replicate, Shard
@@ -80,14 +79,5 @@ def sharded_tensor(folder):
     assert back.to_local().shards[0].data_ptr() == tensor.to_local().shards[0].data_ptr()
 
 
-def main():
-    part, folder = sys.argv[1:]
-    dist.init_process_group("gloo")
-    {"save": save, "load": load, "sharded_tensor": sharded_tensor}[part](folder)
-    dist.barrier()
-    dist.destroy_process_group()
-    print(part)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(globals())
