@@ -10,6 +10,7 @@ from torch import nn
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.interop import from_torch
+from shardwise.interop.state_dicts import placed_as
 
 __all__ = ["distribute_module"]
 
@@ -30,6 +31,8 @@ def distribute_module(
     A tensor that several submodules share stays shared: where `partition_fn` replaces it in one of them, the others get the
     replacement; where it makes several of it, a warning names them. DTensors of torch.distributed.tensor become ours first.
 
+    The module's load_state_dict() takes plain values, too, alike on all ranks: each takes its part.
+
     `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward. Collective over the
     mesh. Raises ValueError for a module that has been distributed before.
     """
@@ -45,6 +48,8 @@ def distribute_module(
             partition_fn(name, submodule, mesh)
     _tie_again(places)
     _replicate_rest(module, mesh)
+    for submodule in module.modules():
+        submodule.register_load_state_dict_pre_hook(_place_loaded_values)
     if input_fn is not None:
         module.register_forward_pre_hook(lambda hooked, inputs: input_fn(hooked, inputs, mesh))
     if output_fn is not None:
@@ -113,3 +118,11 @@ def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
             replica = nn.Parameter(replica, requires_grad=tensor.requires_grad)
         for place in group:
             place.tensor = replica
+
+
+def _place_loaded_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    """Lays out plain values, and torch's DTensors, as the parameters and buffers that load_state_dict() copies them to."""
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        values = state_dict.get(prefix + name)
+        if isinstance(tensor, DTensor) and isinstance(values, torch.Tensor):
+            state_dict[prefix + name] = placed_as(values, tensor)

@@ -162,6 +162,15 @@ def modules(folder):
     assert theirs[0].weight is theirs[2].weight
 
 
+def loaded(folder):
+    """A module of ours loads torch's DTensors."""
+    theirs = torchs.distribute_module(tied(), torchs_mesh("cpu", (4,)))
+    ours = sw.distribute_module(tied(), sw.init_device_mesh("cpu", (4,)))
+    ours.load_state_dict(theirs.state_dict())
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name].full_tensor(), tensor.full_tensor()), name
+
+
 def partials(folder):
     """Every kind of Partial, and meshes of some ranks in another order."""
     for reduce_op in ("sum", "avg", "max", "min", "product"):

@@ -11,7 +11,7 @@ from shardwise.testing import run_ranks
 
 
 def test_four_processes(tmp_path):
-    expect_all_well("conversion_program.py", 4, "layouts,torchs_own,given_by_mistake,modules,partials", tmp_path)
+    expect_all_well("conversion_program.py", 4, "layouts,torchs_own,given_by_mistake,modules,loaded,partials", tmp_path)
 
 
 X = torch.arange(12.0).view(6, 2)

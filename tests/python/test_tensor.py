@@ -292,3 +292,33 @@ def test_distribute_module_warns_where_a_partition_fn_unties():
 
     with pytest.warns(UserWarning, match="0.weight, 2.weight shared one tensor.*trained apart"):
         run_ranks(2, body)
+
+
+def test_a_distributed_module_loads_plain_values():
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    dense(torch.rand(4, 3))
+    state = dense.state_dict()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+        rows = Shard(0, sizes=[4, 0, 1])
+
+        def partition(name, module, mesh):
+            if name == "0":
+                module.weight = nn.Parameter(sw.distribute_tensor(module.weight.detach(), mesh, [rows]))
+
+        sw.distribute_module(model, mesh, partition)
+        pointer = model[0].bias.to_local().data_ptr()
+        model.load_state_dict(state)
+        assert model[0].weight.placements == (rows,) and model[0].bias.to_local().data_ptr() == pointer
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor.full_tensor(), state[name]), name
+        with pytest.raises(RuntimeError, match=r"(?s)Missing key.*0.bias.*size mismatch for 0.weight"):
+            model.load_state_dict({"0.weight": torch.ones(2, 3)})
+        copied = copy.deepcopy(model)
+        copied.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in state.items()})
+        assert not copied[0].weight.full_tensor().any() and model[0].weight.full_tensor().any()
+
+    run_ranks(3, body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from shardwise import _C
 from shardwise._C import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
+from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
 
 Function = Callable[..., Any]
 
@@ -98,10 +99,16 @@ def _gather_state_dict(
     return original(gathered, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
 
 
-def _placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
-    """`values`, alike on every rank, laid out as `tensor`; plain where their shape is another, for the caller to say so."""
+def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
+    """`values`, alike on every rank or one of torch's DTensors, laid out as `tensor`. Plain ones send nothing.
+
+    They stay as they are where their shape is another, for the caller to say so.
+    """
     if isinstance(values, DTensor) or values.shape != tensor.shape:
         return values
+    if is_torch_dtensor(values):
+        ours: DTensor = from_torch(cast(Any, values.detach()))
+        return ours.redistribute(tensor.device_mesh, tensor.placements)
     here = values.detach().to(tensor.device)
     return distribute_tensor(here, tensor.device_mesh, tensor.placements, src_data_rank=None)
 
@@ -122,7 +129,7 @@ def _distribute_state_dict(
     rest = {key: value for key, value in full_state_dict.items() if key not in ours}
     original(rest, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
-        local_state_dict[key] = _placed_as(full_state_dict[key], tensor)
+        local_state_dict[key] = placed_as(full_state_dict[key], tensor)
 
 
 def _broadcast_tensors(
@@ -138,7 +145,7 @@ def _broadcast_tensors(
     local_state_dict.update(dict.fromkeys(ours, torch.empty(0)))
     original(full_state_dict, local_state_dict, keys, *arguments, **options)
     for key, tensor in ours.items():
-        local_state_dict[key] = _placed_as(local_state_dict[key], tensor)
+        local_state_dict[key] = placed_as(local_state_dict[key], tensor)
 
 
 def _broadcast_state_dict(
@@ -153,7 +160,7 @@ def _broadcast_state_dict(
     original(full_state_dict, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
         if isinstance(local_state_dict.get(key), torch.Tensor):
-            local_state_dict[key] = _placed_as(local_state_dict[key], tensor)
+            local_state_dict[key] = placed_as(local_state_dict[key], tensor)
 
 
 class _Done:
