@@ -1,7 +1,6 @@
 """Turning the parameters of a module into DTensors."""
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import nn
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.interop import from_torch
-from shardwise.interop.state_dicts import placed_as
+from shardwise.interop.state_dicts import take_plain_values
+from shardwise.module_tensors import by_tensor, places_of, tie_again
 
 __all__ = ["distribute_module"]
 
@@ -42,14 +42,13 @@ def distribute_module(
         )
     mesh = mesh_or_current(device_mesh)
     from_torch(module)
-    places = list(_places_of(module))
+    places = list(places_of(module))
     for name, submodule in list(module.named_modules()):
         if partition_fn is not None:
             partition_fn(name, submodule, mesh)
-    _tie_again(places)
+    tie_again("distribute_module", places)
     _replicate_rest(module, mesh)
-    for submodule in module.modules():
-        submodule.register_load_state_dict_pre_hook(_place_loaded_values)
+    take_plain_values(module)
     if input_fn is not None:
         module.register_forward_pre_hook(lambda hooked, inputs: input_fn(hooked, inputs, mesh))
     if output_fn is not None:
@@ -58,58 +57,8 @@ def distribute_module(
     return module
 
 
-class _Place:
-    """Where a module keeps a tensor, and which one it kept at first."""
-
-    def __init__(self, path: str, tensors: dict[str, Any], name: str) -> None:
-        self.path = f"{path}.{name}" if path else name
-        self._tensors, self._name = tensors, name
-        self.original: torch.Tensor = tensors[name]
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        return self._tensors.get(self._name)
-
-    @tensor.setter
-    def tensor(self, value: torch.Tensor) -> None:
-        self._tensors[self._name] = value
-
-
-def _places_of(module: nn.Module) -> Iterator[_Place]:
-    """Every parameter and buffer, shared ones once per submodule and name."""
-    for path, submodule in module.named_modules():
-        for tensors in (submodule._parameters, submodule._buffers):
-            yield from (_Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
-
-
-def _by_original(places: list[_Place]) -> list[list[_Place]]:
-    groups: dict[int, list[_Place]] = {}
-    for place in places:
-        groups.setdefault(id(place.original), []).append(place)
-    return list(groups.values())
-
-
-def _tie_again(places: list[_Place]) -> None:
-    """Where some of the places of one tensor have a replacement, the others get it too. Warns where there are several."""
-    for group in _by_original(places):
-        replaced = [place for place in group if place.tensor is not None and place.tensor is not place.original]
-        if not replaced:
-            continue
-        replacements = {id(place.tensor) for place in replaced}
-        if len(replacements) > 1:
-            warnings.warn(
-                f"[distribute_module] {', '.join(place.path for place in replaced)} shared one tensor, and partition_fn gave them "
-                f"{len(replacements)}: they are trained apart from now on. Have partition_fn replace the tensor in one of "
-                "them only; the others then get the replacement.",
-                stacklevel=3,
-            )
-        for place in group:
-            if place.tensor is place.original:
-                place.tensor = replaced[0].tensor  # type: ignore[assignment]
-
-
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
-    for group in _by_original(list(_places_of(module))):
+    for group in by_tensor(list(places_of(module))):
         tensor = group[0].original
         if isinstance(tensor, DTensor):
             continue
@@ -118,11 +67,3 @@ def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:
             replica = nn.Parameter(replica, requires_grad=tensor.requires_grad)
         for place in group:
             place.tensor = replica
-
-
-def _place_loaded_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-    """Lays out plain values, and torch's DTensors, as the parameters and buffers that load_state_dict() copies them to."""
-    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-        values = state_dict.get(prefix + name)
-        if isinstance(tensor, DTensor) and isinstance(values, torch.Tensor):
-            state_dict[prefix + name] = placed_as(values, tensor)

@@ -48,7 +48,7 @@ def layouts(folder):
         theirs = sw.to_torch(ours)
         assert type(theirs) is torchs.DTensor and theirs.shape == ours.shape and theirs.stride() == ours.stride()
         back = sw.from_torch(theirs)
-        assert back.placements == ours.placements and back.device_mesh is ours.device_mesh, case.name
+        assert back.placements == ours.placements and back.device_mesh == ours.device_mesh, case.name
         if ours.device_mesh.get_coordinate() is None:
             continue
         local = ours.detach().to_local()

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
 
@@ -97,6 +98,19 @@ def _gather_state_dict(
     keep = not ranks_only or dist.get_rank(pg) in ranks_only
     gathered = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
     return original(gathered, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
+
+
+def take_plain_values(module: nn.Module) -> None:
+    """Lets load_state_dict() of `module` take plain values for our tensors, alike on all ranks, and torch's DTensors."""
+    for submodule in module.modules():
+        submodule.register_load_state_dict_pre_hook(_place_values)
+
+
+def _place_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+        values = state_dict.get(prefix + name)
+        if isinstance(tensor, DTensor) and isinstance(values, torch.Tensor):
+            state_dict[prefix + name] = placed_as(values, tensor)
 
 
 def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:

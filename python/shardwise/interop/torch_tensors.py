@@ -6,7 +6,7 @@ torch.distributed.tensor is imported by programs that convert to it, not by ever
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
@@ -17,9 +17,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
-from shardwise._C import DeviceMesh, Partial, Placement, Replicate, Shard
+from shardwise._C import Partial, Placement, Replicate, Shard
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.local_shards_wrapper import LocalShardsWrapper
+from shardwise.module_tensors import by_tensor, places_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -212,23 +214,14 @@ def _convert_module(
     module: nn.Module, is_other: Callable[[object], bool], convert: Callable[[Any], torch.Tensor]
 ) -> nn.Module:
     """Converts everything first, so that an error leaves the module as it was. Shared tensors stay shared."""
-    places = list(_places(module, is_other))
+    places = [place for place in places_of(module) if is_other(place.original)]
     converted = {}
-    for tensors, name in places:
-        tensor = tensors[name]
-        if id(tensor) in converted:
-            continue
+    for tensor in (group[0].original for group in by_tensor(places)):
         result = convert(tensor.detach())
         if isinstance(tensor, nn.Parameter):
             result = nn.Parameter(result, requires_grad=tensor.requires_grad)
         result.grad = convert(tensor.grad) if is_other(tensor.grad) else tensor.grad
         converted[id(tensor)] = result
-    for tensors, name in places:
-        tensors[name] = converted[id(tensors[name])]
+    for place in places:
+        place.tensor = converted[id(place.original)]
     return module
-
-
-def _places(module: nn.Module, is_other: Callable[[object], bool]) -> Iterator[tuple[dict[str, Any], str]]:
-    for submodule in module.modules():
-        for tensors in (submodule._parameters, submodule._buffers):
-            yield from ((tensors, name) for name, tensor in tensors.items() if is_other(tensor))

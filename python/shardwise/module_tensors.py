@@ -1,0 +1,62 @@
+"""The parameters and buffers of a module by the places where its submodules keep them: several may keep one tensor."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Place", "by_tensor", "places_of", "tie_again"]
+
+
+class Place:
+    """Where a module keeps a tensor, and which one it kept when this was made."""
+
+    def __init__(self, path: str, tensors: dict[str, Any], name: str) -> None:
+        self.path = f"{path}.{name}" if path else name
+        self._tensors, self._name = tensors, name
+        self.original: torch.Tensor = tensors[name]
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The one that it keeps now; None where it was taken away."""
+        return self._tensors.get(self._name)
+
+    @tensor.setter
+    def tensor(self, value: torch.Tensor | None) -> None:
+        self._tensors[self._name] = value
+
+
+def places_of(module: nn.Module) -> Iterator[Place]:
+    """Every parameter and buffer, shared ones once per submodule and name."""
+    for path, submodule in module.named_modules():
+        for tensors in (submodule._parameters, submodule._buffers):
+            yield from (Place(path, tensors, name) for name, tensor in tensors.items() if tensor is not None)
+
+
+def by_tensor(places: list[Place]) -> list[list[Place]]:
+    """The places that kept one tensor together."""
+    groups: dict[int, list[Place]] = {}
+    for place in places:
+        groups.setdefault(id(place.original), []).append(place)
+    return list(groups.values())
+
+
+def tie_again(op: str, places: list[Place]) -> None:
+    """Where some of the places of one tensor have a replacement, the others get it too. Warns where there are several."""
+    for group in by_tensor(places):
+        replaced = [place for place in group if place.tensor is not None and place.tensor is not place.original]
+        if not replaced:
+            continue
+        n_replacements = len({id(place.tensor) for place in replaced})
+        if n_replacements > 1:
+            warnings.warn(
+                f"[{op}] {', '.join(place.path for place in replaced)} shared one tensor, and partition_fn gave them "
+                f"{n_replacements}: they are trained apart from now on. Have partition_fn replace the tensor in one of them "
+                "only; the others then get the replacement.",
+                stacklevel=3,
+            )
+        for place in group:
+            if place.tensor is place.original:
+                place.tensor = replaced[0].tensor
