@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 import warnings
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -265,13 +266,12 @@ def async_save(folder):
 
 
 def hugging_face(folder):
-    """Files of safetensors: sliced ones, put together, by save_pretrained; read into shards."""
+    """Files of safetensors: sliced ones, put together, from full values; read into shards."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     rank = dist.get_rank()
-    model, mesh = sharded(0, by_rows())
+    model, _ = sharded(0, by_rows())
     state = get_model_state_dict(model)
     del state["head.weight"]  # safetensors refuses memory that two names share
     del state["norm.num_batches_tracked"], state["scale"]  # torch's consolidation loses integers, and what has no dims
@@ -299,6 +299,14 @@ def hugging_face(folder):
         expect(file.get_tensor("table.weight"), expected["table.weight"])
         expect(file.get_tensor("replicated"), expected["norm.weight"])
 
+
+def save_pretrained(folder):
+    """Rank 0 writes what a dense model would; all ranks take part, in a Trainer too."""
+    from safetensors.torch import load_file
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.trainer import Trainer
+
+    mesh = sw.init_device_mesh("cpu", (4,))
     torch.manual_seed(0)
     gpt = GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     dense = {name: tensor.clone() for name, tensor in gpt.state_dict().items()}
@@ -311,9 +319,15 @@ def hugging_face(folder):
     sw.distribute_module(gpt, mesh, partition)
     assert gpt.lm_head.weight is gpt.transformer.wte.weight
     gpt.save_pretrained(f"{folder}/gpt")
+    trainer = object.__new__(Trainer)  # a whole one needs accelerate
+    trainer.model, trainer.processing_class, trainer.data_collator = gpt, None, None
+    trainer.args = SimpleNamespace(should_save=dist.get_rank() == 0, output_dir=f"{folder}/trained")
+    trainer.is_distributed_loading_by_transformers = False
+    trainer._save()
     dist.barrier()
-    expect(GPT2LMHeadModel.from_pretrained(f"{folder}/gpt").state_dict(), dense)
-    assert "lm_head.weight" not in load_file(f"{folder}/gpt/model.safetensors")
+    for saved in ("gpt", "trained"):
+        expect(GPT2LMHeadModel.from_pretrained(f"{folder}/{saved}").state_dict(), dense)
+        assert "lm_head.weight" not in load_file(f"{folder}/{saved}/model.safetensors")
 
 
 def table_of(value, mesh):

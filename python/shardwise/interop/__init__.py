@@ -22,6 +22,7 @@ _LESSONS = {
     "torch.distributed.checkpoint._state_dict_stager": "staging",
     "torch.distributed.checkpoint.default_planner": "load_plans",
     "transformers.distributed.mixin": "hugging_face",
+    "transformers.trainer": "hugging_face",
 }
 
 
