@@ -1,5 +1,8 @@
 """Checkpoints: torch.distributed.checkpoint, safetensors and save_pretrained with our tensors, and tables as ShardedTensor (T7)."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -90,3 +93,29 @@ def test_a_full_state_dict_of_thread_ranks():
             set_model_state_dict(model, {**full, "weight": torch.ones(2, 3)}, options=options)
 
     run_ranks(3, body)
+
+
+IMPORTED_LATER = """
+import sys
+import shardwise as sw
+from shardwise.testing import run_ranks
+
+assert not [name for name in sys.modules if name.startswith("torch.distributed.checkpoint")]
+
+def body(rank):
+    import torch
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    model = sw.distribute_module(torch.nn.Linear(2, 2), sw.init_device_mesh("cpu", (2,)))
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    assert all(type(tensor) is torch.Tensor for tensor in full.values())
+
+run_ranks(2, body)
+"""
+
+
+def test_functions_that_are_imported_after_shardwise_know_its_tensors():
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORTED_LATER], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
