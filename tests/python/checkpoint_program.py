@@ -348,9 +348,13 @@ def replaced(folder):
     writer = FileSystemWriter(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        names = []
         for value in (1.0, 2.0, 3.0):
             dcp.save(table_of(value, mesh), storage_writer=writer)
             dist.barrier()
+            names.append({name for name in os.listdir(folder) if name != ".metadata"})
+            dist.barrier()
+        assert not names[0] & names[1] and not names[1] & names[2]
     loaded = table_of(0.0, mesh)
     dcp.load(loaded, checkpoint_id=folder)
     assert loaded["note"] == "3.0" and bool((loaded["table"] == 3).all().item())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import uuid
 from pathlib import Path
 
 from torch.distributed.checkpoint import filesystem as torchs
@@ -40,9 +41,10 @@ class FileSystemWriter(torchs.FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Called on the coordinator alone: its `save_id`, new for each save, is in the names of all ranks' files."""
-        names = [torchs._StoragePrefix(f"__{self.save_id}_{i}_") for i in range(len(plans))]
-        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+        """Called on the coordinator alone, which so names all ranks' files. A writer's `save_id` may be that of its last save."""
+        name = uuid.uuid4().hex
+        prefixes = [torchs._StoragePrefix(f"__{name}_{i}_") for i in range(len(plans))]
+        return [dataclasses.replace(plan, storage_data=prefix) for plan, prefix in zip(plans, prefixes, strict=True)]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
