@@ -61,8 +61,8 @@ TEST(RunRanksTest, FailureInOneGroupReleasesTheOthers) {
   const auto body = [](World& world) {
     if (world.rank() == 0) TORCH_CHECK_TYPE(false, "wrong type");
     if (world.rank() == 1) all_reduce(*world.group({0, 1}), at::ones({1}), Reduce::kSum);
-    if (world.rank() == 2) all_reduce(*world.group({2, 3}), at::ones({1}), Reduce::kSum);
-    if (world.rank() == 3) all_reduce(*world.group({1, 2, 3}), at::ones({1}), Reduce::kSum);
+    if (world.rank() == 2) all_reduce(*world.group({1, 2}), at::ones({1}), Reduce::kSum);
+    if (world.rank() == 3) all_reduce(*world.group({2, 3}), at::ones({1}), Reduce::kSum);
   };
   EXPECT_THROW(run_ranks(4, body), c10::TypeError);
 }
