@@ -18,11 +18,7 @@ namespace {
 Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
   const Group& group = *spec.mesh()->group();
   const bool is_root = spec.mesh()->rank() == root;
-  const auto values_of = [&](const Box& box) {
-    at::Tensor part = tensor;
-    for (int64_t dim = 0; dim < spec.dim(); ++dim) part = part.narrow(dim, box.offsets[dim], box.sizes[dim]);
-    return part;
-  };
+  const auto values_of = [&](const Box& box) { return narrowed(tensor, Box::whole(spec.sizes()), box); };
   Shards pieces;
   PackedMessages messages(tensor.device());
   for (const Box& box : spec.boxes()) {

@@ -9,14 +9,6 @@
 namespace shardwise {
 namespace {
 
-/// The part of `piece` (which is the box `held`) inside `box`.
-at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
-  for (size_t dim = 0; dim < held.sizes.size(); ++dim)
-    if (box.sizes[dim] != held.sizes[dim])
-      piece = piece.narrow(static_cast<int64_t>(dim), box.offsets[dim] - held.offsets[dim], box.sizes[dim]);
-  return piece;
-}
-
 /// The dtype in which the terms of `step` are combined: torch has no arithmetic for some, and a sum may not fit where the avg does.
 at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
   if (step.kind != Step::Kind::kReduce || dtype == at::kBool) return dtype;
@@ -49,6 +41,13 @@ at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device dev
 }
 
 }  // namespace
+
+at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
+  for (size_t dim = 0; dim < held.sizes.size(); ++dim)
+    if (box.sizes[dim] != held.sizes[dim])
+      piece = piece.narrow(static_cast<int64_t>(dim), box.offsets[dim] - held.offsets[dim], box.sizes[dim]);
+  return piece;
+}
 
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device) {
   return empty_piece(spec, sizes, device, spec.dtype());

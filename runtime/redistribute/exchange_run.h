@@ -73,6 +73,9 @@ class ExchangeRun {
   std::unique_ptr<PackedMessages> messages_;
 };
 
+/// The part of `piece` (which is the box `held`) inside `box`; a view.
+at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box);
+
 /// Uninitialised memory for a piece of `sizes`, its dims ordered as the tensor's strides order them.
 at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device device);
 
