@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/api/local_kind.h"
+#include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
@@ -176,10 +177,12 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
 }
 
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
+                           std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
-  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
-                      {plan_options("redistribute", objective, links, memory_cap), async_op});
+  return redistribute(
+      tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
+      {plan_options("redistribute", objective, links, memory_cap), async_op, forward_dtype, backward_dtype});
 }
 
 std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tensors,
@@ -254,7 +257,10 @@ constexpr const char* kRedistribute =
     "shape and order; ranks outside of it then hold nothing. `async_op`: returns while the last messages are under "
     "way; "
     "the result\n"
-    "waits for them at its first use.\n\n"
+    "waits for them at its first use. `forward_dtype`: the result's, cast before anything is sent. `backward_dtype`: "
+    "in "
+    "which\n"
+    "gradients go back; they arrive in this tensor's dtype.\n\n"
     "`objective`: \"bytes\", so that a rank receives each byte of its new part that it does not hold, once; or "
     "\"time\", "
     "the least over\n"
@@ -296,7 +302,8 @@ void bind_methods(py::module_& module) {
              py::arg("grad_placements") = none);
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
-             py::arg("objective") = "bytes", py::arg("links") = none, py::arg("memory_cap") = 0);
+             py::arg("forward_dtype") = none, py::arg("backward_dtype") = none, py::arg("objective") = "bytes",
+             py::arg("links") = none, py::arg("memory_cap") = 0);
   module.def("full_tensor", wrap_pybind_function_no_gil(&full_tensor), kFullTensor, py::is_method(module),
              py::kw_only(), py::arg("grad_placements") = none);
 }

@@ -1,8 +1,12 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 
+#include "placements/layout.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -41,15 +45,47 @@ std::string metadata_text(const ShardMetadata& piece) {
                      fmt::join(piece.sizes, ", "), piece.rank);
 }
 
-/// One of torch's own, told by what it answers: no type is shared with torch.
-Placement from_torch(py::handle object) {
-  const auto name = py::str(py::type::of(object).attr("__name__")).cast<std::string>();
-  if (name == "Shard") return Placement::shard(object.attr("dim").cast<int64_t>());
+/// What one of torch's own placements means, told by what it answers: no type is shared with torch. Nothing where it is none, or
+/// one that has no counterpart.
+std::optional<Placement> maybe_from_torch(py::handle object) {
+  const py::handle type = py::type::handle_of(object);
+  const auto name = py::str(type.attr("__name__")).cast<std::string>();
+  if (name != "Shard" && name != "Replicate" && name != "Partial" && name != "_StridedShard") return std::nullopt;
+  if (!py::str(type.attr("__module__")).cast<std::string>().starts_with("torch.")) return std::nullopt;
   if (name == "Replicate") return Placement::replicate();
   if (name == "Partial") return Placement::partial(reduce_from_string(object.attr("reduce_op").cast<std::string>()));
-  C10_THROW_ERROR(TypeError,
-                  fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
-                              py::repr(object).cast<std::string>()));
+  if (name == "_StridedShard" && object.attr("split_factor").cast<int64_t>() != 1) return std::nullopt;
+  return Placement::shard(object.attr("dim").cast<int64_t>());
+}
+
+Placement from_torch(py::handle object) {
+  if (auto placement = maybe_from_torch(object)) return *std::move(placement);
+  const auto text = py::repr(object).cast<std::string>();
+  TORCH_CHECK_VALUE(
+      !py::hasattr(object, "split_factor"),
+      fmt::format("[placements] {} splits a dim that a later mesh dim has split before. Here mesh dims split "
+                  "in their order: give a mesh whose dims come in the order of the splits, and Shard.",
+                  text));
+  C10_THROW_ERROR(
+      TypeError,
+      fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.", text));
+}
+
+/// torch's own where it has the placement: equal ones are found in each other's sets.
+Py_hash_t hash_of(const Placement& placement) {
+  if (placement.is_replicate()) return py::hash(py::int_(-1));
+  if (placement.is_shard() && placement.sizes().empty()) return py::hash(py::int_(placement.dim()));
+  if (placement.is_partial()) return 1 + py::hash(py::str(std::string(to_string(placement.reduce()))));
+  return static_cast<Py_hash_t>(placement.hash());
+}
+
+/// (size, offset) of the part at `index` of torch.chunk's split of `length` elements in `n_parts`.
+std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64_t index) {
+  TORCH_CHECK_INDEX(
+      index >= 0 && index < n_parts,
+      fmt::format("[placements] part {} of {} does not exist. Use one in [0, {}).", index, n_parts, n_parts));
+  const Dims sizes = chunk_sizes(length, n_parts);
+  return {sizes[index], std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0})};
 }
 
 void bind_shard_metadata(py::module_& module) {
@@ -113,7 +149,12 @@ void bind_placement(py::module_& module) {
           py::arg("reduce_op") = py::none(), "Whether this is a Partial, of `reduce_op` where one is given.")
       .def(
           "__eq__", [](const Placement& self, const Placement& other) { return self == other; }, py::is_operator())
-      .def("__hash__", &Placement::hash)
+      .def("__eq__",
+           [](const Placement& self, const py::object& other) -> py::object {
+             const auto placement = maybe_from_torch(other);
+             return placement ? py::cast(self == *placement) : py::reinterpret_borrow<py::object>(Py_NotImplemented);
+           })
+      .def("__hash__", &hash_of)
       .def("__repr__", [](const Placement& self) { return to_string(self); })
       .def("__reduce__", [](const py::object& self) {
         return py::make_tuple(py::type::of(self), arguments(self.cast<const Placement&>()));
@@ -134,19 +175,29 @@ void bind_placement(py::module_& module) {
             if (self.sizes().empty()) return py::none();
             return tuple_of(self.sizes());
           },
-          "The explicit extents, None for torch.chunk's split.");
+          "The explicit extents, None for torch.chunk's split.")
+      .def_static("local_shard_size_and_offset", &part_of_split, py::arg("curr_local_size"), py::arg("num_chunks"),
+                  py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
 
   py::class_<PyReplicate, Placement>(module, "Replicate", "Every rank along this mesh dim has all of it.")
       .def(py::init([] { return as<PyReplicate>(Placement::replicate()); }));
 
-  py::class_<PyPartial, Placement>(
+  py::class_<PyPartial, Placement> partial(
       module, "Partial",
-      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim.")
+      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim.");
+  partial
       .def(py::init([](const std::string& reduce_op) {
              return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op)));
            }),
            py::arg("reduce_op") = "sum")
       .def_property_readonly("reduce_op", [](const Placement& self) { return std::string(to_string(self.reduce())); });
+  py::list all, linear;
+  for (const Reduce reduce : {Reduce::kSum, Reduce::kAvg, Reduce::kMin, Reduce::kMax, Reduce::kProduct}) {
+    all.append(std::string(to_string(reduce)));
+    if (is_linear(reduce)) linear.append(std::string(to_string(reduce)));
+  }
+  partial.attr("ALL_REDUCE_OPS") = py::tuple(all);
+  partial.attr("LINEAR_REDUCE_OPS") = py::tuple(linear);
 
   py::class_<PyEnumerableShard, Placement>(
       module, "EnumerableShard",

@@ -1,13 +1,16 @@
 """DTensor: the class of every distributed tensor."""
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 
 from shardwise import _C
-from shardwise._C import DeviceMesh, Placement, distribute_tensor
+from shardwise._C import Placement, distribute_tensor
+from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["DTensor", "distribute_tensor"]
 
@@ -26,11 +29,42 @@ class DTensor(torch.Tensor):
     redistribute = _C.redistribute
     full_tensor = _C.full_tensor
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "DTensor":
-        raise TypeError(
-            "[DTensor] is not constructed from values. Use DTensor.from_local(local, mesh, placements) or "
-            "distribute_tensor(tensor, mesh, placements)."
-        )
+    def __new__(
+        cls, local_tensor: torch.Tensor | None = None, spec: DTensorSpec | None = None, *, requires_grad: bool = False
+    ) -> "DTensor":
+        """The DTensor of `spec`, a leaf, of which `local_tensor` is this rank's piece, aliased. Raises ValueError where they do
+        not fit; TypeError without a spec: from_local and distribute_tensor need none."""
+        if not isinstance(local_tensor, torch.Tensor) or not hasattr(spec, "tensor_meta"):
+            raise TypeError(
+                "[DTensor] is not constructed from values. Use DTensor.from_local(local, mesh, placements) or "
+                "distribute_tensor(tensor, mesh, placements)."
+            )
+        if local_tensor.requires_grad and not requires_grad:
+            warnings.warn(
+                "To construct a DTensor, pass local_tensor.detach(), and requires_grad as the result's: the history of "
+                "local_tensor is not kept. DTensor.from_local keeps it.",
+                stacklevel=2,
+            )
+        assert spec is not None
+        meta = spec.tensor_meta
+        if meta is None or meta.dtype != local_tensor.dtype:
+            raise ValueError(
+                f"[DTensor] local_tensor is of dtype {local_tensor.dtype}, the spec's tensor_meta is {meta}. Give "
+                "TensorMeta(shape, stride, dtype) of the whole tensor."
+            )
+        result = _C.from_local(local_tensor.detach(), spec.mesh, spec.placements, shape=meta.shape, stride=meta.stride)
+        result.requires_grad_(requires_grad)
+        return result
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:
+        """This rank's piece, aliased, without history."""
+        return _C.to_local(self.detach())
+
+    @property
+    def _spec(self) -> DTensorSpec:
+        """The mesh, the placements and the whole tensor's shape, strides and dtype."""
+        return DTensorSpec(self.device_mesh, self.placements, TensorMeta(self.shape, self.stride(), self.dtype))
 
     @property
     def device_mesh(self) -> DeviceMesh:

@@ -21,6 +21,10 @@ using torch::autograd::variable_list;
 
 /// Pre: `to` is another spec than the tensor's.
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
+  if (tensor.scalar_type() != to->dtype()) {
+    const at::Tensor cast = tensor.to(to->dtype());
+    return spec_of(cast) == to ? cast : moved(cast, to, options);
+  }
   const auto* impl = maybe_dtensor(tensor);
   const auto cause = CommScope::current_cause();
   const CommScope scope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
@@ -36,10 +40,15 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
                             const RedistributeOptions& options) {
     ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
+    ctx->saved_data["backward_dtype"] = options.backward_dtype;
     return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {laid_out_as(grads[0], *to_spec(ctx->saved_data.at("grad_spec"))), {}, {}};
+    const SpecPtr spec = to_spec(ctx->saved_data.at("grad_spec"));
+    const auto dtype = ctx->saved_data.at("backward_dtype").toOptional<at::ScalarType>();
+    at::Tensor grad = laid_out_as(dtype && grads[0].defined() ? grads[0].to(*dtype) : grads[0], *spec);
+    if (grad.defined() && grad.scalar_type() != spec->dtype()) grad = grad.to(spec->dtype());
+    return {grad, {}, {}};
   }
 };
 
@@ -104,9 +113,10 @@ at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options) {
   const SpecPtr& from = spec_of(tensor);
-  auto to = mesh == from->mesh()
+  const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype());
+  auto to = mesh == from->mesh() && dtype == from->dtype()
                 ? from->with_placements(std::move(placements))
-                : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), from->dtype());
+                : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
   if (to == from) return at::alias(tensor);
   at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())

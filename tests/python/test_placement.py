@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.distributed.tensor as torch_dt
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import shardwise as sw
 from shardwise import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
@@ -74,3 +75,52 @@ def test_torchs_placements_are_accepted():
         assert tensor.placements == (Shard(1), Replicate(), Partial())
 
     run_ranks(2, body)
+
+
+# ours, torch's
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Shard(0), torch_dt.Shard(0)),
+        (Shard(-1), torch_dt.Shard(-1)),
+        (Replicate(), torch_dt.Replicate()),
+        (Partial(), torch_dt.Partial()),
+        (Partial("max"), torch_dt.Partial("max")),
+        (Shard(2), _StridedShard(2, split_factor=1)),
+    ],
+    ids=repr,
+)
+def test_a_placement_equals_torchs_and_hashes_alike(ours, theirs):
+    assert ours == theirs and not ours != theirs
+    assert hash(ours) == hash(theirs) or isinstance(theirs, _StridedShard)
+    assert [ours] == [theirs] and (ours, 1) == (theirs, 1)
+
+
+def test_placements_that_differ_from_torchs():
+    assert Shard(0) != torch_dt.Shard(1) and Shard(0) != torch_dt.Replicate() and Partial() != torch_dt.Partial("avg")
+    assert Shard(0, sizes=[1, 2]) != torch_dt.Shard(0) and Shard(0) != _StridedShard(0, split_factor=2)
+
+
+def test_torchs_strided_shard_is_accepted_where_it_splits_in_order():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        tensor = sw.distribute_tensor(torch.ones(4), mesh, [_StridedShard(0, split_factor=1)])
+        assert tensor.placements == (Shard(0),)
+        with pytest.raises(
+            ValueError, match=r"_StridedShard\(dim=0, sf=2\) splits a dim that a later mesh dim has split"
+        ):
+            sw.distribute_tensor(torch.ones(4), mesh, [_StridedShard(0, split_factor=2)])
+        with pytest.raises(TypeError, match="is no placement"):
+            sw.distribute_tensor(torch.ones(4), mesh, [0])
+
+    run_ranks(2, body)
+
+
+def test_what_torch_tells_of_splits_and_sums():
+    for length, n_parts in ((10, 4), (2, 3), (0, 2), (6, 3)):
+        parts = [Shard.local_shard_size_and_offset(length, n_parts, part) for part in range(n_parts)]
+        assert parts == [torch_dt.Shard.local_shard_size_and_offset(length, n_parts, part) for part in range(n_parts)]
+    assert Partial.ALL_REDUCE_OPS == torch_dt.Partial.ALL_REDUCE_OPS
+    assert Partial.LINEAR_REDUCE_OPS == torch_dt.Partial.LINEAR_REDUCE_OPS
+    with pytest.raises(IndexError, match="part 4 of 4 does not exist"):
+        Shard.local_shard_size_and_offset(10, 4, 4)

@@ -1,0 +1,118 @@
+"""What other libraries read of a DTensor, and how they make one."""
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise.testing import run_ranks
+
+
+def test_a_spec_tells_the_layout_and_makes_the_tensor_again():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        x = sw.distribute_tensor(torch.arange(15.0).view(5, 3), mesh, [Shard(0), Replicate()])
+        spec = x._spec
+        assert spec.mesh is spec.device_mesh is mesh and spec.placements == (Shard(0), Replicate())
+        assert spec.tensor_meta == TensorMeta(torch.Size([5, 3]), (3, 1), torch.float32)
+        assert spec.shape == (5, 3) and spec.stride == (3, 1) and spec.ndim == 2
+        assert spec.dim_map == [0, -1] and spec.sums == [] and spec.num_shards == 2 and spec.num_shards_map == [2, 1]
+        assert spec.is_sharded() and not spec.is_replicated()
+        assert spec == x._spec and hash(spec) == hash(x._spec) and spec != x.t()._spec
+        assert DTensorSpec.from_dim_map(mesh, [0, -1], [], spec.tensor_meta) == spec
+        again = sw.DTensor(x._local_tensor, spec, requires_grad=True)
+        assert again.requires_grad and again.is_leaf and torch.equal(again.full_tensor(), x.full_tensor())
+        assert again._local_tensor.data_ptr() == x._local_tensor.data_ptr()  # aliased
+        other = sw.DTensor(x._local_tensor * 2, spec.shallow_copy_with_tensor_meta(spec.tensor_meta))
+        assert not other.requires_grad and torch.equal(other.full_tensor(), x.full_tensor() * 2)
+
+    run_ranks(4, body)
+
+
+def test_specs_of_sums_and_of_dims_that_are_sharded_twice():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1, 2))
+        spec = DTensorSpec.from_dim_map(mesh, [-1, 0], [1])
+        assert spec.placements == (Shard(1), Partial()) and spec.sums == [1] and spec.tensor_meta is None
+        with pytest.raises(ValueError, match="this spec has no tensor_meta"):
+            spec.shape  # noqa: B018
+        with pytest.raises(ValueError, match=r"name a mesh dim twice"):
+            DTensorSpec.from_dim_map(mesh, [0, 0], [])
+        with pytest.raises(ValueError, match="shard dim 0 twice"):
+            sw.zeros(4, device_mesh=mesh, placements=[Shard(0), Shard(0)])._spec.dim_map  # noqa: B018
+
+    run_ranks(2, body)
+
+
+def test_the_local_tensor_is_the_piece_without_history():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.ones(3, device_mesh=mesh, placements=[Shard(0)], requires_grad=True)
+        local = (x * 2)._local_tensor
+        assert type(local) is torch.Tensor and not local.requires_grad and local.tolist() == [2.0] * (2 - rank)
+        x._local_tensor.fill_(rank)
+        assert x.full_tensor().tolist() == [0, 0, 1]
+
+    run_ranks(2, body)
+
+
+def test_what_makes_no_dtensor():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        spec = sw.zeros(4, device_mesh=mesh, placements=[Shard(0)])._spec
+        with pytest.raises(TypeError, match=r"Use DTensor\.from_local"):
+            sw.DTensor(torch.ones(2))
+        with pytest.raises(ValueError, match=r"of dtype torch\.float64"):
+            sw.DTensor(torch.ones(2, dtype=torch.float64), spec)
+        with pytest.raises(ValueError, match="tensor_meta is None"):
+            sw.DTensor(torch.ones(2), DTensorSpec(mesh, (Shard(0),)))
+        with pytest.raises(ValueError):
+            sw.DTensor(torch.ones(3), spec)
+
+    run_ranks(2, body)
+
+    def warns(rank):
+        spec = sw.zeros(4, device_mesh=sw.init_device_mesh("cpu", (1,)))._spec
+        with pytest.warns(UserWarning, match="To construct a DTensor"):
+            assert not sw.DTensor(torch.ones(4, requires_grad=True), spec).requires_grad
+
+    run_ranks(1, warns)
+
+
+# forward, backward dtypes; the result's, and in which the gradient travelled
+@pytest.mark.parametrize(
+    ("forward", "backward", "result", "grad_values"),
+    [
+        (None, None, torch.float32, 1.00390625),
+        (torch.bfloat16, None, torch.bfloat16, 1.0),
+        (torch.float64, torch.bfloat16, torch.float64, 1.0),
+        (None, torch.bfloat16, torch.float32, 1.0),
+    ],
+)
+def test_moves_may_change_the_dtype(forward, backward, result, grad_values):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.distribute_tensor(torch.tensor([1.00390625, 2, 3]), mesh, [Shard(0)]).requires_grad_()
+        y = x.redistribute(placements=[Replicate()], forward_dtype=forward, backward_dtype=backward)
+        assert y.dtype == result and y.placements == (Replicate(),)
+        assert y.full_tensor()[0].item() == (1.0 if result is torch.bfloat16 else 1.00390625)
+        same = x.redistribute(placements=[Shard(0)], forward_dtype=forward)
+        assert same.dtype == (forward or torch.float32) and same.placements == (Shard(0),)
+        y.backward(torch.full_like(y, 1.00390625))
+        assert x.grad.dtype == torch.float32 and x.grad.placements == (Shard(0),)
+        assert x.grad.full_tensor().tolist() == [grad_values] * 3
+
+    run_ranks(2, body)
+
+
+def test_sums_are_reduced_in_the_dtype_of_the_move():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.DTensor.from_local(torch.full((2,), 1.0 if rank else 256.0, dtype=torch.bfloat16), mesh, [Partial()])
+        assert (
+            x.redistribute(placements=[Replicate()], forward_dtype=torch.float32).full_tensor().tolist() == [257.0] * 2
+        )
+        assert x.redistribute(placements=[Shard(0)], forward_dtype=torch.float64).dtype is torch.float64
+
+    run_ranks(2, body)
