@@ -9,10 +9,14 @@
 #include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
 using Names = std::vector<std::string>;
+
+constexpr const char* kModule = "shardwise.device_mesh";
 
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
@@ -66,8 +70,15 @@ MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& 
 
 MeshPtr to_mesh(py::handle object) {
   if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
-  const auto ours = py::module_::import("shardwise.device_mesh").attr("from_torch")(object);
+  const auto ours = py::module_::import(kModule).attr("from_torch")(object);
   return py::cast<std::shared_ptr<DeviceMesh>>(ours);
+}
+
+py::object from_mesh(const MeshPtr& mesh) {
+  // A holder's type has no const; nothing bound changes a mesh.
+  auto object = py::cast(std::const_pointer_cast<DeviceMesh>(mesh));
+  if (!py::type::of(object).is(py::type::of<DeviceMesh>())) return object;
+  return py::module_::import(kModule).attr("DeviceMesh").attr("_of")(object);
 }
 
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
@@ -75,7 +86,12 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
       dim || mesh.ndim() == 1,
       fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
   if (!dim) return 0;
-  if (const auto* name = std::get_if<std::string>(&*dim)) return mesh.dim_of(*name);
+  if (const auto* name = std::get_if<std::string>(&*dim)) {
+    if (!std::ranges::count(mesh.names(), *name))
+      throw py::key_error(
+          fmt::format("[device_mesh] no mesh dim is called \"{}\": the mesh is {}.", *name, to_string(mesh)));
+    return mesh.dim_of(*name);
+  }
   const int64_t number = std::get<int64_t>(*dim);
   TORCH_CHECK_INDEX(number >= -mesh.ndim() && number < mesh.ndim(),
                     fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
@@ -91,6 +107,11 @@ MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& dev
 
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   if (mesh) return *mesh;
+  if (active_meshes.empty()) {
+    const py::gil_scoped_acquire gil;
+    const py::object torchs = py::module_::import(kModule).attr("current_torch_mesh")();
+    if (!torchs.is_none()) return to_mesh(torchs);
+  }
   TORCH_CHECK_VALUE(
       !active_meshes.empty(),
       "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
@@ -104,18 +125,16 @@ Placements placements_or_replicate(std::optional<Placements> placements, const D
 void bind_device_mesh(py::module_& module) {
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
-      "The ranks of the program, or some of them, in an n-D grid with a process group along each dim.\n\n"
-      "`mesh`: global ranks in any order (nested lists or an integer tensor); shards are dealt in that order. Ranks "
-      "outside may\n"
-      "hold the mesh, too: they own nothing. Equal meshes are one object.\n\n"
-      "Collective over the world where a group is new: every rank makes the mesh, with the same arguments.\n"
-      "Raises ValueError for duplicate or unknown ranks and names that do not fit.");
+      "What shardwise.DeviceMesh has of C++: the grid of ranks and the groups over which they communicate.");
   type.def(py::init([](const std::string& device_type, const py::object& mesh, std::optional<Names> mesh_dim_names) {
-             const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
+             const auto ranks =
+                 py::module_::import("torch").attr("as_tensor")(mesh, py::arg("device") = "cpu").cast<at::Tensor>();
              py::gil_scoped_release no_gil;
              return std::const_pointer_cast<DeviceMesh>(make_mesh(device_type, ranks, std::move(mesh_dim_names)));
            }),
            py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
+      .def(py::init([](const std::shared_ptr<DeviceMesh>& mesh) { return mesh; }), py::arg("mesh"),
+           "Another object for the same mesh.")
       .def_property_readonly("device_type",
                              [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
       .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")

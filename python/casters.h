@@ -16,6 +16,8 @@ py::object from_placement(const Placement& placement);
 
 /// Throws: TypeError for anything that is no mesh.
 MeshPtr to_mesh(py::handle object);
+/// The mesh as a shardwise.DeviceMesh: the object that there is for it, else a new one.
+py::object from_mesh(const MeshPtr& mesh);
 
 /// What `converter` of interop/torch_tensors.py makes of a tensor whose operators are written in Python, such as torch's own
 /// DTensors; any other as it is. Throws: what that raises.
@@ -72,10 +74,8 @@ struct type_caster<shardwise::MeshPtr> {
     value = shardwise::to_mesh(source);
     return true;
   }
-  static handle cast(const shardwise::MeshPtr& mesh, return_value_policy policy, handle parent) {
-    using Mutable =
-        std::shared_ptr<shardwise::DeviceMesh>;  // a holder's type has no const; nothing bound changes a mesh
-    return make_caster<Mutable>::cast(std::const_pointer_cast<shardwise::DeviceMesh>(mesh), policy, parent);
+  static handle cast(const shardwise::MeshPtr& mesh, return_value_policy /*policy*/, handle /*parent*/) {
+    return shardwise::from_mesh(mesh).release();
   }
 };
 

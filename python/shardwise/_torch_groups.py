@@ -1,13 +1,24 @@
 """What shardwise._C asks of torch.distributed: groups, made here and known to C++ by their names."""
 
 import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
+from shardwise import _C
+
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+DESCRIPTION = "shardwise"  # of the groups that C++ asked for
+
+GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
+
+_lone: list[str] = []  # its name: an object would keep the backend's threads
 
 
 def default_group() -> ProcessGroup | None:
@@ -27,12 +38,41 @@ def timeout_of(group: ProcessGroup) -> timedelta | None:
     return getattr(options, "_timeout", None)
 
 
+def given_groups(groups: GroupsByRanks) -> AbstractContextManager[None]:
+    """A `with` block in which meshes are made over these groups, for their ranks (ascending), unless theirs they are anyway."""
+    names = {ranks: group.group_name for ranks, group in groups.items() if not _is_known(group)}
+    return _C.given_groups(names) if names else nullcontext()
+
+
 def new_group(ranks: list[int]) -> str | None:
     """The name of a new group of `ranks`, None on the others. Collective over the world; the time-out is inherited."""
+    group = new_group_like(ranks, description=DESCRIPTION)
+    return None if group is None or group == dist.GroupMember.NON_GROUP_MEMBER else group.group_name
+
+
+def _is_known(group: ProcessGroup) -> bool:
+    """True where C++ communicates over it among its ranks."""
+    return group == dist.group.WORLD or group.group_desc == DESCRIPTION
+
+
+def new_group_like(
+    ranks: list[int], backend: str | None = None, options: Any = None, description: str | None = None
+) -> Any:
+    """A new group of `ranks`, of the world's backend and time-out unless others are given. Collective over the world."""
     everyone = dist.group.WORLD
     assert everyone is not None
-    group = dist.new_group(ranks, timeout=timeout_of(everyone))
-    return None if group is None or group == dist.GroupMember.NON_GROUP_MEMBER else group.group_name
+    timeout = getattr(options, "_timeout", None) or timeout_of(everyone)
+    return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
+
+
+def lone_group() -> ProcessGroup:
+    """The group of this rank alone, made when first asked for in this world."""
+    try:
+        return c10d._resolve_process_group(c10d.GroupName(_lone[-1]))  # type: ignore[attr-defined]
+    except (IndexError, RuntimeError):
+        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        _lone[:] = [group.group_name]
+        return group
 
 
 def group_of(name: str | None) -> ProcessGroup | None:

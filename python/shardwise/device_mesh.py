@@ -1,15 +1,215 @@
-"""Meshes: ranks in an n-D grid."""
+"""Meshes: ranks in an n-D grid, with a process group along each dim."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed import device_mesh as torch_device_mesh
+from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from shardwise._C import DeviceMesh, mesh_or_current, mesh_or_world
+from shardwise import _C
+from shardwise._C import mesh_or_current, mesh_or_world
+from shardwise._torch_groups import GroupsByRanks, given_groups, lone_group, new_group_like
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
+
+# A backend, its options, or both: what a mesh dim's groups are made with, if not as the world's is.
+BackendOverride = Any
+
+
+class _MeshType(type(_C.DeviceMesh), type(TorchDeviceMesh)):  # type: ignore[misc]
+    """The metaclass of a class that is both: pybind11's and torch's."""
+
+
+class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
+    """The ranks of the program, or some of them, in an n-D grid with a process group along each dim.
+
+    It is a torch.distributed.device_mesh.DeviceMesh, too: torch's functional collectives and other libraries take it as it is.
+
+    `mesh`: global ranks in any order (nested lists or an integer tensor); shards are dealt in that order. Ranks outside may hold
+    the mesh, too: they own nothing. Equal meshes are equal objects, and communicate over the same groups. `backend_override`:
+    a backend, its options, or both, per mesh dim, or None; the mesh then has groups of its own along these, and tensors on it do
+    not mix with those of another mesh of the same ranks.
+
+    Collective over the world where a group is new: every rank makes the mesh, with the same arguments. Raises ValueError for
+    duplicate or unknown ranks and names that do not fit.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: torch.Tensor | Sequence[object],
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        backend_override: Sequence[BackendOverride | None] | None = None,
+    ) -> None:
+        groups: GroupsByRanks = _overridden_groups(mesh, backend_override) if backend_override else {}
+        with given_groups(groups):
+            super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
+        self._tell_torch()
+        self._given = groups  # groups of its own
+
+    @classmethod
+    def _of(cls, mesh: _C.DeviceMesh) -> "DeviceMesh":
+        """The mesh as an object of this class: C++ gives out meshes by it."""
+        self = cls.__new__(cls)
+        _C.DeviceMesh.__init__(self, mesh)
+        self._tell_torch()
+        return self
+
+    def _tell_torch(self) -> None:
+        """Sets what torch's own functions read of a mesh."""
+        ranks = self.mesh.flatten()
+        self._device_type = self.device_type
+        self._mesh_dim_names = self.mesh_dim_names
+        self._rank_map = ranks
+        self._flatten_rank_map = tuple(ranks.tolist())
+        self._layout = _MeshLayout.from_sizes_strides(self.shape)
+        self._root_mesh = None
+        self._flatten_mapping: dict[str, Any] = {}
+        self._pg_registry: dict[str, ProcessGroup] = {}
+        self._rank = self.get_rank()
+        self._coordinate_on_dim = self.get_coordinate()
+        self._thread_id = None
+        self._hash = None
+        self._given = {}
+
+    @property
+    def _dim_group_names(self) -> list[str]:  # type: ignore[override]
+        """The names of the groups along each dim through this rank; none outside the mesh."""
+        if self.get_coordinate() is None:
+            return []
+        return [group.group_name for group in self.get_all_groups() if group is not None]
+
+    def get_group(  # type: ignore[override]
+        self, mesh_dim: int | str | None = None
+    ) -> ProcessGroup | None:
+        """torch.distributed's process group along `mesh_dim`, which a 1-D mesh need not name; None outside the mesh."""
+        group = super().get_group(mesh_dim)
+        return lone_group() if group is None and self.get_coordinate() is not None else group
+
+    def get_all_groups(self) -> list[ProcessGroup | None]:  # type: ignore[override]
+        """torch.distributed's process groups along each dim through this rank."""
+        return [self.get_group(dim) for dim in range(self.ndim)]
+
+    def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
+        """The mesh of the named dims through this rank, or a flattened one by its name. Collective as making a mesh is.
+
+        Raises KeyError for a name that no dim has, RuntimeError where dims have no names.
+        """
+        if not self.mesh_dim_names:
+            raise RuntimeError(
+                f"[device_mesh] {self} has no mesh_dim_names to slice it by. Give them to init_device_mesh."
+            )
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        root = self._get_root_mesh()
+        if len(names) == 1 and names[0] in root._flatten_mapping:
+            flat: DeviceMesh = root._flatten_mapping[names[0]]  # type: ignore[assignment]
+            return flat
+        unknown = [name for name in names if name not in self.mesh_dim_names]
+        if unknown:
+            raise KeyError(
+                f"[device_mesh] no mesh dim is called {', '.join(map(repr, unknown))}. The mesh has {list(self.mesh_dim_names)}."
+            )
+        with given_groups(self._given):
+            part: DeviceMesh = super().__getitem__(names)
+        if self._given:
+            part._given = self._given
+        if part is not self and part._root_mesh is None:
+            part._root_mesh = root
+            part._layout = _MeshLayout([self._layout[self.mesh_dim_names.index(name)] for name in names])
+            part._rank_map, part._flatten_rank_map = root._rank_map, root._flatten_rank_map
+        return part
+
+    def _flatten(
+        self, mesh_dim_name: str | None = None, backend_override: BackendOverride | None = None
+    ) -> "DeviceMesh":
+        """The mesh of the same ranks in one dim, which the mesh that this one was sliced from knows by its name.
+
+        Raises ValueError where that name is taken, RuntimeError where dims have no names.
+        """
+        if not self.mesh_dim_names:
+            raise RuntimeError(
+                f"[device_mesh] {self} has no mesh_dim_names to flatten it by. Give them to init_device_mesh."
+            )
+        root, name = self._get_root_mesh(), mesh_dim_name or "_".join(self.mesh_dim_names)
+        if name in (root.mesh_dim_names or ()) and (name,) != self.mesh_dim_names:
+            raise ValueError(
+                f"[device_mesh] {name!r} already exists as a dim of {root}. Specify another valid mesh_dim_name."
+            )
+        if self.ndim == 1 and name == self.mesh_dim_names[0]:
+            return self
+        overrides = None if backend_override is None else [backend_override]
+        flat = DeviceMesh(self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), backend_override=overrides)
+        known: DeviceMesh = root._flatten_mapping.setdefault(name, flat)  # type: ignore[assignment]
+        if known != flat:
+            raise ValueError(
+                f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "
+                "mesh_dim_name."
+            )
+        if flat._root_mesh is None and flat is not root:
+            flat._root_mesh = root
+            flat._layout = _MeshLayout([self._layout.collapse()])
+            flat._rank_map, flat._flatten_rank_map = root._rank_map, root._flatten_rank_map
+        return known
+
+    @classmethod
+    def from_group(  # type: ignore[override]
+        cls,
+        group: ProcessGroup | Sequence[ProcessGroup],
+        device_type: str,
+        mesh: torch.Tensor | Sequence[object] | None = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+    ) -> "DeviceMesh":
+        """The mesh whose groups are `group`: one for a 1-D mesh, which has its ranks, or one per dim of `mesh`.
+
+        Called by its members; a mesh of several dims that lacks ranks of the world by all ranks. Tensors on it do not mix with
+        those of another mesh of the same ranks. Raises ValueError where groups and ranks do not fit.
+        """
+        groups = [group] if isinstance(group, ProcessGroup) else list(group)
+        if mesh is None:
+            if not isinstance(group, ProcessGroup):
+                raise ValueError("[device_mesh] Must pass mesh if passing multiple ProcessGroups: the ranks by dims.")
+            mesh = dist.get_process_group_ranks(groups[0])
+        ranks = torch.as_tensor(mesh, device="cpu")
+        if not groups or ranks.dim() != len(groups):
+            raise ValueError(
+                f"[device_mesh] got {len(groups)} ProcessGroups for a mesh of {ranks.dim()} dims, {ranks.tolist()}. Give one per dim."
+            )
+        for dim, each in enumerate(groups):
+            members = dist.get_process_group_ranks(each)
+            if sorted(members) not in [sorted(line) for line in _lines(ranks, dim)]:
+                raise ValueError(
+                    f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
+                    "the ranks along that dim are others."
+                )
+        given: GroupsByRanks = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
+        with given_groups(given):
+            result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names)
+        result._given = given
+        return result
+
+    def __enter__(self) -> "DeviceMesh":
+        torch_device_mesh._mesh_resources.mesh_stack.append(self)
+        return super().__enter__()
+
+    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
+        super().__exit__(error_type, error, traceback)
+        torch_device_mesh._mesh_resources.mesh_stack.pop()
+
+    __eq__ = _C.DeviceMesh.__eq__
+
+    def __hash__(self) -> int:
+        return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _C.DeviceMesh.__reduce__(self)
 
 
 def init_device_mesh(
@@ -17,13 +217,26 @@ def init_device_mesh(
     mesh_shape: Sequence[int],
     *,
     mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[int | str, BackendOverride] | None = None,
 ) -> DeviceMesh:
     """The mesh of ranks 0, 1, 2, ... in row-major order. Collective over the world.
 
-    Under torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks.
+    `backend_override`: by dim or its name, a backend, its options, or both: the mesh has groups of its own along it. Under
+    torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks.
     """
-    ranks = torch.arange(prod(mesh_shape)).view(tuple(mesh_shape))
-    return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names)
+    ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))
+    overrides = None
+    if backend_override:
+        names = list(mesh_dim_names or [])
+        by_dim = {names.index(key) if key in names else key: value for key, value in backend_override.items()}
+        unknown = [key for key in by_dim if key not in range(len(mesh_shape))]
+        if unknown or len(by_dim) < len(backend_override):
+            raise RuntimeError(
+                f"[device_mesh] backend_override has keys {list(backend_override)}: expected each of the {len(mesh_shape)} dims "
+                f"at most once, by number or by its name in {names}."
+            )
+        overrides = [by_dim.get(dim) for dim in range(len(mesh_shape))]
+    return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides)
 
 
 def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]) -> DeviceMesh:
@@ -33,6 +246,8 @@ def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]
 
 def from_torch(mesh: object) -> DeviceMesh:
     """Our mesh of the same ranks. Collective over the world where groups are new."""
+    if isinstance(mesh, DeviceMesh):
+        return mesh
     if not isinstance(mesh, TorchDeviceMesh):
         raise TypeError(
             f"[device_mesh] {mesh!r} is no mesh. Pass a shardwise.DeviceMesh or a torch.distributed.device_mesh.DeviceMesh."
@@ -47,6 +262,12 @@ def from_torch(mesh: object) -> DeviceMesh:
     return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
 
 
+def current_torch_mesh() -> TorchDeviceMesh | None:
+    """The mesh of the innermost `with` block of one of torch's own meshes, None outside of such blocks."""
+    stack = torch_device_mesh._mesh_resources.mesh_stack
+    return stack[-1] if stack else None
+
+
 def _make_groups_of_flattened(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> None:
     """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks."""
     ours = from_torch(root)
@@ -54,3 +275,32 @@ def _make_groups_of_flattened(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> N
         for names in combinations(root.mesh_dim_names or (), n_dims):
             if set(ours[names].mesh.flatten().tolist()) == set(mesh.mesh.flatten().tolist()):
                 return
+
+
+def _lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
+    """The ranks along `dim`, for each place in the other dims."""
+    yield from ranks.movedim(dim, -1).reshape(-1, ranks.size(dim)).tolist()
+
+
+def _overridden_groups(
+    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
+) -> GroupsByRanks:
+    """This rank's groups along each dim that has an override. Raises ValueError where there is not one per dim."""
+    ranks = torch.as_tensor(mesh, device="cpu")
+    if len(overrides) != ranks.dim():
+        raise ValueError(
+            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, "
+            "None for those that are to be as the world's."
+        )
+    groups: dict[tuple[int, ...], ProcessGroup] = {}
+    for dim, override in enumerate(overrides):
+        backend, options = override if isinstance(override, tuple) else (override, None)
+        if backend is not None and not isinstance(backend, str):
+            backend, options = None, backend
+        if backend is None and options is None:
+            continue
+        for line in _lines(ranks, dim):
+            group = new_group_like(line, backend, options)
+            if dist.get_rank() in line:
+                groups[tuple(sorted(line))] = group
+    return groups

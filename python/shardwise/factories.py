@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from shardwise import _C
-from shardwise._C import DeviceMesh, Placement
+from shardwise._C import Placement
+from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]

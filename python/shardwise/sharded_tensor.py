@@ -13,9 +13,8 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
 from shardwise._C import Shard as ShardPlacement
-from shardwise.device_mesh import init_device_mesh
+from shardwise.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.dtensor import DTensor
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 

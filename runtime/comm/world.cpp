@@ -1,5 +1,7 @@
 #include "runtime/comm/world.h"
 
+#include "runtime/comm/given_groups.h"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -72,6 +74,8 @@ void World::set_process(std::shared_ptr<World> world) {
 
 GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto members = checked_members(ranks, size_);
+  if (const auto* given = GivenGroups::current())
+    if (auto group = given->find(members, rank_)) return *group;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   MakeGroup make_group;
   {

@@ -1,5 +1,6 @@
 #include "runtime/tensor/device_mesh.h"
 
+#include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -59,7 +60,7 @@ std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
 
 /// Moves to another mesh go over the group of the world, where ranks outside of both meshes stay away: here all are present.
 void connect_world(World& world, const DeviceMesh& mesh) {
-  if (mesh.size() == world.size()) return;
+  if (mesh.size() == world.size() || GivenGroups::current()) return;
   std::vector<int64_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   const GroupPtr everyone = world.group(ranks);
@@ -67,7 +68,15 @@ void connect_world(World& world, const DeviceMesh& mesh) {
     connect(*everyone, "device_mesh", mesh.device());
 }
 
-using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>>;
+/// The last: process groups that were given; meshes over them are others than meshes over the World's.
+using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>, std::vector<const void*>>;
+
+std::vector<const void*> given_groups() {
+  std::vector<const void*> result;
+  if (const auto* given = GivenGroups::current())
+    for (const auto& [ranks, group] : given->groups()) result.push_back(group->process_group.get());
+  return result;
+}
 
 std::mutex registry_mutex;
 std::map<Key, std::weak_ptr<const DeviceMesh>>& registry() {
@@ -98,7 +107,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
                       fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,
                                   world->size(), world->size()));
 
-  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names};
+  Key key{world.get(), device_type, Line(grid.shape.begin(), grid.shape.end()), grid.ranks, names, given_groups()};
   {
     std::lock_guard lock(registry_mutex);
     if (auto found = registry().find(key); found != registry().end())

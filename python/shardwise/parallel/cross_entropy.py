@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
+from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["VocabParallelCrossEntropy"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
+from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
 
 __all__ = ["ParallelEmbedding"]

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
-from shardwise.device_mesh import mesh_or_world
+from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 
 __all__ = ["InitType", "ParallelLayer"]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
-from shardwise._C import DeviceMesh
+from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]

@@ -1,0 +1,50 @@
+#include "python/bindings.h"
+#include "runtime/comm/given_groups.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <algorithm>
+#include <memory>
+
+namespace shardwise {
+namespace {
+
+using Names = std::map<std::vector<int64_t>, std::string>;
+
+GivenGroups::ByRanks groups_called(const Names& names) {
+  GivenGroups::ByRanks result;
+  for (const auto& [ranks, name] : names) {
+    auto process_group = c10d::resolve_process_group(name);
+    const int64_t index = process_group->getRank();
+    if (ranks.size() == 1) process_group = nullptr;
+    result[ranks] = std::make_shared<Group>(Group{std::move(process_group), ranks, index});
+  }
+  return result;
+}
+
+/// A `with` block.
+class PyGivenGroups {
+ public:
+  explicit PyGivenGroups(Names names) : names_(std::move(names)) {}
+  void enter() { groups_ = std::make_unique<GivenGroups>(groups_called(names_)); }
+  void exit() { groups_.reset(); }
+
+ private:
+  Names names_;
+  std::unique_ptr<GivenGroups> groups_;
+};
+
+}  // namespace
+
+void bind_given_groups(py::module_& module) {
+  py::class_<PyGivenGroups>(
+      module, "given_groups",
+      "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "
+      "ranks (ascending).")
+      .def(py::init<Names>(), py::arg("names"))
+      .def("__enter__", torch::wrap_pybind_function(&PyGivenGroups::enter))
+      .def("__exit__", [](PyGivenGroups& self, const py::args&) { self.exit(); });
+}
+
+}  // namespace shardwise

@@ -1,0 +1,151 @@
+"""Run by test_torch_names.py under torchrun: torch_names_program.py PART prints PART-RANK where all is well."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+
+c10d_functional = torch.ops.c10d_functional
+
+
+def raises(kind, text, fn):
+    try:
+        fn()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def ranks_of(group):
+    return dist.get_process_group_ranks(group)
+
+
+def works(mesh):
+    """A tensor on the mesh, back and forth."""
+    x = torch.arange(10.0).view(5, 2)
+    tensor = sw.distribute_tensor(x, mesh, [Shard(0)] * mesh.ndim)
+    assert tensor.device_mesh == mesh
+    assert torch.equal(tensor.full_tensor(), x)
+
+
+def torchs_own():
+    """A mesh is one of torch's, and equal to it."""
+    rank = dist.get_rank()
+    ours = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    theirs = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    assert isinstance(ours, TorchDeviceMesh) and ours == theirs and theirs == ours
+    assert ours != torch_init_device_mesh("cpu", (4,)) and torch_init_device_mesh("cpu", (2, 2)) != ours
+    assert [ranks_of(group) for group in ours.get_all_groups()] == [
+        [rank % 2, rank % 2 + 2],
+        [rank // 2 * 2, rank // 2 * 2 + 1],
+    ]
+    local = sw.distribute_tensor(torch.arange(4.0), theirs, [Shard(0), Replicate()])
+    assert local.device_mesh == ours and local.device_mesh is sw.zeros(4, device_mesh=ours).device_mesh
+    with theirs:
+        assert sw.zeros(4).device_mesh == ours
+    with ours:
+        assert torch.distributed.device_mesh._mesh_resources.get_current_mesh() is ours
+    permuted = TorchDeviceMesh("cpu", [2, 0, 3, 1])
+    works(permuted)
+    lone = sw.init_device_mesh("cpu", (4, 1), mesh_dim_names=("all", "one"))
+    assert lone.get_group("one").size() == 1 and lone.get_group("one") is lone["one"].get_group()
+    works(lone)
+
+
+def slices():
+    """Of one or several names, flattened ones, and names that are not there."""
+    rank = dist.get_rank()
+    cube = sw.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
+    assert cube["pp", "tp"].mesh.tolist() == [[0, 1], [2, 3]]
+    assert cube["dp", "tp"].mesh.tolist() == [[rank // 2 * 2, rank // 2 * 2 + 1]]
+    assert cube["tp"]._get_root_mesh() is cube and cube["dp", "tp"]["tp"] == cube["tp"]
+    flat = cube["dp", "tp"]._flatten()
+    assert flat.mesh_dim_names == ("dp_tp",) and flat.mesh.tolist() == cube["tp"].mesh.tolist()
+    assert cube["dp_tp"] is flat and cube["dp", "tp"]._flatten("dp_tp") is flat
+    assert cube._flatten("world").mesh.tolist() == [0, 1, 2, 3]
+    raises(ValueError, "'tp' already exists", lambda: cube["pp", "dp"]._flatten("tp"))
+    raises(ValueError, "of other ranks", lambda: cube["pp", "dp"]._flatten("world"))
+    raises(KeyError, "no mesh dim is called 'cp'", lambda: cube["cp"])
+    raises(KeyError, "cp", lambda: cube.get_group("cp"))
+    raises(RuntimeError, "no mesh_dim_names", lambda: sw.init_device_mesh("cpu", (4,))["tp"])
+    for mesh in (cube["pp", "tp"], cube["dp", "tp"], flat, cube["world"], cube["tp"], cube):
+        works(mesh)
+
+
+def given_groups():
+    """Meshes over groups that are there already, or are made in a way of their own."""
+    rank = dist.get_rank()
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = halves[rank // 2]
+    mesh = sw.DeviceMesh.from_group(mine, "cpu", mesh_dim_names=("tp",))
+    assert mesh.get_group() is mine and mesh.mesh.tolist() == ranks_of(mine)
+    works(mesh)
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    grid = sw.DeviceMesh.from_group([across, mine], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    assert grid.get_group("dp") is across and grid.get_all_groups() == [across, mine]
+    works(grid)
+    assert sw.DeviceMesh.from_group(mine, "cpu", mesh_dim_names=("tp",)) == mesh != sw.init_device_mesh("cpu", (4,))
+    assert grid["tp"] == grid["tp"] and grid["tp"].get_group() is mine
+    works(grid["tp"])
+    world = sw.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    assert world == sw.init_device_mesh("cpu", (4,)) and world.get_group() is dist.group.WORLD
+    known = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    assert sw.DeviceMesh.from_group(known.get_group(), "cpu", mesh_dim_names=("tp",)) == known
+    raises(
+        ValueError, "got 1 ProcessGroups for a mesh of 2 dims", lambda: sw.DeviceMesh.from_group(mine, "cpu", [[0, 1]])
+    )
+    raises(ValueError, "the ranks along that dim are others", lambda: sw.DeviceMesh.from_group(mine, "cpu", [1, 3]))
+    raises(ValueError, "Must pass mesh", lambda: sw.DeviceMesh.from_group([mine, across], "cpu"))
+    other = sw.init_device_mesh(
+        "cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": "gloo", 0: ("gloo", None)}
+    )
+    works(other)
+    raises(RuntimeError, "at most once", lambda: sw.init_device_mesh("cpu", (4,), backend_override={1: "gloo"}))
+
+
+def only_members():
+    """The others need not know of a mesh over a given group."""
+    if dist.get_rank() in (1, 3):
+        group = dist.new_group([1, 3], use_local_synchronization=True)
+        works(sw.DeviceMesh.from_group(group, "cpu"))
+    works(sw.init_device_mesh("cpu", (2, 2)))
+    works(sw.DeviceMesh("cpu", [1, 3]))
+
+
+def functional_collectives():
+    """torch's functional collectives take a mesh, and are counted."""
+    rank = dist.get_rank()
+    line = sw.init_device_mesh("cpu", (4,))
+    grid = sw.init_device_mesh("cpu", (2, 2))
+    x = torch.full((2,), float(rank))
+    with sw.CommDebugMode() as comm:
+        total = funcol.all_reduce(x, "sum", line).wait()
+        pair = funcol.all_reduce(x, "sum", (grid, 1)).wait()
+        gathered = funcol.all_gather_tensor(x, 0, group=line).wait()
+        dist.broadcast(x, 0)
+        sw.ones(8, device_mesh=line, placements=[Shard(0)]).redistribute(placements=[Replicate()])
+    assert total.tolist() == [6, 6] and pair[0] == (1 if rank < 2 else 5) and gathered.shape == (8,)
+    counts = comm.get_comm_counts()
+    assert counts == {"all_reduce": 2, "all_gather": 2, "broadcast": 1} and comm.get_total_counts() == 5
+    assert counts[c10d_functional.all_reduce] == counts[torch.ops._c10d_functional.all_reduce] == 2
+    assert counts[c10d_functional.all_gather_into_tensor] == 2 and counts[torch.ops.c10d.broadcast_] == 1
+    assert counts[c10d_functional.reduce_scatter_tensor] == 0 and c10d_functional.broadcast not in counts
+    assert comm.comm_counts.by_operator()[c10d_functional.all_reduce] == 2
+    assert [event.n_ranks for event in comm.events] == [4, 2, 4, 4, 4]
+
+
+if __name__ == "__main__":
+    part = sys.argv[1]
+    dist.init_process_group("gloo")
+    globals()[part]()
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.write(f"{part}-{os.environ['RANK']}\n")
