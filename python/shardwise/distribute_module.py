@@ -1,5 +1,7 @@
 """Turning the parameters of a module into DTensors."""
 
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +17,15 @@ from shardwise.module_tensors import by_tensor, places_of, tie_again
 __all__ = ["distribute_module"]
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
-InputFn = Callable[[nn.Module, Any, DeviceMesh], Any]
+HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
 
 
 def distribute_module(
     module: nn.Module,
     device_mesh: DeviceMesh | None = None,
     partition_fn: PartitionFn | None = None,
-    input_fn: InputFn | None = None,
-    output_fn: InputFn | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
 ) -> nn.Module:
     """Makes DTensors of all parameters and buffers of `module`, in place, and returns it.
 
@@ -33,12 +35,14 @@ def distribute_module(
 
     The module's load_state_dict() takes plain values, too, alike on all ranks: each takes its part.
 
-    `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward. Collective over the
-    mesh. Raises ValueError for a module that has been distributed before.
+    `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward; functions of two
+    arguments are given no module. Collective over the mesh. Raises RuntimeError for a module that has been distributed before,
+    ValueError for functions of other numbers of arguments.
     """
     if getattr(module, "_is_distributed", False):
-        raise ValueError(
-            f"[distribute_module] this {type(module).__name__} has been distributed before. Call it once, on the outermost module."
+        raise RuntimeError(
+            f"[distribute_module] this {type(module).__name__} has been distributed before: distribute_module should only be "
+            "called once on a module. Call it on the outermost one."
         )
     mesh = mesh_or_current(device_mesh)
     from_torch(module)
@@ -50,11 +54,30 @@ def distribute_module(
     _replicate_rest(module, mesh)
     take_plain_values(module)
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda hooked, inputs: input_fn(hooked, inputs, mesh))
+        before = _of_three("input_fn", input_fn)
+        module.register_forward_pre_hook(lambda hooked, inputs: before(hooked, inputs, mesh))
     if output_fn is not None:
-        module.register_forward_hook(lambda hooked, inputs, outputs: output_fn(hooked, outputs, mesh))
+        after = _of_three("output_fn", output_fn)
+        module.register_forward_hook(lambda hooked, inputs, outputs: after(hooked, outputs, mesh))
     module._is_distributed = True  # type: ignore[assignment]
     return module
+
+
+def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
+    """`fn` as a function of the module, its inputs or outputs, and the mesh. Raises ValueError."""
+    n_arguments = len(inspect.signature(fn).parameters)
+    if n_arguments == 3:
+        return fn
+    if n_arguments != 2:
+        raise ValueError(
+            f"[distribute_module] {name} should take in 3 arguments (module, values, mesh), got {n_arguments} arguments!"
+        )
+    warnings.warn(
+        f"[distribute_module] {name} of two arguments (values, mesh) is deprecated. Take the module first.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return lambda module, values, mesh: fn(values, mesh)
 
 
 def _replicate_rest(module: nn.Module, mesh: DeviceMesh) -> None:

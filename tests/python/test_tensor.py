@@ -231,7 +231,7 @@ def test_distribute_module_replicates_what_is_not_sharded():
         assert model[0].weight.placements == (Shard(0),) and model[0].bias.placements == (Replicate(),)
         x = torch.arange(12.0).view(4, 3)
         torch.testing.assert_close(model(x), dense(x))
-        with pytest.raises(ValueError, match=r"\[distribute_module\] this Sequential has been distributed before"):
+        with pytest.raises(RuntimeError, match=r"\[distribute_module\] this Sequential has been distributed before"):
             sw.distribute_module(model, mesh)
 
     run_ranks(2, body)

@@ -1,0 +1,113 @@
+"""Sharding a model by a plan of module names."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+
+from torch import nn
+
+from shardwise.device_mesh import DeviceMesh, mesh_or_current
+from shardwise.dtensor import DTensor
+from shardwise.parallel.style import ParallelStyle
+
+__all__ = ["parallelize_module"]
+
+Plan = ParallelStyle | Mapping[str, ParallelStyle]
+
+
+def parallelize_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    parallelize_plan: Plan | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> nn.Module:
+    """Shards `module` in place by `parallelize_plan` and returns it.
+
+        parallelize_module(model, mesh["tp"], {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()})
+
+    The plan is a style, for `module` itself, or styles by the names of submodules, in which each part between dots may hold
+    wildcards (`*`, `?`, `[ab]`); "" names `module`. `src_data_rank`: the place in the mesh whose parameters are dealt to the
+    others; None: every rank's own are taken, and nothing is sent. Parameters that two modules share stay shared where both are
+    laid out alike; where they are not, a warning names them.
+
+    Collective over the mesh. Raises ValueError for names that fit no submodule, before anything is sharded, and TypeError for
+    a plan of another type.
+    """
+    mesh = mesh_or_current(device_mesh)
+    if parallelize_plan is None:
+        warnings.warn(
+            "[parallelize_module] No parallelize_plan is provided: nothing is sharded. Pass a style, or styles by names.",
+            stacklevel=2,
+        )
+        return module
+    applied = list(_resolved(module, parallelize_plan))
+    shared = _shared_parameters(module)
+    for submodule, style in applied:
+        style.src_data_rank = src_data_rank
+        style._apply(submodule, mesh)
+    _tie(shared)
+    return module
+
+
+def _resolved(module: nn.Module, plan: object) -> Iterator[tuple[nn.Module, ParallelStyle]]:
+    """Each style with the module that it is for. Raises ValueError, TypeError."""
+    if not isinstance(plan, Mapping):
+        yield module, _style(plan)
+        return
+    for path, style in plan.items():
+        found = _matches(module, path)
+        if not found:
+            known = [name for name, _ in module.named_modules() if name]
+            raise ValueError(
+                f"[parallelize_module] the plan names '{path}', and {type(module).__name__} has no such submodule. It has "
+                f"{', '.join(known[:20]) or 'none'}{', ...' if len(known) > 20 else ''}."
+            )
+        for submodule in found:
+            yield submodule, _style(style)
+
+
+def _style(style: object) -> ParallelStyle:
+    if callable(getattr(style, "_apply", None)) and not isinstance(style, nn.Module):
+        return style  # type: ignore[return-value]
+    raise TypeError(
+        f"[parallelize_module] Expect a ParallelStyle, or a dict of them by module names, for parallelize_plan: "
+        f"{type(style).__name__} found!"
+    )
+
+
+def _matches(module: nn.Module, path: str) -> list[nn.Module]:
+    """The submodules whose names fit `path`, part by part."""
+    found = [module]
+    for part in path.split(".") if path else []:
+        found = [child for parent in found for name, child in parent.named_children() if fnmatch(name, part)]
+    return found
+
+
+Place = tuple[str, nn.Module, str]  # the module's name, the module, the parameter's name in it
+
+
+def _shared_parameters(module: nn.Module) -> list[list[Place]]:
+    """The places of each parameter that has several."""
+    places: dict[nn.Parameter, list[Place]] = {}
+    for name, submodule in module.named_modules():
+        for parameter_name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(parameter, []).append((name, submodule, parameter_name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _tie(shared: list[list[Place]]) -> None:
+    """Makes one parameter again of those that were one before and are laid out alike."""
+    for places in shared:
+        now = [module.get_parameter(name) for _, module, name in places]
+        layouts = [(each.device_mesh, each.placements) if isinstance(each, DTensor) else None for each in now]
+        if all(layout == layouts[0] for layout in layouts):
+            for _, module, name in places:
+                module.register_parameter(name, now[0])
+        else:
+            names = [f"{path}.{name}" if path else name for path, _, name in places]
+            warnings.warn(
+                f"[parallelize_module] {' and '.join(names)} were one parameter and are laid out differently now: each is "
+                "trained on its own. Give them styles that lay them out alike to keep them one.",
+                stacklevel=3,
+            )

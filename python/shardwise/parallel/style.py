@@ -1,0 +1,414 @@
+"""What a module of a model does with its parameters, inputs and outputs when parallelize_module shards it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise.device_mesh import DeviceMesh, mesh_or_current
+from shardwise.distribute_module import distribute_module
+from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.placement_types import Placement, Replicate, Shard
+
+__all__ = [
+    "ColwiseParallel",
+    "ParallelStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "RowwiseParallel",
+    "SequenceParallel",
+]
+
+Layouts = tuple[Placement | None, ...]
+
+
+class ParallelStyle(ABC):
+    """How parallelize_module treats one module. A style of your own defines `_apply(module, device_mesh)`, which returns the module.
+
+    `src_data_rank`: the place in the mesh whose parameters are dealt to the others; None: every rank's own are taken.
+    """
+
+    src_data_rank: int | None = 0
+
+    @abstractmethod
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module: ...
+
+    def _described(self) -> dict[str, object]:
+        """What __repr__ shows."""
+        return {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._described().items())})"
+
+
+def one_dim(style: ParallelStyle, device_mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh, which must have one dim. Raises ValueError."""
+    mesh = mesh_or_current(device_mesh)
+    if mesh.ndim != 1:
+        named = f'mesh["{mesh.mesh_dim_names[-1]}"]' if mesh.mesh_dim_names else "a mesh with mesh_dim_names, sliced"
+        raise ValueError(
+            f"[parallelize_module] {type(style).__name__} shards over one mesh dim, {mesh} has {mesh.ndim}. Pass the dim "
+            f"that it is to use: {named}."
+        )
+    return mesh
+
+
+def placed(tensor: DTensor, layout: Placement) -> DTensor:
+    """`tensor` laid out as `layout`; itself where it is already."""
+    if isinstance(layout, Shard) and layout.dim < 0 and layout.sizes is None:
+        layout = Shard(layout.dim + tensor.dim())
+    return tensor if tensor.placements == (layout,) else tensor.redistribute(placements=[layout], async_op=True)
+
+
+class _LayerStyle(ParallelStyle):
+    """A linear layer or embedding table whose parameters are sharded."""
+
+    input_layouts: Layouts
+    output_layouts: Layouts
+    use_local_output: bool
+
+    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
+        """The placement of each parameter of `module`, and the one that its input needs. Raises NotImplementedError."""
+        raise NotImplementedError(
+            f"[parallelize_module] {type(self).__name__} shards nn.Linear and nn.Embedding, not {type(module).__name__}. "
+            "Name the linear layers and embeddings inside it, or write a ParallelStyle of your own."
+        )
+
+    def _global_input_shape(self, module: nn.Module, local: torch.Tensor) -> tuple[int, ...] | None:
+        """The shape of the whole input of which `local` is this rank's piece, where the layer knows it: pieces may be uneven."""
+        layout = self.input_layouts[0]
+        last = layout is not None and (layout.is_shard(-1) or layout.is_shard(local.dim() - 1))
+        return (*local.shape[:-1], module.in_features) if last and isinstance(module, nn.Linear) else None
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dim(self, device_mesh)
+        layouts, needed = self._parameter_layouts(module)
+
+        def shard(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
+            if layer is module:
+                shard_parameters(layer, mesh, layouts, self.src_data_rank)
+
+        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+            value = first_input(self, layer, inputs)
+            if not isinstance(value, DTensor):
+                shape = self._global_input_shape(layer, value)
+                value = DTensor.from_local(value, mesh, self.input_layouts, shape=shape)  # type: ignore[arg-type]
+            return placed(value, needed), *inputs[1:]
+
+        def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+            result = placed(output, self.output_layouts[0])  # type: ignore[arg-type]
+            return result.to_local() if self.use_local_output else result
+
+        return distribute_module(module, mesh, shard, prepare, finish)
+
+    def _described(self) -> dict[str, object]:
+        return {
+            "input_layouts": self.input_layouts,
+            "output_layouts": self.output_layouts,
+            "use_local_output": self.use_local_output,
+        }
+
+
+class ColwiseParallel(_LayerStyle):
+    """Each rank has some output features of an nn.Linear, or some columns of an nn.Embedding.
+
+    `input_layouts`: how plain inputs are laid out, replicated by default. `output_layouts`: what the output becomes, Shard(-1)
+    by default, which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. Features need not
+    divide by the number of ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        self.input_layouts = (input_layouts or Replicate(),)
+        self.output_layouts = (output_layouts or Shard(-1),)
+        self.desired_input_layouts: Layouts = (Replicate(),)
+        self.use_local_output = use_local_output
+
+    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, nn.Linear):
+            return dict.fromkeys(names, Shard(0)), Replicate()
+        if isinstance(module, nn.Embedding):
+            return dict.fromkeys(names, Shard(1)), Replicate()
+        return super()._parameter_layouts(module)
+
+
+class RowwiseParallel(_LayerStyle):
+    """Each rank has some input features of an nn.Linear, or some rows of an nn.Embedding; the results are sums.
+
+    `input_layouts`: how plain inputs are laid out, Shard(-1) by default (give Replicate() for an embedding's ids).
+    `output_layouts`: what the sum becomes: Replicate() (an all-reduce, the default) or a Shard (a reduce-scatter).
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        self.input_layouts = (input_layouts or Shard(-1),)
+        self.output_layouts = (output_layouts or Replicate(),)
+        self.desired_input_layouts: Layouts = (Shard(-1),)
+        self.use_local_output = use_local_output
+
+    def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if isinstance(module, nn.Linear):
+            needed: Placement = Shard(-1)
+            layouts: dict[str, Placement] = dict.fromkeys(names, Replicate())
+            layouts["weight"] = Shard(1)
+        elif isinstance(module, nn.Embedding):
+            needed = Replicate()
+            layouts = dict.fromkeys(names, Shard(0))
+        else:
+            return super()._parameter_layouts(module)
+        self.desired_input_layouts = (needed,)
+        return layouts, needed
+
+
+class SequenceParallel(ParallelStyle):
+    """A norm, a dropout or another module that treats positions apart: parameters replicated, inputs sharded along `sequence_dim`.
+
+    Plain inputs are this rank's positions. The output stays sharded, as a DTensor unless `use_local_output`.
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+        self.sequence_sharding = (Shard(sequence_dim),)
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dim(self, device_mesh)
+
+        def replicate(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
+            names = [name for name, _ in layer.named_parameters(recurse=False)]
+            shard_parameters(layer, mesh, dict.fromkeys(names, Replicate()), self.src_data_rank)
+
+        def prepare(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+            value = first_input(self, layer, inputs)
+            if not isinstance(value, DTensor):
+                value = DTensor.from_local(value, mesh, self.sequence_sharding)
+            return placed(value, self.sequence_sharding[0]), *inputs[1:]
+
+        def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+            return output.to_local() if self.use_local_output else output
+
+        return distribute_module(module, mesh, replicate, prepare, finish)
+
+    def _described(self) -> dict[str, object]:
+        return {"sequence_dim": self.sequence_sharding[0].dim, "use_local_output": self.use_local_output}
+
+
+class PrepareModuleInput(ParallelStyle):
+    """Lays out the inputs of a module before its forward.
+
+    `input_layouts`: how each positional input is laid out where it is plain; None leaves it as it is. `desired_input_layouts`:
+    what it becomes. The `_kwarg_` ones are the same by the names of keywords. `use_local_output`: the module gets this rank's
+    pieces, plain, instead of DTensors. Raises ValueError where inputs and layouts differ in number.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | Sequence[Placement | None] | None = None,
+        desired_input_layouts: Placement | Sequence[Placement | None] | None = None,
+        input_kwarg_layouts: dict[str, Placement] | None = None,
+        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
+        use_local_output: bool = False,
+    ) -> None:
+        self.input_layouts = as_layouts(input_layouts)
+        self.desired_input_layouts = as_layouts(desired_input_layouts)
+        self.input_kwarg_layouts = input_kwarg_layouts or {}
+        self.desired_input_kwarg_layouts = desired_input_kwarg_layouts or {}
+        self.with_kwargs = input_kwarg_layouts is not None
+        self.use_local_output = use_local_output
+        check_as_many(self, "input", self.input_layouts, self.desired_input_layouts)
+        check_as_many(self, "input_kwarg", self.input_kwarg_layouts, self.desired_input_kwarg_layouts)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dim(self, device_mesh)
+
+        def prepare(
+            layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if self.input_layouts is not None:
+                layouts = self.input_layouts, self.desired_input_layouts
+                inputs = laid_out(self, "inputs", inputs, mesh, *layouts, self.use_local_output)
+            for name, layout in self.input_kwarg_layouts.items():
+                if name in named:
+                    desired = self.desired_input_kwarg_layouts.get(name)
+                    value = laid_out_one(named[name], mesh, layout, desired, self.use_local_output)
+                    named = {**named, name: value}
+            return inputs, named
+
+        module.register_forward_pre_hook(prepare, with_kwargs=True)
+        return module
+
+    def _described(self) -> dict[str, object]:
+        return {
+            "input_layouts": self.input_layouts,
+            "desired_input_layouts": self.desired_input_layouts,
+            "input_kwarg_layouts": self.input_kwarg_layouts,
+            "desired_input_kwarg_layouts": self.desired_input_kwarg_layouts,
+            "use_local_output": self.use_local_output,
+        }
+
+
+class PrepareModuleOutput(ParallelStyle):
+    """Lays out the outputs of a module after its forward.
+
+    `output_layouts`: how each output is laid out where it is plain; None leaves it as it is. `desired_output_layouts`: what it
+    becomes. `use_local_output`: the caller gets this rank's pieces, plain. Raises ValueError where outputs and layouts differ in
+    number.
+    """
+
+    def __init__(
+        self,
+        *,
+        output_layouts: Placement | Sequence[Placement | None],
+        desired_output_layouts: Placement | Sequence[Placement | None],
+        use_local_output: bool = True,
+    ) -> None:
+        self.output_layouts = as_layouts(output_layouts)
+        self.desired_output_layouts = as_layouts(desired_output_layouts)
+        self.use_local_output = use_local_output
+        check_as_many(self, "output", self.output_layouts, self.desired_output_layouts)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dim(self, device_mesh)
+
+        def finish(layer: nn.Module, inputs: Any, outputs: Any) -> Any:
+            given = outputs if isinstance(outputs, tuple) else (outputs,)
+            layouts = self.output_layouts, self.desired_output_layouts
+            results = laid_out(self, "outputs", given, mesh, *layouts, self.use_local_output)
+            return results[0] if len(results) == 1 else results
+
+        module.register_forward_hook(finish)
+        return module
+
+    def _described(self) -> dict[str, object]:
+        return {
+            "output_layouts": self.output_layouts,
+            "desired_output_layouts": self.desired_output_layouts,
+            "use_local_output": self.use_local_output,
+        }
+
+
+class PrepareModuleInputOutput(ParallelStyle):
+    """PrepareModuleInput (`use_local_input` is its `use_local_output`) and PrepareModuleOutput in one."""
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | Sequence[Placement | None] | None = None,
+        desired_input_layouts: Placement | Sequence[Placement | None] | None = None,
+        input_kwarg_layouts: dict[str, Placement] | None = None,
+        desired_input_kwarg_layouts: dict[str, Placement] | None = None,
+        use_local_input: bool = False,
+        output_layouts: Placement | Sequence[Placement | None],
+        desired_output_layouts: Placement | Sequence[Placement | None],
+        use_local_output: bool = True,
+    ) -> None:
+        self.prepare_module_input = PrepareModuleInput(
+            input_layouts=input_layouts,
+            desired_input_layouts=desired_input_layouts,
+            input_kwarg_layouts=input_kwarg_layouts,
+            desired_input_kwarg_layouts=desired_input_kwarg_layouts,
+            use_local_output=use_local_input,
+        )
+        self.prepare_module_output = PrepareModuleOutput(
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.prepare_module_input._apply(module, device_mesh)
+        return self.prepare_module_output._apply(module, device_mesh)
+
+    def _described(self) -> dict[str, object]:
+        inputs = self.prepare_module_input._described()
+        inputs["use_local_input"] = inputs.pop("use_local_output")
+        return {**inputs, **self.prepare_module_output._described()}
+
+
+def shard_parameters(
+    module: nn.Module, mesh: DeviceMesh, layouts: dict[str, Placement], src_data_rank: int | None
+) -> None:
+    """Exchanges the named parameters of `module` for DTensors. Collective over the mesh."""
+    for name, layout in layouts.items():
+        parameter = module.get_parameter(name)
+        sharded = distribute_tensor(parameter.detach(), mesh, [layout], src_data_rank=src_data_rank)
+        module.register_parameter(name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+def first_input(style: ParallelStyle, module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+    """The first positional input, a tensor. Raises ValueError."""
+    if inputs and isinstance(inputs[0], torch.Tensor):
+        return inputs[0]
+    got = f"a {type(inputs[0]).__name__}" if inputs else "none (keywords are not seen here)"
+    raise ValueError(
+        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}."
+    )
+
+
+def as_layouts(layouts: Placement | Sequence[Placement | None] | None) -> Layouts | None:
+    if layouts is None:
+        return None
+    return tuple(layouts) if isinstance(layouts, (tuple, list)) else (layouts,)  # type: ignore[return-value]
+
+
+def check_as_many(style: ParallelStyle, what: str, given: Any, desired: Any) -> None:
+    """Raises AssertionError, as torch does, where layouts and desired layouts differ in number."""
+    if given is not None and (desired is None or len(given) != len(desired)):
+        raise AssertionError(
+            f"[{type(style).__name__}] {what}_layouts and desired_{what}_layouts should have same length! They have {len(given)} "
+            f"and {'no' if desired is None else len(desired)} entries."
+        )
+
+
+def laid_out(
+    style: ParallelStyle,
+    what: str,
+    values: tuple[Any, ...],
+    mesh: DeviceMesh,
+    layouts: Layouts | None,
+    desired: Layouts | None,
+    to_local: bool,
+) -> tuple[Any, ...]:
+    """Each of `values` by its layouts. Raises ValueError where they differ in number."""
+    layouts, desired = layouts or (), desired or ()
+    if len(values) != len(layouts):
+        raise ValueError(
+            f"[{type(style).__name__}] module {what} and {what[:-1]}_layouts should have same length! There are {len(values)} "
+            f"{what}, and the layouts {list(layouts)}. Give one per value, None for those to be left alone."
+        )
+    return tuple(
+        laid_out_one(value, mesh, layout, becomes, to_local)
+        for value, layout, becomes in zip(values, layouts, desired, strict=True)
+    )
+
+
+def laid_out_one(
+    value: Any, mesh: DeviceMesh, layout: Placement | None, desired: Placement | None, to_local: bool
+) -> Any:
+    """`value`, of `layout` where it is plain, as `desired`. No layout: as it is. Raises AssertionError, as torch does."""
+    if layout is None:
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise AssertionError(
+            f"[parallelize_module] a layout {layout} was given for a {type(value).__name__}, expecting input to be a "
+            "torch.Tensor! Give None for what is no tensor."
+        )
+    tensor = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [layout])
+    if desired is not None:
+        tensor = placed(tensor, desired)
+    return tensor.to_local() if to_local else tensor

@@ -1,0 +1,309 @@
+"""Models sharded by a plan, judged by the same model unsharded."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from shardwise.testing import run_ranks
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden=10):
+        super().__init__()
+        self.up = nn.Linear(6, hidden)
+        self.down = nn.Linear(hidden, 6)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Tied(nn.Module):
+    """Word vectors that are the weights of the last layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.blocks = nn.ModuleList([MLP(), MLP()])
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 9, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(self.norm(x))
+
+
+def seeded(make, *args):
+    """Made before the ranks start, which as threads share torch's generator; each works on a copy."""
+    torch.manual_seed(3)
+    return make(*args)
+
+
+def assert_same_gradients(model, dense):
+    for (name, parameter), (_, expected) in zip(model.named_parameters(), dense.named_parameters(), strict=True):
+        grad = parameter.grad.full_tensor() if isinstance(parameter.grad, sw.DTensor) else parameter.grad
+        torch.testing.assert_close(grad, expected.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("n_ranks", [1, 3, 4])
+@pytest.mark.parametrize("hidden", [12, 10, 2], ids=["even", "uneven", "empty pieces"])
+def test_columns_then_rows_are_the_whole_layers(n_ranks, hidden):
+    given, x = seeded(MLP, hidden), seeded(torch.rand, 5, 6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,))
+        dense = copy.deepcopy(given)
+        model = parallelize_module(copy.deepcopy(dense), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        assert model.up.weight.placements == model.up.bias.placements == (Shard(0),)
+        assert model.down.weight.placements == (Shard(1),) and model.down.bias.placements == (Replicate(),)
+        with sw.CommDebugMode() as comm:
+            y = model(x)
+        assert comm.get_total_counts() == (n_ranks > 1)
+        assert type(y) is torch.Tensor
+        torch.testing.assert_close(y, dense(x))
+        y.square().sum().backward()
+        dense(x).square().sum().backward()
+        assert_same_gradients(model, dense)
+
+    run_ranks(n_ranks, body)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "columns"), [(RowwiseParallel(input_layouts=Replicate()), False), (ColwiseParallel(), True)]
+)
+def test_embeddings_are_sharded_by_rows_or_columns(embedding, columns):
+    table = seeded(nn.Embedding, 10, 4)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        sharded = parallelize_module(copy.deepcopy(table), mesh, embedding)
+        ids = torch.tensor([[1, 9], [0, 0]])
+        assert sharded.weight.placements == (Shard(1 if columns else 0),)
+        expected = (*table(ids).chunk(3, -1), table(ids)[..., :0])[rank] if columns else table(ids)
+        torch.testing.assert_close(sharded(ids), expected)
+
+    run_ranks(3, body)
+
+
+def test_output_layouts_and_dtensor_outputs():
+    dense, x = seeded(nn.Linear, 6, 8), seeded(torch.rand, 4, 6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        gathered = ColwiseParallel(output_layouts=Replicate(), use_local_output=False)
+        y = parallelize_module(copy.deepcopy(dense), mesh, gathered)(x)
+        assert isinstance(y, sw.DTensor) and y.placements == (Replicate(),)
+        torch.testing.assert_close(y.to_local(), dense(x))
+        scattered = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+        y = parallelize_module(copy.deepcopy(dense), mesh, scattered)(x)
+        torch.testing.assert_close(y, dense(x).chunk(2)[rank])
+
+    run_ranks(2, body)
+
+
+def test_names_may_hold_wildcards_and_tied_parameters_stay_tied():
+    given = seeded(Tied)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        dense = copy.deepcopy(given)
+        plan = {
+            "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.[01].down": RowwiseParallel(),
+            "ou?": ColwiseParallel(output_layouts=Replicate()),
+        }
+        model = copy.deepcopy(dense)
+        parallelize_module(model, mesh, plan)
+        assert model.out.weight is model.words.weight
+        assert [block.up.weight.placements for block in model.blocks] == [(Shard(0),)] * 2
+        assert [block.down.weight.placements for block in model.blocks] == [(Shard(1),)] * 2
+        ids = torch.tensor([[0, 3, 8], [1, 1, 2]])
+        torch.testing.assert_close(model(ids), dense(ids))
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        F.cross_entropy(dense(ids).flatten(0, 1), ids.flatten()).backward()
+        assert_same_gradients(model, dense)
+
+    run_ranks(2, body)
+
+
+def test_ties_that_a_plan_breaks_are_named_and_so_is_a_plan_that_is_not_there():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        with pytest.warns(UserWarning, match=r"words\.weight and out\.weight were one parameter"):
+            parallelize_module(seeded(Tied), mesh, {"words": ColwiseParallel(), "out": ColwiseParallel()})
+        with pytest.warns(UserWarning, match="No parallelize_plan is provided"):
+            parallelize_module(MLP(), mesh)
+
+    run_ranks(1, body)  # threads share what warnings are caught
+
+
+def test_positions_are_sharded_around_a_norm():
+    norm, x = seeded(nn.LayerNorm, 6), seeded(torch.rand, 3, 4, 6)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        sharded = parallelize_module(copy.deepcopy(norm), mesh, SequenceParallel())
+        y = sharded(x.chunk(2, 1)[rank])
+        assert y.placements == (Shard(1),) and sharded.weight.placements == (Replicate(),)
+        torch.testing.assert_close(y.full_tensor(), norm(x))
+        replicated = sw.distribute_tensor(x, mesh, [Replicate()])
+        local = parallelize_module(copy.deepcopy(norm), mesh, SequenceParallel(use_local_output=True))
+        torch.testing.assert_close(local(replicated), norm(x).chunk(2, 1)[rank])
+
+    run_ranks(2, body)
+
+
+class Sum(nn.Module):
+    def forward(self, a, b, *, c=None, d=2):
+        self.seen = (a, b, c)
+        return (a + b, d) if c is None else (a + b + c, d)
+
+
+def test_inputs_and_outputs_are_laid_out():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        piece, whole = torch.arange(6.0).view(2, 3) + rank, torch.ones(4, 3)
+        prepare = PrepareModuleInput(
+            input_layouts=(Shard(0), None),
+            desired_input_layouts=(Replicate(), None),
+            input_kwarg_layouts={"c": Replicate()},
+            desired_input_kwarg_layouts={"c": Shard(1)},
+        )
+        other = sw.distribute_tensor(whole, mesh, [Replicate()])
+        model = parallelize_module(Sum(), mesh, prepare)
+        model(piece, other, c=whole)
+        a, b, c = model.seen
+        assert a.placements == (Replicate(),) and a.shape == (4, 3) and b is other
+        assert c.placements == (Shard(1),)
+        with pytest.raises(
+            ValueError, match=r"module inputs and input_layouts should have same length! There are 1 inputs"
+        ):
+            model(piece)
+
+        both = PrepareModuleInputOutput(
+            input_layouts=(Shard(0), Replicate()),
+            desired_input_layouts=(Shard(0), Shard(0)),
+            use_local_input=True,
+            output_layouts=(Shard(0), None),
+            desired_output_layouts=(Replicate(), None),
+        )
+        model = parallelize_module(Sum(), mesh, both)
+        total, two = model(piece, whole)
+        assert [type(value) for value in model.seen[:2]] == [torch.Tensor] * 2 and model.seen[1].shape == (2, 3)
+        assert total.shape == (4, 3) and two == 2
+        torch.testing.assert_close(total[2 * rank : 2 * rank + 2], piece + 1)
+
+        out = PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Shard(0), use_local_output=False)
+        result = parallelize_module(nn.Identity(), mesh, out)(whole)
+        assert result.placements == (Shard(0),) and result.full_tensor().eq(2).all()
+
+    run_ranks(2, body)
+
+
+def test_styles_of_ones_own_and_which_ranks_values_are_taken():
+    class Everywhere(ParallelStyle):
+        def _apply(self, module, device_mesh):
+            assert self.src_data_rank is None
+            return sw.distribute_module(module, device_mesh)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = parallelize_module(MLP(), mesh, {"": Everywhere()}, src_data_rank=None)
+        assert isinstance(model.up.weight, sw.DTensor)
+        layer = nn.Linear(2, 2)
+        nn.init.constant_(layer.weight, rank + 5.0)
+        with sw.CommDebugMode() as comm:
+            own = parallelize_module(copy.deepcopy(layer), mesh, ColwiseParallel(), src_data_rank=None)
+        assert own.weight.to_local()[0, 0] == rank + 5 and comm.get_total_counts() == 0
+        others = parallelize_module(copy.deepcopy(layer), mesh, ColwiseParallel(), src_data_rank=1)
+        assert others.weight.to_local()[0, 0] == 6
+        with mesh:
+            assert isinstance(parallelize_module(layer, parallelize_plan=ColwiseParallel()).weight, sw.DTensor)
+
+    run_ranks(2, body)
+
+
+def test_what_cannot_be_sharded_is_an_error_before_anything_is_sharded():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = MLP()
+        with pytest.raises(
+            ValueError, match=r"the plan names 'layers\.0', and MLP has no such submodule. It has up, down"
+        ):
+            parallelize_module(model, mesh, {"up": ColwiseParallel(), "layers.0": RowwiseParallel()})
+        with pytest.raises(TypeError, match=r"Expect a ParallelStyle, .* str found"):
+            parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": "rows"})
+        assert not isinstance(model.up.weight, sw.DTensor)
+        with pytest.raises(
+            NotImplementedError, match=r"RowwiseParallel shards nn\.Linear and nn\.Embedding, not LayerNorm"
+        ):
+            parallelize_module(nn.LayerNorm(4), mesh, RowwiseParallel())
+        grid = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        with pytest.raises(ValueError, match=r'ColwiseParallel shards over one mesh dim, .* has 2.*mesh\["tp"\]'):
+            parallelize_module(model, grid, {"up": ColwiseParallel()})
+        with pytest.raises(AssertionError, match="should have same length"):
+            PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Shard(0), Shard(1)))
+        layer = parallelize_module(nn.Linear(2, 2), mesh, ColwiseParallel())
+        with pytest.raises(ValueError, match="Linear needs a tensor as its first positional input, got none"):
+            layer(input=torch.ones(2, 2))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("n_classes", [8, 7, 3], ids=["even", "uneven", "empty pieces"])
+def test_labels_are_plain_where_logits_are_sharded_by_class(reduction, n_classes):
+    values, weight = seeded(torch.rand, 6, n_classes), seeded(torch.rand, n_classes)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        dense, labels = values.clone().requires_grad_(), torch.arange(6) % n_classes
+        logits = sw.distribute_tensor(dense.detach(), mesh, [Shard(1)]).requires_grad_()
+        with pytest.raises(Exception, match=r"(?s)plain|DTensor"):
+            F.cross_entropy(logits, labels)
+        with loss_parallel(), sw.CommDebugMode() as comm:
+            loss = F.cross_entropy(logits, labels, weight, reduction=reduction, ignore_index=2)
+            loss.sum().backward()
+        expected = F.cross_entropy(dense, labels, weight, reduction=reduction, ignore_index=2)
+        expected.sum().backward()
+        torch.testing.assert_close(loss.full_tensor(), expected)
+        torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
+        assert "all_gather" not in comm.get_comm_counts()
+
+    run_ranks(4, body)
+
+
+def test_plain_labels_are_this_ranks_part_of_the_batch():
+    dense, labels = seeded(torch.rand, 6, 5, 3), seeded(torch.randint, 5, (6, 3))
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        logits = sw.distribute_tensor(dense, mesh, [Shard(0), Shard(1)])
+        with loss_parallel():
+            loss = F.cross_entropy(logits, labels.chunk(2)[rank // 2])
+            with pytest.raises(
+                ValueError, match=r"\[loss_parallel\] plain labels of shape \[6, 3\] do not fit .* \[3, ., 3\]"
+            ):
+                F.cross_entropy(logits, labels)
+        torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(dense, labels))
+
+    run_ranks(4, body)
