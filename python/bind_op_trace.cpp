@@ -37,6 +37,7 @@ void bind_op_trace(py::module_& module) {
       .def(py::init())
       .def("open", &PyOpTrace::open)
       .def("close", &PyOpTrace::close)
+      .def("__len__", [](const PyOpTrace& self) { return self.records().size(); })
       .def("records", &PyOpTrace::records)
       .def("__str__", [](const PyOpTrace& self) { return to_string(self.records()); });
 }

@@ -1,10 +1,13 @@
 #include "runtime/comm/comm_trace.h"
 
+#include "runtime/comm/message_pattern.h"
+
 namespace shardwise {
 namespace {
 
 thread_local CommTrace* innermost_trace = nullptr;
 thread_local const CommScope* innermost_scope = nullptr;
+thread_local const MessagePattern* innermost_pattern = nullptr;
 
 }  // namespace
 
@@ -57,6 +60,18 @@ void CommScope::permit() {
 
 std::string CommScope::current_layouts() {
   return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";
+}
+
+MessagePattern::MessagePattern(const void* name, Describe describe)
+    : name_(name), describe_(describe), outer_(innermost_pattern) {
+  innermost_pattern = this;
+}
+
+MessagePattern::~MessagePattern() { innermost_pattern = outer_; }
+
+const char* MessagePattern::current() {
+  const bool is_asked = innermost_trace != nullptr && innermost_pattern != nullptr;
+  return is_asked ? innermost_pattern->describe_(innermost_pattern->name_) : "all_to_all";
 }
 
 }  // namespace shardwise

@@ -5,6 +5,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/message_pattern.h"
 #include "runtime/comm/order_check.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -125,7 +126,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})
     for (const Parcel& parcel : *parcels) tensors.push_back(parcel.bytes);
-  CommTrace::record("all_to_all", group.size(), total_bytes(outgoing), total_bytes(incoming));
+  CommTrace::record(MessagePattern::current(), group.size(), total_bytes(outgoing), total_bytes(incoming));
   return std::make_shared<Messages>(std::move(works), std::move(tensors));
 }
 

@@ -1,5 +1,7 @@
 #include "runtime/redistribute/exchange_run.h"
 
+#include "plans/pattern.h"
+#include "runtime/comm/message_pattern.h"
 #include "runtime/comm/reduce_dtype.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -8,6 +10,27 @@
 
 namespace shardwise {
 namespace {
+
+const char* name_in_traces(Pattern pattern) {
+  switch (pattern) {
+    case Pattern::kAllGather:
+      return "all_gather";
+    case Pattern::kReduceScatter:
+      return "reduce_scatter";
+    case Pattern::kPermute:
+      return "permute";
+    default:
+      return "all_to_all";
+  }
+}
+
+/// What all items amount to, all_to_all where they differ.
+const char* pattern_name(const std::vector<ExchangeItem>& items) {
+  const Pattern first = pattern_of(*items[0].step);
+  const bool is_one =
+      std::ranges::all_of(items, [&](const ExchangeItem& item) { return pattern_of(*item.step) == first; });
+  return name_in_traces(is_one ? first : Pattern::kAllToAll);
+}
 
 /// The dtype in which the terms of `step` are combined: torch has no arithmetic for some, and a sum may not fit where the avg does.
 at::ScalarType combined_as(const Step& step, at::ScalarType dtype) {
@@ -106,6 +129,8 @@ void ExchangeRun::start_round(int64_t round) {
   messages_ = std::make_unique<PackedMessages>(device_, may_change_);
   post_receives(round);
   post_sends(round);
+  const auto name = [&] { return pattern_name(items_); };
+  const MessagePattern pattern(name);
   if (party_.group) messages_->start(*party_.group, party_.is_whole);
 }
 

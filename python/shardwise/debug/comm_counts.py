@@ -1,0 +1,66 @@
+"""Collectives by kind."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shardwise._C import CommEvent
+
+__all__ = ["CommCounts"]
+
+# What torch.distributed.tensor would have called for what messages between ranks amount to.
+FUNCTIONAL = {
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
+
+
+class CommCounts(dict[str, int]):
+    """How often each kind of collective ran: {"all_reduce": 2, "all_to_all": 1}. What did not run counts 0.
+
+    torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. DTensors' communication counts as the
+    functional collective that it amounts to, a collective that the program called as itself.
+    """
+
+    def __init__(self, events: Iterable[CommEvent] = ()) -> None:
+        super().__init__()
+        self._by_name: dict[str, int] = {}
+        for event in events:
+            name = _torch_name(event)
+            self._by_name[name] = self._by_name.get(name, 0) + 1
+            super().__setitem__(event.collective, self.get(event.collective, 0) + 1)
+
+    def __missing__(self, key: Any) -> int:
+        return self._by_name.get(_name_of(key), 0)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or _name_of(key) in self._by_name
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401  # dict.get does not know torch's operators
+
+    def by_operator(self) -> dict[Any, int]:
+        """The same by torch's operators alone."""
+        return {_operator(name): count for name, count in self._by_name.items()}
+
+
+def _torch_name(event: CommEvent) -> str:
+    """ "c10d_functional::all_reduce"."""
+    space, _, name = event.op.partition("::")
+    if space in ("_c10d_functional", "_c10d_functional_autograd"):
+        return f"c10d_functional::{name.rstrip('_')}"
+    if space == "c10d":
+        return event.op
+    return f"c10d_functional::{FUNCTIONAL.get(event.collective, event.collective)}"
+
+
+def _name_of(key: object) -> str:
+    name = getattr(key, "_qualified_op_name", None) or getattr(getattr(key, "_schema", None), "name", "")
+    return str(name).removeprefix("_") if str(name).startswith("_c10d_functional::") else str(name)
+
+
+def _operator(name: str) -> Any:
+    space, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, space), operator, name)

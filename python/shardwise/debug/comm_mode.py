@@ -1,0 +1,143 @@
+"""Counting what is sent, by kind, operator and module."""
+
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from shardwise import _C
+from shardwise._C import CommEvent, OpRecord
+from shardwise.debug.comm_counts import CommCounts
+from shardwise.debug.comm_tables import write_json, write_table
+from shardwise.debug.module_tracker import ModuleTracker
+from shardwise.placement_types import Placement
+
+__all__ = ["CommDebugMode"]
+
+EVENTS, OPS = 0, 1  # the counters that the tracker is given
+
+
+class CommDebugMode:
+    """Counts the collectives that this rank takes part in, in a `with` block: those of DTensors and those that the program calls
+    itself. Blocks may nest.
+
+    Those of a backward pass on GPUs run in autograd's own threads and are not seen.
+
+        with CommDebugMode() as comm:
+            loss = model(x)
+        comm.get_comm_counts()     # {"all_reduce": 2, "all_gather": 1}
+    """
+
+    def __init__(self) -> None:
+        self._trace = _C.CommTrace()
+        self._ops = _C.OpTrace()
+        self.advanced_module_tracker = ModuleTracker(self._trace.__len__, self._ops.__len__)
+
+    def __enter__(self) -> "CommDebugMode":
+        self._trace.open()
+        self._ops.open()
+        self.advanced_module_tracker.start()
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.advanced_module_tracker.stop()
+        self._ops.close()
+        self._trace.close()
+
+    def __repr__(self) -> str:
+        return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"
+
+    @property
+    def events(self) -> list[CommEvent]:
+        """Each collective with its operator, ranks and bytes, in order; what the program called itself has no bytes."""
+        return self._trace.events()
+
+    def get_total_counts(self) -> int:
+        """Collectives in all."""
+        return len(self._trace)
+
+    def get_comm_counts(self) -> CommCounts:
+        """Collectives by kind: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, permute. torch's operators,
+        torch.ops.c10d_functional.all_reduce, are keys, too."""
+        return CommCounts(self.events)
+
+    @property
+    def comm_counts(self) -> CommCounts:
+        """What get_comm_counts() gives."""
+        return self.get_comm_counts()
+
+    @property
+    def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
+        """By module, "forward" and "backward": the collectives of the module and of those in it. "Global" is all. The backward
+        of what follows the outermost module, a loss, counts as forward."""
+        events: dict[tuple[str, bool], list[CommEvent]] = {}
+        tracker = self.advanced_module_tracker
+        for number, event in enumerate(self.events):
+            path, is_backward = tracker.mark_of(EVENTS, number)
+            for around in tracker.with_parents(path):
+                events.setdefault((around, is_backward), []).append(event)
+        paths = dict.fromkeys(["Global", *(path for path, _ in events)])
+        return {
+            path: {
+                "forward": CommCounts(events.get((path, False), ())),
+                "backward": CommCounts(events.get((path, True), ())),
+            }
+            for path in paths
+        }
+
+    def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The parameters of each module that ran, by its path."""
+        return self.advanced_module_tracker.module_parameters_dict
+
+    def get_sharding_info(self) -> dict[str, tuple[Placement, ...]]:
+        """The placements of each of these that is a DTensor, by its whole name."""
+        return self.advanced_module_tracker.sharding_dict
+
+    def get_op_counts(self) -> dict[str, dict[str, int]]:
+        """Collectives by the operator that asked for them, then by kind."""
+        counts: dict[str, Counter[str]] = {}
+        for event in self.events:
+            counts.setdefault(event.op, Counter())[event.collective] += 1
+        return {op: dict(kinds) for op, kinds in counts.items()}
+
+    def bytes_sent(self) -> int:
+        """Bytes that this rank sent to others."""
+        return sum(event.bytes_sent for event in self.events)
+
+    def bytes_received(self) -> int:
+        """Bytes that this rank received from others."""
+        return sum(event.bytes_received for event in self.events)
+
+    def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
+        """The modules that ran, indented, with their collectives and, by `noise_level`, more: 1: their types, their parameters
+        and the operators of DTensors; 3: also views and casts. Sends nothing."""
+        return write_table(self._modules(), noise_level)
+
+    def log_comm_debug_tracing_table_to_file(self, file_name: str = "comm_mode_log.txt", noise_level: int = 3) -> None:
+        """Writes generate_comm_debug_tracing_table() to a file."""
+        with open(file_name, "w") as file:
+            file.write(self.generate_comm_debug_tracing_table(noise_level))
+
+    def generate_json_dump(self, file_name: str = "comm_mode_log.json", noise_level: int = 3) -> None:
+        """Writes the same as a tree of JSON objects, a module and its children each."""
+        with open(file_name, "w") as file:
+            file.write(write_json(self._modules(), noise_level))
+
+    def _modules(self) -> dict[str, dict[str, Any]]:
+        """What the tables tell of each module, by its path, outer ones first."""
+        tracker, counts = self.advanced_module_tracker, self.comm_module_counts
+        ops: dict[tuple[str, bool], list[OpRecord]] = {}
+        for number, record in enumerate(self._ops.records()):
+            ops.setdefault(tracker.mark_of(OPS, number), []).append(record)
+        return {
+            path: {
+                **told,
+                "children": tracker.parent_dict.get(path, []),
+                "collectives": counts.get(path, {}),
+                "operations": {"forward": ops.get((path, False), []), "backward": ops.get((path, True), [])},
+            }
+            for path, told in tracker.module_helper_dict.items()
+        }

@@ -1,0 +1,139 @@
+"""Where in a model the program is: in which module, forward or backward."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Placement
+
+__all__ = ["Mark", "ModuleTracker"]
+
+EVERYTHING = "Global"
+
+Mark = tuple[str, bool]  # a module's path, "Global" outside of modules; whether gradients are computed
+
+
+class ModuleTracker:
+    """Tells modules by their paths below the outermost one, which is called as its class is: "MLP.net1".
+
+    `counters`: how many events of some kinds there have been; each event is in the module in which the program was when it came.
+    A module's backward begins when the gradient of an output of it is there.
+    """
+
+    def __init__(self, *counters: Callable[[], int]) -> None:
+        self._counters = counters
+        self._handle: RemovableHandle | None = None
+        self._thread = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what it saw."""
+        self.module_helper_dict: dict[str, dict[str, Any]] = {EVERYTHING: {"depth": 0}}
+        self.module_parameters_dict: dict[str, dict[str, torch.Tensor]] = {}
+        self.sharding_dict: dict[str, tuple[Placement, ...]] = {}
+        self.parent_dict: dict[str, list[str]] = {}
+        self._parents: dict[str, str] = {}
+        self._paths: dict[int, str] = {}
+        self._open: list[str] = []  # the modules that are running
+        self._ends: list[RemovableHandle] = []  # the hooks at their ends; those of modules that have ended, too
+        self._starts: list[list[int]] = [[0] for _ in self._counters]
+        self._marks: list[Mark] = [(EVERYTHING, False)]
+
+    def start(self) -> None:
+        """From here on, modules that run are seen."""
+        self.clear()
+        self._thread = get_ident()  # hooks are the process's, and ranks may be threads
+        self._handle = register_module_forward_pre_hook(self._enter)
+
+    def stop(self) -> None:
+        """What runs from here on is not seen."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._open = None, []
+        self._remove_ends()
+
+    def mark_of(self, counter: int, event: int) -> Mark:
+        """Where the program was when event number `event` of this counter came."""
+        return self._marks[bisect_right(self._starts[counter], event) - 1]
+
+    def with_parents(self, path: str) -> list[str]:
+        """The module and those around it, up to "Global"."""
+        result = [path]
+        while result[-1] in self._parents:
+            result.append(self._parents[result[-1]])
+        return result
+
+    def _current(self) -> str:
+        return self._open[-1] if self._open else EVERYTHING
+
+    def _remove_ends(self) -> None:
+        for handle in self._ends:
+            handle.remove()
+        self._ends = []
+
+    def _is_seen(self) -> bool:
+        """False on other threads, and in a forward that is computed again for gradients."""
+        return get_ident() == self._thread and torch._C._current_graph_task_id() == -1
+
+    def _mark(self, path: str, is_backward: bool) -> None:
+        if self._handle is None:
+            return  # a hook on a tensor that outlived the block
+        for starts, count in zip(self._starts, self._counters, strict=True):
+            starts.append(count())
+        self._marks.append((path, is_backward))
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if not self._is_seen():
+            return
+        if not self._open:
+            self._remove_ends()
+        path, parent = self._path_of(module), self._current()
+        self._describe(module, path, parent)
+        depth = len(self._open)
+        self._open.append(path)
+        self._mark(path, False)
+        for tensor in _with_gradients(inputs):
+            tensor.register_hook(lambda grad: self._mark(parent, True))
+
+        def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if not self._is_seen() or self._open[depth:] != [path]:
+                return  # a call of the module before or after
+            self._open.pop()
+            self._mark(self._current(), False)
+            for tensor in _with_gradients(outputs):
+                tensor.register_hook(lambda grad: self._mark(path, True))
+
+        # After the hooks of the module itself, which may communicate.
+        self._ends.append(module.register_forward_hook(leave, always_call=True))
+
+    def _path_of(self, module: nn.Module) -> str:
+        if not self._open or id(module) not in self._paths:
+            name = type(module).__name__
+            for path, submodule in module.named_modules():
+                self._paths[id(submodule)] = f"{name}.{path}" if path else name
+        return self._paths[id(module)]
+
+    def _describe(self, module: nn.Module, path: str, parent: str) -> None:
+        if path in self.module_helper_dict:
+            return
+        self._parents[path] = parent
+        self.parent_dict.setdefault(parent, []).append(path)
+        told: dict[str, Any] = {"module_type": type(module).__qualname__, "depth": len(self._open) + 1}
+        self.module_helper_dict[path] = told
+        for name, parameter in module.named_parameters(recurse=False):
+            self.module_parameters_dict.setdefault(path, {})[name] = parameter.data
+            if isinstance(parameter, DTensor):
+                self.sharding_dict[f"{path}.{name}"] = parameter.placements
+                told.setdefault("parameters", {})[name] = str(parameter.placements)
+
+
+def _with_gradients(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
