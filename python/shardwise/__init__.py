@@ -4,15 +4,16 @@
     table = distribute_tensor(torch.rand(10, 3), mesh, [Shard(0)])      # 3, 3, 3 and 1 rows
     (table * 2).sum().backward()                                        # any operator of torch
 
-The names and signatures are those of torch.distributed.tensor, whose placements and meshes are accepted, too. Start ranks
-with torchrun, or as threads with shardwise.testing.run_ranks.
+The names and signatures are those of torch.distributed.tensor, whose placements and meshes are accepted, too: `parallel`,
+`experimental`, `debug`, `placement_types` and `device_mesh` stand where its modules of these names stood. Start ranks with
+torchrun, or as threads with shardwise.testing.run_ranks.
 """
 
 import atexit
 
 import torch
 
-from shardwise import _C, debug, optim, parallel, testing
+from shardwise import _C, debug, device_mesh, experimental, optim, parallel, placement_types, testing
 from shardwise._C import (
     EnumerableShard,
     Layout,
@@ -55,9 +56,11 @@ __all__ = [
     "cache_counters",
     "communication_policy",
     "debug",
+    "device_mesh",
     "distribute_module",
     "distribute_tensor",
     "empty",
+    "experimental",
     "explain",
     "from_torch",
     "full",
@@ -67,6 +70,7 @@ __all__ = [
     "ones",
     "optim",
     "parallel",
+    "placement_types",
     "plan_redistribution",
     "rand",
     "randn",

@@ -1,0 +1,172 @@
+"""Plain functions on pieces of distributed tensors."""
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from shardwise._C import implicit_replication
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Placement, Shard
+
+__all__ = ["implicit_replication", "local_map"]
+
+Placements = Sequence[Placement]
+
+
+def local_map(
+    func: Callable[..., Any] | None = None,
+    out_placements: Placements | tuple[Placements | None, ...] | None = None,
+    in_placements: tuple[Placements | None, ...] | None = None,
+    in_grad_placements: tuple[Placements | None, ...] | None = None,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    redistribute_inputs: bool = False,
+) -> Callable[..., Any]:
+    """`func`, which works on plain tensors and may communicate, as a function of DTensors: it is called on each rank's pieces, and
+    its results become DTensors of `out_placements`. Without `func` a decorator.
+
+        @local_map(out_placements=[Partial()], in_placements=([Shard(1)], [Shard(0)]))
+        def matmul(a, b): return a @ b
+
+    `out_placements`: those of the result, or a tuple of them for several, in pytree order; None for what is no tensor.
+    `in_placements`: those that each positional argument must have, in pytree order; None for what is no DTensor; without them
+    nothing is checked. `in_grad_placements`: how the gradients of the pieces are laid out, if not as the arguments.
+    `device_mesh`: the results', by default the first argument's. `redistribute_inputs`: arguments of other placements are moved
+    first. Results that are as long as an unevenly sharded argument is on this rank are sharded as it is.
+
+    A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, AssertionError, as torch
+    does, where placements do not fit what there is.
+    """
+    if func is None:
+        return partial(
+            local_map,
+            out_placements=out_placements,
+            in_placements=in_placements,
+            in_grad_placements=in_grad_placements,
+            device_mesh=device_mesh,
+            redistribute_inputs=redistribute_inputs,
+        )
+
+    @wraps(func)
+    def on_pieces(*args: Any, **kwargs: Any) -> Any:
+        flat, structure = pytree.tree_flatten(args)
+        required = _one_per_argument("in_placements", in_placements, flat)
+        of_grads = _one_per_argument("in_grad_placements", in_grad_placements, flat)
+        given: list[DTensor] = []
+        pieces = []
+        for value, placements, grad_placements in zip(flat, required, of_grads, strict=True):
+            if not isinstance(value, DTensor):
+                _check_plain(value, placements)
+                pieces.append(value)
+                continue
+            if in_placements is not None:
+                value = _placed(value, placements, redistribute_inputs)
+            if in_grad_placements is not None and grad_placements is None:
+                raise AssertionError(f"[local_map] the argument {value} expects placements of its gradient, got None.")
+            given.append(value)
+            pieces.append(value.to_local(grad_placements=grad_placements))
+        given += [value for value in pytree.tree_leaves(kwargs) if isinstance(value, DTensor)]
+        named = pytree.tree_map_only(DTensor, DTensor.to_local, kwargs)
+        result = func(*pytree.tree_unflatten(pieces, structure), **named)
+        return _distributed(result, out_placements, device_mesh or given[0].device_mesh, given) if given else result
+
+    return on_pieces
+
+
+def _one_per_argument(
+    name: str, placements: tuple[Placements | None, ...] | None, values: list[Any]
+) -> Sequence[Placements | None]:
+    if placements is None:
+        return [None] * len(values)
+    if len(placements) != len(values):
+        raise AssertionError(
+            f"[local_map] {name} length {len(placements)} does not match the number of input args {len(values)}! Give one per "
+            "value, None for what is no DTensor."
+        )
+    return placements
+
+
+def _check_plain(value: Any, placements: Placements | None) -> None:
+    if placements is not None and not isinstance(value, torch.Tensor):
+        raise AssertionError(
+            f"[local_map] the argument {value!r} is no tensor: Non-Tensor input expects None placements but received {placements}!"
+        )
+
+
+def _placed(value: DTensor, placements: Placements | None, may_move: bool) -> DTensor:
+    """The DTensor in the placements that are required of it."""
+    if placements is None:
+        raise AssertionError(f"[local_map] the DTensor {value} expects placements but received None!")
+    wanted = tuple(_resolved(placement, value.dim()) for placement in placements)
+    if value.placements == wanted:
+        return value
+    if not may_move:
+        raise ValueError(
+            f"[local_map] an argument is placed as {list(value.placements)} and in_placements say {list(wanted)}: a mismatched "
+            "placements. To move it, set redistribute_inputs=True."
+        )
+    return value.redistribute(placements=wanted)
+
+
+def _resolved(placement: Placement, n_dims: int) -> Placement:
+    if isinstance(placement, Shard) and placement.dim < 0:
+        return Shard(placement.dim + n_dims, placement.sizes)
+    return placement
+
+
+def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list[DTensor]) -> Any:
+    """The results as DTensors."""
+    flat, structure = pytree.tree_flatten(result)
+    per_result = out_placements if isinstance(out_placements, tuple) else (out_placements,)
+    if isinstance(out_placements, tuple) and out_placements and isinstance(out_placements[0], Placement):
+        per_result = (out_placements,)
+    if len(flat) != len(per_result):
+        raise AssertionError(
+            f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and "
+            f"the function gave {len(flat)}."
+        )
+    return pytree.tree_unflatten(
+        [_distributed_one(value, placements, mesh, given) for value, placements in zip(flat, per_result, strict=True)],
+        structure,
+    )
+
+
+def _distributed_one(value: Any, placements: Placements | None, mesh: DeviceMesh, given: list[DTensor]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        if placements is not None:
+            raise AssertionError(
+                f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}!"
+            )
+        return value
+    if isinstance(value, DTensor):
+        raise AssertionError(
+            f"[local_map] the function works on pieces and gave a DTensor: {value}. Return a plain tensor."
+        )
+    if placements is None:
+        return value
+    resolved = [_resolved(placement, value.dim()) for placement in placements]
+    shape = list(value.shape)
+    for mesh_dim, placement in enumerate(resolved):
+        if isinstance(placement, Shard):
+            like = _uneven_like(value.size(placement.dim), mesh, mesh_dim, given)
+            shape[placement.dim] = like[0] if like else shape[placement.dim] * mesh.size(mesh_dim)
+            resolved[mesh_dim] = Shard(placement.dim, like[1]) if like else placement
+    return DTensor.from_local(value, mesh, resolved, shape=shape)
+
+
+def _uneven_like(
+    length: int, mesh: DeviceMesh, mesh_dim: int, given: list[DTensor]
+) -> tuple[int, tuple[int, ...] | None] | None:
+    """The whole length and the extents of a dim that an argument has sharded unevenly, and of which this rank has `length`."""
+    for argument in given:
+        placement = argument.placements[mesh_dim] if argument.device_mesh == mesh else None
+        if not isinstance(placement, Shard) or argument._local_tensor.size(placement.dim) != length:
+            continue
+        whole = argument.size(placement.dim)
+        if placement.sizes is not None or whole % mesh.size(mesh_dim) != 0:
+            return whole, placement.sizes
+    return None

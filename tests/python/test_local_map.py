@@ -1,0 +1,98 @@
+"""Plain functions on the pieces of DTensors."""
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise.experimental import local_map
+from shardwise.testing import run_ranks
+
+A, B = torch.arange(12.0).view(4, 3), torch.arange(15.0).view(3, 5)
+
+
+def mesh_of(n_ranks):
+    return sw.init_device_mesh("cpu", (n_ranks,))
+
+
+def test_a_function_of_pieces_is_one_of_dtensors():
+    @local_map(out_placements=[Partial()], in_placements=([Shard(1)], [Shard(-2)], None))
+    def matmul(a, b, factor):
+        assert type(a) is type(b) is torch.Tensor
+        return factor * (a @ b)
+
+    def body(rank):
+        a, b = (sw.distribute_tensor(x, mesh_of(2), [Shard(dim)]) for x, dim in ((A, 1), (B, 0)))
+        a.requires_grad_()
+        with sw.CommDebugMode() as comm:
+            y = matmul(a, b, 2.0)
+        assert y.placements == (Partial(),) and comm.get_total_counts() == 0
+        torch.testing.assert_close(y.full_tensor(), 2 * A @ B)
+        y.sum().backward()
+        torch.testing.assert_close(a.grad.full_tensor(), 2 * B.sum(1).expand(4, 3))
+        plain = matmul(A, B, 1.0)
+        assert type(plain) is torch.Tensor and torch.equal(plain, A @ B)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(0, sizes=[3, 0, 1])], ids=repr)
+def test_results_are_sharded_as_unevenly_as_arguments(placement):
+    split = local_map(
+        lambda a, b: (a + 1, [a.sum(1), 2], b), out_placements=([Shard(0)], [Shard(0)], None, [Replicate()])
+    )
+
+    def body(rank):
+        a = sw.distribute_tensor(A, mesh_of(3), [placement])
+        b = sw.distribute_tensor(B, mesh_of(3), [Replicate()])
+        plus, (sums, two), same = split(a, b)
+        assert two == 2 and plus.placements == sums.placements == (placement,)
+        assert torch.equal(plus.full_tensor(), A + 1) and torch.equal(sums.full_tensor(), A.sum(1))
+        assert same.placements == (Replicate(),) and torch.equal(same.to_local(), B)
+
+    run_ranks(3, body)
+
+
+def test_arguments_are_moved_if_that_is_wanted():
+    def body(rank):
+        mesh = mesh_of(2)
+        a = sw.distribute_tensor(A, mesh, [Shard(0)])
+        rows = {"out_placements": [Shard(0)], "in_placements": ([Replicate()],), "device_mesh": mesh}
+        with pytest.raises(ValueError, match="set redistribute_inputs=True"):
+            local_map(lambda a: a, **rows)(a)
+        y = local_map(lambda a: a, **rows, redistribute_inputs=True)(a)
+        assert y.shape == (8, 3) and torch.equal(y.to_local(), A)
+
+    run_ranks(2, body)
+
+
+def test_gradients_may_be_laid_out_otherwise():
+    def body(rank):
+        mesh = mesh_of(2)
+        x = sw.distribute_tensor(A, mesh, [Shard(0)])
+        w = sw.distribute_tensor(B, mesh, [Replicate()]).requires_grad_()
+        mm = local_map(torch.mm, [Shard(0)], ([Shard(0)], [Replicate()]), ([Shard(0)], [Partial()]), mesh)
+        mm(x, w).to_local().sum().backward()
+        torch.testing.assert_close(w.grad.full_tensor(), A.t() @ torch.ones(4, 5))
+
+    run_ranks(2, body)
+
+
+def test_what_does_not_fit_is_an_error():
+    def body(rank):
+        x = sw.distribute_tensor(A, mesh_of(2), [Shard(0)])
+        rows = [Shard(0)]
+        with pytest.raises(AssertionError, match="expects placements but received None"):
+            local_map(torch.add, rows, (rows, None))(x, x)
+        with pytest.raises(AssertionError, match="in_placements length 1 does not match the number of input args 2"):
+            local_map(torch.add, rows, (rows,))(x, x)
+        with pytest.raises(AssertionError, match="expects None placements"):
+            local_map(torch.add, rows, (rows, rows))(x, 2)
+        with pytest.raises(AssertionError, match="out_placements has 1 and the function gave 2"):
+            local_map(lambda x: (x, x), rows)(x)
+        with pytest.raises(AssertionError, match="is no tensor"):
+            local_map(lambda x: 3, rows)(x)
+        with pytest.raises(AssertionError, match="gave a DTensor"):
+            local_map(lambda piece: x, rows)(x)
+
+    run_ranks(2, body)
