@@ -6,6 +6,7 @@ import torch
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.testing import run_ranks
 
 
@@ -116,3 +117,20 @@ def test_sums_are_reduced_in_the_dtype_of_the_move():
         assert x.redistribute(placements=[Shard(0)], forward_dtype=torch.float64).dtype is torch.float64
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("placements", [[Shard(0), Shard(1)], [Shard(0), Shard(0)], [Shard(1, sizes=[1, 4]), Replicate()]], ids=repr)
+def test_where_this_ranks_piece_lies(placements):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        whole = torch.arange(15.0).view(3, 5)
+        sizes, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
+        piece = sw.distribute_tensor(whole, mesh, placements).to_local()
+        assert piece.shape == sizes
+        part = whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
+        assert torch.equal(piece, part)
+        outside = sw.DeviceMesh("cpu", [0, 1])
+        expected = ((0,), ()) if rank > 1 else ((5,), (0,))
+        assert compute_local_shape_and_global_offset([5], outside, [Replicate()]) == expected
+
+    run_ranks(4, body)
