@@ -59,7 +59,12 @@ ERRORS = {
         ValueError,
         '"dp" twice',
     ),
-    "an unknown name": (lambda mesh: mesh["tp"], ValueError, 'no mesh dim is called "tp"'),
+    "an unknown name": (lambda mesh: mesh["tp"], RuntimeError, "has no mesh_dim_names to slice it by"),
+    "an unknown name of a dim": (
+        lambda mesh: sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))["tp"],
+        KeyError,
+        r"no mesh dim is called 'tp'. The mesh has \['dp'\]",
+    ),
     "an unknown mesh dim": (lambda mesh: mesh.size(3), IndexError, "mesh dim 3 does not exist"),
     "a device with an index": (
         lambda mesh: sw.DeviceMesh("cuda:0", [0]),

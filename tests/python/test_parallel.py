@@ -207,7 +207,7 @@ def test_the_mesh_is_given_named_active_or_the_world():
         with grid["dp"]:
             assert ParallelEmbedding(3, 5).weight.device_mesh == grid["dp"]
             assert mp_gather(torch.ones(2), mesh_dim=-1).shape == (4,)
-        with pytest.raises(ValueError, match="no mesh dim is called"):
+        with pytest.raises(KeyError, match="no mesh dim is called"):
             ColumnParallelLinear(3, 5, mesh=grid, mesh_dim="pp")
         with pytest.raises(ValueError, match="device 'cuda' is not the mesh's"):
             ColumnParallelLinear(3, 5, mesh=grid, device="cuda")
