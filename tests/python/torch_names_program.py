@@ -33,7 +33,7 @@ def works(mesh):
     x = torch.arange(10.0).view(5, 2)
     tensor = sw.distribute_tensor(x, mesh, [Shard(0)] * mesh.ndim)
     assert tensor.device_mesh == mesh
-    assert torch.equal(tensor.full_tensor(), x)
+    assert mesh.get_coordinate() is None or torch.equal(tensor.full_tensor(), x)
 
 
 def torchs_own():
