@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "runtime/api/local_kind.h"
+#include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/local_reads.h"
@@ -180,9 +181,9 @@ at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, Mayb
                            std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
-  return redistribute(
-      tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
-      {plan_options("redistribute", objective, links, memory_cap), async_op, forward_dtype, backward_dtype});
+  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
+                      {plan_options("redistribute", objective, links, memory_cap), async_op},
+                      {forward_dtype, backward_dtype});
 }
 
 std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tensors,

@@ -1,6 +1,7 @@
 #include "runtime/api/redistribute.h"
 
 #include "runtime/api/gradients.h"
+#include "runtime/api/move_dtypes.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/execute.h"
@@ -38,9 +39,9 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
-                            const RedistributeOptions& options) {
+                            const RedistributeOptions& options, const MoveDtypes& dtypes) {
     ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
-    ctx->saved_data["backward_dtype"] = options.backward_dtype;
+    ctx->saved_data["backward_dtype"] = dtypes.backward;
     return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -48,7 +49,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     const auto dtype = ctx->saved_data.at("backward_dtype").toOptional<at::ScalarType>();
     at::Tensor grad = laid_out_as(dtype && grads[0].defined() ? grads[0].to(*dtype) : grads[0], *spec);
     if (grad.defined() && grad.scalar_type() != spec->dtype()) grad = grad.to(spec->dtype());
-    return {grad, {}, {}};
+    return {grad, {}, {}, {}};
   }
 };
 
@@ -112,15 +113,21 @@ at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
 
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options) {
+  return redistribute(tensor, mesh, std::move(placements), options, {});
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+                        const RedistributeOptions& options, const MoveDtypes& dtypes) {
   const SpecPtr& from = spec_of(tensor);
-  const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype());
+  const at::ScalarType dtype = dtypes.forward.value_or(from->dtype());
   auto to = mesh == from->mesh() && dtype == from->dtype()
                 ? from->with_placements(std::move(placements))
                 : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
   if (to == from) return at::alias(tensor);
-  at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options) : moved(tensor, to, options);
+  at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options, dtypes) : moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
-    result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options), 0, /*is_inplace_op=*/false);
+    result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options, dtypes), 0,
+                        /*is_inplace_op=*/false);
   return result;
 }
 

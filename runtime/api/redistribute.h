@@ -18,10 +18,6 @@ struct RedistributeOptions {
   PlanOptions plan;
   /// Returns while the last messages are under way: the result waits for them at its first use.
   bool async_op = false;
-  /// The result's dtype, if not the tensor's own: cast before anything is sent.
-  std::optional<at::ScalarType> forward_dtype = std::nullopt;
-  /// In which gradients go back, if not in the result's; they arrive in the tensor's own.
-  std::optional<at::ScalarType> backward_dtype = std::nullopt;
 };
 
 /// Collective over the mesh. Throws: as Layout, before any message.
