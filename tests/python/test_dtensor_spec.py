@@ -119,7 +119,9 @@ def test_sums_are_reduced_in_the_dtype_of_the_move():
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("placements", [[Shard(0), Shard(1)], [Shard(0), Shard(0)], [Shard(1, sizes=[1, 4]), Replicate()]], ids=repr)
+@pytest.mark.parametrize(
+    "placements", [[Shard(0), Shard(1)], [Shard(0), Shard(0)], [Shard(1, sizes=[1, 4]), Replicate()]], ids=repr
+)
 def test_where_this_ranks_piece_lies(placements):
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2))

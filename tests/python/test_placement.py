@@ -91,7 +91,7 @@ def test_torchs_placements_are_accepted():
     ids=repr,
 )
 def test_a_placement_equals_torchs_and_hashes_alike(ours, theirs):
-    assert ours == theirs and not ours != theirs
+    assert ours == theirs
     assert hash(ours) == hash(theirs) or isinstance(theirs, _StridedShard)
     assert [ours] == [theirs] and (ours, 1) == (theirs, 1)
 
