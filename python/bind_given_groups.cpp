@@ -10,9 +10,9 @@
 namespace shardwise {
 namespace {
 
-using Names = std::map<std::vector<int64_t>, std::string>;
+using GroupNames = std::map<std::vector<int64_t>, std::string>;
 
-GivenGroups::ByRanks groups_called(const Names& names) {
+GivenGroups::ByRanks groups_called(const GroupNames& names) {
   GivenGroups::ByRanks result;
   for (const auto& [ranks, name] : names) {
     auto process_group = c10d::resolve_process_group(name);
@@ -26,12 +26,12 @@ GivenGroups::ByRanks groups_called(const Names& names) {
 /// A `with` block.
 class PyGivenGroups {
  public:
-  explicit PyGivenGroups(Names names) : names_(std::move(names)) {}
+  explicit PyGivenGroups(GroupNames names) : names_(std::move(names)) {}
   void enter() { groups_ = std::make_unique<GivenGroups>(groups_called(names_)); }
   void exit() { groups_.reset(); }
 
  private:
-  Names names_;
+  GroupNames names_;
   std::unique_ptr<GivenGroups> groups_;
 };
 
@@ -42,7 +42,7 @@ void bind_given_groups(py::module_& module) {
       module, "given_groups",
       "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "
       "ranks (ascending).")
-      .def(py::init<Names>(), py::arg("names"))
+      .def(py::init<GroupNames>(), py::arg("names"))
       .def("__enter__", torch::wrap_pybind_function(&PyGivenGroups::enter))
       .def("__exit__", [](PyGivenGroups& self, const py::args&) { self.exit(); });
 }
