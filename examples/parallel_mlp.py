@@ -9,7 +9,7 @@ on one rank, learn alike.
     ParallelEmbedding     [100, 30]  Shard(1)  [100, 8]   [100, 6]
     ColumnParallelLinear  [50, 30]   Shard(0)  [13, 30]   [11, 30]
     RowParallelLinear     [30, 50]   Shard(1)  [30, 13]   [30, 11]
-    embedding             {'all_to_all': 1}, 1,408 bytes received by rank 0
+    embedding             {'all_gather': 1}, 1,408 bytes received by rank 0
     column and row layer  {'all_reduce': 1}, 2,880 bytes received by rank 0
     backward              {'all_reduce': 1}, 2,880 bytes received by rank 0
     losses, model-parallel 0.8409 0.5637 0.4442 0.3717 0.3199
