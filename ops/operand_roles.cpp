@@ -9,7 +9,7 @@ void register_operand_roles() {
   set_operand_role(OperandRole::kPositions, {"index", "indices"});
   set_operand_role(OperandRole::kSelection, {"mask", "condition", "repeats"});
   set_operand_role(OperandRole::kInitialState, {"hx"});
-  set_operand_role(OperandRole::kIds, {"indices"}, /*in=*/"embedding");
+  set_operand_role(OperandRole::kBatch, {"indices", "offsets", "per_sample_weights"}, /*in=*/"embedding");
 }
 
 }  // namespace shardwise

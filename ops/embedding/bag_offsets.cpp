@@ -1,5 +1,7 @@
 #include "ops/embedding/bag_offsets.h"
 
+#include "ops/embedding/table_lookup.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +21,17 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
                                                   end[-1], n_ids, n_ids));
 }
 
+/// True for 0, k, 2k, ... of `n` bags of k ids that hold all `n_ids` of them. `offsets`: those, and any after them.
+bool are_even(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
+  if (n == 0) return n_ids == 0;
+  const auto* first = offsets.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < offsets.numel(); ++i)
+    if (first[i] * n != i * n_ids) return false;
+  return true;
+}
+
+at::Tensor on_host(const at::Tensor& offsets) { return offsets.to(at::kCPU, at::kLong).contiguous(); }
+
 }  // namespace
 
 BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
@@ -32,14 +45,14 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   BagOffsets bags;
   bags.n_ = offsets.numel() - (include_last ? 1 : 0);
   bags.n_ids_ = n_ids;
-  at::Tensor all = offsets;
-  if (is_dtensor(offsets)) {
-    check_same_mesh(op, mesh, spec_of(offsets)->mesh());
-    const at::Tensor whole = redistribute(offsets, Placements(mesh->ndim()));
+  at::Tensor all;
+  if (!is_dtensor(offsets) && are_even(on_host(offsets), bags.n_, n_ids)) {
+    all = on_host(offsets);
+  } else {
+    const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;
-    all = maybe_dtensor(whole)->shards()[0];
+    all = on_host(maybe_dtensor(whole)->shards()[0]);
   }
-  all = all.to(at::kCPU, at::kLong).contiguous();
   check_numbers(op, all, n_ids);
   if (include_last) bags.n_ids_ = all[bags.n_].item<int64_t>();
   TORCH_CHECK_VALUE(

@@ -37,24 +37,22 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   }
 };
 
-/// Weights laid out as the ids.
-at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tensor>& weights) {
+/// The weights, distributed; undefined where there are none.
+at::Tensor prepared_weights(const BagLookup& call, const std::optional<at::Tensor>& weights, const at::Tensor& ids,
+                            const Spec& table) {
   if (!weights || !weights->defined()) return {};
   TORCH_CHECK_VALUE(
       call.pooling == Pooling::kSum,
       fmt::format("[{}] per_sample_weights go with mode \"sum\" only. Leave them out of a mean or maximum.",
                   kEmbeddingBag));
-  TORCH_CHECK_VALUE(
-      weights->sizes() == call.lookup.ids.sizes(),
-      fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.", kEmbeddingBag,
-                  fmt::join(weights->sizes(), ", "), fmt::join(call.lookup.ids.sizes(), ", ")));
-  TORCH_CHECK_TYPE(weights->scalar_type() == call.lookup.table->dtype(),
+  const at::Tensor own = distributed_operand(kEmbeddingBag, "per_sample_weights", *weights, table.mesh());
+  TORCH_CHECK_VALUE(own.sizes() == ids.sizes(),
+                    fmt::format("[{}] per_sample_weights have shape [{}], the ids [{}]. Give one weight per id.",
+                                kEmbeddingBag, fmt::join(own.sizes(), ", "), fmt::join(ids.sizes(), ", ")));
+  TORCH_CHECK_TYPE(own.scalar_type() == table.dtype(),
                    fmt::format("[{}] per_sample_weights are {}, the table {}. Use one dtype.", kEmbeddingBag,
-                               c10::toString(weights->scalar_type()), c10::toString(call.lookup.table->dtype())));
-  at::Tensor own = *weights;
-  const MeshPtr& mesh = call.lookup.table->mesh();
-  own = replica_of(own, mesh);
-  return redistribute(own, call.lookup.plan->ids);
+                               c10::toString(own.scalar_type()), c10::toString(table.dtype())));
+  return own;
 }
 
 Pooling pooling_of(int64_t mode) {
@@ -99,6 +97,9 @@ Results with_nothing_else(at::Tensor result) {
 Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets, bool by_freq,
                    int64_t mode, bool sparse, const std::optional<at::Tensor>& per_sample_weights,
                    bool include_last_offset, std::optional<int64_t> padding_idx) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !weight._fw_grad(/*level=*/0).defined() && !(per_sample_weights && per_sample_weights->_fw_grad(0).defined()),
+      fmt::format("[{}] has no forward-mode derivative. Use embedding() and a sum, mean or amax.", kEmbeddingBag));
   BagLookup call;
   call.pooling = pooling_of(mode);
   const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/call.pooling != Pooling::kMax);
@@ -107,21 +108,20 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   call.options = LookupScope::current();
   call.by_freq = by_freq;
   call.padding = padding_of(padding_idx, table.size(0));
-  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *spec_of(table), /*may_be_plain=*/true);
+  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *spec_of(table));
   call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
-  std::optional<at::Tensor> weights = per_sample_weights;
+  at::Tensor weights = prepared_weights(call, per_sample_weights, ids, *spec_of(table));
   if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
     ids = ids.narrow(0, 0, n_used);
-    if (weights && weights->defined()) weights = weights->narrow(0, 0, n_used);
+    if (weights.defined()) weights = weights.narrow(0, 0, n_used);
   }
   start(call, table, ids);
-  weights = prepared_weights(call, weights);
+  if (weights.defined()) weights = redistribute(weights, call.lookup.plan->ids);
   const bool needs_grad =
-      c10::GradMode::is_enabled() && (weight.requires_grad() || (weights->defined() && weights->requires_grad()));
-  if (!needs_grad) return with_nothing_else(pool_bags(call, table, *weights, false));
+      c10::GradMode::is_enabled() && (weight.requires_grad() || (weights.defined() && weights.requires_grad()));
+  if (!needs_grad) return with_nothing_else(pool_bags(call, table, weights, false));
   call.sink = GradientSink::of(weight, sparse);
-  if (!weights->defined()) weights.reset();
-  return with_nothing_else(EmbeddingBag::apply(table, weights, call));
+  return with_nothing_else(EmbeddingBag::apply(table, weights.defined() ? std::optional(weights) : std::nullopt, call));
 }
 
 Results embed_bags_unpadded(const at::Tensor& weight, const at::Tensor& indices, const at::Tensor& offsets,

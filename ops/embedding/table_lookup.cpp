@@ -28,21 +28,24 @@ at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_
   return placements == spec_of(weight)->placements() ? weight : redistribute(weight, std::move(placements));
 }
 
-at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table, bool may_be_plain) {
+at::Tensor distributed_operand(const char* op, std::string_view arg, const at::Tensor& operand, const MeshPtr& mesh) {
+  if (const auto* impl = maybe_dtensor(operand)) {
+    check_same_mesh(op, mesh, impl->spec()->mesh());
+    return operand;
+  }
+  if (operand.dim() > 0) {
+    const OpInfo info(*find_operator(op));
+    check_plain(info, operand, info.arg_index(arg));
+  }
+  return replica_of(operand, mesh);
+}
+
+at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table) {
   const auto type = ids.scalar_type();
   TORCH_CHECK_TYPE(type == at::kLong || type == at::kInt,
                    fmt::format("[{}] ids are {}. Use int64 or int32.", op, c10::toString(type)));
-  at::Tensor own = ids;
-  if (!is_dtensor(ids)) {
-    TORCH_CHECK_TYPE(
-        ids.dim() == 0 || may_be_plain || ImplicitReplication::is_on(),
-        fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
-                    "[Replicate()]), or work under implicit_replication().",
-                    op, fmt::join(ids.sizes(), ", ")));
-    own = replica_of(ids, table.mesh());
-  }
+  const at::Tensor own = distributed_operand(op, "indices", ids, table.mesh());
   const Spec& spec = *spec_of(own);
-  check_same_mesh(op, table.mesh(), spec.mesh());
   const BelowAutograd guard;
   Placements whole = without_partial(spec.placements());
   if (spec.layout().in_pieces()) whole = {Placement::replicate()};

@@ -11,9 +11,12 @@ namespace shardwise {
 /// Throws: c10::TypeError, c10::ValueError; on all ranks alike.
 at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_sums = true);
 
-/// `ids` as ids of `table`: distributed over its mesh, of int64 or int32, without Partials. A plain tensor counts as replicated if it has
-/// 0 dims, if `may_be_plain`, and under implicit replication.
-at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table, bool may_be_plain = false);
+/// A lookup's argument `arg` ("indices"), distributed over the table's mesh; a plain tensor of 0 dims, and one that check_plain() lets
+/// pass, counts as replicated. Throws: c10::ValueError for another plain one and another mesh; on all ranks alike.
+at::Tensor distributed_operand(const char* op, std::string_view arg, const at::Tensor& operand, const MeshPtr& mesh);
+
+/// `ids` as ids of `table`: a distributed_operand() of int64 or int32, without Partials.
+at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table);
 
 /// Throws: c10::ValueError for an index beyond the rows; a negative one means no padding.
 void check_padding(const char* op, int64_t padding_idx, int64_t n_rows);

@@ -18,7 +18,7 @@ bool may_be_plain(OperandRole role, const at::Tensor& plain) {
     case OperandRole::kInitialState:  // which torch.nn's recurrent layers make where they are given none
       return at::count_nonzero(plain).item<int64_t>() == 0;
     case OperandRole::kValue:
-    case OperandRole::kIds:
+    case OperandRole::kBatch:
       break;
   }
   return false;
@@ -27,13 +27,19 @@ bool may_be_plain(OperandRole role, const at::Tensor& plain) {
 }  // namespace
 
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
+  const OperandRole role = op.args[arg].role;
+  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || may_be_plain(role, plain)) return;
+  std::string what, wrap_own;
+  if (role == OperandRole::kBatch) {
+    what = fmt::format(", as {}", op.handle.schema().arguments()[arg].name());
+    wrap_own =
+        "DTensor.from_local(x, mesh, [Shard(0)]) where each rank has its own part, where all have the same with ";
+  }
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
-  TORCH_CHECK_VALUE(
-      implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 ||
-          may_be_plain(op.args[arg].role, plain),
-      fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor. Wrap it with distribute_tensor(x, mesh, "
-                  "[Replicate()]), or work under implicit_replication().",
-                  op.name, fmt::join(plain.sizes(), ", ")));
+  TORCH_CHECK_VALUE(false, fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor{}. Wrap it with "
+                                       "{}distribute_tensor(x, mesh, [Replicate()]), or work under "
+                                       "implicit_replication().",
+                                       op.name, fmt::join(plain.sizes(), ", "), what, wrap_own));
 }
 
 ImplicitReplication::ImplicitReplication() : outer_(implicit_replication) { implicit_replication = true; }

@@ -45,7 +45,7 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
     at::Tensor sample =
         at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
     const OperandRole role = call.op.args[operand.arg].role;
-    if (role == OperandRole::kPositions || role == OperandRole::kIds) sample.zero_();  // the position that exists
+    if (role == OperandRole::kPositions || role == OperandRole::kBatch) sample.zero_();  // the position that exists
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);

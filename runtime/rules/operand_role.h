@@ -9,10 +9,10 @@ namespace shardwise {
 
 /// It decides whether a plain tensor may stand there next to distributed ones.
 enum class OperandRole : uint8_t {
-  kValue,         // no
-  kPositions,     // indices: a plain one counts as replicated
-  kSelection,     // a mask, or counts: likewise
-  kIds,           // indices that are data, which differ between the ranks of a data-parallel program: no
+  kValue,      // no
+  kPositions,  // indices: a plain one counts as replicated
+  kSelection,  // a mask, or counts: likewise
+  kBatch,      // ids, and bags and weights of ids: data, which differ between the ranks of a data-parallel program: no
   kInitialState,  // a recurrent layer's: plain zeros count as replicated
 };
 

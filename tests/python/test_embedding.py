@@ -304,7 +304,7 @@ BAD = [
     (lambda table, ids: F.embedding(ids, table, max_norm=0.0), ValueError, "max_norm is 0"),
     (lambda table, ids: F.embedding(ids, table, max_norm=-1.0), ValueError, "max_norm is -1"),
     (
-        lambda table, ids: F.embedding_bag(ids, table, torch.tensor([0, 9])),
+        lambda table, ids: F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([0, 9]), table.device_mesh)),
         ValueError,
         "the last offset is 9, of 5 ids",
     ),

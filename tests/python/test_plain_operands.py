@@ -30,10 +30,39 @@ def test_a_users_plain_tensor_is_an_error(call):
 def test_plain_ids_of_an_embedding_are_an_error():
     def check(mesh):
         table = sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
-        with pytest.raises(TypeError, match="next to a DTensor"):
+        with pytest.raises(ValueError, match="next to a DTensor"):
             F.embedding(torch.tensor([1, 2]), table)
 
     on_ranks(check)
+
+
+def test_plain_operands_of_bags_are_errors_on_every_rank():
+    """A rank's own part of the batch, as data-parallel programs have it, is no replica."""
+    n_failed = []
+
+    def check(mesh):
+        table = sw.distribute_tensor(torch.eye(4), mesh, [Shard(0)])
+        own = torch.tensor([mesh.get_local_rank(), 1, 2])
+        ids = sw.DTensor.from_local(own, mesh, [Shard(0)])
+        calls = {
+            "indices": lambda: F.embedding_bag(own.view(1, 3), table),
+            "indices of the module": lambda: torch.nn.EmbeddingBag.from_pretrained(table)(own.view(1, 3)),
+            "offsets": lambda: F.embedding_bag(ids, table, torch.tensor([0, 1])),
+            "per_sample_weights": lambda: F.embedding_bag(
+                ids.view(-1, 3), table, mode="sum", per_sample_weights=torch.ones(4, 3)
+            ),
+        }
+        for name, call in calls.items():
+            with pytest.raises(
+                ValueError, match=f"next to a DTensor, as {name.split()[0]}. Wrap it with DTensor.from_local"
+            ):
+                call()
+        n_failed.append(len(calls))
+        dense = F.embedding_bag(torch.tensor([[rank, 1, 2] for rank in range(4)]), torch.eye(4))
+        assert torch.equal(F.embedding_bag(ids.view(-1, 3), table).full_tensor(), dense)
+
+    on_ranks(check)
+    assert n_failed == [4] * 4
 
 
 # Operators that torch composes of others, with plain tensors in between.

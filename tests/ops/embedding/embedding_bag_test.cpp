@@ -1,5 +1,6 @@
 // Pooled lookups: any table, ids and bags against dense ones, pooled before they are sent.
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/plain_operand.h"
 #include "tests/support/layouts.h"
 #include "tests/support/lookups.h"
 #include "tests/support/ranks.h"
@@ -20,9 +21,15 @@ struct BagOptions {
   std::optional<int64_t> padding = {};
 };
 
+at::Tensor replicas_beside(const at::Tensor& table, const at::Tensor& dense) {
+  const MeshPtr& mesh = spec_of(table)->mesh();
+  return lay_out(dense, mesh, Placements(mesh->ndim()));
+}
+
 at::Tensor pooled(const at::Tensor& table, const at::Tensor& ids, const at::Tensor& offsets, int64_t mode,
                   const std::optional<at::Tensor>& weights = {}, const BagOptions& options = {}) {
-  return std::get<0>(at::embedding_bag(table, ids, offsets, options.by_freq, mode, /*sparse=*/false, weights,
+  const at::Tensor starts = is_dtensor(table) ? replicas_beside(table, offsets) : offsets;
+  return std::get<0>(at::embedding_bag(table, ids, starts, options.by_freq, mode, /*sparse=*/false, weights,
                                        options.include_last, options.padding));
 }
 
@@ -206,6 +213,33 @@ TEST(EmbeddingBagTest, PaddingOfRowsElsewhereCountsNothing) {
   });
 }
 
+TEST(EmbeddingBagTest, PlainOperandsAreErrorsOnAllRanks) {
+  // Offsets of bags of one length that hold all ids are those that torch makes of ids of two dims.
+  run_ranks(3, [](World& world) {
+    const auto mesh = make_mesh({3});
+    const auto table = lay_out(at::rand({4, 3}), mesh, {kRows}), ids = lay_out(at::arange(6) % 4, mesh, {kRows});
+    const auto own = at::tensor({world.rank(), int64_t{1}});
+    const auto pool = [&](const at::Tensor& of, const at::Tensor& offsets, const std::optional<at::Tensor>& weights) {
+      return std::get<0>(at::embedding_bag(table, of, offsets, false, kSum, false, weights));
+    };
+    const auto expect = [&](const char* words, const auto& call) {
+      try {
+        call();
+        ADD_FAILURE() << words << " on rank " << world.rank();
+      } catch (const c10::ValueError& error) {
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+      }
+    };
+    expect("got a torch.Tensor of shape [2] next to a DTensor, as indices. Wrap it with DTensor.from_local",
+           [&] { pool(own, at::tensor({0}), {}); });
+    expect("[2] next to a DTensor, as offsets", [&] { pool(ids, at::tensor({0, 2}), {}); });
+    expect("[1] next to a DTensor, as offsets", [&] { pool(ids, at::tensor({1}), {}); });
+    expect("[6] next to a DTensor, as per_sample_weights", [&] { pool(ids, at::tensor({0, 2, 4}), at::rand({6})); });
+    const ImplicitReplication within;
+    EXPECT_EQ(pool(own * 0 + 1, at::tensor({0, 1}), at::ones({2})).sizes(), at::IntArrayRef({2, 3}));
+  });
+}
+
 TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
   const auto error = [](const std::function<void(const at::Tensor&, const at::Tensor&)>& use) {
     return error_of_ranks(2, [&](World&) {
@@ -216,7 +250,8 @@ TEST(EmbeddingBagTest, WrongArgumentsSayTheRightOnes) {
   const auto expect = [&](const char* words, const at::Tensor& offsets, int64_t mode = kSum,
                           const std::optional<at::Tensor>& weights = {}, const BagOptions& options = {}) {
     expect_error(words, error([&](const at::Tensor& table, const at::Tensor& ids) {
-                   pooled(table, ids, offsets, mode, weights, options);
+                   const auto of_ids = weights ? std::optional(replicas_beside(table, *weights)) : weights;
+                   pooled(table, ids, offsets, mode, of_ids, options);
                  }));
   };
   expect("[aten::embedding_bag] offsets begin with 1. Bag 0 begins at 0.", at::tensor({1, 2}));
