@@ -9,7 +9,7 @@
 namespace shardwise {
 
 struct FromLocalOptions {
-  /// Compare shapes and dtypes between ranks, and make replicas equal to the first one's.
+  /// Compare shapes, dtypes and requires_grad between ranks, and make replicas equal to the first one's.
   bool run_check = false;
   /// Global sizes and strides; without them the local tensors are taken to be of equal sizes.
   std::optional<Dims> shape;

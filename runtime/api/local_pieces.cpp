@@ -1,5 +1,6 @@
 #include "runtime/api/local_pieces.h"
 
+#include "runtime/api/gradients.h"
 #include "runtime/comm/collectives.h"
 
 #include <fmt/format.h>
@@ -22,13 +23,13 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
-/// What one rank believes: dtype, the whole tensor's sizes, its own piece's.
+/// What one rank believes: dtype, whether gradients are recorded, the whole tensor's sizes, its own piece's.
 struct Belief {
   std::vector<int64_t> numbers;
 
   static Belief of(const at::Tensor& local, const Spec& spec) {
-    Belief belief{
-        {-1, static_cast<int64_t>(spec.dtype()), spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
+    Belief belief{{-1, static_cast<int64_t>(spec.dtype()), records(local),
+                   spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
     const auto add = [&](c10::IntArrayRef sizes) {
       belief.numbers.insert(belief.numbers.end(), sizes.begin(), sizes.end());
     };
@@ -38,8 +39,9 @@ struct Belief {
   }
   bool is_of_tensor() const { return numbers[0] == -1; }
   c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(numbers[1]); }
-  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(3, numbers[2]); }
-  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(3 + numbers[2]); }
+  bool is_recorded() const { return numbers[2] != 0; }
+  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(4, numbers[3]); }
+  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(4 + numbers[3]); }
 };
 
 }  // namespace
@@ -100,6 +102,13 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                                   fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
                                   group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
                                   c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kGiveShape));
+    const auto [recorded, plain] = first.is_recorded() ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
+    TORCH_CHECK_VALUE(
+        first.is_recorded() == other.is_recorded(),
+        fmt::format("[from_local] the piece of rank {} requires a gradient, that of rank {} does not: one "
+                    "would wait for the other in the backward. Call requires_grad_() on every rank's or "
+                    "on none.",
+                    group.ranks[recorded], group.ranks[plain]));
   }
   for (size_t i = 0; i < beliefs.size() && !spec.layout().in_pieces(); ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
