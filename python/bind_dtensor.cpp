@@ -14,6 +14,45 @@
 #include <cstring>
 
 namespace shardwise {
+
+/// Placements for each of several tensors, or one sequence of them for all.
+struct PlacementLists {
+  std::vector<Placements> lists;
+  bool is_for_all = false;
+};
+
+}  // namespace shardwise
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<shardwise::PlacementLists> {
+  PYBIND11_TYPE_CASTER(shardwise::PlacementLists, const_name("Sequence[Sequence[Placement]] | Sequence[Placement]"));
+
+  bool load(handle source, bool convert) {
+    value.is_for_all = !is_list_of_lists(source);
+    if (value.is_for_all) {
+      make_caster<shardwise::Placements> list;
+      if (!list.load(source, convert)) return false;
+      value.lists.push_back(cast_op<shardwise::Placements&&>(std::move(list)));
+      return true;
+    }
+    make_caster<std::vector<shardwise::Placements>> lists;
+    if (!lists.load(source, convert)) return false;
+    value.lists = cast_op<std::vector<shardwise::Placements>&&>(std::move(lists));
+    return true;
+  }
+
+ private:
+  static bool is_list_of_lists(handle source) {
+    if (!PySequence_Check(source.ptr()) || PySequence_Size(source.ptr()) < 1) return false;
+    return PySequence_Check(object(source[int_(0)]).ptr()) != 0;
+  }
+};
+
+}  // namespace pybind11::detail
+
+namespace shardwise {
 namespace {
 
 using Numbers = std::vector<int64_t>;
@@ -54,12 +93,13 @@ void set_attribute_by_c_name() {
 constexpr const char* kFromLocal =
     "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable. Writes to one "
     "count for both.\n\n"
-    "`placements`: one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global ones "
+    "`placements`: a sequence, one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global "
+    "ones "
     "(elements);\n"
-    "without them the local sizes are taken to be those of an even split. `run_check`: compare shapes and dtypes "
-    "between ranks "
-    "and make\n"
-    "replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the gradient's, if "
+    "without them the local sizes are taken to be those of an even split. `run_check`: compare shapes, dtypes and "
+    "requires_grad between\n"
+    "ranks and make replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the "
+    "gradient's, if "
     "not these.\n\n"
     "A LocalShardsWrapper has offsets: ranks exchange them once, and the placements become exact. Every rank of the "
     "mesh\n"
@@ -186,15 +226,13 @@ at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, Mayb
                       {forward_dtype, backward_dtype});
 }
 
-std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tensors,
-                                             const std::variant<std::vector<Placements>, Placements>& placements,
+std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tensors, const PlacementLists& placements,
                                              const std::string& objective, const MaybeLinks& links, int64_t memory_cap,
                                              int64_t bucket_bytes) {
   const PlanOptions options = plan_options("redistribute_many", objective, links, memory_cap);
-  const auto* same = std::get_if<Placements>(&placements);
-  const std::vector<Placements> lists =
-      same ? std::vector<Placements>(tensors.size(), *same) : std::get<std::vector<Placements>>(placements);
-  return redistribute_many(tensors, lists, options, bucket_bytes);
+  const auto& lists = placements.lists;
+  return redistribute_many(tensors, placements.is_for_all ? std::vector<Placements>(tensors.size(), lists[0]) : lists,
+                           options, bucket_bytes);
 }
 
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
@@ -252,7 +290,8 @@ std::vector<std::tuple<int64_t, Numbers, Numbers>> boxes_of_all(const at::Tensor
 }
 
 constexpr const char* kRedistribute =
-    "The same values under other `placements`; differentiable. A view of this tensor where it has them already. "
+    "The same values under other `placements`, a sequence with one per mesh dim; differentiable. A view of this tensor "
+    "where it has them already. "
     "`device_mesh`: another mesh of the same world, of any "
     "ranks in any\n"
     "shape and order; ranks outside of it then hold nothing. `async_op`: returns while the last messages are under "
@@ -286,7 +325,10 @@ constexpr const char* kFullTensor =
     "`grad_placements`. Collective over the mesh.";
 
 constexpr const char* kDistributeTensor =
-    "A DTensor of the values of `tensor`, a leaf: those on the mesh's first member, or on the one at place "
+    "A DTensor of the values of `tensor`, a leaf, under `placements`, a sequence with one per mesh dim (all "
+    "Replicate() "
+    "where none are\n"
+    "given): those on the mesh's first member, or on the one at place "
     "`src_data_rank`, which\n"
     "sends each rank its part; with src_data_rank=None each rank takes its part of its own copy and nothing is "
     "sent.\n\n"

@@ -118,6 +118,14 @@ Placement to_placement(py::handle object) {
   return py::isinstance<Placement>(object) ? py::cast<const Placement&>(object) : from_torch(object);
 }
 
+void refuse_bare_placement(py::handle object) {
+  if (!py::isinstance<Placement>(object) && !maybe_from_torch(object)) return;
+  const std::string text = to_string(to_placement(object));
+  C10_THROW_ERROR(TypeError, fmt::format("[placements] {0} stands alone. Give a sequence with one placement per mesh "
+                                         "dim: [{0}] on a mesh of one dim.",
+                                         text));
+}
+
 py::object from_placement(const Placement& placement) {
   switch (placement.kind()) {
     case Placement::Kind::kShard:

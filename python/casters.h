@@ -14,6 +14,9 @@ namespace shardwise {
 Placement to_placement(py::handle object);
 py::object from_placement(const Placement& placement);
 
+/// For a placement that stands where a sequence of them is wanted. Throws: TypeError; for anything else nothing.
+void refuse_bare_placement(py::handle object);
+
 /// Throws: TypeError for anything that is no mesh.
 MeshPtr to_mesh(py::handle object);
 /// The mesh as a shardwise.DeviceMesh: the object that there is for it, else a new one.
@@ -49,7 +52,10 @@ struct type_caster<shardwise::Placements> {
   PYBIND11_TYPE_CASTER(shardwise::Placements, const_name("Sequence[Placement]"));
 
   bool load(handle source, bool /*convert*/) {
-    if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) return false;
+    if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) {
+      shardwise::refuse_bare_placement(source);
+      return false;
+    }
     const auto items = reinterpret_steal<object>(PySequence_Fast(source.ptr(), ""));
     if (!items) throw error_already_set();
     const auto n_items = PySequence_Fast_GET_SIZE(items.ptr());

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard as TorchShard
 
 import shardwise as sw
 from shardwise import DTensor, EnumerableShard, Partial, Replicate, Shard
@@ -45,6 +46,31 @@ ERRORS = {
         "rank 7",
     ),
     "no placement": (lambda mesh: placed(mesh, "Shard(0)"), TypeError, r"\[placements\] 'Shard\(0\)' is no placement"),
+    "a placement alone": (
+        lambda mesh: sw.distribute_tensor(ONES, mesh, Shard(0)),
+        TypeError,
+        r"\[placements\] Shard\(0\) stands alone. Give a sequence with one placement per mesh dim: \[Shard\(0\)\]",
+    ),
+    "a placement alone for a local tensor": (
+        lambda mesh: DTensor.from_local(ONES, mesh, Replicate()),
+        TypeError,
+        r"Replicate\(\) stands alone",
+    ),
+    "a placement of torch's alone": (
+        lambda mesh: placed(mesh).redistribute(placements=TorchShard(1)),
+        TypeError,
+        r"Shard\(1\) stands alone",
+    ),
+    "a placement alone to fill": (
+        lambda mesh: sw.zeros(3, device_mesh=mesh, placements=Shard(0)),
+        TypeError,
+        r"Shard\(0\) stands alone",
+    ),
+    "a placement alone for many": (
+        lambda mesh: sw.redistribute_many([placed(mesh)], Shard(0)),
+        TypeError,
+        r"Shard\(0\) stands alone",
+    ),
     "no mesh": (lambda mesh: placed("cpu"), TypeError, r"\[device_mesh\] 'cpu' is no mesh"),
     "a duplicate rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 0]), ValueError, "rank 0"),
     "an unknown rank": (lambda mesh: sw.DeviceMesh("cpu", [0, 5]), ValueError, "rank 5 is not in the world of 2 ranks"),
@@ -95,6 +121,13 @@ ERRORS = {
         lambda mesh: DTensor.from_local(torch.ones(mesh.get_rank() + 1), mesh, [Shard(0)], run_check=True),
         ValueError,
         r"\[from_local\] the pieces \[1\] of rank 0 and \[2\] of rank 1 belong to different tensors",
+    ),
+    "requires_grad that differs between ranks": (
+        lambda mesh: DTensor.from_local(
+            torch.ones(2, requires_grad=mesh.get_rank() == 1), mesh, [Replicate()], run_check=True
+        ),
+        ValueError,
+        r"\[from_local\] the piece of rank 1 requires a gradient, that of rank 0 does not",
     ),
     "no placements to move to": (
         lambda mesh: placed(mesh).redistribute(),
