@@ -33,6 +33,7 @@ class ForeachRun {
       for (size_t arg = 0; arg < stack.size(); ++arg) stack[arg] = flattened(arg);
       call_.op.handle.callBoxed(&stack);
     }
+    give_back();
     finish(total > 0 && !propagation_.outputs.empty() ? stack[0].toTensorVector() : std::vector<at::Tensor>());
   }
 
@@ -62,6 +63,20 @@ class ForeachRun {
         tensors.push_back(!operand.impl ? list[operand.index].toTensor() : shards_[i][follows ? piece : 0]);
     }
     return tensors;
+  }
+
+  /// What was written to an element that is laid out otherwise than the first list's goes back to it: it keeps its layout.
+  void give_back() const {
+    const CommScope scope(call_.op.name.c_str());
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const auto& [impl, arg, index] = call_.operands[i];
+      const SpecPtr& from = propagation_.inputs[i];
+      const bool is_scratch = call_.op.handle.schema().arguments()[arg].name() == call_.op.rule->scratch();
+      if (!impl || !from || !call_.op.args[arg].is_written || is_scratch) continue;
+      const Shards pieces = move(from, shards_[i], impl->spec());
+      for (size_t piece = 0; piece < pieces.size(); ++piece)
+        if (const at::Tensor& own = impl->shards()[piece]; !pieces[piece].is_same(own)) own.copy_(pieces[piece]);
+    }
   }
 
   void finish(const std::vector<at::Tensor>& pieces) {

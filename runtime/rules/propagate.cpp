@@ -346,13 +346,6 @@ Propagation propagate_per_element(const OpCall& call) {
       const MeshPtr& mesh = leader->spec->mesh();
       auto spec = follow(call, operand, mesh);
       if (follows && is_on(operand, *mesh)) spec = spec->with_placements(without_partial(leader->spec->placements()));
-      const bool stays =
-          operand.is_written && call.op.handle.schema().arguments()[operand.arg].name() != call.op.rule->scratch();
-      TORCH_CHECK_VALUE(
-          spec == operand.spec || !stays,
-          fmt::format("[{}] cannot write tensor {} of argument {}, laid out as {}: it must be laid out as the first "
-                      "argument's, without Partial. Redistribute it first.",
-                      call.op.name, operand.index, operand.arg, to_string(operand.spec->placements())));
       if (spec != operand.spec) moved = std::move(spec);
     }
     result.inputs.push_back(std::move(moved));
