@@ -61,8 +61,7 @@ void register_comparison(RuleTable& table) {
 }
 
 void register_selection(RuleTable& table) {
-  add_overloads(table, {"where", "fill", "clamp", "clamp_min", "clamp_max", "threshold"}, pointwise());
-  add_overloads(table, {"masked_fill"}, pointwise().row_major());
+  add_overloads(table, {"where", "masked_fill", "fill", "clamp", "clamp_min", "clamp_max", "threshold"}, pointwise());
 }
 
 /// Special functions; the orthogonal polynomials take (x, n).

@@ -112,7 +112,7 @@ at::Tensor compute_shape(const at::Tensor& input, const at::Tensor& weight, cons
                          c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                          c10::IntArrayRef output_padding, int64_t groups) {
   return at::empty(sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups),
-                   input.options());
+                   input.options(), format_of_results(input, weight));
 }
 
 bool has_sharded_image(const at::Tensor& input) {
@@ -133,7 +133,9 @@ Grads compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
 Grads compute_backward_shape(const at::Tensor&, const at::Tensor& input, const at::Tensor& weight, c10::IntArrayRef,
                              c10::IntArrayRef, c10::IntArrayRef, bool, c10::IntArrayRef, int64_t,
                              std::array<bool, 2> mask) {
-  return {mask[0] ? at::empty_like(input) : at::Tensor(), mask[1] ? at::empty_like(weight) : at::Tensor()};
+  const c10::MemoryFormat format = format_of_results(input, weight);
+  return {mask[0] ? at::empty(input.sizes(), input.options(), format) : at::Tensor(),
+          mask[1] ? at::empty(weight.sizes(), weight.options(), format) : at::Tensor()};
 }
 
 at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
@@ -195,6 +197,15 @@ Dims ConvolutionScheme::sizes_of_result(c10::IntArrayRef input, c10::IntArrayRef
                                   : (input[dim] + around - reach - 1) / step + 1);
   }
   return sizes;
+}
+
+c10::MemoryFormat format_of_results(const at::Tensor& input, const at::Tensor& weight) {
+  for (const at::Tensor* tensor : {&input, &weight}) {
+    const c10::MemoryFormat format = tensor->suggest_memory_format();
+    const bool is_slow = format == c10::MemoryFormat::ChannelsLast3d && input.scalar_type() == at::kDouble;
+    if (format != c10::MemoryFormat::Contiguous && !is_slow) return format;
+  }
+  return c10::MemoryFormat::Contiguous;
 }
 
 at::Tensor convolve_piece(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,

@@ -21,6 +21,10 @@ struct ConvolutionScheme {
   static int64_t entry(c10::IntArrayRef list, int64_t at) { return list.size() == 1 ? list[0] : list[at]; }
 };
 
+/// The memory format that torch's kernels give results and gradients, both: channels last where the input or the weight has them last,
+/// but for volumes of double precision.
+c10::MemoryFormat format_of_results(const at::Tensor& input, const at::Tensor& weight);
+
 /// Convolves plain tensors; an empty input or weight counts as zeros.
 at::Tensor convolve_piece(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                           const ConvolutionScheme& scheme);

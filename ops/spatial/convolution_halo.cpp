@@ -68,7 +68,7 @@ class ShardedImage {
     Placements placements = of_weight_;
     for (size_t m = 0; m < placements.size(); ++m)
       if (input_->placements()[m].is_shard()) placements[m] = Placement::partial();
-    return Spec::intern(input_->mesh(), weight.sizes(), std::move(placements), row_major_strides(weight.sizes()),
+    return Spec::intern(input_->mesh(), weight.sizes(), std::move(placements), strides_of(weight.sizes()),
                         weight.scalar_type());
   }
 
@@ -77,12 +77,16 @@ class ShardedImage {
     Placements placements = input_->placements().vec();
     for (size_t m = 0; m < placements.size(); ++m)
       if (of_weight_[m].is_shard()) placements[m] = Placement::partial();
-    return input_->with_placements(std::move(placements));
+    return Spec::intern(input_->mesh(), input_->sizes(), std::move(placements), strides_of(input_->sizes()),
+                        input_->dtype());
   }
+
+  /// Of the result and of both gradients, on every rank.
+  c10::MemoryFormat format() const { return format_; }
 
  private:
   ShardedImage(const at::Tensor& input, const at::Tensor& weight, const ConvolutionScheme& scheme)
-      : input_(spec_of(input)), scheme_(scheme) {
+      : input_(spec_of(input)), scheme_(scheme), format_(format_of_results(input, weight)) {
     const Dims sizes = scheme.sizes_of_result(input.sizes(), weight.sizes());
     for (int64_t dim = 2; dim < input.dim(); ++dim)
       padding_.push_back(ConvolutionScheme::entry(scheme.padding, dim - 2));
@@ -99,7 +103,18 @@ class ShardedImage {
         of_result.back() = shard_result(static_cast<int64_t>(m), weight.size(placement.dim()), sizes);
     }
     if (is_possible_)
-      result_ = Spec::intern(input_->mesh(), sizes, std::move(of_result), row_major_strides(sizes), input_->dtype());
+      result_ = Spec::intern(input_->mesh(), sizes, std::move(of_result), strides_of(sizes), input_->dtype());
+  }
+
+  Dims strides_of(c10::IntArrayRef sizes) const {
+    switch (format_) {
+      case c10::MemoryFormat::ChannelsLast:
+        return Dims(c10::get_channels_last_strides_2d(sizes));
+      case c10::MemoryFormat::ChannelsLast3d:
+        return Dims(c10::get_channels_last_strides_3d(sizes));
+      default:
+        return row_major_strides(sizes);
+    }
   }
 
   /// The result's placement on a mesh dim that shards the input.
@@ -135,6 +150,7 @@ class ShardedImage {
 
   SpecPtr input_, result_;
   ConvolutionScheme scheme_;
+  c10::MemoryFormat format_;
   Placements of_weight_, of_bias_;
   Dims padding_;
   std::vector<ShardedDim> dims_;
@@ -161,8 +177,9 @@ std::optional<at::Tensor> convolve_sharded_image(const at::Tensor& input, const 
     const at::Tensor window = image->window(pieces_of(input)[0]);
     const Box& box = image->result()->boxes()[0];
     if (has_bias) biases = pieces_of(*biases)[0];
-    pieces.push_back(box.empty() ? at::zeros(box.sizes, window.options())
-                                 : convolve_piece(window, pieces_of(weights)[0], biases, image->local_scheme()));
+    const at::Tensor found = box.empty() ? at::zeros(box.sizes, window.options())
+                                         : convolve_piece(window, pieces_of(weights)[0], biases, image->local_scheme());
+    pieces.push_back(found.contiguous(image->format()));
   }
   return wrap(image->result(), std::move(pieces));
 }
@@ -187,8 +204,8 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> convolve_sharded_image_backwar
     else
       std::tie(of_window, of_rows) =
           convolve_piece_backward(pieces_of(grads)[0], window, rows, image->local_scheme(), mask);
-    if (mask[0]) of_input.push_back(image->add_to_owners(of_window));
-    if (mask[1]) of_weight.push_back(of_rows);
+    if (mask[0]) of_input.push_back(image->add_to_owners(of_window).contiguous(image->format()));
+    if (mask[1]) of_weight.push_back(of_rows.contiguous(image->format()));
   }
   return std::tuple(mask[0] ? wrap(image->input_grad(), std::move(of_input)) : at::Tensor(),
                     mask[1] ? wrap(image->weight_grad(weight), std::move(of_weight)) : at::Tensor());

@@ -4,8 +4,11 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/full.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
+
+#include <algorithm>
 
 namespace shardwise {
 namespace {
@@ -14,11 +17,35 @@ bool may_be_sharded(const Axis& axis, const Signature& signature) {
   return axis.factor >= 0 && !signature.factors[axis.factor].is_whole;
 }
 
-Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
+/// `extent`: of factors that may be sharded.
+Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature, int64_t extent) {
   Dims sizes(operand.sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (may_be_sharded(axes[dim], signature)) sizes[dim] = axes[dim].scale;
+    if (may_be_sharded(axes[dim], signature)) sizes[dim] = axes[dim].scale * extent;
   return sizes;
+}
+
+/// Operands row by row give results row by row, and nothing need be seen.
+bool are_row_major(const OpCall& call) {
+  return std::ranges::all_of(call.operands, [](const Operand& operand) {
+    return !operand.spec || operand.spec->strides() == row_major_strides(operand.sizes);
+  });
+}
+
+/// Ordered in memory as `spec` is, and expanded where it is.
+Dims sample_strides(const Dims& sizes, const Spec& spec) {
+  Dims strides = dense_strides(sizes, spec.strides());
+  for (size_t dim = 0; dim < sizes.size(); ++dim)
+    if (spec.strides()[dim] == 0) strides[dim] = 0;
+  return strides;
+}
+
+/// Ones; of positions zeros, which always exist.
+at::Tensor sample_of(const Spec& spec, const Dims& sizes, OperandRole role) {
+  const bool is_position = role == OperandRole::kPositions || role == OperandRole::kBatch;
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->device());
+  const Dims strides = sample_strides(sizes, spec);
+  return at::full(c10::multiply_integers(sizes), is_position ? 0 : 1, options).as_strided(sizes, strides);
 }
 
 /// One factor, one size; no factor, nothing to shard.
@@ -35,17 +62,14 @@ void check_sizes(const OpCall& call, const Signature& signature) {
   }
 }
 
-/// Runs the operator with each distributed operand replaced by ones of its sample's sizes; nothing where that fails.
+/// Runs the operator with each distributed operand replaced by a sample of these sizes; nothing where that fails.
 std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>& sizes) {
   torch::jit::Stack stack(call.args.begin(), call.args.end());
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    at::Tensor sample =
-        at::ones(sizes[i], at::TensorOptions().dtype(operand.spec->dtype()).device(operand.spec->mesh()->device()));
-    const OperandRole role = call.op.args[operand.arg].role;
-    if (role == OperandRole::kPositions || role == OperandRole::kBatch) sample.zero_();  // the position that exists
+    const at::Tensor sample = sample_of(*operand.spec, sizes[i], call.op.args[operand.arg].role);
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);
@@ -69,16 +93,11 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
   return results;
 }
 
-/// Elementwise results are ordered in memory as the first operand of their sizes is; all others are row-major.
-Dims strides_of(const OpCall& call, const Dims& sizes, bool is_elementwise) {
-  is_elementwise &= !call.op.rule->is_row_major();
+/// Elementwise results are ordered in memory as the first operand of their sizes is.
+Dims elementwise_strides(const OpCall& call, const Dims& sizes) {
   for (const Operand& operand : call.operands)
-    if (is_elementwise && operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
+    if (operand.spec && operand.sizes == sizes) return dense_strides(sizes, operand.spec->strides());
   return row_major_strides(sizes);
-}
-
-void describe(OpCall& call, size_t i, const at::Tensor& sample, Dims sizes, bool is_elementwise) {
-  if (sample.defined()) call.outputs[i] = {sizes, strides_of(call, sizes, is_elementwise), sample.scalar_type()};
 }
 
 /// Element by element of the lists: output `i` broadcasts what has index `i`.
@@ -92,7 +111,8 @@ bool infer_elements(OpCall& call) {
     Dims together;
     for (const Operand& operand : call.operands)
       if (operand.index == i) together = at::infer_size_dimvector(together, operand.sizes);
-    describe(call, i, (*results)[i], together, /*is_elementwise=*/true);
+    if (const at::Tensor& sample = (*results)[i]; sample.defined())
+      call.outputs[i] = {together, elementwise_strides(call, together), sample.scalar_type()};
   }
   return true;
 }
@@ -107,9 +127,11 @@ bool infer_from_sample(OpCall& call) {
   call.outputs.resize(call.op.n_returns());
   const Signature signature = rule->signature(call);
   check_sizes(call, signature);
+  const bool is_row_major = are_row_major(call);
+  const int64_t extent = is_row_major ? 1 : 2;  // strides of dims of extent 1 tell nothing
   std::vector<Dims> sizes;
   for (size_t i = 0; i < call.operands.size(); ++i)
-    sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature));
+    sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature, extent));
   const auto results = run(call, sizes);
   if (!results || results->size() != call.outputs.size()) return false;
   for (size_t i = 0; i < results->size(); ++i) {
@@ -118,7 +140,8 @@ bool infer_from_sample(OpCall& call) {
     for (size_t dim = 0; dim < output.size(); ++dim)
       if (const Axis& axis = signature.outputs[i][dim]; may_be_sharded(axis, signature))
         output[dim] = signature.factors[axis.factor].size * axis.scale;
-    describe(call, i, (*results)[i], output, signature.is_pointwise);
+    const Dims strides = is_row_major ? row_major_strides(output) : dense_strides(output, (*results)[i].strides());
+    call.outputs[i] = {output, strides, (*results)[i].scalar_type()};
   }
   return true;
 }

@@ -185,12 +185,6 @@ Rule Rule::shape_only() const {
   return rule;
 }
 
-Rule Rule::row_major() const {
-  Rule rule = *this;
-  rule.row_major_ = true;
-  return rule;
-}
-
 Rule Rule::sampled() const {
   Rule rule = *this;
   rule.sampled_ = true;

@@ -100,8 +100,6 @@ class Rule {
   Rule per_element(std::string scratch = "") const;
   /// Only shapes are read of the operands: the output is laid out as the first one, without Partial.
   Rule shape_only() const;
-  /// Its result is row-major, whatever the strides of its operands.
-  Rule row_major() const;
   /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
   Rule sampled() const;
 
@@ -114,7 +112,6 @@ class Rule {
   bool is_per_element() const { return per_element_; }
   bool is_shape_only() const { return shape_only_; }
   bool is_sampled() const { return sampled_.value_or(is_samplable_ && whole_args_.empty()); }
-  bool is_row_major() const { return row_major_; }
   bool is_gathered() const { return gathered_; }
   const std::string& scratch() const { return scratch_; }
   /// Its name and modifiers: "mk,kn->mn {k: sum}", "pointwise linear".
@@ -134,7 +131,6 @@ class Rule {
   std::optional<c10::OperatorHandle> kernel_;
   bool per_element_ = false;
   bool shape_only_ = false;
-  bool row_major_ = false;
   bool gathered_ = false;
   bool is_samplable_ = false;    // its factors follow from the operands alone, unless arguments make some whole
   std::optional<bool> sampled_;  // ... or because sampled() says so

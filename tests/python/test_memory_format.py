@@ -1,0 +1,74 @@
+"""Strides are those of the dense tensors, and every piece lies in memory as they say: channels last too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.testing import run_ranks
+
+LAST = torch.channels_last
+
+# Of images x [2, 4, 6, 6] and kernels w [4, 4, 3, 3].
+CALLS = {
+    "conv2d": lambda x, w: F.conv2d(x, w, padding=1),
+    "strided conv2d": lambda x, w: F.conv2d(x, w, stride=2, dilation=2, padding=2),
+    "conv_transpose2d": lambda x, w: F.conv_transpose2d(x, w),
+    "two groups": lambda x, w: F.conv2d(x, w[:, :2], groups=2),
+    "max_pool2d": lambda x, w: F.max_pool2d(x, 2) * w.sum(),
+    "avg_pool2d": lambda x, w: F.avg_pool2d(x, 2) * w.sum(),
+    "interpolate": lambda x, w: F.interpolate(x, scale_factor=2) * w.sum(),
+    "batch_norm": lambda x, w: F.batch_norm(x, None, None, w[0, :, 0, 0], None, True),
+    "relu": lambda x, w: F.relu(x) * w.sum(),
+    "cat": lambda x, w: torch.cat([x, x], 1) * w.sum(),
+    "cat of rows": lambda x, w: torch.cat([x, x], 0) * w.sum(),
+    "pad": lambda x, w: F.pad(x, (1, 1, 1, 1)) * w.sum(),
+    "bias": lambda x, w: x + w[0, :, :1, :1],
+    "scalar": lambda x, w: x * w.sum(),
+    "row by row": lambda x, w: x.contiguous() * w.sum(),
+    "channels last": lambda x, w: x.contiguous(memory_format=LAST) * w.sum(),
+    "masked_fill": lambda x, w: x.masked_fill(x > 1, 0.5) * w.sum(),  # row by row, elementwise or not
+    "clone": lambda x, w: x.clone() * w.sum(),
+}
+PLACEMENTS = [Shard(0), Shard(1), Shard(2), Shard(3, sizes=[4, 2]), Replicate()]
+
+
+def assert_laid_out(ours, theirs, what):
+    assert ours.stride() == theirs.stride(), f"{what}: strides {ours.stride()}, dense {theirs.stride()}"
+    piece = ours.to_local()
+    of_piece = torch.empty_strided(theirs.shape, theirs.stride())[tuple(slice(0, n) for n in piece.shape)]
+    in_order = of_piece.clone(memory_format=torch.preserve_format).stride()
+    differ = [d for d, n in enumerate(piece.shape) if n > 1 and piece.stride(d) != in_order[d]]
+    assert piece.numel() == 0 or not differ, f"{what}: a piece {tuple(piece.shape)} has strides {piece.stride()}"
+
+
+@pytest.mark.parametrize("formats", [(LAST, LAST), (LAST, None), (None, LAST), (None, None)], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients_are_laid_out_as_the_dense_ones(name, formats):
+    call = CALLS[name]
+    torch.manual_seed(0)
+    shapes = ((2, 4, 6, 6), (4, 4, 3, 3))
+    operands = [torch.randn(s).contiguous(memory_format=f or torch.contiguous_format) for s, f in zip(shapes, formats)]
+    dense = [operand.clone().requires_grad_() for operand in operands]
+    expected = call(*dense)
+    expected.sum().backward()
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for of_image in PLACEMENTS:
+            for of_kernel in (Replicate(), Shard(0), Shard(1)):
+                what = f"{name} of {of_image} and {of_kernel}"
+                ours = [
+                    sw.distribute_tensor(operand, mesh, [placement]).requires_grad_()
+                    for operand, placement in zip(operands, (of_image, of_kernel))
+                ]
+                result = call(*ours)
+                assert_laid_out(result.detach(), expected, what)
+                torch.testing.assert_close(result.full_tensor(), expected)
+                result.sum().backward()
+                for which, a, b in zip("xw", ours, dense):
+                    assert_laid_out(a.grad, b.grad, f"{what}, gradient of {which}")
+                    torch.testing.assert_close(a.grad.full_tensor(), b.grad, rtol=1e-4, atol=1e-4)
+
+    run_ranks(2, check)
