@@ -3,9 +3,12 @@
 #include "ops/families.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/view_begin.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <fmt/format.h>
 
@@ -108,28 +111,76 @@ at::Tensor squeeze(const at::Tensor& self) {
 
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t dim) { return squeeze_dims(self, dim); }
 
+/// What as_strided reads: elements at `offset` and behind it, up to `end`, of the memory of the global tensor.
+struct Strided {
+  c10::IntArrayRef sizes, strides;
+  int64_t offset;
+
+  int64_t end() const {
+    int64_t last = offset;
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      if (sizes[dim] == 0) return offset;
+      last += (sizes[dim] - 1) * strides[dim];
+    }
+    return last + 1;
+  }
+  /// True where all of it is in `tensor`, whose elements fill their memory.
+  bool is_within(const at::Tensor& tensor) const {
+    const int64_t begin = tensor.storage_offset();
+    return tensor.is_non_overlapping_and_dense() && offset >= begin && end() <= begin + tensor.numel();
+  }
+};
+
+/// as_strided() with an offset from where the tensor begins: a piece begins elsewhere in its memory than the global tensor does.
+at::Tensor strided_from_begin(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                              int64_t offset) {
+  return self.as_strided(sizes, strides, self.storage_offset() + offset);
+}
+
 /// Gathers the tensor: global strides do not tell which rank has an element.
-at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                      std::optional<int64_t> offset) {
-  if (sizes == self.sizes() && strides == self.strides() && offset.value_or(0) == 0) return self.alias();
+at::Tensor gathered_as_strided(const at::Tensor& self, const Strided& strided) {
   const SpecPtr& spec = spec_of(self);
-  TORCH_CHECK_VALUE(self.is_non_overlapping_and_dense(),
-                    fmt::format("[aten::as_strided] strides [{}] of the DTensor of shape [{}] leave gaps, whose "
-                                "contents are unknown. "
-                                "Call clone() first, or use slice, select and permute.",
-                                fmt::join(self.strides(), ", "), fmt::join(self.sizes(), ", ")));
-  const at::Tensor gathered = redistribute(self, Placements(spec->placements().size()));
-  auto strided = Spec::intern(spec->mesh(), sizes, Placements(spec->placements().size()), strides, spec->dtype());
+  const Placements everywhere(spec->placements().size());
+  const at::Tensor gathered = redistribute(self, everywhere);
+  const int64_t offset = strided.offset - self.storage_offset();
   Shards pieces;
   for (const at::Tensor& piece : maybe_dtensor(gathered)->shards()) {
     const at::Tensor dense = piece.new_empty_strided(self.sizes(), self.strides()).copy_(piece);
-    pieces.push_back(dense.as_strided(sizes, strides, offset));
+    pieces.push_back(dense.as_strided(strided.sizes, strided.strides, offset));
   }
-  at::Tensor result = wrap(strided, std::move(pieces));
-  static const OpInfo op(*c10::Dispatcher::singleton().findSchema({"aten::as_strided", ""}));
-  maybe_dtensor(result)->set_view_link(
-      std::make_shared<CopiedView>(CopiedView::Kind::kMoved, op, torch::jit::Stack{self, sizes, strides, offset}));
+  const c10::InferenceMode as_self(self.is_inference());  // a view is a normal tensor where what it views is
+  at::Tensor result =
+      wrap(Spec::intern(spec->mesh(), strided.sizes, everywhere, strided.strides, spec->dtype()), std::move(pieces));
+  static const OpInfo op(c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::strided_from_begin", ""));
+  maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(
+      CopiedView::Kind::kMoved, op, torch::jit::Stack{self, strided.sizes, strided.strides, offset}));
+  begin_view(result, begin_of(*maybe_dtensor(self)), offset);
   return result;
+}
+
+/// As torch's, it sees the memory that a view shares with its base, not the view's elements only.
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::optional<int64_t> storage_offset) {
+  const Strided strided{sizes, strides, storage_offset.value_or(self.storage_offset())};
+  if (sizes == self.sizes() && strides == self.strides() && strided.offset == self.storage_offset())
+    return self.alias();
+  TORCH_CHECK(sizes.size() == strides.size() && strided.offset >= 0 &&
+                  std::ranges::all_of(strides, [](int64_t stride) { return stride >= 0; }),
+              fmt::format("[aten::as_strided] sizes [{}], strides [{}] and offset {} do not fit. Give as many strides "
+                          "as sizes, none of them negative.",
+                          fmt::join(sizes, ", "), fmt::join(strides, ", "), strided.offset));
+  if (strided.is_within(self)) return gathered_as_strided(self, strided);
+  if (self.is_view())
+    if (const at::Tensor base(self._base()); is_dtensor(base) && strided.is_within(base))
+      return gathered_as_strided(base, strided);
+  C10_THROW_ERROR(
+      ValueError,
+      fmt::format(
+          "[aten::as_strided] elements [{}, {}) of memory are not all known: the DTensor of shape [{}] and "
+          "strides [{}] begins at {}, and those between its elements, before and behind them are not in it. Call "
+          "as_strided on the tensor that it is a view of, or use slice, select and permute.",
+          strided.offset, strided.end(), fmt::join(self.sizes(), ", "), fmt::join(self.strides(), ", "),
+          self.storage_offset()));
 }
 
 }  // namespace
@@ -141,6 +192,9 @@ void register_views(RuleTable& table) {
   table.add({"aten::view", "aten::_unsafe_view"},
             passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
+  define_operator("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
+                  &strided_from_begin);
+  table.add("shardwise::strided_from_begin", Rule::gathered());
   aten_kernels().impl("_reshape_alias", &reshape_alias);
   aten_kernels().impl("squeeze", &squeeze);
   aten_kernels().impl("squeeze.dim", &squeeze_dim);

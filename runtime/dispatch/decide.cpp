@@ -1,5 +1,6 @@
 #include "runtime/dispatch/decide.h"
 
+#include "runtime/rules/meta_run.h"
 #include "runtime/rules/rule.h"
 
 #include <algorithm>
@@ -58,8 +59,9 @@ bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1;
 bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
-  if (decision.moves || decision.is_skipped || !decision.local_args.empty() || propagation.by_box || rule.kernel() ||
-      rule.is_per_element() || rule.is_shape_only() || propagation.outputs.size() != 1 || !propagation.outputs[0])
+  if (decision.moves || decision.is_skipped || decision.view_offset != 0 || !decision.local_args.empty() ||
+      propagation.by_box || rule.kernel() || rule.is_per_element() || rule.is_shape_only() ||
+      propagation.outputs.size() != 1 || !propagation.outputs[0])
     return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
     if (!is_one_piece(input_spec(call, propagation, i))) return false;
@@ -89,6 +91,7 @@ Decision decide(OpCall& call) {
   decision.moves = std::ranges::any_of(propagation.inputs, [](const SpecPtr& spec) { return static_cast<bool>(spec); });
   for (size_t i = 0; i < call.operands.size(); ++i)
     decision.copied_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
+  if (call.op.is_view) decision.view_offset = offset_of_view(call);
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
   if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
   if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);

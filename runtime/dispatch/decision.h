@@ -17,6 +17,7 @@ struct Decision {
   std::optional<Propagation> propagation;
   bool moves = false;        // some input is redistributed
   bool copied_view = false;  // ... although the result should be a view of it
+  int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;

@@ -3,6 +3,7 @@
 #include "runtime/api/local_kind.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/view_begin.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -34,6 +35,7 @@ class LocalRun {
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
         if (!view_kind_ && operand.impl && operand.impl->view_link()) view_kind_ = CopiedView::Kind::kShared;
+    if (call.op.is_view) begin_of_source_ = begin_of(call.leader());
     if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
@@ -160,7 +162,16 @@ class LocalRun {
     const Box& box = spec->boxes()[outputs_[i].size()];
     TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
                           " where ", to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
+    TORCH_INTERNAL_ASSERT(piece.scalar_type() == spec->dtype(), "[", call_.op.name, "] gave a piece of ",
+                          piece.scalar_type(), " where its meta kernel gives ", spec->dtype());
     outputs_[i].push_back(piece);
+  }
+
+  /// The operands', unless an argument names one.
+  c10::Device device_of_results() const {
+    for (const c10::IValue& value : call_.args())
+      if (value.isDevice()) return value.toDevice();
+    return call_.leader().device();
   }
 
   void fill_outputs() {
@@ -170,7 +181,7 @@ class LocalRun {
       Reduce reduce = Reduce::kSum;
       for (const Placement& placement : spec->placements())
         if (placement.is_partial()) reduce = placement.reduce();
-      const auto options = at::TensorOptions().dtype(spec->dtype()).device(call_.leader().device());
+      const auto options = at::TensorOptions().dtype(spec->dtype()).device(device_of_results());
       for (const Box& box : spec->boxes())
         outputs_[i].push_back(at::full(box.sizes, identity_of(reduce, spec->dtype()), options));
     }
@@ -184,6 +195,7 @@ class LocalRun {
     if (view_kind_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
+    if (call_.op.is_view) begin_view(result, begin_of_source_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
       for (const BoundOperand& operand : call_.operands)
         if (operand.impl) operand.impl->share_arrival(*maybe_dtensor(result));
@@ -232,6 +244,7 @@ class LocalRun {
   std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results may be copied views
   bool gives_normal_view_;
+  int64_t begin_of_source_ = 0;  // bytes; of the tensor that results are views of
   SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
   LocalKind kind_ = LocalKind::kTensor;
 };

@@ -9,6 +9,7 @@
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/op_trace.h"
+#include "runtime/dispatch/view_begin.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
@@ -18,6 +19,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -103,6 +105,8 @@ class Unboxed<Op, Return(Args...)> {
   }
 
  private:
+  static constexpr bool kIsView = std::string_view(Op::schema_str).find("-> Tensor(a)") != std::string_view::npos;
+
   template <class Value>
   static const Value& local(const Value& value) {
     return value;
@@ -140,7 +144,9 @@ class Unboxed<Op, Return(Args...)> {
       at::Tensor piece = Op::call(local(first), local(rest)...);
       TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
                             piece.sizes(), " for ", to_string(*spec));
-      return wrap(std::move(spec), Shards{std::move(piece)});
+      at::Tensor result = wrap(std::move(spec), Shards{std::move(piece)});
+      if constexpr (kIsView) begin_view(result, begin_of(*maybe_dtensor(first)));
+      return result;
     }
   }
 

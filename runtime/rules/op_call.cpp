@@ -1,37 +1,10 @@
 #include "runtime/rules/op_call.h"
 
+#include "runtime/rules/meta_run.h"
 #include "runtime/rules/op_sample.h"
-#include "runtime/tensor/below_autograd.h"
-
-#include <ATen/EmptyTensor.h>
 
 namespace shardwise {
 namespace {
-
-at::Tensor meta_like(const Spec& spec) {
-  return at::detail::empty_strided_meta(spec.sizes(), spec.strides(), spec.dtype());
-}
-
-/// The arguments with every distributed operand and every device turned meta.
-torch::jit::Stack meta_args(const OpCall& call) {
-  torch::jit::Stack stack(call.args.begin(), call.args.end());
-  for (c10::IValue& value : stack) {
-    if (value.isDevice()) value = c10::Device(c10::kMeta);
-    if (value.isTensorList()) value = value.toTensorList().copy();
-    if (value.isOptionalTensorList()) value = value.toOptionalTensorList().copy();
-  }
-  for (const Operand& operand : call.operands) {
-    if (!operand.spec) continue;
-    c10::IValue& value = stack[operand.arg];
-    if (value.isTensorList())
-      value.toTensorList().set(operand.index, meta_like(*operand.spec));
-    else if (value.isOptionalTensorList())
-      value.toOptionalTensorList().set(operand.index, meta_like(*operand.spec));
-    else
-      value = meta_like(*operand.spec);
-  }
-  return stack;
-}
 
 DenseOutput describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
@@ -50,17 +23,16 @@ int OpCall::operand_at(size_t arg) const {
 bool infer_outputs(OpCall& call) {
   if (infer_from_sample(call)) return true;
   call.outputs.clear();
-  torch::jit::Stack stack = meta_args(call);
+  torch::jit::Stack results;
   try {
-    BelowAutograd guard;
-    call.op.handle.callBoxed(&stack);
+    results = run_on_meta(call);
   } catch (const c10::NotImplementedError&) {
     return false;
   } catch (const std::exception&) {
     if (call.op.name.starts_with("aten::")) throw;
     return false;  // other libraries may register a meta kernel that only says that there is none
   }
-  for (const c10::IValue& value : stack) {
+  for (const c10::IValue& value : results) {
     if (value.isTensor()) call.outputs.push_back(describe(value.toTensor()));
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) call.outputs.push_back(describe(tensor));

@@ -51,6 +51,78 @@ def test_writes_through_a_view_reach_its_base(view, placement):
     on_ranks(check)
 
 
+# Views that begin elsewhere than their base, or take some of its elements.
+PLACED = {
+    **VIEWS,
+    "base": lambda x: x,
+    "rows": lambda x: x[2:],
+    "rows of rows": lambda x: x[1:][1:].t()[3:],
+    "every other": lambda x: x[1::2, ::3],
+    "detached": lambda x: x[2:].detach(),
+    "in float halves": lambda x: torch.view_as_real(torch.view_as_complex(x.view(6, 3, 2)[3:])[1:]),
+    "other bits": lambda x: x[2:].view(torch.int32),
+    "new dims": lambda x: x[4].unsqueeze(0).expand(3, 6).transpose(0, 1),
+    "a copy": lambda x: x[2:].clone(),
+    "strided from within": lambda x: x[2:].as_strided((3,), (2,)),
+}
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+@pytest.mark.parametrize("view", PLACED.values(), ids=PLACED.keys())
+def test_views_begin_where_the_dense_ones_do(view, placement):
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [placement]), dense()
+        for guard in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            with guard():
+                assert (view(ours).storage_offset(), view(ours).stride()) == (
+                    view(theirs).storage_offset(),
+                    view(theirs).stride(),
+                )
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "strided",
+    [
+        lambda x: x.view(-1)[4:].as_strided((3,), (1,), 0),
+        lambda x: x.view(-1)[4:].as_strided((3,), (1,), 6),
+        lambda x: x.view(-1)[4:].as_strided((3,), (1,)),
+        lambda x: x[2:, 1:].as_strided((2, 2), (6, 1), 0),  # between its elements are others of the base
+        lambda x: x[2:, 1:].as_strided((2, 2), (6, 1)),
+        lambda x: x[:2].as_strided((4,), (8,), 3),  # beyond its end
+        lambda x: x.t()[1:].as_strided((3, 2), (2, 1), 1),
+        lambda x: x[2:].as_strided((0,), (1,), 1),
+    ],
+)
+def test_as_strided_sees_the_memory_of_the_base(strided, placement):
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [placement]), dense()
+        assert torch.equal(strided(ours).full_tensor(), strided(theirs))
+        assert strided(ours).storage_offset() == strided(theirs).storage_offset()
+        for x in (ours, theirs):
+            strided(x).fill_(-1)
+        assert torch.equal(ours.full_tensor(), theirs)
+
+    on_ranks(check)
+
+
+def test_as_strided_of_elements_that_are_not_known_is_an_error():
+    def check(mesh):
+        base = sw.distribute_tensor(dense(), mesh, [Shard(0)])
+        for call in (
+            lambda: base.as_strided((3,), (18,), 1),  # beyond the end
+            lambda: base[2:].detach().as_strided((3,), (1,), 0),  # detached: its base is forgotten
+        ):
+            with pytest.raises(
+                ValueError, match=r"\[aten::as_strided\] elements \[\d+, \d+\) of memory are not all known"
+            ):
+                call()
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_a_view_keeps_its_shape_when_its_base_changes_its_own(view):
     def check(mesh):
