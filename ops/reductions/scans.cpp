@@ -21,6 +21,8 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 
+#include <fmt/format.h>
+
 #include <limits>
 
 namespace shardwise {
@@ -52,6 +54,7 @@ std::vector<int64_t> pieces_before(const DimPieces& along, bool is_backward) {
   return result;
 }
 
+/// Results have the dtype of the piece: torch's operators widen integers unless told.
 using OnPiece = at::Tensor (*)(const at::Tensor& piece, int64_t dim);
 /// `before`: the edges of the shards before, along the dim.
 using Combine = at::Tensor (*)(const at::Tensor& scanned, const at::Tensor& before, int64_t dim);
@@ -83,47 +86,62 @@ at::Tensor run(const Scan& scan, const at::Tensor& self, int64_t dim) {
 }
 
 at::Tensor add_sum(const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
-  return scanned.add(before.sum(dim, /*keepdim=*/true));
+  return scanned.add(before.sum(dim, /*keepdim=*/true, before.scalar_type()));
 }
 
-constexpr Scan kSum{[](const at::Tensor& piece, int64_t dim) { return at::cumsum(piece, dim); }, &add_sum,
-                    /*is_linear=*/true};
+at::Tensor sum_up(const at::Tensor& piece, int64_t dim) { return at::cumsum(piece, dim, piece.scalar_type()); }
+
+constexpr Scan kSum{&sum_up, &add_sum, /*is_linear=*/true};
 constexpr Scan kSumFromEnd{[](const at::Tensor& piece, int64_t dim) {
-                             return piece.dim() == 0 ? piece.clone() : piece.flip(dim).cumsum(dim).flip(dim);
+                             return piece.dim() == 0 ? piece.clone() : sum_up(piece.flip(dim), dim).flip(dim);
                            },
                            &add_sum, /*is_linear=*/true, /*is_backward=*/true};
-constexpr Scan kProduct{[](const at::Tensor& piece, int64_t dim) { return at::cumprod(piece, dim); },
-                        [](const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
-                          return scanned.mul(before.prod(dim, /*keepdim=*/true));
-                        }};
+constexpr Scan kProduct{
+    [](const at::Tensor& piece, int64_t dim) { return at::cumprod(piece, dim, piece.scalar_type()); },
+    [](const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
+      return scanned.mul(before.prod(dim, /*keepdim=*/true, before.scalar_type()));
+    }};
 constexpr Scan kLogSumExp{[](const at::Tensor& piece, int64_t dim) { return at::logcumsumexp(piece, dim); },
                           [](const at::Tensor& scanned, const at::Tensor& before, int64_t dim) {
                             return at::logaddexp(scanned, at::logsumexp(before, dim, /*keepdim=*/true));
                           }};
 
 /// As torch sums: integers and bools as int64, or in the given dtype.
-at::Tensor as_summed(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+at::Tensor as_scanned(const char* op, const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   const bool is_integral = at::isIntegralType(self.scalar_type(), /*includeBool=*/true);
-  return self.to(dtype.value_or(is_integral ? at::kLong : self.scalar_type()));
+  const at::ScalarType to = dtype.value_or(is_integral ? at::kLong : self.scalar_type());
+  // torch's kernels say so where there are elements, which not every rank has.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      to != at::kBool, fmt::format("[{}] is not implemented for bools. Pass an integer or floating dtype=.", op));
+  return self.to(to);
 }
 
 at::Tensor running_sum(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
-  return run(kSum, as_summed(self, dtype), dim);
+  return run(kSum, as_scanned("aten::cumsum", self, dtype), dim);
 }
 
 at::Tensor running_product(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
-  return run(kProduct, as_summed(self, dtype), dim);
+  return run(kProduct, as_scanned("aten::cumprod", self, dtype), dim);
 }
 
-at::Tensor running_log_sum(const at::Tensor& self, int64_t dim) { return run(kLogSumExp, self, dim); }
+/// What is written has the tensor's own dtype.
+at::ScalarType written_dtype(const char* op, const at::Tensor& self, std::optional<at::ScalarType> dtype) {
+  const at::ScalarType own = self.scalar_type();
+  TORCH_CHECK(dtype.value_or(own) == own,
+              fmt::format("[{}] dtype={} does not fit the tensor, which is {}. Leave it out.", op,
+                          c10::toString(*dtype), c10::toString(own)));
+  return own;
+}
 
 at::Tensor& running_sum_(at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
-  return self.copy_(running_sum(self, dim, dtype));
+  return self.copy_(running_sum(self, dim, written_dtype("aten::cumsum_", self, dtype)));
 }
 
 at::Tensor& running_product_(at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
-  return self.copy_(running_product(self, dim, dtype));
+  return self.copy_(running_product(self, dim, written_dtype("aten::cumprod_", self, dtype)));
 }
+
+at::Tensor running_log_sum(const at::Tensor& self, int64_t dim) { return run(kLogSumExp, self, dim); }
 
 /// The derivative of a running sum is the running sum from the end. torch's formula would flip it.
 at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backward) {
@@ -140,7 +158,7 @@ at::Tensor differentiable_sum(const at::Tensor& self, int64_t dim, bool is_backw
 at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& self, int64_t dim,
                                  std::optional<at::ScalarType> dtype) {
   if (!self._fw_grad(/*level=*/0).defined())
-    return differentiable_sum(as_summed(self, dtype), dim, /*is_backward=*/false);
+    return differentiable_sum(as_scanned("aten::cumsum", self, dtype), dim, /*is_backward=*/false);
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("aten::cumsum", "")
                        .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();

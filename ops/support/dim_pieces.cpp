@@ -29,6 +29,8 @@ Placements DimPieces::unsharded() const {
 }
 
 at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements placements, at::ScalarType dtype) const {
+  for (const at::Tensor& piece : pieces)
+    TORCH_INTERNAL_ASSERT(piece.scalar_type() == dtype, "a piece of ", piece.scalar_type(), " of a tensor of ", dtype);
   Dims sizes(tensor.sizes());
   if (!sizes.empty()) sizes[dim] = length;
   return wrap(Spec::intern(spec_of(tensor)->mesh(), sizes, std::move(placements), row_major_strides(sizes), dtype),

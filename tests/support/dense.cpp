@@ -203,6 +203,7 @@ void compare(const std::string& what, const at::Tensor& ours, const at::Tensor& 
   EXPECT_EQ(ours.sizes(), dense.sizes()) << what;
   EXPECT_EQ(ours.scalar_type(), dense.scalar_type()) << what;
   at::NoGradGuard no_grad;
+  for (const at::Tensor& piece : to_pieces(ours.detach())) EXPECT_EQ(piece.scalar_type(), spec.dtype()) << what;
   const at::Tensor whole = full_tensor(ours.detach()).cpu();
   if (!spec.is_member() || whole.sizes() != dense.sizes()) return;
   const double tolerance = options.is_exact ? 0 : whole.scalar_type() == at::kFloat ? 1e-6 : 1e-12;

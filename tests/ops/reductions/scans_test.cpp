@@ -23,6 +23,31 @@ TEST(ScanTest, SumsAreDense) {
   expect_same_as_dense("cumsum as float", [](const Tensors& t) { return t[0].cumsum(0, at::kFloat); }, {{7, 2}});
 }
 
+TEST(ScanTest, ResultsHaveTheDtypeAskedFor) {
+  for (const at::ScalarType from : {at::kBool, at::kInt, at::kDouble})
+    for (const at::ScalarType to : {at::kChar, at::kInt, at::kLong, at::kFloat}) {
+      const DenseOptions options{.low = 0, .high = 3, .dtype = from, .with_grad = false, .max_combinations = 12};
+      expect_same_as_dense("cumsum", [=](const Tensors& t) { return t[0].cumsum(0, to); }, {{7, 2}}, options);
+      expect_same_as_dense("cumprod", [=](const Tensors& t) { return t[0].cumprod(0, to); }, {{7, 2}}, options);
+    }
+  const DenseOptions integers{.dtype = at::kInt, .max_combinations = 12};
+  expect_same_as_dense("cumsum_", [](const Tensors& t) { return t[0].clone().cumsum_(0); }, {{7, 2}}, integers);
+  expect_same_as_dense("cumprod_", [](const Tensors& t) { return t[0].clone().cumprod_(0); }, {{7, 2}}, integers);
+}
+
+TEST(ScanTest, DtypesThatCannotBeAreErrorsOnAllRanks) {
+  // One row on three ranks: torch's kernels refuse where there are elements.
+  const auto error = [](const std::function<void(const at::Tensor&)>& use) {
+    return error_of_ranks(3, [&](World&) { use(lay_out(at::ones({1, 2}, at::kInt), make_mesh({3}), {kRows})); });
+  };
+  expect_error("[aten::cumsum] is not implemented for bools",
+               error([](const at::Tensor& t) { t.cumsum(0, at::kBool); }));
+  expect_error("[aten::cumprod] is not implemented for bools",
+               error([](const at::Tensor& t) { t.cumprod(0, at::kBool); }));
+  expect_error("[aten::cumsum_] dtype=Long does not fit the tensor, which is Int",
+               error([](at::Tensor t) { t.cumsum_(0, at::kLong); }));
+}
+
 TEST(ScanTest, SecondDerivativesOfSumsAreDense) {
   expect_same_as_dense("the gradient of cumsum",
                        [](const Tensors& t) {
