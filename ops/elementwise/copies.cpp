@@ -2,10 +2,14 @@
 #include "ops/families.h"
 #include "ops/support/kernels.h"
 #include "ops/support/overloads.h"
+#include "runtime/dispatch/dispatch.h"
+#include "runtime/tensor/registrations.h"
 
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/neg.h>
 #include <c10/core/Stream.h>
+
+#include <memory>
 
 namespace shardwise {
 namespace {
@@ -28,6 +32,28 @@ Rule cast() {
           }};
 }
 
+/// A device argument brings a key of its own, and that of meta comes before ours: torch would make a plain tensor.
+class ToMeta final : public c10::OperatorKernel {
+ public:
+  explicit ToMeta(const c10::OperatorHandle& op) : info_(op) { info_.rule = RuleTable::global().find(info_.name); }
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (is_dtensor((*stack)[stack->size() - info_.n_args()].toTensor()))
+      dispatch(info_, stack);
+    else
+      op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+  }
+
+ private:
+  OpInfo info_;
+};
+
+void register_to_meta() {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
+  registrations("aten", c10::DispatchKey::Meta)
+      .impl("_to_copy", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ToMeta>(op)));
+}
+
 /// The memory of every piece is in use on `stream`.
 void record_stream(at::Tensor& self, c10::Stream stream) {
   for (at::Tensor piece : maybe_dtensor(self)->shards()) piece.record_stream(stream);
@@ -44,6 +70,7 @@ void register_copies(RuleTable& table) {
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy());
   add_overloads(table, {"copy", "_to_copy"}, cast());
+  register_to_meta();
 }
 
 }  // namespace shardwise
