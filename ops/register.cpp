@@ -4,6 +4,7 @@
 #include "ops/sparse/sparse.h"
 #include "runtime/dispatch/composite.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/forward_mode.h"
 #include "runtime/dispatch/view_replay.h"
 #include "runtime/tensor/sparse.h"
 
@@ -77,6 +78,7 @@ void register_operators() {
   register_composites(kCompositesWithoutPlain);
   at_first_sparse(&register_sparse);
   register_view_replay();
+  register_forward_mode();
 }
 
 namespace {

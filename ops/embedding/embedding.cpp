@@ -134,7 +134,14 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
                                 bool sparse) {
-  if (!weight.requires_grad() || !c10::GradMode::is_enabled()) return embed(weight, ids, padding_idx, by_freq, sparse);
+  const auto carried = [&](const at::Tensor& rows) {
+    carry_tangent(weight, rows, [&](const at::Tensor& tangent) {
+      return differentiable_embed(tangent, ids, /*padding_idx=*/-1, false, false);
+    });
+    return rows;
+  };
+  if (!weight.requires_grad() || !c10::GradMode::is_enabled())
+    return carried(embed(weight, ids, padding_idx, by_freq, sparse));
   const at::Tensor table = prepared_table(kEmbedding, weight);
   check_padding(kEmbedding, padding_idx, table.size(0));
   const CallOptions call{LookupScope::current(), padding_idx, by_freq, GradientSink::of(weight, sparse)};
@@ -147,7 +154,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
     result = look_up(lookup, table);
   }
   const variable_list saved = take_tensors(lookup);
-  return with_derivative(table, std::move(result), saved, "EmbeddingBackward",
+  return with_derivative(table, carried(result), saved, "EmbeddingBackward",
                          [call, lookup](const at::Tensor& grad, const variable_list& tensors) {
                            return differentiable_table_grad(grad, with_tensors(lookup, tensors), call);
                          });

@@ -133,6 +133,7 @@ at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const Sp
     call_scatter_(sum, index, grad, dim, "add", true);
     return in_pieces_of(*source, sum);
   }();
+  carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
   return with_derivative(
       grad, result, {index}, "GatherBackwardBackward",
       [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim); });
@@ -143,6 +144,7 @@ at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) 
     const at::AutoDispatchBelowADInplaceOrView guard;
     return call_gather(self, index, dim);
   }();
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return lookup(tangent, index, dim); });
   return with_derivative(self, result, {index}, "GatherBackward",
                          [source = spec_of(self), dim](const at::Tensor& grad, const variable_list& saved) {
                            return gather_grad(grad, saved[0], source, dim);

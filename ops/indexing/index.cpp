@@ -125,6 +125,7 @@ at::Tensor index_grad(const at::Tensor& grad, const Indexed& at, const SpecPtr& 
     put_(sum, at, grad, /*accumulate=*/true);
     return in_pieces_of(*source, sum);
   }();
+  carry_tangent(grad, result, [&](const at::Tensor& tangent) { return index_grad(tangent, at, source); });
   return with_derivative(
       grad, result, at.indices, "IndexBackwardBackward",
       [dims = at.dims](const at::Tensor& outer, const variable_list& saved) { return look_up(outer, {saved, dims}); });
@@ -136,6 +137,7 @@ at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, 
     const at::AutoDispatchBelowADInplaceOrView guard;
     return call_index(self, indices, dims);
   }();
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return look_up(tangent, {indices.vec(), dims.vec()}); });
   return with_derivative(
       self, result, indices.vec(), "IndexBackward",
       [source = spec_of(self), dims = dims.vec()](const at::Tensor& grad, const variable_list& saved) {

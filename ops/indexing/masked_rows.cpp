@@ -38,6 +38,7 @@ at::Tensor select(const at::Tensor& self, const at::Tensor& mask, const Specs& s
     const BelowAutograd guard;
     return wrap(specs.selected, {at::index(piece_of(self), at_dim(piece_of(mask), begin))});
   }();
+  carry_tangent(self, result, [&](const at::Tensor& tangent) { return at::index(tangent, at_dim(mask, begin)); });
   return with_derivative(
       self, result, {mask}, "MaskedIndexBackward",
       [=](const at::Tensor& grad, const variable_list& saved) { return spread(grad, saved[0], specs, begin); });

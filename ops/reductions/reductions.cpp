@@ -117,6 +117,7 @@ at::Tensor differentiable_trace(const at::Tensor& self) {
     return compute();
   };
   const at::Tensor result = below([&] { return trace_of(self); });
+  carry_tangent(self, result, [](const at::Tensor& tangent) { return differentiable_trace(tangent); });
   if (!self.requires_grad() || !c10::GradMode::is_enabled()) return result;
   const at::Tensor identity = below([&] { return call("shardwise::identity_like", self); });
   return with_derivative(self, result, {identity}, "TraceBackward",

@@ -60,4 +60,10 @@ at::Tensor with_derivative(const at::Tensor& input, at::Tensor result, const var
       });
 }
 
+void carry_tangent(const at::Tensor& input, const at::Tensor& result,
+                   const std::function<at::Tensor(const at::Tensor& tangent)>& function) {
+  if (const at::Tensor tangent = input._fw_grad(/*level=*/0); tangent.defined())
+    result._set_fw_grad(function(tangent), /*level=*/0, /*is_inplace_op=*/false);
+}
+
 }  // namespace shardwise

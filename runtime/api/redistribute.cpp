@@ -9,6 +9,7 @@
 #include "runtime/tensor/spec_value.h"
 
 #include <ATen/ops/alias.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -105,6 +106,13 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
   }
 };
 
+/// Without its tangent, which a torch::autograd::Function in C++ does not take. Within a kernel nobody asks for the history.
+at::Tensor without_tangent(const at::Tensor& tensor) {
+  if (!tensor._fw_grad(/*level=*/0).defined()) return tensor;
+  const bool is_in_kernel = c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
+  return is_in_kernel ? tensor.detach() : tensor._fw_primal(/*level=*/0);
+}
+
 }  // namespace
 
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
@@ -124,7 +132,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
                 ? from->with_placements(std::move(placements))
                 : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
   if (to == from) return at::alias(tensor);
-  at::Tensor result = records(tensor) ? Redistribute::apply(tensor, to, options, dtypes) : moved(tensor, to, options);
+  at::Tensor result =
+      records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
     result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options, dtypes), 0,
                         /*is_inplace_op=*/false);
@@ -153,7 +162,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
       results[i] = redistribute(tensors[i], placements[i]);
       continue;
     }
-    together.push_back(tensors[i]);
+    together.push_back(without_tangent(tensors[i]));
     to_together.push_back(to[i]);
     places.push_back(i);
   }
@@ -162,6 +171,9 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
                          ? RedistributeMany::apply(at::TensorList(together), to_together, options, bucket_bytes)
                          : moved_together(together, to_together, options, bucket_bytes);
   for (size_t i = 0; i < places.size(); ++i) results[places[i]] = moved[i];
+  for (const size_t i : places)
+    if (const at::Tensor& tangent = tensors[i]._fw_grad(0); tangent.defined())
+      results[i]._set_fw_grad(redistribute(tangent, placements[i]), 0, /*is_inplace_op=*/false);
   return results;
 }
 

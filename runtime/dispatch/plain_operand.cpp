@@ -3,6 +3,7 @@
 #include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 
 namespace shardwise {
@@ -24,11 +25,21 @@ bool may_be_plain(OperandRole role, const at::Tensor& plain) {
   return false;
 }
 
+/// torch's forward-mode formulas take zeros for the tangent of an operand that has none: one element, expanded.
+bool is_missing_tangent(const at::Tensor& plain) {
+  if (!torch::autograd::ForwardADLevel::try_get_by_idx(0) || !plain.has_storage()) return false;
+  for (int64_t dim = 0; dim < plain.dim(); ++dim)
+    if (plain.size(dim) > 1 && plain.stride(dim) != 0) return false;
+  return plain.storage().nbytes() == plain.itemsize() && at::count_nonzero(plain).item<int64_t>() == 0;
+}
+
 }  // namespace
 
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
   const OperandRole role = op.args[arg].role;
-  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || may_be_plain(role, plain)) return;
+  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || may_be_plain(role, plain) ||
+      is_missing_tangent(plain))
+    return;
   std::string what, wrap_own;
   if (role == OperandRole::kBatch) {
     what = fmt::format(", as {}", op.handle.schema().arguments()[arg].name());

@@ -8,8 +8,8 @@
 namespace shardwise {
 
 /// A plain tensor next to distributed ones counts as replicated where it is an index, a mask or a recurrent layer's zero state,
-/// within torch's own composed operators and derivative formulas (which make such from the shapes at hand), and under
-/// ImplicitReplication.
+/// within torch's own composed operators and derivative formulas (which make such from the shapes at hand; in forward mode zeros),
+/// and under ImplicitReplication.
 /// Throws: c10::ValueError for any other.
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg);
 
