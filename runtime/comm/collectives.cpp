@@ -2,10 +2,10 @@
 
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/reduce_dtype.h"
+#include "runtime/comm/waiting.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
@@ -68,7 +68,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
-  const GilRelease no_gil;
+  const Waiting waiting(group, "all_to_all");
   backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
   CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
                     to.numel() - receive_splits[group.index] * element_bytes);
@@ -79,29 +79,36 @@ namespace {
 class StartedReduction final : public Reduction {
  public:
   StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
-      : tensor_(tensor), reduce_(reduce), n_ranks_(group.size()), form_(to_reduce_form(tensor, reduce)) {
+      : tensor_(tensor),
+        reduce_(reduce),
+        ranks_(group.ranks),
+        rank_(group.ranks[group.index]),
+        form_(to_reduce_form(tensor, reduce)) {
     std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = form_.op;
-    const GilRelease no_gil;  // a backend may connect to other ranks first
+    const Waiting waiting(group, "all_reduce");  // a backend may connect to other ranks first
     work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(tensors, options);
-    const int64_t n_bytes = 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_;
-    CommTrace::record("all_reduce", n_ranks_, n_bytes, n_bytes);
+    const int64_t n_bytes = 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks() - 1) / n_ranks();
+    CommTrace::record("all_reduce", n_ranks(), n_bytes, n_bytes);
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     {
-      const GilRelease no_gil;
+      const Waiting waiting(ranks_, rank_, "all_reduce");
       work_->wait();
     }
-    from_reduce_form(form_, tensor_, reduce_, n_ranks_);
+    from_reduce_form(form_, tensor_, reduce_, n_ranks());
   }
 
  private:
+  int64_t n_ranks() const { return static_cast<int64_t>(ranks_.size()); }
+
   at::Tensor tensor_;
   Reduce reduce_;
-  int64_t n_ranks_;
+  std::vector<int64_t> ranks_;
+  int64_t rank_;
   ReduceForm form_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
@@ -134,7 +141,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
-  const GilRelease no_gil;
+  const Waiting waiting(group, "broadcast");
   backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;

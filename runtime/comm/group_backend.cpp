@@ -1,7 +1,7 @@
 #include "runtime/comm/group_backend.h"
 
 #include "runtime/comm/backend_traits.h"
-#include "runtime/comm/gil_release.h"
+#include "runtime/comm/waiting.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ void connect(const Group& group, const char* op, c10::Device device) {
   if (!traits_of(*backend).connects_at_first_call || backend->getSequenceNumberForGroup() > 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<at::Tensor> one{at::zeros({1}, at::TensorOptions(at::kByte).device(device))};
-  const GilRelease no_gil;
+  const Waiting waiting(group, op);
   backend->allreduce(one, {})->wait();
 }
 
@@ -58,7 +58,7 @@ at::Tensor gather_rows(const Group& group, const at::Tensor& numbers) {
   at::Tensor own = numbers;
   at::Tensor gathered = at::empty({group.size(), own.numel()}, own.options());
   at::Tensor flat = gathered.view(-1);
-  const GilRelease no_gil;
+  const Waiting waiting(group, "all_gather");
   backend->_allgather_base(flat, own)->wait();
   return gathered.cpu();
 }

@@ -3,10 +3,10 @@
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/gil_release.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
 #include "runtime/comm/order_check.h"
+#include "runtime/comm/waiting.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
@@ -88,8 +88,8 @@ Works start_grouped(c10d::Backend& backend, Parcels sends, const Parcels& receiv
 
 }  // namespace
 
-Messages::Messages(std::vector<WorkPtr> works, std::vector<at::Tensor> tensors)
-    : works_(std::move(works)), tensors_(std::move(tensors)) {}
+Messages::Messages(const Group& group, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors)
+    : ranks_(group.ranks), rank_(group.ranks[group.index]), works_(std::move(works)), tensors_(std::move(tensors)) {}
 
 Messages::~Messages() {
   if (works_.empty() || std::uncaught_exceptions() > 0) return;
@@ -104,7 +104,7 @@ void Messages::wait() {
   if (works_.empty()) return;
   const auto works = std::exchange(works_, {});
   const auto tensors = std::exchange(tensors_, {});
-  const GilRelease no_gil;
+  const Waiting waiting(ranks_, rank_, "exchange");
   for (const WorkPtr& work : works)
     if (work) work->wait();
 }
@@ -120,14 +120,14 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   if (outgoing.empty() && incoming.empty()) return std::make_shared<Messages>();
 
   const auto backend = backend_of(group, "exchange", device.type());
-  const GilRelease no_gil;  // a backend may connect to the other rank first
+  const Waiting waiting(group, "exchange");  // a backend may connect to the other rank first
   Works works = traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
                                                     : start_each(*backend, outgoing, incoming);
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})
     for (const Parcel& parcel : *parcels) tensors.push_back(parcel.bytes);
   CommTrace::record(MessagePattern::current(), group.size(), total_bytes(outgoing), total_bytes(incoming));
-  return std::make_shared<Messages>(std::move(works), std::move(tensors));
+  return std::make_shared<Messages>(group, std::move(works), std::move(tensors));
 }
 
 }  // namespace shardwise

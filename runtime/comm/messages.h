@@ -31,7 +31,7 @@ class Messages {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   Messages() = default;
-  Messages(std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
+  Messages(const Group& group, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
   /// Waits, and swallows errors. While an exception unwinds it does not wait: the other ranks may wait for this one.
   ~Messages();
   Messages(const Messages&) = delete;
@@ -43,6 +43,8 @@ class Messages {
   void wait();
 
  private:
+  std::vector<int64_t> ranks_;  // the group's
+  int64_t rank_ = 0;
   std::vector<WorkPtr> works_;
   std::vector<at::Tensor> tensors_;
 };

@@ -63,8 +63,29 @@ class BoxedKernel final : public c10::OperatorKernel {
   std::unique_ptr<OutCall> out_call_;
 };
 
+/// The ranks would send each other pieces of differing sizes, or copies of the whole.
+[[noreturn]] void refuse_collective(const std::string& op) {
+  C10_THROW_ERROR(
+      TypeError,
+      fmt::format(
+          "[{}] collectives of torch.distributed take tensors of this rank, not DTensors. Give them x.to_local() "
+          "or x.full_tensor(); redistribute() moves a DTensor. From DistributedDataParallel leave such parameters "
+          "out: DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names).",
+          op));
+}
+
+bool is_collective(const c10::OperatorName& op) {
+  const auto ns = op.getNamespace();
+  return ns &&
+         (*ns == "c10d" || *ns == "_c10d_functional" || *ns == "_c10d_functional_autograd" || *ns == "c10d_functional");
+}
+
+/// What DistributedDataParallel makes of parameters before it sends them.
+at::Tensor flatten_dense_tensors(at::TensorList) { refuse_collective("aten::flatten_dense_tensors"); }
+
 /// Operators of other libraries come here by name; what is known of them is kept.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (is_collective(op.operator_name())) refuse_collective(op.operator_name().name);
   static auto* known = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
   const OpInfo* info;
   {
@@ -161,6 +182,8 @@ void add_user_rule(const std::string& op, const Rule& rule) {
 
 void register_dispatch() {
   auto& aten = registrations("aten", kTensorKey);
+  for (const auto key : {kTensorKey, kAutogradKey})
+    registrations("aten", key).impl("flatten_dense_tensors", torch::CppFunction(&flatten_dense_tensors));
   for (const AtenOperator& op : aten_operators()) {
     if (op.handle.hasKernelForDispatchKey(kTensorKey)) continue;
     const bool is_composite = op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);

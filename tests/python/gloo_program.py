@@ -4,11 +4,15 @@ import copy
 import os
 import pickle
 import sys
+import time
+import warnings
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed.checkpoint as dcp
+import torch.distributed.nn.functional as distributed_nn
 from layouts import CASES
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -153,6 +157,59 @@ def read_alone(folder):
     assert row.full_tensor().tolist() == [36, 38, 40, 42, 44, 46]
     assert "stale" not in repr(row) and torch.equal(pickle.loads(pickle.dumps(row)).full_tensor(), row.full_tensor())
     row.to_local()
+    dist.destroy_process_group()
+
+
+def torch_collectives(folder):
+    """torch.distributed's own collectives refuse DTensors on all ranks alike, and say what they take instead."""
+    warnings.simplefilter("ignore", FutureWarning)  # torch is giving some of them other names
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = sw.init_device_mesh("cpu", (4,))
+    x = sw.distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
+    model = nn.ModuleDict({"table": nn.Embedding(8, 2), "linear": nn.Linear(2, 2)})
+    model["table"].weight = nn.Parameter(sw.distribute_tensor(model["table"].weight.detach(), mesh, [Shard(0)]))
+    refused = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "all_gather": lambda: dist.all_gather([torch.empty_like(x) for _ in range(4)], x),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.zeros(32), x),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.zeros(2), x),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.empty_like(x), x),
+        "nn.all_reduce": lambda: distributed_nn.all_reduce(x),
+        "nn.broadcast": lambda: distributed_nn.broadcast(x, 0),
+        "nn.all_gather": lambda: distributed_nn.all_gather(x),
+        "nn.all_to_all_single": lambda: distributed_nn.all_to_all_single(torch.empty_like(x), x),
+        "functional all_reduce": lambda: functional_collectives.all_reduce(x, "sum", dist.group.WORLD),
+        "functional all_gather": lambda: functional_collectives.all_gather_tensor(x, 0, dist.group.WORLD),
+        "DistributedDataParallel": lambda: nn.parallel.DistributedDataParallel(model),
+    }
+    for name, call in refused.items():
+        try:
+            call()
+        except TypeError as error:
+            assert "take tensors of this rank, not DTensors" in str(error), (name, error)
+        else:
+            raise AssertionError(f"{name} took a DTensor")
+    own = x.to_local().clone()
+    dist.all_reduce(own)
+    assert own.tolist() == [12, 16]
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])
+    nn.parallel.DistributedDataParallel(model)
+    dist.destroy_process_group()
+
+
+def waits(folder):
+    """A rank that waits for others says so; one that has the value waits for nobody."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = sw.init_device_mesh("cpu", (4,))
+    loss = sw.distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]).sum()
+    known = sw.distribute_tensor(torch.tensor(28.0), mesh)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        assert known.item() == 28 and float(known) == 28
+    else:
+        time.sleep(3)
+    assert loss.item() == 28
     dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """What only real processes show: groups of torch.distributed, the end of the interpreter, torch's own meshes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,9 @@ def run(command, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
-def torchrun(n_ranks, *arguments):
+def torchrun(n_ranks, *arguments, **options):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
-    return run([*launcher, str(PROGRAM), *arguments])
+    return run([*launcher, str(PROGRAM), *arguments], **options)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def torchrun(n_ranks, *arguments):
         "moves",
         "read_alone",
         "mixed_pieces",
+        "torch_collectives",
         "random_numbers",
         "checkpoint",
         "training",
@@ -40,6 +42,23 @@ def test_four_processes_over_gloo(part, tmp_path):
     assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(4)]
     noise = [line for line in result.stderr.splitlines() if line.strip() and not is_expected(line)]
     assert not noise, "\n".join(noise)
+
+
+@pytest.mark.parametrize("seconds", ["0.5", "0"])
+def test_a_rank_that_waits_for_others_names_what_it_waits_for(seconds, tmp_path):
+    result = torchrun(4, "waits", str(tmp_path), env={**os.environ, "SHARDWISE_WAIT_WARNING": seconds})
+    assert result.returncode == 0, result.stderr
+    warnings = [line for line in result.stderr.splitlines() if "has waited" in line]
+    if seconds == "0":
+        assert not warnings
+    else:
+        (warning,) = [line for line in warnings if "rank 0 has waited" in line]
+        for words in (
+            "[all_reduce] rank 0",
+            "for the others of the ranks [0, 1, 2, 3], which aten::_local_scalar_dense needs",
+            "under `if rank == 0:` is never answered",
+        ):
+            assert words in warning
 
 
 def is_expected(line):
