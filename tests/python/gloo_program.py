@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from layouts import CASES
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
@@ -195,6 +198,50 @@ def torch_collectives(folder):
     assert own.tolist() == [12, 16]
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])
     nn.parallel.DistributedDataParallel(model)
+    dist.destroy_process_group()
+
+
+class Ranking(nn.Module):
+    """A sharded table under a plain layer, as recommenders have them: rows of this rank's ids, then its part of the batch."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.linear = nn.Embedding(10, 4), nn.Linear(4, 2)
+        if mesh:
+            self.table.weight = nn.Parameter(sw.distribute_tensor(self.table.weight.detach(), mesh, [Shard(0)]))
+
+    def forward(self, ids):
+        rows = self.table(ids)
+        return self.linear(rows.to_local() if isinstance(rows, sw.DTensor) else rows)
+
+
+def torch_data_parallel(folder):
+    """fully_shard and ZeroRedundancyOptimizer refuse our parameters on all ranks; beside those that are left out they work."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh, theirs = sw.init_device_mesh("cpu", (4,)), torch_init_device_mesh("cpu", (4,))
+    dense, ours = Ranking(None), Ranking(mesh)
+    optimizer = partial(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD, lr=1.0)
+    refused = {
+        "weight is a DTensor of shape [10, 4] placed as [Shard(0)]": lambda: fully_shard(Ranking(mesh), mesh=theirs),
+        "ZeroRedundancyOptimizer] got a DTensor of shape [10, 4]": lambda: optimizer(ours.parameters()),
+        "got a DTensor": lambda: optimizer([{"params": list(ours.linear.parameters())}, {"params": ours.table.weight}]),
+        "] got a DTensor": lambda: optimizer(ours.linear.parameters()).add_param_group({"params": ours.table.weight}),
+    }
+    for words, call in refused.items():
+        try:
+            call()
+        except TypeError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"no error: {words}")
+
+    ids = torch.tensor([3, 3, 9, 0, 1, 5, 3, 0])
+    dense(ids).square().sum().backward()
+    fully_shard(ours, mesh=theirs, ignored_params={ours.table.weight})
+    ours(sw.distribute_tensor(ids, mesh, [Shard(0)])).square().sum().backward()
+    torch.testing.assert_close(ours.table.weight.grad.full_tensor(), dense.table.weight.grad)
+    torch.testing.assert_close(ours.linear.weight.grad.full_tensor() * 4, dense.linear.weight.grad)  # a mean over ranks
     dist.destroy_process_group()
 
 

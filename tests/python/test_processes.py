@@ -31,6 +31,7 @@ def torchrun(n_ranks, *arguments, **options):
         "read_alone",
         "mixed_pieces",
         "torch_collectives",
+        "torch_data_parallel",
         "random_numbers",
         "checkpoint",
         "training",

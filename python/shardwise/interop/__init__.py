@@ -1,7 +1,7 @@
 """What other libraries must know of our tensors, taught to them when they are imported, and conversions to and from torch's own.
 
 Their functions ask `isinstance(tensor, torch.distributed.tensor.DTensor)` where the kind of tensor matters, and take ours for
-plain ones. Each module here replaces the functions of one library that would give wrong results.
+plain ones. Each module here replaces the functions of one library that would give wrong results, or none.
 """
 
 from functools import partial
@@ -21,6 +21,8 @@ _LESSONS = {
     "torch.distributed.checkpoint._async_thread_executor": "staging",
     "torch.distributed.checkpoint._state_dict_stager": "staging",
     "torch.distributed.checkpoint.default_planner": "load_plans",
+    "torch.distributed.fsdp._fully_shard._fsdp_init": "data_parallel",
+    "torch.distributed.optim.zero_redundancy_optimizer": "data_parallel",
     "transformers.distributed.mixin": "hugging_face",
     "transformers.trainer": "hugging_face",
 }

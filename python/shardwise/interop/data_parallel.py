@@ -1,0 +1,60 @@
+"""torch's own sharded data parallelism, which takes each rank's parameters for whole ones: it refuses ours, on all ranks alike.
+
+Its ranks would each do something else with a parameter that all of them hold together: fully_shard has each copy another part of it,
+ZeroRedundancyOptimizer has one step it, and that one would wait for the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from shardwise.dtensor import DTensor
+
+
+def teach(module: ModuleType) -> None:
+    """Has the checks of `module`, which run before anything is sent, know our tensors."""
+    if "_verify_managed_param" in vars(module):
+        vars(module)["_verify_managed_param"] = _verifying(vars(module)["_verify_managed_param"])
+    optimizer = getattr(module, "ZeroRedundancyOptimizer", None)
+    if optimizer is not None:
+        optimizer.add_param_group = _adding(optimizer.add_param_group)
+
+
+def _verifying(original: Any) -> Any:
+    @functools.wraps(original)
+    def verify_managed_param(name: str, parameter: torch.Tensor) -> None:
+        if isinstance(parameter, DTensor):
+            raise TypeError(
+                f"[fully_shard] {name} is a DTensor of shape {list(parameter.shape)} placed as {list(parameter.placements)} by "
+                "Shardwise: it is sharded already. Leave it out, with fully_shard(..., ignored_params={...}), or shard the "
+                "whole model with shardwise.distribute_module."
+            )
+        original(name, parameter)
+
+    return verify_managed_param
+
+
+def _adding(original: Any) -> Any:
+    """add_param_group, which the constructor calls, too."""
+
+    @functools.wraps(original)
+    def add_param_group(self: Any, param_group: dict[str, Any]) -> None:
+        given = param_group["params"]
+        if isinstance(given, Iterator):
+            given = param_group["params"] = list(given)
+        for entry in [given] if isinstance(given, torch.Tensor) else given:
+            parameter = entry[1] if isinstance(entry, tuple) else entry  # or (name, parameter)
+            if isinstance(parameter, DTensor):
+                raise TypeError(
+                    f"[ZeroRedundancyOptimizer] got a DTensor of shape {list(parameter.shape)} placed as "
+                    f"{list(parameter.placements)}: each rank has the optimizer state of its own part already. Give it to "
+                    "an ordinary optimizer of torch.optim."
+                )
+        original(self, param_group)
+
+    return add_param_group
