@@ -32,11 +32,11 @@ bool are_row_major(const OpCall& call) {
   });
 }
 
-/// Ordered in memory as `spec` is, and expanded where it is.
+/// Ordered in memory as `spec` is, and expanded where it is: a dim of one index is not, whatever its stride.
 Dims sample_strides(const Dims& sizes, const Spec& spec) {
   Dims strides = dense_strides(sizes, spec.strides());
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (spec.strides()[dim] == 0) strides[dim] = 0;
+    if (spec.strides()[dim] == 0 && spec.sizes()[dim] > 1) strides[dim] = 0;
   return strides;
 }
 

@@ -123,6 +123,16 @@ def test_as_strided_of_elements_that_are_not_known_is_an_error():
     on_ranks(check)
 
 
+@pytest.mark.parametrize("placement", [Shard(1), Shard(1, sizes=[1, 0, 0, 0]), Replicate()], ids=str)
+def test_a_row_of_an_expanded_tensor_is_written_on_every_rank(placement):
+    def check(mesh):
+        base = sw.distribute_tensor(torch.ones(1, 1, 5), mesh, [placement])
+        base.expand(2, -1, -1)[:1].mul_(3)
+        assert torch.equal(base.full_tensor(), torch.full((1, 1, 5), 3.0))
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
 def test_a_view_keeps_its_shape_when_its_base_changes_its_own(view):
     def check(mesh):
