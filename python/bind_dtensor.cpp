@@ -93,9 +93,8 @@ void set_attribute_by_c_name() {
 constexpr const char* kFromLocal =
     "The DTensor of which `local_tensor` is this rank's piece; the piece is aliased, and differentiable. Writes to one "
     "count for both.\n\n"
-    "`placements`: a sequence, one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the global "
-    "ones "
-    "(elements);\n"
+    "`placements`: a sequence, one per mesh dim; all Replicate() where none are given. `shape`, `stride`: the "
+    "global ones (elements);\n"
     "without them the local sizes are taken to be those of an even split. `run_check`: compare shapes, dtypes and "
     "requires_grad between\n"
     "ranks and make replicas equal to the first one's, which communicates; nothing else does. `grad_placements`: the "

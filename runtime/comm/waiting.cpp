@@ -59,13 +59,13 @@ class WaitWatch {
       const Seconds length = std::chrono::steady_clock::now() - wait->begin_;
       if (wait->is_told_ || length < limit_) continue;
       wait->is_told_ = true;
-      texts.push_back(fmt::format(
-          "[{}] rank {} has waited {:.1f} s for the others of the ranks {}{}. Each of them must make the same call: "
-          "one "
-          "under `if rank == 0:` is never answered. SHARDWISE_CHECK=1 names ranks that make different calls, "
-          "SHARDWISE_WAIT_WARNING=<seconds> says when to warn (0: never).",
-          wait->collective_, wait->rank_, length.count(), wait->ranks_,
-          *wait->op_ ? fmt::format(", which {} needs", wait->op_) : ""));
+      texts.push_back(
+          fmt::format("[{}] rank {} has waited {:.1f} s for the others of the ranks {}{}. "
+                      "Each of them must make the same call: one under `if rank == 0:` is never answered. "
+                      "SHARDWISE_CHECK=1 names ranks that make different calls, "
+                      "SHARDWISE_WAIT_WARNING=<seconds> says when to warn (0: never).",
+                      wait->collective_, wait->rank_, length.count(), wait->ranks_,
+                      *wait->op_ ? fmt::format(", which {} needs", wait->op_) : ""));
     }
     return texts;
   }
