@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -113,16 +113,18 @@ def _placed(value: DTensor, placements: Placements | None, may_move: bool) -> DT
 
 
 def _resolved(placement: Placement, n_dims: int) -> Placement:
-    if isinstance(placement, Shard) and placement.dim < 0:
-        return Shard(placement.dim + n_dims, placement.sizes)
-    return placement
+    """Counted from the first dim; a Shard of torch's is one, too."""
+    if not placement.is_shard():
+        return placement
+    dim = cast(Shard, placement).dim
+    return Shard(dim + n_dims if dim < 0 else dim, getattr(placement, "sizes", None))
 
 
 def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list[DTensor]) -> Any:
     """The results as DTensors."""
     flat, structure = pytree.tree_flatten(result)
     per_result = out_placements if isinstance(out_placements, tuple) else (out_placements,)
-    if isinstance(out_placements, tuple) and out_placements and isinstance(out_placements[0], Placement):
+    if isinstance(out_placements, tuple) and out_placements and hasattr(out_placements[0], "is_shard"):
         per_result = (out_placements,)
     if len(flat) != len(per_result):
         raise AssertionError(

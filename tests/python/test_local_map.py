@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.distributed.tensor as torchs
+import torch.distributed.tensor.experimental as torchs_experimental
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
@@ -96,3 +98,25 @@ def test_what_does_not_fit_is_an_error():
             local_map(lambda piece: x, rows)(x)
 
     run_ranks(2, body)
+
+
+def test_torchs_local_map_gives_functions_the_pieces_of_our_tensors():
+    seen = []
+
+    def double(a):
+        seen.append(a)
+        return 2 * a
+
+    torchs_map = torchs_experimental.local_map(
+        double, out_placements=[torchs.Shard(0)], in_placements=([torchs.Shard(0)],), redistribute_inputs=True
+    )
+
+    def body(rank):
+        a = sw.distribute_tensor(A, mesh_of(2), [Shard(1)])
+        y = torchs_map(a)
+        assert y.placements == (Shard(0),) and torch.equal(y.full_tensor(), 2 * A)
+        assert torch.equal(torchs_map(A), 2 * A)
+
+    run_ranks(2, body)
+    assert sorted(tuple(a.shape) for a in seen) == [(2, 3), (2, 3), (4, 3), (4, 3)]
+    assert all(type(a) is torch.Tensor for a in seen)
