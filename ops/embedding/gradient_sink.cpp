@@ -3,9 +3,10 @@
 #include "placements/partial.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
-#include "runtime/dispatch/copied_view.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/write_count.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
@@ -88,6 +89,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t sk
 /// Updates the rows of `table` and bumps its version: a backward that saved the table will say that it changed.
 void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec,
                     c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+  WriteWatch::note_write(*maybe_dtensor(table));
   optimizer.begin_step();
   const bool needs_squares = optimizer.options().kind == RowOptimizer::Kind::kRowWiseAdagrad;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -96,7 +98,7 @@ void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const Spec
     optimizer.update_rows(maybe_dtensor(table)->shards()[i], i, boxes[i].grads, groups, squares);
   }
   if (table.is_inference())
-    CopiedView::count_write();
+    count_inference_write();
   else
     table.unsafeGetTensorImpl()->bump_version();
 }

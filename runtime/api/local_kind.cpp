@@ -14,7 +14,7 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
-/// Before a gradient is captured or added up: it may have other users, so they keep theirs as it is.
+/// Before a gradient is captured or added up, and after it is laid out: it may have other users, so they keep theirs as it is.
 struct KindOfGradient final : torch::autograd::FunctionPreHook {
   KindOfGradient(SpecPtr spec, LocalKind kind) : spec(std::move(spec)), kind(kind) {}
 

@@ -1,7 +1,11 @@
 #include "runtime/dispatch/bound_call.h"
 
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/tensor/write_count.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <fmt/format.h>
 
@@ -46,10 +50,18 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
       impl->shards();  // refreshed if stale, on all ranks alike: ranks without pieces would not do it later
       if (op.args[arg].is_written) written_views.push_back(tensor);
     }
+    if (wants_gradient_layout(*impl)) [[unlikely]]
+      lay_out_gradient(*impl);
     if (op.args[arg].is_written) {
       check_writable(op, *impl->spec());
       if (impl->is_inference()) [[unlikely]]
-        CopiedView::count_write();
+        count_inference_write();
+      WriteWatch::note_write(*impl);
+    } else if (!impl->is_ready() && !op.is_view) {
+      if (const at::Tensor replica = known_replica(*impl); replica.defined()) {
+        replace_tensor(stack[first + arg], index, replica);
+        impl = maybe_dtensor(replica);
+      }
     }
     key.add_tensor(tensor, impl);
     if (impl->local_kind() != LocalKind::kTensor) in_pieces = impl;

@@ -5,17 +5,13 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/write_count.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 
 namespace shardwise {
-namespace {
-
-thread_local uint32_t writes_in_inference_mode = 0;
-
-}  // namespace
-
 CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
@@ -24,17 +20,10 @@ CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> a
   const auto* source = maybe_dtensor(args_[source_arg_].toTensor());
   source_ = at::Tensor(source->shallow_copy_and_detach(source->version_counter(), /*allow_change=*/false));
   args_[source_arg_] = c10::IValue();
-  version_ = version();
+  write_count_ = write_count(source_impl());
 }
 
-uint32_t CopiedView::version() const {
-  const auto& counter = source_impl().version_counter();
-  return counter.enabled() ? counter.current_version() : writes_in_inference_mode;
-}
-
-void CopiedView::count_write() { ++writes_in_inference_mode; }
-
-bool CopiedView::is_stale() const { return version_ != version(); }
+bool CopiedView::is_stale() const { return write_count_ != write_count(source_impl()); }
 
 bool CopiedView::needs_other_ranks() const {
   if (!is_stale()) return false;
@@ -54,12 +43,12 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   const ObjectLock lock(this);
   if (!is_stale()) return;  // another thread was here
   const BelowAutograd guard;
-  const uint32_t seen = version();
+  const uint32_t seen = write_count(source_impl());
   const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
   if (kind_ == Kind::kMoved) fetch(spec, shards);
   if (kind_ == Kind::kCopied)
     for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
-  version_ = seen;
+  write_count_ = seen;
 }
 
 void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
@@ -87,7 +76,7 @@ void CopiedView::write_back(const SpecPtr& spec, const Shards& shards) {
         piece.copy_(shards[i].reshape(piece.sizes()));
   after_write(*source_);
   // The write that this follows is counted when the operator returns; in inference mode it has been.
-  version_ = version() + source_impl().version_counter().enabled();
+  write_count_ = write_count(source_impl()) + source_impl().version_counter().enabled();
 }
 
 void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
@@ -107,8 +96,10 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
 }
 
 void after_write(const at::Tensor& tensor) {
-  if (auto* impl = maybe_dtensor(tensor))
+  if (auto* impl = maybe_dtensor(tensor)) {
+    WriteWatch::note_write(*impl);
     if (const auto& view = impl->view_link()) view->write_back(impl->spec(), impl->shards());
+  }
 }
 
 }  // namespace shardwise

@@ -29,9 +29,6 @@ class CopiedView final : public ViewLink {
   /// `args`: the arguments of the view operator `op` on distributed tensors; `output`: which of its results this is.
   CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output = 0);
 
-  /// Tensors made in inference mode have no versions: a write to any of them makes all views of such stale on this thread.
-  static void count_write();
-
   bool is_stale() const override;
   bool needs_other_ranks() const override;
   void refresh(const SpecPtr& spec, const Shards& shards) override;
@@ -40,7 +37,6 @@ class CopiedView final : public ViewLink {
 
  private:
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }
-  uint32_t version() const;
   bool covers(const Spec& spec) const;
   void fetch(const SpecPtr& spec, const Shards& shards) const;
   void bring(const SpecPtr& spec, const Shards& shards);
@@ -53,7 +49,7 @@ class CopiedView final : public ViewLink {
   size_t source_arg_ = 0;
   size_t output_;
   std::optional<at::Tensor> source_;
-  std::atomic<uint32_t> version_;  // of the source, when the values were last fetched
+  std::atomic<uint32_t> write_count_;  // of the source, when the values were last fetched
 };
 
 /// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a copied view.

@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/operand_move.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
@@ -18,9 +19,7 @@ class ForeachRun {
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
       const SpecPtr& to = propagation.inputs[i];
-      shards_.push_back(!operand.impl ? Shards{}
-                        : to          ? move(operand.impl->spec(), operand.impl->shards(), to)
-                                      : operand.impl->shards());
+      shards_.push_back(!operand.impl ? Shards{} : to ? moved(operand, to) : operand.impl->shards());
       if (operand.arg == call.operands[0].arg) n_pieces_.push_back(shards_[i].size());
     }
   }
@@ -38,6 +37,12 @@ class ForeachRun {
   }
 
  private:
+  /// What the kernel writes to is its own.
+  Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
+    return call_.op.args[operand.arg].is_written ? move(operand.impl->spec(), operand.impl->shards(), to)
+                                                 : move_operand(*operand.impl, to);
+  }
+
   c10::IValue flattened(size_t arg) const {
     const c10::IValue& value = call_.stack[call_.first + arg];
     if (value.isTensorList()) return flattened_tensors(value, arg);

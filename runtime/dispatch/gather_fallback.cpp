@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
@@ -56,11 +57,14 @@ class ReplicatedRun {
       if (!operand.impl) continue;
       const SpecPtr& spec = operand.impl->spec();
       auto replicated = spec->replicated();
-      const at::Tensor replica = move(spec, operand.impl->shards(), replicated)[0];
+      const auto& arg = call_.op.args[operand.arg];
+      const bool is_read_only = !arg.is_written && !arg.is_aliased;
+      const at::Tensor replica =
+          (is_read_only ? move_operand(*operand.impl, replicated) : move(spec, operand.impl->shards(), replicated))[0];
       moved |= replicated != spec;
-      if (call_.op.args[operand.arg].is_aliased) note_view(replicated != spec, *operand.impl, replica);
+      if (arg.is_aliased) note_view(replicated != spec, *operand.impl, replica);
       c10::IValue& value = call_.arg(operand.arg);
-      if (call_.op.args[operand.arg].is_written) written_.push_back({tensor_at(value, operand.index), replica});
+      if (arg.is_written) written_.push_back({tensor_at(value, operand.index), replica});
       replacements_.push_back({operand.arg, operand.index, replica});
     }
     if (view_kind_) view_args_ = call_.args().vec();
@@ -70,7 +74,7 @@ class ReplicatedRun {
   }
 
   void note_view(bool is_moved, const DTensorImpl& source, const at::Tensor& replica) {
-    begin_of_source_ = begin_of(source);
+    origin_ = origin_of(source);
     begin_of_replica_ = replica.storage_offset();
     if (is_moved)
       view_kind_ = CopiedView::Kind::kMoved;
@@ -105,7 +109,7 @@ class ReplicatedRun {
     at::Tensor result = wrap(replicated_like(local), {local});
     if (view_kind_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, output));
-    if (call_.op.is_view) begin_view(result, begin_of_source_, local.storage_offset() - begin_of_replica_);
+    if (call_.op.is_view) begin_view(result, origin_, local.storage_offset() - begin_of_replica_);
     return result;
   }
 
@@ -154,7 +158,7 @@ class ReplicatedRun {
   MeshPtr mesh_;
   std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are copied views
-  int64_t begin_of_source_ = 0;         // bytes; of the tensor that results are views of
+  ViewOrigin origin_;                   // of the tensor that results are views of
   int64_t begin_of_replica_ = 0;        // elements; of what is viewed here
   c10::SmallVector<c10::IValue, 2> originals_;
   std::vector<std::tuple<size_t, size_t, at::Tensor>> replacements_;

@@ -3,6 +3,7 @@
 #include "runtime/api/local_kind.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/dispatch/copied_view.h"
+#include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
@@ -35,7 +36,7 @@ class LocalRun {
     if (call.op.is_view)
       for (const BoundOperand& operand : call.operands)
         if (!view_kind_ && operand.impl && operand.impl->view_link()) view_kind_ = CopiedView::Kind::kShared;
-    if (call.op.is_view) begin_of_source_ = begin_of(call.leader());
+    if (call.op.is_view) origin_ = origin_of(call.leader());
     if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
@@ -70,8 +71,13 @@ class LocalRun {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
     for (size_t i = 0; i < call_.operands.size(); ++i)
-      if (const SpecPtr& to = propagation_.inputs[i])
-        moved_[i] = move(call_.operands[i].impl->spec(), call_.operands[i].impl->shards(), to);
+      if (const SpecPtr& to = propagation_.inputs[i]) moved_[i] = moved(call_.operands[i], to);
+  }
+
+  /// What the result may share memory with, or the kernel write to, is its own.
+  Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
+    const bool is_read_only = !call_.op.is_view && !call_.op.args[operand.arg].is_written;
+    return is_read_only ? move_operand(*operand.impl, to) : move(operand.impl->spec(), operand.impl->shards(), to);
   }
 
   at::Tensor local(size_t i, size_t piece) const {
@@ -195,7 +201,7 @@ class LocalRun {
     if (view_kind_)
       maybe_dtensor(result)->set_view_link(std::make_shared<CopiedView>(*view_kind_, call_.op, view_args_, i));
     if (like_ && spec->layout() == like_->layout()) keep_kind(result);
-    if (call_.op.is_view) begin_view(result, begin_of_source_, decision_.view_offset);
+    if (call_.op.is_view) begin_view(result, origin_, decision_.view_offset);
     if (call_.op.is_view && !decision_.moves)
       for (const BoundOperand& operand : call_.operands)
         if (operand.impl) operand.impl->share_arrival(*maybe_dtensor(result));
@@ -244,8 +250,8 @@ class LocalRun {
   std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results may be copied views
   bool gives_normal_view_;
-  int64_t begin_of_source_ = 0;  // bytes; of the tensor that results are views of
-  SpecPtr like_;  // of an operand that was given as pieces with offsets: results of its layout are such too
+  ViewOrigin origin_;  // of the tensor that results are views of
+  SpecPtr like_;       // of an operand that was given as pieces with offsets: results of its layout are such too
   LocalKind kind_ = LocalKind::kTensor;
 };
 

@@ -8,11 +8,13 @@
 
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
+#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/view_begin.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
@@ -62,8 +64,9 @@ class UnboxedKey {
   void add_tensor(const at::Tensor& tensor) {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();  // CopiedView::count_write()
-      is_simple_ &= impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !is_counted;
+      const bool is_counted = op_.args[n_args_].is_written && (impl->is_inference() || WriteWatch::any());
+      is_simple_ &=
+          impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !is_counted && !wants_gradient_layout(*impl);
     } else if (tensor.defined()) {
       is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
     }
@@ -145,7 +148,7 @@ class Unboxed<Op, Return(Args...)> {
       TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
                             piece.sizes(), " for ", to_string(*spec));
       at::Tensor result = wrap(std::move(spec), Shards{std::move(piece)});
-      if constexpr (kIsView) begin_view(result, begin_of(*maybe_dtensor(first)));
+      if constexpr (kIsView) begin_view(result, origin_of(*maybe_dtensor(first)));
       return result;
     }
   }

@@ -11,6 +11,7 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/Dispatch_v2.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -111,20 +112,32 @@ class Moving {
 
   /// The same, but for the end of an all-reduce.
   std::vector<std::unique_ptr<Reduction>> start_in_place() {
-    own();
-    const OwnStep& step = next();
     std::vector<std::unique_ptr<Reduction>> reductions;
-    if (step.step.kind == Kind::kMakePartial) make_partial(step);
-    for (at::Tensor& piece : pieces_) {
-      if (step.step.kind != Kind::kAllReduce) break;
-      if (piece.strides() != dense_strides(piece.sizes(), step.from->strides()))  // on all ranks alike
-        piece = empty_piece(*step.from, piece.sizes(), device_).copy_(piece);
-      const at::Tensor flat = piece.as_strided({piece.numel()}, {1});
-      auto reduction = start_all_reduce(*step.from->mesh()->group(step.step.mesh_dim), flat, step.step.reduce);
-      if (reduction) reductions.push_back(std::move(reduction));
+    if (next().step.kind == Kind::kAllReduce) {
+      for (const at::Tensor& flat : begin_reduction())
+        if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
+          reductions.push_back(std::move(reduction));
+    } else {
+      own();
+      make_partial(next());
     }
     ++next_;
     return reductions;
+  }
+
+  /// The ranks that an all-reduce, the next step, is among.
+  const GroupPtr& reducing_group() const { return next().from->mesh()->group(next().step.mesh_dim); }
+
+  /// Before an all-reduce: the elements of each piece in a row, to be reduced in place.
+  std::vector<at::Tensor> begin_reduction() {
+    own();
+    std::vector<at::Tensor> flats;
+    for (at::Tensor& piece : pieces_) {
+      if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // on all ranks alike
+        piece = empty_piece(*next().from, piece.sizes(), device_).copy_(piece);
+      flats.push_back(piece.as_strided({piece.numel()}, {1}));
+    }
+    return flats;
   }
 
   void skip() { ++next_; }
@@ -246,36 +259,77 @@ class StartedMove final : public PendingMove {
 
 int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
 
+/// Takes from the front of `rest` what shares messages with its first: those that are `like` it, up to `bucket_bytes` of global tensors.
+template <class Like>
+std::vector<Moving*> take_bucket(std::vector<Moving*>& rest, int64_t bucket_bytes, const Like& like) {
+  std::vector<Moving*> together, others;
+  int64_t n_bytes = 0;
+  for (Moving* moving : rest) {
+    const bool fits = moving->device() == rest[0]->device() && like(*moving) &&
+                      (together.empty() || n_bytes + global_bytes(moving->next()) <= bucket_bytes);
+    (fits ? together : others).push_back(moving);
+    if (fits) n_bytes += global_bytes(moving->next());
+  }
+  rest = std::move(others);
+  return together;
+}
+
+std::string words(const std::vector<Moving*>& movings) {
+  std::string result;
+  for (const Moving* moving : movings)
+    result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
+  return result;
+}
+
+/// Runs the all-reduces that are the next steps of `movings` together, those of one group, dtype and operation.
+void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
+  while (!rest.empty()) {
+    const OwnStep& first = rest[0]->next();
+    const Reduce reduce = first.step.reduce;
+    const GroupPtr group = rest[0]->reducing_group();
+    const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
+      return moving.reducing_group() == group && moving.next().step.reduce == reduce &&
+             moving.next().from->dtype() == first.from->dtype();
+    });
+    const auto layouts = [&] { return words(together); };
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
+    std::vector<at::Tensor> flats;
+    for (Moving* moving : together)
+      for (at::Tensor& flat : moving->begin_reduction()) flats.push_back(std::move(flat));
+    if (flats.size() == 1) {
+      all_reduce(*group, flats[0], reduce);
+    } else {
+      const at::Tensor all = at::cat(flats);
+      all_reduce(*group, all, reduce);
+      int64_t begin = 0;
+      for (const at::Tensor& flat : flats) {
+        flat.copy_(all.narrow(0, begin, flat.numel()));
+        begin += flat.numel();
+      }
+    }
+    for (Moving* moving : together) moving->skip();
+  }
+}
+
 /// Runs the next exchanges of `movings` together, those of one group and number of rounds, in the order in which they came.
-void exchange_together(const std::vector<Moving*>& movings, int64_t bucket_bytes) {
-  std::vector<Moving*> rest = movings;
+void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
   while (!rest.empty()) {
     const OwnStep& first = rest[0]->next();
     const Party party = party_of(first);
-    std::vector<Moving*> together, others;
-    int64_t n_bytes = 0;
-    for (Moving* moving : rest) {
-      const OwnStep& own = moving->next();
-      const bool fits = own.is_local == first.is_local && party_of(own).group == party.group &&
-                        own.step.n_rounds == first.step.n_rounds && moving->device() == rest[0]->device() &&
-                        (together.empty() || n_bytes + global_bytes(own) <= bucket_bytes);
-      (fits ? together : others).push_back(moving);
-      if (fits) n_bytes += global_bytes(own);
-    }
+    const c10::Device device = rest[0]->device();
+    const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
+      const OwnStep& own = moving.next();
+      return own.is_local == first.is_local && party_of(own).group == party.group &&
+             own.step.n_rounds == first.step.n_rounds;
+    });
     std::vector<ExchangeItem> items;
     for (const Moving* moving : together) items.push_back(moving->item());
-    const auto layouts = [&] {
-      std::string result;
-      for (const Moving* moving : together)
-        result += words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
-      return result;
-    };
+    const auto layouts = [&] { return words(together); };
     const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
-    ExchangeRun exchange(party, std::move(items), rest[0]->device());
+    ExchangeRun exchange(party, std::move(items), device);
     exchange.start();
     auto results = exchange.finish();
     for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));
-    rest = std::move(others);
   }
 }
 
@@ -322,14 +376,15 @@ std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<
   std::vector<Moving> movings;
   for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
   while (true) {
-    std::vector<Moving*> exchanging;
+    std::vector<Moving*> reducing, exchanging;
     for (Moving& moving : movings) {
-      while (!moving.is_done() && (!takes_part(moving.next()) || !has_boxes(moving.next())))
-        takes_part(moving.next()) ? moving.run_in_place() : moving.skip();
-      if (!moving.is_done()) exchanging.push_back(&moving);
+      while (!moving.is_done() && !takes_part(moving.next())) moving.skip();
+      while (!moving.is_done() && moving.next().step.kind == Kind::kMakePartial) moving.run_in_place();
+      if (!moving.is_done()) (has_boxes(moving.next()) ? exchanging : reducing).push_back(&moving);
     }
-    if (exchanging.empty()) break;
-    exchange_together(exchanging, bucket_bytes);
+    if (reducing.empty() && exchanging.empty()) break;
+    reduce_together(std::move(reducing), bucket_bytes);
+    exchange_together(std::move(exchanging), bucket_bytes);
   }
   std::vector<Shards> results;
   for (const Moving& moving : movings) results.push_back(moving.pieces());

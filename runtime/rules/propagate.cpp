@@ -168,8 +168,10 @@ class Chooser {
     return false;
   }
 
-  /// Bytes moved and operands changed; nothing where the choice is impossible. Reduce-scattering a Partial operand along a factor that
-  /// no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered later.
+  /// Bytes moved and operands changed; nothing where the choice is impossible. Two prices look ahead. Reduce-scattering a Partial operand
+  /// along a factor that no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered
+  /// later. Passing a Partial on saves its reduction only where nothing moves for it: else weights would be gathered, and all of
+  /// the product computed on each rank, to pass on what must be reduced after all.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
@@ -194,6 +196,12 @@ class Chooser {
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
     }
+    if (choice.kind == Choice::Kind::kPartial && price.first > 0)
+      for (size_t i = 0; i < call_.operands.size(); ++i)
+        if (const Operand& operand = call_.operands[i];
+            operand.spec && operand.spec->placements()[mesh_dim].is_partial() &&
+            placement(choice, signature_.inputs[i], static_cast<int>(i))->is_partial())
+          price.first += cost(operand, signature_.inputs[i], mesh_dim, Placement::replicate());
     return price;
   }
 

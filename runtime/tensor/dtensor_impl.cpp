@@ -1,6 +1,7 @@
 #include "runtime/tensor/dtensor_impl.h"
 
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/reduced_value.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/view_link.h"
 
@@ -52,6 +53,14 @@ void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
 }
 
+/// Threads count apart.
+uint64_t new_memory_id() {
+  constexpr int kBitsOfCount = 44;
+  static std::atomic<uint64_t> n_threads{0};
+  static thread_local uint64_t next = n_threads.fetch_add(1) << kBitsOfCount;
+  return ++next;
+}
+
 /// The storage of a tensor that has no pieces.
 const c10::Storage& no_storage() {
   static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
@@ -71,7 +80,8 @@ c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
 DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
     : TensorImpl(keys_of(device, is_sparse), c10::scalarTypeToTypeMeta(spec->dtype()), device),
       spec_(std::move(spec)),
-      shards_(std::move(shards)) {
+      shards_(std::move(shards)),
+      memory_id_(new_memory_id()) {
   sizes_and_strides_.set_sizes(spec_->sizes());
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
@@ -89,6 +99,21 @@ void DTensorImpl::set_view_link(std::shared_ptr<ViewLink> link) {
     state_.fetch_or(kLinked, std::memory_order_release);
   else
     state_.fetch_and(static_cast<uint8_t>(~kLinked), std::memory_order_release);
+}
+
+std::shared_ptr<const ReducedValue> DTensorImpl::reduced() const {
+  if (!(state_.load(std::memory_order_acquire) & kReduced)) return nullptr;
+  const ObjectLock lock(this);
+  return reduced_ && reduced_->is_of(*this) ? reduced_ : nullptr;
+}
+
+void DTensorImpl::set_reduced(std::shared_ptr<const ReducedValue> value) const {
+  const ObjectLock lock(this);
+  reduced_ = std::move(value);
+  if (reduced_)
+    state_.fetch_or(kReduced, std::memory_order_release);
+  else
+    state_.fetch_and(static_cast<uint8_t>(~kReduced), std::memory_order_release);
 }
 
 void DTensorImpl::settle() const {
@@ -118,6 +143,18 @@ void DTensorImpl::wait() const {
   state_.fetch_and(static_cast<uint8_t>(~kPending), std::memory_order_release);
 }
 
+bool DTensorImpl::is_unfetched() const {
+  if (!is_pending()) return false;
+  const ObjectLock lock(this);
+  return is_pending() && pending_->is_unfetched();
+}
+
+std::optional<Shards> DTensorImpl::fetch_as(const SpecPtr& to) const {
+  if (!is_pending()) return std::nullopt;
+  const ObjectLock lock(this);
+  return is_pending() ? pending_->fetch_as(to) : std::nullopt;
+}
+
 void DTensorImpl::share_arrival(DTensorImpl& alias) const {
   if (!is_pending()) return;
   const ObjectLock lock(this);
@@ -137,6 +174,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
   result->entries_ = entries_;
+  result->memory_id_ = memory_id_;
   result->local_kind_ = local_kind_;
   announce(at::Tensor(result));
   return result;
@@ -159,16 +197,19 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   other->wait();
   shards_ = other->shards_;
   pending_.reset();
+  reduced_.reset();
   state_ = kReady;
   other->share_arrival(*this);
   set_view_link(other->view_link_);
   entries_ = other->entries_;
+  memory_id_ = other->memory_id_;
   local_kind_ = other->local_kind_;
 }
 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
+  reduced_.reset();
   view_link_.reset();
   state_ = kReady;
   shards_.clear();

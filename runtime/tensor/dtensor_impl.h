@@ -21,6 +21,7 @@ enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
 class ViewLink;
 struct SparseEntries;
+class ReducedValue;
 
 /// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
 class DTensorImpl final : public c10::TensorImpl {
@@ -37,8 +38,12 @@ class DTensorImpl final : public c10::TensorImpl {
   }
   /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
   void set_pending(std::shared_ptr<PendingMove> pending);
-  /// True where shards() has nothing to wait for and nothing to fetch.
+  /// True where shards() has nothing to wait for and nothing to fetch, and reduced() nothing to give.
   bool is_ready() const { return state_.load(std::memory_order_acquire) == kReady; }
+  /// True where the next use, shards() too, fetches the pieces from other ranks, and so is collective.
+  bool is_unfetched() const;
+  /// The pieces laid out as `to`, while they are on their way and can be had so at less cost. Collective.
+  std::optional<Shards> fetch_as(const SpecPtr& to) const;
   /// Streams that use `alias`, which shares this tensor's memory, wait for this tensor's move as those that use this tensor do.
   void share_arrival(DTensorImpl& alias) const;
   bool is_pending() const { return state_.load(std::memory_order_acquire) & kPending; }
@@ -50,6 +55,19 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Of a sparse tensor: what is known of its entries. Of the tensor of its indices: the same. Null for all others.
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
   void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
+
+  /// Of a Partial tensor: its value as an operator needed it, unless the tensor was written to since. Null for all others. Reading and
+  /// writing are safe from several threads.
+  std::shared_ptr<const ReducedValue> reduced() const;
+  void set_reduced(std::shared_ptr<const ReducedValue> value) const;
+
+  /// True where a hook brings the gradients of this leaf to its layout (runtime/dispatch/gradient_layout.h).
+  bool has_gradient_layout() const { return has_gradient_layout_; }
+  void set_has_gradient_layout() { has_gradient_layout_ = true; }
+
+  /// Shared by views and aliases of a tensor, also on ranks that have no piece, and by no other tensor of the process.
+  uint64_t memory_id() const { return memory_id_; }
+  void set_memory_id(uint64_t id) { memory_id_ = id; }
 
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
@@ -71,15 +89,18 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Waits for a pending move; does not refresh a copied view.
   void wait() const;
   /// Flags that send shards() to the slow path.
-  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2;
+  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kReduced = 4;
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::shared_ptr<PendingMove> pending_;  // used under the ObjectLock of this
-  mutable std::atomic<uint8_t> state_ = kReady;   // kPending is cleared after shards_ is set
+  mutable std::shared_ptr<PendingMove> pending_;         // used under the ObjectLock of this
+  mutable std::shared_ptr<const ReducedValue> reduced_;  // likewise
+  mutable std::atomic<uint8_t> state_ = kReady;          // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
+  uint64_t memory_id_;
   LocalKind local_kind_ = LocalKind::kTensor;
+  bool has_gradient_layout_ = false;
 };
 
 /// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.

@@ -59,6 +59,15 @@ TEST(PropagateTest, TheCheapestMoveWins) {
   });
 }
 
+TEST(PropagateTest, WeightsAreNotGatheredToPassAPartialOn) {
+  run_ranks(4, [](World&) {
+    const auto mesh = make_mesh({4});
+    // Gathering the right side moves fewer bytes than summing the left one, which would have to be summed after all.
+    EXPECT_EQ(choose_mm(mesh, {kP}, {s(1)}), (Chosen{{"[Replicate()]", ""}, "[Shard(1)]"}));
+    EXPECT_EQ(choose_mm(mesh, {kP}, {s(0)}), (Chosen{{"[Shard(1)]", ""}, "[Partial(sum)]"}));
+  });
+}
+
 TEST(PropagateTest, UnevenCutsAreFollowed) {
   run_ranks(3, [](World&) {
     const auto mesh = make_mesh({3});

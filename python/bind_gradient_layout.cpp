@@ -1,0 +1,46 @@
+#include "python/bindings.h"
+#include "runtime/dispatch/gradient_layout.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+/// AccumulatedGradients as a context manager of one thread; within itself too.
+class PyAccumulatedGradients {
+ public:
+  void enter() { open_.push_back(std::make_unique<AccumulatedGradients>()); }
+  void exit(const py::object& exception, const py::object&, const py::object&) {
+    TORCH_CHECK_VALUE(!open_.empty(), "[accumulate_gradients] __exit__ without __enter__. Use it in a `with` block.");
+    const auto scope = std::move(open_.back());
+    open_.pop_back();
+    if (exception.is_none()) scope->finish();
+  }
+
+ private:
+  std::vector<std::unique_ptr<AccumulatedGradients>> open_;
+};
+
+}  // namespace
+
+void bind_gradient_layout(py::module_& module) {
+  using Scope = PyAccumulatedGradients;
+  py::class_<Scope>(
+      module, "accumulate_gradients",
+      "In a `with` block, gradients of micro-batches are added up as operators give them, Partial say, and laid out as "
+      "their\n"
+      "tensors together at its end: one reduction in all instead of one per backward(). Costs the memory of the "
+      "gradients as "
+      "they\n"
+      "come, which may be that of the whole parameter on each rank. Where an exception ends the block, they stay so.\n"
+      "To be entered and left by all ranks of the meshes.")
+      .def(py::init())
+      .def("__enter__", torch::wrap_pybind_function(&Scope::enter))
+      .def("__exit__", torch::wrap_pybind_function(&Scope::exit))
+      .attr("__module__") = "shardwise";
+}
+
+}  // namespace shardwise

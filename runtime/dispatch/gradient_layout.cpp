@@ -1,0 +1,161 @@
+#include "runtime/dispatch/gradient_layout.h"
+
+#include "runtime/api/gradients.h"
+#include "runtime/api/redistribute.h"
+#include "runtime/comm/carried.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/op_trace.h"
+#include "runtime/tensor/object_lock.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::variable_list;
+
+constexpr const char* kName = "gradient layout";
+
+/// A line in the trace.
+void record(const Spec& given, const Spec& result, int64_t n_collectives, int64_t bytes_received) {
+  const std::string from = to_string(given.placements()), to = to_string(result.placements());
+  OpTrace::record({kName, "as its leaf", {from}, {from}, {to}, n_collectives, bytes_received});
+}
+
+/// The layout of the gradients of `leaf`; null for `grad` on another mesh, and for one laid out so.
+SpecPtr wanted_layout(const DTensorImpl& leaf, const DTensorImpl& grad) {
+  if (grad.spec()->mesh() != leaf.spec()->mesh()) return nullptr;
+  SpecPtr wanted = spec_of_grad(leaf.spec());
+  return grad.spec()->layout() == wanted->layout() ? nullptr : wanted;
+}
+
+/// True where laying out gains no memory on any rank.
+bool stays_as_large(const Spec& given, const Spec& wanted) {
+  for (size_t dim = 0; dim < given.placements().size(); ++dim)
+    if (given.placements()[dim] != wanted.placements()[dim] && !wanted.placements()[dim].is_replicate()) return false;
+  return true;
+}
+
+}  // namespace
+
+/// Leaves whose .grad is to be laid out, in the order in which gradients came. Backward may run on several threads.
+class GradientsToLayOut {
+ public:
+  void note(DTensorImpl& leaf) {
+    const std::lock_guard lock(mutex_);
+    if (seen_.insert(&leaf).second)
+      leaves_.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&leaf));
+  }
+
+  /// Pre: no backward that notes leaves is running.
+  void lay_out() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> leaves, grads;
+    std::vector<Placements> placements;
+    for (const at::Tensor& leaf : leaves_) {
+      const auto* grad = maybe_dtensor(leaf.grad());
+      const SpecPtr wanted = grad ? wanted_layout(*maybe_dtensor(leaf), *grad) : nullptr;
+      if (!wanted) continue;
+      leaves.push_back(leaf);
+      grads.push_back(leaf.grad());
+      placements.push_back(wanted->placements().vec());
+    }
+    leaves_.clear();
+    seen_.clear();
+    if (leaves.empty()) return;
+    const CommTrace sent;
+    const auto laid_out = redistribute_many(grads, placements);
+    for (size_t i = 0; i < leaves.size(); ++i) leaves[i].mutable_grad() = laid_out[i];
+    if (OpTrace::is_active())
+      for (size_t i = 0; i < leaves.size(); ++i)  // the messages of all stand in the first line
+        record(*spec_of(grads[i]), *spec_of(laid_out[i]), i ? 0 : sent.total_count(), i ? 0 : sent.bytes_received());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<const DTensorImpl*> seen_;
+  std::vector<at::Tensor> leaves_;
+};
+
+namespace {
+
+using CarriedGradients = Carried<std::shared_ptr<GradientsToLayOut>, 2>;
+
+/// Those of the outermost AccumulatedGradients, or null.
+const std::shared_ptr<GradientsToLayOut>& accumulated() {
+  static const std::shared_ptr<GradientsToLayOut> none;
+  return CarriedGradients::current(none);
+}
+
+/// What waits for the end of the backward() that runs now. Where that fails, nothing is laid out.
+std::shared_ptr<GradientsToLayOut> of_this_backward() {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<int, std::weak_ptr<GradientsToLayOut>>;
+  const std::lock_guard lock(mutex);
+  auto& entry = (*known)[torch::autograd::get_current_graph_task_id()];
+  auto gradients = entry.lock();
+  if (!gradients) {
+    gradients = std::make_shared<GradientsToLayOut>();
+    entry = gradients;
+    std::erase_if(*known, [](const auto& of_task) { return of_task.second.expired(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([gradients] { gradients->lay_out(); });
+  }
+  return gradients;
+}
+
+class GradientLayout final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit GradientLayout(DTensorImpl& leaf) : leaf_(leaf) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    const auto* grad = maybe_dtensor(grads[0]);
+    const SpecPtr wanted = grad ? wanted_layout(leaf_, *grad) : nullptr;
+    if (!wanted) return grads;
+    const bool is_recorded = at::GradMode::is_enabled();
+    if (const auto& gradients = accumulated(); gradients && !is_recorded) {
+      gradients->note(leaf_);
+      return grads;
+    }
+    if (!is_recorded && !leaf_.grad().defined() && stays_as_large(*grad->spec(), *wanted)) {
+      of_this_backward()->note(leaf_);
+      return grads;
+    }
+    const CommTrace sent;
+    variable_list result{laid_out_as(grads[0], *wanted)};
+    if (OpTrace::is_active()) record(*grad->spec(), *wanted, sent.total_count(), sent.bytes_received());
+    return result;
+  }
+
+ private:
+  DTensorImpl& leaf_;  // which owns the hook
+};
+
+}  // namespace
+
+AccumulatedGradients::AccumulatedGradients() {
+  if (accumulated()) return;
+  gradients_ = std::make_shared<GradientsToLayOut>();
+  guard_ =
+      std::make_unique<c10::DebugInfoGuard>(CarriedGradients::kind(), std::make_shared<CarriedGradients>(gradients_));
+}
+
+AccumulatedGradients::~AccumulatedGradients() = default;
+
+void AccumulatedGradients::finish() {
+  if (gradients_) gradients_->lay_out();
+}
+
+void lay_out_gradient(DTensorImpl& leaf) {
+  const ObjectLock lock(&leaf);
+  if (leaf.has_gradient_layout()) return;  // another thread was here
+  leaf.set_has_gradient_layout();
+  auto& hooks = static_cast<torch::autograd::AutogradMeta*>(leaf.autograd_meta())->hooks_;
+  hooks.insert(hooks.begin(), std::make_unique<GradientLayout>(leaf));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,29 @@
+#include "runtime/dispatch/operand_move.h"
+
+#include "runtime/redistribute/execute.h"
+#include "runtime/tensor/reduced_value.h"
+#include "runtime/tensor/write_count.h"
+
+namespace shardwise {
+
+at::Tensor known_replica(const DTensorImpl& operand) {
+  const auto known = operand.reduced();
+  return known && spec_of(known->tensor())->layout().is_replicated() ? known->tensor() : at::Tensor();
+}
+
+Shards move_operand(const DTensorImpl& operand, const SpecPtr& to) {
+  const SpecPtr& spec = operand.spec();
+  const bool is_kept = spec->layout().is_partial() && !to->layout().is_partial() && spec->mesh() == to->mesh() &&
+                       !operand.view_link() && !operand.is_sparse() && operand.version_counter().enabled();
+  if (!is_kept) return move(spec, operand.shards(), to);
+  const auto known = operand.reduced();
+  const DTensorImpl& source = known ? *maybe_dtensor(known->tensor()) : operand;
+  if (known && source.spec() == to) return source.shards();
+  const uint32_t count = write_count(operand);
+  Shards moved = move(source.spec(), source.shards(), to);
+  if (!known || to->layout().is_replicated())
+    operand.set_reduced(std::make_shared<const ReducedValue>(operand, wrap(to, moved), count));
+  return moved;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,17 @@
+// runtime/tensor/write_count.h: how often a tensor was written to, for those who keep something made of its values.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+
+namespace shardwise {
+
+/// Changes with every write to `tensor` or to what shares its memory: autograd's version. Tensors made in inference mode have none: for
+/// them it changes with a write to any such tensor on this thread. The same on all ranks where all write alike.
+uint32_t write_count(const c10::TensorImpl& tensor);
+
+/// To be called where a tensor made in inference mode is written to.
+void count_inference_write();
+
+}  // namespace shardwise
