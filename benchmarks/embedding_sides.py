@@ -25,8 +25,9 @@ def mesh_of(package):
     return package.init_device_mesh("cpu", (dist.get_world_size(),))
 
 
-def by_names(package_name, problem, exchange="auto", is_fused=False):
-    """A call of a package that has the names of torch.distributed.tensor."""
+def by_names(package_name, problem, exchange="auto", is_fused=False, has_whole_ids=False):
+    """A call of a package that has the names of torch.distributed.tensor. `has_whole_ids`: every rank has the ids of the whole batch, as
+    programs written for torch.distributed.tensor have, and results are redistributed."""
     package = importlib.import_module(package_name)
     mesh = mesh_of(package)
     placements = [package.Shard(0) if problem.is_batch_sharded else package.Replicate()]
@@ -37,7 +38,10 @@ def by_names(package_name, problem, exchange="auto", is_fused=False):
         return package.DTensor.from_local(own, mesh, placements, run_check=False, shape=shape, stride=strides)
 
     table = distributed(problem.table(), [package.Shard(0)], problem.n_rows).requires_grad_()
-    ids = distributed(problem.own(problem.ids), placements, len(problem.ids))
+    if has_whole_ids:
+        ids = distributed(problem.ids, [package.Replicate()], len(problem.ids))
+    else:
+        ids = distributed(problem.own(problem.ids), placements, len(problem.ids))
     grad = distributed(problem.own(problem.gradient()), placements, len(problem.ids))
     look_up = looked_up if not problem.is_pooled else summed if package_name == TORCH else bagged
     exchanges = getattr(package, "lookup_exchange", lambda _: contextlib.nullcontext())
@@ -82,6 +86,8 @@ def unpooled_sides(is_batch_sharded):
         ways |= {"all_to_all": by_hand.all_to_all, "all_to_all, unique ids": by_hand.all_to_all_of_unique}
     else:
         ways |= {"rows broadcast, unique ids": by_hand.broadcast_rows}
+    if is_batch_sharded:
+        forced |= {f"{SHARDWISE}, whole ids": package(SHARDWISE, has_whole_ids=True)}
     return {
         SHARDWISE: package(SHARDWISE),
         **forced,

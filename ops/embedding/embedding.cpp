@@ -5,6 +5,7 @@
 #include "ops/embedding/gradient_sink.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
+#include "ops/embedding/unfetched_rows.h"
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
@@ -38,7 +39,8 @@ at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10
 }
 
 /// This rank's rows of the result. Pre: a member.
-at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const SpecPtr& found) {
+at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight) {
+  const SpecPtr& found = lookup.plan->rows;
   const Shards& pieces = maybe_dtensor(weight)->shards();
   if (const auto& exchange = lookup.row_exchange)
     return lookup_rows(exchange->fetch(pieces), exchange->groups().group_of, 0).view(found->boxes()[0].sizes);
@@ -48,10 +50,25 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight, const 
   return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
 }
 
-at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight) {
+/// The rows of equal ids, which are not fetched before they are used. The ids are copied: a program may reuse their memory.
+at::Tensor unfetched(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
+  TableLookup later = lookup;
+  later.ids = lookup.ids.clone();
+  auto rows = std::make_shared<UnfetchedRows>(std::move(later), weight, &find_rows, std::move(sharded));
+  at::Tensor result = wrap(lookup.plan->rows, {});
+  maybe_dtensor(result)->set_pending(rows);
+  rows->watch_table(result);
+  return result;
+}
+
+/// `sharded`: for the backward, where rows of equal ids are fetched for a part of the ids on each rank.
+at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const SpecPtr& found = lookup.plan->rows;
+  if (lookup.plan->ids_are_equal && found->is_member() && lookup.plan->result == lookup.plan->found)
+    return unfetched(lookup, weight, std::move(sharded));
   Shards pieces;
-  if (found->is_member()) pieces.push_back(find_rows(lookup, weight, found));
+  const bool lacks_exchange = lookup.plan->ids_are_equal && found->is_member();
+  if (found->is_member()) pieces.push_back(find_rows(lacks_exchange ? lookup.with_exchange() : lookup, weight));
   const at::Tensor result = wrap(found, std::move(pieces));
   return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
 }
@@ -62,6 +79,7 @@ struct CallOptions {
   int64_t padding_idx = -1;
   bool by_freq = false;
   GradientSink sink;
+  ShardedLookup sharded = std::make_shared<std::optional<TableLookup>>();
 };
 
 /// The lookup for the backward where ids are replicated but their gradients sharded: planned anew with ids sharded as the gradients, so
@@ -74,6 +92,8 @@ std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& looku
     if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
   }
   if (lookup.scatters_gradients() || of_ids == lookup.plan->ids) return std::nullopt;
+  if (const auto& fetched = *call.sharded; fetched && fetched->plan->ids == of_ids && fetched->scatters_gradients())
+    return fetched;
   LookupOptions options = call.lookup;
   options.checks_ids = false;  // the forward checked them
   TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);
@@ -129,7 +149,8 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
   check_padding(kEmbedding, padding_idx, table.size(0));
   const BelowAutograd guard;
   const at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
-  return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table);
+  return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table,
+                 std::make_shared<std::optional<TableLookup>>());
 }
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,
@@ -151,7 +172,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
   {
     const BelowAutograd guard;
     lookup = start_lookup(spec_of(table), own, call.lookup);
-    result = look_up(lookup, table);
+    result = look_up(lookup, table, call.sharded);
   }
   const variable_list saved = take_tensors(lookup);
   return with_derivative(table, carried(result), saved, "EmbeddingBackward",

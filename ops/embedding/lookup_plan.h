@@ -2,7 +2,7 @@
 //
 //   table on a mesh dim    ids there    result there
 //   Shard(0), (1), pieces  Shard        as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
-//   Shard(0), pieces       Replicate    Replicate: each row is sent once to each rank (or reduced, where ids are sharded along
+//   Shard(0), pieces       Replicate    Replicate: when it is used, each row is sent once to each rank (or reduced, where ids are sharded along
 //                                       another dim that shards the table). Bags, and by the reduce-scatter: Partial(sum),
 //                                       and nothing is sent
 //   Shard(1)               Replicate    Shard(last dim), and nothing is sent; Replicate where the all-to-all is requested by name

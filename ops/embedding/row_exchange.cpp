@@ -62,11 +62,9 @@ RowExchange RowExchange::make(const char* op, const SpecPtr& table, std::vector<
   return result;
 }
 
-RowExchange RowExchange::make_of_equal_ids(const char* op, const SpecPtr& table, std::vector<bool> along,
-                                           const at::Tensor& ids, const std::vector<bool>& id_shards, bool checks_ids) {
-  GroupPtr group = group_along(*table->mesh(), along, checks_ids);
+RowExchange RowExchange::make_of_equal_ids(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids) {
+  GroupPtr group = group_along(*table->mesh(), along, /*tells_all=*/false);
   RowExchange result(table, std::move(along), ids, std::move(group));
-  if (checks_ids) result.check_equal(op, ids, id_shards);
   result.ids_are_equal_ = true;
   for (size_t box = 0; box < table->boxes().size(); ++box) {
     const Request& own = result.own_request(box);
@@ -131,25 +129,28 @@ IdBounds RowExchange::bounds_of(const at::Tensor& ids) const {
 
 /// Ranks whose ids differ would wait for rows that nobody sends. Compares each rank's ids with those of the first rank that must have
 /// the same.
-void RowExchange::check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& id_shards) const {
-  IdBounds bounds = bounds_of(ids);
+void RowExchange::check_equal(const char* op, const Spec& table, const at::Tensor& ids,
+                              const std::vector<bool>& id_shards) {
+  const Group& group = *table.mesh()->group();
+  IdBounds bounds;
+  bounds.add(ids);
   const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
-  const at::Tensor sent = own.repeat({group_->size()}).to(groups_.rows.device()), arrived = at::empty_like(sent);
-  const std::vector<int64_t> splits(group_->size(), own.numel());
-  all_to_all(*group_, arrived, sent, splits, splits);
-  const at::Tensor all = arrived.cpu().view({group_->size(), own.numel()});
+  const at::Tensor sent = own.repeat({group.size()}).to(ids.device()), arrived = at::empty_like(sent);
+  const std::vector<int64_t> splits(group.size(), own.numel());
+  all_to_all(group, arrived, sent, splits, splits);
+  const at::Tensor all = arrived.cpu().view({group.size(), own.numel()});
   const auto summary = all.accessor<int64_t, 2>();
   std::map<Dims, int64_t> first_at;
-  for (int64_t i = 0; i < group_->size(); ++i) {
-    const int64_t rank = group_->ranks[i];
+  for (int64_t i = 0; i < group.size(); ++i) {
+    const int64_t rank = group.ranks[i];
     bounds.add(summary[i][0], summary[i][1]);
-    const int64_t first = first_at.try_emplace(place_of_ids(*table_->mesh(), rank, id_shards), i).first->second;
+    const int64_t first = first_at.try_emplace(place_of_ids(*table.mesh(), rank, id_shards), i).first->second;
     TORCH_CHECK_VALUE(summary[i][2] == summary[first][2],
                       fmt::format("[{}] ids are replicated over ranks {} and {}, but differ there. Give all ranks the "
                                   "same (distribute_tensor sends those of one), or shard them.",
-                                  op, group_->ranks[first], rank));
+                                  op, group.ranks[first], rank));
   }
-  bounds.check(op, table_->sizes()[0]);
+  bounds.check(op, table.sizes()[0]);
 }
 
 void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids) {

@@ -30,10 +30,13 @@ class RowExchange {
   static RowExchange make(const char* op, const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
                           const std::vector<bool>& id_shards, bool checks_ids);
 
-  /// The same where those ranks have equal ids: each knows the others' requests, and no ids are sent. Gradients cannot be scattered.
-  /// Throws besides, where `checks_ids`: c10::ValueError where ids differ between ranks that must have the same.
-  static RowExchange make_of_equal_ids(const char* op, const SpecPtr& table, std::vector<bool> along,
-                                       const at::Tensor& ids, const std::vector<bool>& id_shards, bool checks_ids);
+  /// The same where those ranks have equal ids (check_equal()): each knows the others' requests, and nothing is sent. Gradients cannot be
+  /// scattered.
+  static RowExchange make_of_equal_ids(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids);
+
+  /// A message of a few numbers between all members. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
+  /// that must have the same.
+  static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const std::vector<bool>& id_shards);
 
   /// This rank's ids by the rows they name, with `group_of`: -1 for rows that no rank of the exchange owns.
   const IdGroups& groups() const { return groups_; }
@@ -75,7 +78,6 @@ class RowExchange {
   void drop_unowned();
   void exchange_counts(const char* op, const at::Tensor& ids, bool checks_ids);
   void exchange_ids();
-  void check_equal(const char* op, const at::Tensor& ids, const std::vector<bool>& id_shards) const;
   IdBounds bounds_of(const at::Tensor& ids) const;
   /// This rank's request to its own box.
   const Request& own_request(size_t box) const;

@@ -88,11 +88,20 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
     return lookup;
   }
   check_policy(lookup);
+  if (!table->is_member()) return lookup;
   std::vector<bool> id_shards;
   for (const Placement& of_ids : lookup.plan->ids) id_shards.push_back(of_ids.is_shard());
-  const auto make = lookup.plan->ids_are_equal ? &RowExchange::make_of_equal_ids : &RowExchange::make;
-  if (table->is_member())
-    lookup.row_exchange = make(op, table, lookup.plan->exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
+  if (!lookup.plan->ids_are_equal)
+    lookup.row_exchange =
+        RowExchange::make(op, table, lookup.plan->exchange_along, lookup.own_ids(), id_shards, options.checks_ids);
+  else if (options.checks_ids)
+    RowExchange::check_equal(op, *table, lookup.own_ids(), id_shards);
+  return lookup;
+}
+
+TableLookup TableLookup::with_exchange() const {
+  TableLookup lookup = *this;
+  lookup.row_exchange = RowExchange::make_of_equal_ids(table, plan->exchange_along, own_ids());
   return lookup;
 }
 

@@ -27,12 +27,16 @@ struct TableLookup {
   const char* op = nullptr;
   SpecPtr table;
   LookupPlanPtr plan;
-  at::Tensor ids;                           // distributed as plan->ids
-  std::optional<RowExchange> row_exchange;  // none where plan->exchanges_rows() is false, and on non-members
+  at::Tensor ids;  // distributed as plan->ids
+  std::optional<RowExchange>
+      row_exchange;  // none where plan->exchanges_rows() is false, on non-members, and of equal ids
 
-  /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them.
+  /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them. Of equal ids it only checks them.
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                            const LookupOptions& options);
+
+  /// Of equal ids: with the exchange that brings all rows to all.
+  TableLookup with_exchange() const;
 
   /// The spec of the rows looked up, [ids..., columns].
   SpecPtr spec_of_rows(Placements placements) const;

@@ -38,11 +38,24 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   return result;
 }
 
+/// `tensor` as `to`, if it is on its way and can be had so at less cost; else undefined.
+at::Tensor fetched(const at::Tensor& tensor, const SpecPtr& to) {
+  const auto* impl = maybe_dtensor(tensor);
+  if (tensor.scalar_type() != to->dtype() || impl->spec()->mesh() != to->mesh()) return {};
+  const CommScope scope("redistribute", CommScope::Cause::kProgram);
+  auto pieces = impl->fetch_as(to);
+  return pieces ? wrap(to, std::move(*pieces)) : at::Tensor();
+}
+
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
                             const RedistributeOptions& options, const MoveDtypes& dtypes) {
-    ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
     ctx->saved_data["backward_dtype"] = dtypes.backward;
+    if (at::Tensor early = fetched(tensor, to); early.defined()) {
+      ctx->saved_data["grad_spec"] = to_value(spec_of_grad(to));  // whoever gives the pieces so takes the gradient so
+      return early;
+    }
+    ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
     return moved(tensor, to, options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -133,7 +146,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
                 : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
   if (to == from) return at::alias(tensor);
   at::Tensor result =
-      records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : moved(tensor, to, options);
+      records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : fetched(tensor, to);
+  if (!result.defined()) result = moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
     result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options, dtypes), 0,
                         /*is_inplace_op=*/false);
