@@ -15,6 +15,8 @@ __all__ = ["from_torch", "to_torch"]
 
 # The module of another library, and ours whose teach() is called with it.
 _LESSONS = {
+    "torch.nn.utils": "clipping",
+    "torch.nn.utils.clip_grad": "clipping",
     "torch.distributed._state_dict_utils": "state_dicts",
     "torch.distributed.checkpoint.state_dict": "state_dicts",
     "torch.distributed.checkpoint.staging": "staging",

@@ -1,0 +1,69 @@
+"""torch.nn.utils' clipping by the norm of all gradients, where some are ours: one message in all, on whatever meshes they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import ModuleType
+
+import torch
+
+from shardwise import _C
+from shardwise.dtensor import DTensor
+
+TotalNorm = Callable[..., torch.Tensor]
+ClipGrads = Callable[..., None]
+Tensors = torch.Tensor | Iterable[torch.Tensor]
+
+# What torch.nn.utils.clip_grad calls them, and torch.nn.utils.
+_TOTAL_NORM = ("_get_total_norm", "get_total_norm")
+_CLIP_GRADS = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
+
+
+def teach(module: ModuleType) -> None:
+    """Replaces the functions in `module`, torch.nn.utils or its clip_grad."""
+    for names, replacement in ((_TOTAL_NORM, total_norm), (_CLIP_GRADS, clip_grads)):
+        for name in names:
+            original = getattr(module, name, None)
+            if original is not None and not hasattr(original, "_teaches_shardwise"):
+                taught = functools.wraps(original)(functools.partial(replacement, original))
+                taught._teaches_shardwise = True  # type: ignore[attr-defined]
+                setattr(module, name, taught)
+
+
+def total_norm(
+    original: TotalNorm,
+    tensors: Tensors,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """torch.nn.utils.get_total_norm. Plain gradients beside ours count as equal on all ranks. The norm of order 0 counts tensors, and
+    sends a message for each."""
+    tensors = _listed(tensors)
+    if norm_type == 0 or not any(isinstance(tensor, DTensor) for tensor in tensors):
+        return original(tensors, norm_type, error_if_nonfinite, foreach)
+    norm = _C.total_norm(tensors, float(norm_type))
+    local = norm.to_local() if isinstance(norm, DTensor) else norm
+    if error_if_nonfinite and not local.isfinite().all():
+        raise RuntimeError(
+            f"[clip_grad_norm_] the total norm of order {norm_type} of the gradients is {local.item()}: it cannot be "
+            "clipped. Look for the gradients that are not finite, or scale by it with error_if_nonfinite=False."
+        )
+    return norm
+
+
+def clip_grads(
+    original: ClipGrads, parameters: Tensors, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None
+) -> None:
+    """torch.nn.utils.clip_grads_with_norm_. Plain gradients are scaled by this rank's value of `total_norm`."""
+    groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for parameter in _listed(parameters):
+        groups[isinstance(parameter.grad, DTensor)].append(parameter)
+    local = total_norm.to_local() if isinstance(total_norm, DTensor) and groups[False] else total_norm
+    for is_ours, group in groups.items():
+        original(group, max_norm, total_norm if is_ours else local, foreach)
+
+
+def _listed(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

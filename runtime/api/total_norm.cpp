@@ -1,0 +1,186 @@
+#include "runtime/api/total_norm.h"
+
+#include "placements/partial.h"
+#include "runtime/api/redistribute.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+/// The elements on the meshes of one set of ranks.
+struct Part {
+  MeshPtr mesh;
+  std::vector<at::Tensor> pieces;  // of this rank, each element of a tensor on one rank only
+};
+
+std::vector<int64_t> sorted_ranks(const DeviceMesh& mesh) {
+  std::vector<int64_t> ranks(mesh.grid().ranks.begin(), mesh.grid().ranks.end());
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+/// Of ranks that hold the same elements, one counts them: the first.
+bool counts(const Spec& spec) {
+  const DeviceMesh& mesh = *spec.mesh();
+  if (!mesh.is_member()) return false;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
+    if (spec.placements()[dim].is_replicate() && (*mesh.coord())[dim] != 0) return false;
+  return true;
+}
+
+/// Powers of norms may be added up, or compared where p is infinite.
+class PowerSum {
+ public:
+  explicit PowerSum(double p) : p_(p) {}
+
+  Reduce reduce() const { return std::isinf(p_) ? (p_ > 0 ? Reduce::kMax : Reduce::kMin) : Reduce::kSum; }
+  /// Of no elements.
+  double empty() const { return std::isinf(p_) && p_ < 0 ? std::numeric_limits<double>::infinity() : 0; }
+
+  /// 0-dim, on `device`, in double precision.
+  at::Tensor of_elements(const std::vector<at::Tensor>& pieces, c10::Device device) const {
+    std::vector<at::Tensor> powers;
+    for (const at::Tensor& piece : pieces)
+      if (piece.numel() > 0) {
+        const at::Tensor norm = at::linalg_vector_norm(piece, p_, std::nullopt, false, precise(piece.scalar_type()));
+        powers.push_back(power(norm.to(at::kDouble).to(device)));
+      }
+    if (powers.empty()) return at::full({}, empty(), at::TensorOptions().dtype(at::kDouble).device(device));
+    return of_powers(at::stack(powers));
+  }
+  /// Over all elements of `powers`.
+  at::Tensor of_powers(const at::Tensor& powers) const {
+    if (reduce() == Reduce::kMax) return powers.max();
+    return reduce() == Reduce::kMin ? powers.min() : powers.sum();
+  }
+  at::Tensor root(const at::Tensor& sum) const { return is_identity() ? sum : sum.pow(1 / p_); }
+
+ private:
+  bool is_identity() const { return std::isinf(p_) || p_ == 1; }
+  at::Tensor power(const at::Tensor& norm) const { return is_identity() ? norm : norm.pow(p_); }
+
+  static std::optional<at::ScalarType> precise(at::ScalarType dtype) {
+    return dtype == at::kHalf || dtype == at::kBFloat16 ? std::optional(at::kFloat) : std::nullopt;
+  }
+
+  double p_;
+};
+
+/// A row per rank and a column per part travel in one message, and each rank adds up the rows of those ranks that have its part: ranks
+/// may know a part on differing meshes, as slices of one mesh are.
+std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vector<Part>& parts,
+                                         const std::vector<at::Tensor>& own, const PowerSum& sum) {
+  const std::vector<int64_t> ranks = sorted_ranks(mesh);
+  const auto row_of = [&](int64_t rank) { return std::ranges::lower_bound(ranks, rank) - ranks.begin(); };
+  const at::Tensor table =
+      at::zeros({static_cast<int64_t>(ranks.size()), static_cast<int64_t>(parts.size())}, own[0].options());
+  table[row_of(mesh.rank())].copy_(at::stack(own));
+  all_reduce(*mesh.group(), table, Reduce::kSum);
+  std::vector<at::Tensor> sums;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    std::vector<at::Tensor> terms;
+    for (int64_t rank : parts[i].mesh->grid().ranks) terms.push_back(table[row_of(rank)][static_cast<int64_t>(i)]);
+    sums.push_back(sum.of_powers(at::stack(terms)));
+  }
+  return sums;
+}
+
+/// The first mesh that has the ranks of all others, or null.
+MeshPtr covering(const std::vector<Part>& parts) {
+  for (const Part& part : parts) {
+    const auto ranks = sorted_ranks(*part.mesh);
+    if (std::ranges::all_of(parts,
+                            [&](const Part& other) { return std::ranges::includes(ranks, sorted_ranks(*other.mesh)); }))
+      return part.mesh;
+  }
+  return nullptr;
+}
+
+/// The sum of each part of whose ranks this is one.
+std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& sum) {
+  std::vector<at::Tensor> own;
+  for (const Part& part : parts) own.push_back(sum.of_elements(part.pieces, part.mesh->device()));
+  const MeshPtr all = covering(parts);
+  if (parts.size() > 1 && all)
+    return all->is_member() ? reduced_together(*all, parts, own, sum) : std::vector<at::Tensor>();
+  std::vector<at::Tensor> sums;
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (const DeviceMesh& mesh = *parts[i].mesh; mesh.is_member()) {
+      all_reduce(*mesh.group(), own[i], sum.reduce());
+      sums.push_back(own[i]);
+    }
+  return sums;
+}
+
+std::vector<at::Tensor> without_partials(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result = tensors, partials;
+  std::vector<Placements> placements;
+  for (const at::Tensor& tensor : tensors)
+    if (const auto* impl = maybe_dtensor(tensor); impl && impl->spec()->layout().is_partial()) {
+      partials.push_back(tensor);
+      placements.push_back(without_partial(impl->spec()->placements()));
+    }
+  const auto reduced = redistribute_many(partials, placements);
+  auto next = reduced.begin();
+  for (at::Tensor& tensor : result)
+    if (const auto* impl = maybe_dtensor(tensor); impl && impl->spec()->layout().is_partial()) tensor = *next++;
+  return result;
+}
+
+}  // namespace
+
+at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) {
+  const at::NoGradGuard no_grad;
+  const CommScope scope("total_norm", CommScope::Cause::kProgram);
+  TORCH_CHECK_VALUE(norm_type != 0, "[total_norm] norm_type is 0, which counts tensors. Use another one.");
+  at::native::ResultTypeState types;
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided,
+                      "[total_norm] a tensor is sparse. Use its to_dense(), or leave it out.");
+    types =
+        at::native::update_result_type_state(at::empty({1}, at::device(at::kMeta).dtype(tensor.scalar_type())), types);
+  }
+  const at::ScalarType dtype = c10::toRealValueType(at::native::result_type(types));
+
+  std::vector<Part> parts;
+  std::vector<at::Tensor> plain;
+  for (const at::Tensor& tensor : without_partials(tensors)) {
+    const auto* impl = maybe_dtensor(tensor);
+    if (!impl) {
+      plain.push_back(tensor);
+      continue;
+    }
+    const auto ranks = sorted_ranks(*impl->spec()->mesh());
+    auto part = std::ranges::find_if(parts, [&](const Part& known) { return sorted_ranks(*known.mesh) == ranks; });
+    if (part == parts.end()) part = parts.insert(parts.end(), Part{impl->spec()->mesh(), {}});
+    if (counts(*impl->spec())) part->pieces.insert(part->pieces.end(), impl->shards().begin(), impl->shards().end());
+  }
+
+  const BelowAutograd guard;
+  const PowerSum sum(norm_type);
+  const at::Tensor own = sum.of_elements(plain, plain.empty() ? c10::Device(at::kCPU) : plain[0].device());
+  if (parts.empty()) return sum.root(own).to(dtype);
+  const auto largest = std::ranges::max_element(parts, {}, [](const Part& part) { return part.mesh->size(); });
+  const MeshPtr mesh = largest->mesh;
+  std::vector<at::Tensor> sums{own.to(mesh->device())};
+  for (const at::Tensor& part : reduced(parts, sum)) sums.push_back(part.to(mesh->device()));
+  Shards result;
+  if (mesh->is_member()) result = {sum.root(sum.of_powers(at::stack(sums))).to(dtype)};
+  return wrap(Spec::intern(mesh, {}, Placements(mesh->ndim()), {}, dtype), std::move(result));
+}
+
+}  // namespace shardwise
