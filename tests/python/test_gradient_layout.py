@@ -1,0 +1,390 @@
+"""Gradients lie as their tensors do, each reduced once; clipping sends one message for all of them."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise import ShardMetadata as Piece
+from shardwise.testing import run_ranks
+
+LAYOUTS = {
+    "rows": Shard(0),
+    "columns": Shard(1),
+    "replicated": Replicate(),
+    "uneven": Shard(0, sizes=[1, 0, 4, 0]),
+    "pieces": sw.EnumerableShard([Piece((0, 0), (2, 6), 1), Piece((2, 0), (1, 6), 3), Piece((3, 0), (2, 6), 1)]),
+}
+
+
+def distributed(dense, mesh, placement):
+    return sw.distribute_tensor(dense, mesh, [placement], src_data_rank=None)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("batch", [Shard(0), Replicate(), Shard(1)], ids=["batch", "whole", "features"])
+def test_a_gradient_lies_as_its_parameter(placement, batch):
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 6), torch.randn(8, 6)
+    dense = weight.clone().requires_grad_()
+    F.linear(x, dense).sin().sum().backward()
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        ours = nn.Parameter(distributed(weight, mesh, placement))
+        for _ in range(2):
+            F.linear(distributed(x, mesh, batch), ours).sin().sum().backward()
+            assert ours.grad.placements == ours.placements
+        torch.testing.assert_close(ours.grad.full_tensor(), 2 * dense.grad)
+
+    run_ranks(4, check)
+
+
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(0)), (Replicate(), Shard(1)), (Shard(0), Replicate())])
+def test_a_gradient_lies_as_its_parameter_on_a_mesh_of_two_dims(placements):
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 6), torch.randn(8, 6)
+    dense = weight.clone().requires_grad_()
+    F.linear(x, dense).sin().sum().backward()
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        ours = sw.distribute_tensor(weight, mesh, placements, src_data_rank=None).requires_grad_()
+        batch = sw.distribute_tensor(x, mesh, [Shard(0), Replicate()], src_data_rank=None)
+        F.linear(batch, ours).sin().sum().backward()
+        assert ours.grad.placements == placements
+        torch.testing.assert_close(ours.grad.full_tensor(), dense.grad)
+
+    run_ranks(4, check)
+
+
+def test_a_leaf_that_an_operator_gave_has_its_gradient_laid_out_too():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        for leaf in (
+            sw.randn(3, 2, device_mesh=mesh, placements=[Shard(0)]) * 0.1,
+            sw.ones(2, 3, device_mesh=mesh).t(),
+        ):
+            leaf = leaf.detach() if leaf.is_leaf is False else leaf
+            leaf.requires_grad_()
+            (x @ leaf).square().sum().backward()
+            assert leaf.grad.placements == leaf.placements
+
+    run_ranks(2, check)
+
+
+def test_a_sharded_gradient_takes_its_share_of_memory_and_is_reduced_once():
+    """The layout of ZeRO-3: parameters and batch sharded over all ranks."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = sw.distribute_module(
+            copy.deepcopy(dense),
+            mesh,
+            lambda name, module, mesh: None if list(module.children()) else shard(module, mesh),
+        )
+        x = sw.distribute_tensor(torch.ones(8, 64), mesh, [Shard(0)])
+        with sw.CommDebugMode() as mode:
+            model(x).square().mean().backward()
+        held = sum(p.grad.to_local().numel() for p in model.parameters())
+        assert held == sum(p.to_local().numel() for p in model.parameters())
+        assert mode.bytes_received() <= 4 * 2 * 2 * (64 * 64 + 64) * 3 // 4 * 1.5  # gathered, and its gradient reduced
+
+    def shard(module, mesh):
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(sw.distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+
+    run_ranks(4, check)
+
+
+def test_gradients_of_replicated_parameters_share_messages():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        parameters = [sw.ones(3, device_mesh=mesh).requires_grad_() for _ in range(10)]
+        x = sw.distribute_tensor(torch.arange(8.0).view(8, 1), mesh, [Shard(0)])
+        loss = sum((x * p).sum() for p in parameters)
+        with sw.CommDebugMode() as mode:
+            loss.backward()
+        assert mode.get_total_counts() <= 2
+        for p in parameters:
+            assert p.grad.placements == (Replicate(),)
+            assert p.grad.to_local().tolist() == [28.0] * 3
+
+    run_ranks(4, check)
+
+
+def test_hooks_of_a_program_see_the_gradient_of_a_sharded_leaf_laid_out():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        weight = sw.ones(4, 3, device_mesh=mesh, placements=[Shard(0)]).requires_grad_()
+        seen = []
+        weight.register_hook(lambda grad: seen.append(grad.placements))
+        F.linear(sw.distribute_tensor(torch.ones(6, 3), mesh, [Shard(0)]), weight).sum().backward()
+        assert seen == [(Shard(0),)]
+
+    run_ranks(2, check)
+
+
+def test_gradients_of_gradients_are_dense():
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+
+    def penalty(weight, x):
+        (grad,) = torch.autograd.grad(F.linear(x, weight).sin().sum(), weight, create_graph=True)
+        grad.square().sum().backward()
+
+    dense = weight.clone().requires_grad_()
+    penalty(dense, x)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        ours = distributed(weight, mesh, Shard(0)).requires_grad_()
+        penalty(ours, distributed(x, mesh, Shard(0)))
+        assert ours.grad.placements == (Shard(0),)
+        torch.testing.assert_close(ours.grad.full_tensor(), dense.grad)
+
+    run_ranks(4, check)
+
+
+@pytest.mark.parametrize("placement", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_micro_batches_are_reduced_once_at_the_end(placement):
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 6), torch.randn(3, 8, 6)
+    dense = weight.clone().requires_grad_()
+    for batch in x:
+        F.linear(batch, dense).sin().sum().backward()
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        ours = distributed(weight, mesh, placement).requires_grad_()
+
+        def backward():
+            for batch in x:
+                F.linear(distributed(batch, mesh, Shard(0)), ours).sin().sum().backward()
+
+        with sw.CommDebugMode() as each:
+            backward()
+        torch.testing.assert_close(ours.grad.full_tensor(), dense.grad)
+        ours.grad = None
+        with sw.CommDebugMode() as once:
+            with sw.accumulate_gradients():
+                with sw.accumulate_gradients():
+                    backward()
+                assert isinstance(ours.grad, sw.DTensor)
+            assert ours.grad.placements == ours.placements
+        torch.testing.assert_close(ours.grad.full_tensor(), dense.grad)
+        assert once.bytes_received() <= each.bytes_received()
+
+    run_ranks(4, check)
+
+
+def test_a_block_of_micro_batches_that_fails_sends_nothing():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        weight = sw.ones(4, device_mesh=mesh).requires_grad_()
+        x = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)])
+        with pytest.raises(KeyError), sw.accumulate_gradients():
+            (x * weight).sum().backward()
+            raise KeyError
+        assert weight.grad.placements == (Partial(),)
+        assert weight.grad.full_tensor().tolist() == [6.0] * 4
+
+    run_ranks(2, check)
+
+
+def test_explain_shows_where_gradients_are_laid_out(capsys):
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        weight = sw.ones(4, 4, device_mesh=mesh, placements=[Shard(0)]).requires_grad_()
+        bias = sw.ones(4, device_mesh=mesh).requires_grad_()
+        x = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)])
+        records = sw.explain(lambda: F.linear(x, weight, bias).square().sum().backward())
+        lines = [record for record in records if record.op == "gradient layout"]
+        assert [line.results for line in lines] == [["[Shard(0)]"], ["[Replicate()]"]]
+        assert all(line.bytes_received > 0 for line in lines)
+
+    run_ranks(2, check)
+
+
+def dense_and_ours(dense, mesh, other):
+    """Gradients, and the same on two meshes and none."""
+    ours = [
+        distributed(dense[0], mesh, Shard(0)),
+        distributed(dense[1], mesh, Replicate()),
+        distributed(dense[2], other, Shard(0, sizes=[3, 0])),
+        dense[3].clone(),
+        distributed(dense[4], mesh, Shard(0, sizes=[0, 5, 0, 1])),
+    ]
+
+    def parameters(grads):
+        result = []
+        for grad in grads:
+            parameter = nn.Parameter(torch.zeros_like(grad))
+            parameter.grad = grad.clone()
+            result.append(parameter)
+        return result
+
+    return parameters(dense), parameters(ours)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.5, math.inf, 0.0])
+@pytest.mark.parametrize("foreach", [None, False])
+def test_clipping_by_the_norm_of_all_is_dense_and_sends_one_message(norm_type, foreach):
+    torch.manual_seed(1)
+    values = [torch.randn(5, 6), torch.randn(7), torch.randn(3, 4), torch.randn(2), torch.randn(6)]
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        other = sw.DeviceMesh("cpu", [3, 1])
+        dense, ours = dense_and_ours(values, mesh, other)
+        expected = nn.utils.clip_grad_norm_(dense, 0.5, norm_type)
+        with sw.CommDebugMode() as mode:
+            norm = nn.utils.clip_grad_norm_(ours, 0.5, norm_type, foreach=foreach)
+        assert mode.get_total_counts() == 1 or norm_type == 0
+        torch.testing.assert_close(norm.to_local(), expected)
+        for a, b in zip(ours, dense):
+            grad = a.grad
+            if isinstance(grad, sw.DTensor):
+                if grad.device_mesh == other and rank not in (1, 3):
+                    continue
+                grad = grad.full_tensor()
+            torch.testing.assert_close(grad, b.grad)
+
+    run_ranks(4, check)
+
+
+def test_the_norm_over_slices_of_one_mesh_is_that_of_what_this_rank_sees():
+    """Ranks know a slice as differing meshes."""
+    torch.manual_seed(0)
+    a, b = torch.randn(6), torch.randn(4)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        both = [
+            sw.distribute_tensor(a, mesh, [Shard(0), Replicate()], src_data_rank=None),
+            sw.distribute_tensor(b, mesh["tp"], [Shard(0)], src_data_rank=None),
+        ]
+        with sw.CommDebugMode() as mode:
+            norm = nn.utils.get_total_norm(both)
+        assert mode.get_total_counts() == 1
+        torch.testing.assert_close(norm.to_local(), torch.cat([a, b]).norm())
+        slices = [
+            sw.distribute_tensor(a, mesh["dp"], [Shard(0)], src_data_rank=None),
+            sw.distribute_tensor(b, mesh["tp"], [Shard(0)], src_data_rank=None),
+        ]
+        torch.testing.assert_close(nn.utils.get_total_norm(slices).to_local(), torch.cat([a, b]).norm())
+
+    run_ranks(4, check)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_norm_has_the_dtype_of_torchs(dtype):
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        values = torch.full((300,), 20.0, dtype=dtype)
+        norm = nn.utils.get_total_norm([distributed(values, mesh, Shard(0))])
+        expected = nn.utils.get_total_norm([values])
+        assert norm.dtype == expected.dtype
+        torch.testing.assert_close(norm.to_local(), expected)
+
+    run_ranks(2, check)
+
+
+def test_partial_gradients_are_clipped_by_the_norm_of_their_sum():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        parameter = sw.zeros(2, device_mesh=mesh).requires_grad_()
+        parameter.grad = sw.DTensor.from_local(torch.tensor([3.0, 4.0]) * (rank + 1), mesh, [Partial()])
+        norm = nn.utils.clip_grad_norm_([parameter], 1.5)
+        assert norm.item() == 15.0
+        torch.testing.assert_close(parameter.grad.full_tensor(), torch.tensor([0.9, 1.2]))
+
+    run_ranks(2, check)
+
+
+def test_a_norm_that_is_not_finite_is_an_error_on_all_ranks():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        parameter = sw.zeros(2, device_mesh=mesh, placements=[Shard(0)]).requires_grad_()
+        parameter.grad = distributed(torch.tensor([1.0, math.nan]), mesh, Shard(0))
+        with pytest.raises(RuntimeError, match=r"the total norm of order .* of the gradients is nan"):
+            nn.utils.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
+
+    run_ranks(2, check)
+
+
+def reductions(mode):
+    return sum(event.collective == "all_reduce" for event in mode.events)
+
+
+def test_a_partial_is_reduced_once():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.DTensor.from_local(torch.full((3,), rank + 1.0), mesh, [Partial()])
+        with sw.CommDebugMode() as mode:
+            results = [x.square(), x.exp(), x * x, x.sin()]
+            assert x.sum().item() == 9.0
+        for result, expected in zip(results, (9.0, math.exp(3.0), 9.0, math.sin(3.0))):
+            torch.testing.assert_close(result.full_tensor(), torch.full((3,), expected))
+        assert reductions(mode) == 1
+        assert x.placements == (Partial(),) and x.to_local().tolist() == [rank + 1.0] * 3
+
+    run_ranks(2, check)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.mul_(2),
+        lambda x: x.data.mul_(2),
+        lambda x: x.detach().mul_(2),
+        lambda x: x.view(3, 1).mul_(2),
+        lambda x: x[0:3].mul_(2),
+        lambda x: x.to_local().mul_(2),
+        lambda x: torch.mul(x, 2, out=x),
+        lambda x: x.copy_(x * 2),
+    ],
+    ids=["in place", "data", "detach", "view", "slice", "local", "out", "copy"],
+)
+def test_what_was_reduced_is_forgotten_when_a_partial_is_written_to(write, mode):
+    def check(rank):
+        with mode():
+            mesh = sw.init_device_mesh("cpu", (2,))
+            x = sw.DTensor.from_local(torch.full((3,), rank + 1.0), mesh, [Partial()])
+            assert x.square().full_tensor().tolist() == [9.0] * 3
+            write(x)
+            assert x.square().full_tensor().tolist() == [36.0] * 3
+            assert x.sum().item() == 18.0
+
+    run_ranks(2, check)
+
+
+def test_an_optimizer_reduces_a_partial_gradient_once():
+    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.NAdam):
+        for foreach in (False, True):
+
+            def check(rank, make=make, foreach=foreach):
+                mesh = sw.init_device_mesh("cpu", (2,))
+                parameter = nn.Parameter(sw.ones(4, device_mesh=mesh))
+                optimizer = make([parameter], lr=0.1, foreach=foreach)
+                dense = nn.Parameter(torch.ones(4))
+                reference = make([dense], lr=0.1)
+                for _ in range(2):
+                    parameter.grad = sw.DTensor.from_local(torch.arange(4.0) * (rank + 1), mesh, [Partial()])
+                    dense.grad = torch.arange(4.0) * 3
+                    with sw.CommDebugMode() as mode:
+                        optimizer.step()
+                    reference.step()
+                    assert mode.get_total_counts() == 1, (make, foreach)
+                torch.testing.assert_close(parameter.detach().full_tensor(), dense.detach())
+
+            run_ranks(2, check)
