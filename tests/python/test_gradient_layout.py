@@ -133,6 +133,33 @@ def test_hooks_of_a_program_see_the_gradient_of_a_sharded_leaf_laid_out():
     run_ranks(2, check)
 
 
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
+def test_an_optimizer_may_step_within_the_backward(placement):
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 6), torch.randn(8, 6)
+
+    def train(weight, x):
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+        def step(parameter):
+            optimizer.step()
+            parameter.grad = None
+
+        weight.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            F.linear(x, weight).sin().sum().backward()
+        return weight.detach()
+
+    expected = train(nn.Parameter(weight.clone()), x)
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        ours = train(nn.Parameter(distributed(weight, mesh, placement)), distributed(x, mesh, Shard(0)))
+        torch.testing.assert_close(ours.full_tensor(), expected)
+
+    run_ranks(4, check)
+
+
 def test_gradients_of_gradients_are_dense():
     torch.manual_seed(0)
     weight, x = torch.randn(4, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
