@@ -99,6 +99,12 @@ std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vect
   return sums;
 }
 
+/// As one element that has the norm of all.
+at::Tensor norm_of_sparse(const at::Tensor& tensor, double norm_type) {
+  const at::Tensor norm = at::linalg_vector_norm(tensor, norm_type);
+  return is_dtensor(norm) ? redistribute(norm, Placements(spec_of(norm)->mesh()->ndim())) : norm;
+}
+
 /// The first mesh that has the ranks of all others, or null.
 MeshPtr covering(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
@@ -149,8 +155,6 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
   TORCH_CHECK_VALUE(norm_type != 0, "[total_norm] norm_type is 0, which counts tensors. Use another one.");
   at::native::ResultTypeState types;
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided,
-                      "[total_norm] a tensor is sparse. Use its to_dense(), or leave it out.");
     types =
         at::native::update_result_type_state(at::empty({1}, at::device(at::kMeta).dtype(tensor.scalar_type())), types);
   }
@@ -158,7 +162,8 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
 
   std::vector<Part> parts;
   std::vector<at::Tensor> plain;
-  for (const at::Tensor& tensor : without_partials(tensors)) {
+  for (const at::Tensor& given : without_partials(tensors)) {
+    const at::Tensor tensor = given.is_sparse() ? norm_of_sparse(given, norm_type) : given;
     const auto* impl = maybe_dtensor(tensor);
     if (!impl) {
       plain.push_back(tensor);
