@@ -4,6 +4,7 @@
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/rule.h"
 #include "runtime/tensor/write_count.h"
 #include "runtime/tensor/write_watch.h"
 
@@ -69,8 +70,9 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
     return;
   }
   if (!tensor.defined()) return key.add_tensor(tensor, nullptr);
-  // Plain scalars in a written list are the step counts of a fused optimizer.
-  if (tensor.dim() > 0 || (op.args[arg].is_written && stack[first + arg].isTensor()))
+  // Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.
+  const bool is_number = tensor.dim() == 0 || is_rate(tensor, arg);
+  if (!is_number || (op.args[arg].is_written && stack[first + arg].isTensor()))
     return bind_tensor(replicate(tensor, arg, index), arg, index);
   key.add_tensor(tensor, nullptr);
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
@@ -96,6 +98,11 @@ at::Tensor BoundCall::replicate(const at::Tensor& plain, size_t arg, size_t inde
   at::Tensor replica = wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});
   replace_tensor(stack[first + arg], index, replica);
   return replica;
+}
+
+bool BoundCall::is_rate(const at::Tensor& tensor, size_t arg) const {
+  return op.rule && op.rule->is_per_element() && !op.rule->scratch().empty() && stack[first + arg].isTensor() &&
+         tensor.numel() == 1;
 }
 
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor) {

@@ -36,6 +36,8 @@ struct BoundCall {
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
   /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
   at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
+  /// True for the one number that a fused optimizer takes beside its lists.
+  bool is_rate(const at::Tensor& tensor, size_t arg) const;
   const DTensorImpl& any_distributed() const;
 };
 

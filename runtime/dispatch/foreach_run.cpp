@@ -7,10 +7,17 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace shardwise {
 namespace {
+
+/// The argument whose values after the call nobody reads, or the number of arguments.
+size_t scratch_arg(const OpInfo& op) {
+  return op.rule->scratch().empty() ? op.n_args() : op.arg_index(op.rule->scratch());
+}
 
 class ForeachRun {
  public:
@@ -32,7 +39,7 @@ class ForeachRun {
       for (size_t arg = 0; arg < stack.size(); ++arg) stack[arg] = flattened(arg);
       call_.op.handle.callBoxed(&stack);
     }
-    give_back();
+    return_written();
     finish(total > 0 && !propagation_.outputs.empty() ? stack[0].toTensorVector() : std::vector<at::Tensor>());
   }
 
@@ -70,17 +77,18 @@ class ForeachRun {
     return tensors;
   }
 
-  /// What was written to an element that is laid out otherwise than the first list's goes back to it: it keeps its layout.
-  void give_back() const {
+  /// What was written to an operand that had to move, a Partial or one laid out in another way than its element of the first list,
+  /// comes back to it. Scratch operands keep what they had.
+  void return_written() {
     const CommScope scope(call_.op.name.c_str());
+    const size_t scratch = scratch_arg(call_.op);
     for (size_t i = 0; i < call_.operands.size(); ++i) {
-      const auto& [impl, arg, index] = call_.operands[i];
-      const SpecPtr& from = propagation_.inputs[i];
-      const bool is_scratch = call_.op.handle.schema().arguments()[arg].name() == call_.op.rule->scratch();
-      if (!impl || !from || !call_.op.args[arg].is_written || is_scratch) continue;
-      const Shards pieces = move(from, shards_[i], impl->spec());
-      for (size_t piece = 0; piece < pieces.size(); ++piece)
-        if (const at::Tensor& own = impl->shards()[piece]; !pieces[piece].is_same(own)) own.copy_(pieces[piece]);
+      const BoundOperand& operand = call_.operands[i];
+      if (!propagation_.inputs[i] || !call_.op.args[operand.arg].is_written || operand.arg == scratch) continue;
+      const Shards& own = operand.impl->shards();
+      const Shards written = move(propagation_.inputs[i], shards_[i], operand.impl->spec());
+      for (size_t piece = 0; piece < own.size(); ++piece)
+        if (!written[piece].is_same(own[piece])) own[piece].copy_(written[piece]);
     }
   }
 
@@ -102,25 +110,54 @@ class ForeachRun {
   std::vector<size_t> n_pieces_;  // by list element
 };
 
-/// The elements of the first list by mesh. Plain ones go with the first mesh.
-std::vector<std::vector<size_t>> elements_by_mesh(const c10::IValue& list) {
-  std::vector<std::pair<const DeviceMesh*, std::vector<size_t>>> groups;
-  std::vector<size_t> plain;
-  for (size_t i = 0; i < list.toListRef().size(); ++i) {
-    const auto* impl = maybe_dtensor(list.toListRef()[i].toTensor());
-    const DeviceMesh* mesh = impl ? impl->spec()->mesh().get() : nullptr;
-    auto group = std::ranges::find(groups, mesh, &std::pair<const DeviceMesh*, std::vector<size_t>>::first);
+/// Elements of lists that are answered together.
+struct ElementGroup {
+  const DeviceMesh* mesh;  // null: plain tensors
+  std::vector<size_t> elements;
+};
+
+/// The mesh of element `i`: the first list's, else any other's. Null where all are plain.
+const DeviceMesh* mesh_of_element(c10::ArrayRef<c10::IValue> args, size_t n, size_t i) {
+  for (const c10::IValue& arg : args) {
+    if (!arg.isTensorList() || arg.toListRef().size() != n) continue;
+    if (const auto* impl = maybe_dtensor(arg.toListRef()[i].toTensor())) return impl->spec()->mesh().get();
+  }
+  return nullptr;
+}
+
+/// In the order of first appearance, plain elements last.
+std::vector<ElementGroup> groups_of(c10::ArrayRef<c10::IValue> args) {
+  std::vector<ElementGroup> groups;
+  ElementGroup plain{nullptr, {}};
+  const size_t n = args[0].toListRef().size();
+  for (size_t i = 0; i < n; ++i) {
+    const DeviceMesh* mesh = mesh_of_element(args, n, i);
+    const auto known = std::ranges::find(groups, mesh, &ElementGroup::mesh);
     if (!mesh)
-      plain.push_back(i);
-    else if (group == groups.end())
+      plain.elements.push_back(i);
+    else if (known == groups.end())
       groups.push_back({mesh, {i}});
     else
-      group->second.push_back(i);
+      known->elements.push_back(i);
   }
-  std::vector<std::vector<size_t>> result;
-  for (auto& [mesh, elements] : groups) result.push_back(std::move(elements));
-  if (!result.empty()) result[0].insert(result[0].end(), plain.begin(), plain.end());
-  return result;
+  if (!plain.elements.empty()) groups.push_back(std::move(plain));
+  return groups;
+}
+
+bool is_distributed_number(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() == 0 && is_dtensor(value.toTensor());
+}
+
+/// What plain elements take in the place of a distributed number: its value, plain.
+c10::IValue plain_number(const OpInfo& op, const at::Tensor& number) {
+  const SpecPtr& spec = spec_of(number);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      spec->is_member(),
+      fmt::format("[{}] has plain tensors in its list and a number on the mesh {}, whose value rank {} outside it does "
+                  "not know. Give the number as a plain tensor.",
+                  op.name, to_string(*spec->mesh()), spec->mesh()->rank()));
+  const CommScope scope(op.name.c_str());
+  return move(spec, maybe_dtensor(number)->shards(), spec->replicated()).at(0);
 }
 
 /// These elements of a list that has one for each of `n`; anything else as it is.
@@ -136,16 +173,23 @@ c10::IValue elements_of(const c10::IValue& value, size_t n, const std::vector<si
 bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
   const size_t first = stack.size() - op.n_args();
   if (!stack[first].isTensorList()) return false;
-  const size_t n = stack[first].toListRef().size();
-  const auto groups = elements_by_mesh(stack[first]);
-  if (groups.size() < 2) return false;
+  const c10::ArrayRef<c10::IValue> given(stack.data() + first, op.n_args());
+  const auto groups = groups_of(given);
+  const bool is_plain = groups.size() == 1 && !groups[0].mesh && std::ranges::any_of(given, &is_distributed_number);
+  if (groups.size() < 2 && !is_plain) return false;
 
-  const std::vector<c10::IValue> args(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  const std::vector<c10::IValue> args = given.vec();
+  const size_t n = args[0].toListRef().size();
   std::vector<at::Tensor> results(n);
-  for (const auto& elements : groups) {
+  for (const auto& [mesh, elements] : groups) {
     torch::jit::Stack part;
-    for (const c10::IValue& arg : args) part.push_back(elements_of(arg, n, elements));
-    dispatch(op, &part);
+    for (const c10::IValue& arg : args)
+      part.push_back(!mesh && is_distributed_number(arg) ? plain_number(op, arg.toTensor())
+                                                         : elements_of(arg, n, elements));
+    if (mesh)
+      dispatch(op, &part);
+    else
+      op.handle.callBoxed(&part);
     if (!part.empty())
       for (size_t i = 0; i < elements.size(); ++i) results[elements[i]] = part[0].toListRef()[i].toTensor();
   }
@@ -157,8 +201,7 @@ bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
 void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
   ForeachRun(call, *decision.propagation).run();
-  const size_t scratch =
-      call.op.rule->scratch().empty() ? call.op.n_args() : call.op.arg_index(call.op.rule->scratch());
+  const size_t scratch = scratch_arg(call.op);
   for (const BoundOperand& operand : call.operands)  // torch leaves that to the kernels of lists
     if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
       operand.impl->bump_version();

@@ -350,7 +350,7 @@ Propagation propagate_per_element(const OpCall& call) {
     const Operand* leader = operand.index < leaders.size() ? leaders[operand.index] : nullptr;
     SpecPtr moved;
     if (operand.spec && leader && leader->spec) {
-      const bool follows = operand.sizes == leader->sizes;
+      const bool follows = operand.sizes == leader->sizes && call.args[operand.arg].isTensorList();
       const MeshPtr& mesh = leader->spec->mesh();
       auto spec = follow(call, operand, mesh);
       if (follows && is_on(operand, *mesh)) spec = spec->with_placements(without_partial(leader->spec->placements()));

@@ -63,6 +63,36 @@ TEST(ForeachTest, WritesCount) {
   });
 }
 
+TEST(ForeachTest, PlainElementsAreTorchsAndKeepTheirPlace) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({3}), pair = make_mesh({2});
+    const Tensors list{at::ones({2}), lay_out(at::ones({5, 4}), mesh, {Placement::shard(0)}), at::full({}, 2.0),
+                       lay_out(at::ones({3}), pair, {Placement::shard(0)})};
+    const Tensors scaled = at::_foreach_mul(list, at::ArrayRef<at::Scalar>{1, 2, 3, 4});
+    EXPECT_TRUE(at::equal(scaled[0], at::ones({2})));
+    EXPECT_TRUE(at::equal(full_tensor(scaled[1]), at::full({5, 4}, 2.0)));
+    EXPECT_TRUE(at::equal(scaled[2], at::full({}, 6.0)));
+    EXPECT_EQ(spec_of(scaled[3])->mesh(), pair);
+    at::_foreach_add_(list, scaled);
+    EXPECT_TRUE(at::equal(list[0], at::full({2}, 2.0)) && at::equal(list[2], at::full({}, 8.0)));
+    at::_foreach_mul_(list, lay_out(at::full({}, 0.5), mesh, {Placement::replicate()}));
+    EXPECT_TRUE(at::equal(list[0], at::ones({2})));
+    EXPECT_TRUE(at::equal(full_tensor(list[1]), at::full({5, 4}, 1.5)));
+  });
+}
+
+TEST(ForeachTest, WrittenPartialsStayPartial) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({3});
+    const at::Tensor sum = from_local(at::ones({4}), mesh, {Placement::partial()});
+    const at::Tensor other = lay_out(at::ones({4}), mesh, {Placement::shard(0)});
+    at::_foreach_mul_({sum}, 2);
+    at::_foreach_add_({sum}, {other});
+    EXPECT_TRUE(spec_of(sum)->layout().is_partial());
+    EXPECT_TRUE(at::equal(full_tensor(sum), at::full({4}, 7.0)));
+  });
+}
+
 TEST(ForeachTest, Norms) {
   const auto compute = [](const Tensors& t) { return Tensors(at::_foreach_norm({t[0], t[1]}, 2)); };
   expect_same_as_dense("norms", compute, {{5, 4}, {3}}, {.is_exact = false});
