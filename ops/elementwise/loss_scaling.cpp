@@ -1,0 +1,181 @@
+#include "ops/elementwise/loss_scaling.h"
+
+#include "ops/support/by_rule.h"
+#include "ops/support/kernels.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/Dispatch_v2.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kOp = "aten::_amp_foreach_non_finite_check_and_unscale_";
+
+double largest_number(at::ScalarType dtype) {
+  double largest = 0;
+  AT_DISPATCH_V2(dtype, kOp, AT_WRAP([&] { largest = static_cast<double>(std::numeric_limits<scalar_t>::max()); }),
+                 AT_EXPAND(AT_FLOATING_TYPES), at::kHalf, at::kBFloat16);
+  return largest;
+}
+
+bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
+  return std::ranges::all_of(other.grid().ranks, [&](int64_t rank) {
+    return std::ranges::find(mesh.grid().ranks, rank) != mesh.grid().ranks.end();
+  });
+}
+
+/// The gradients of one call, and what this rank sees of them.
+class Gradients {
+ public:
+  explicit Gradients(at::TensorList grads) : grads_(grads) {
+    for (size_t i = 0; i < grads.size(); ++i) {
+      TORCH_CHECK(at::isFloatingType(grads[i].scalar_type()),
+                  fmt::format("[{}] gradient {} is of dtype {}, which is not floating point.", kOp, i,
+                              c10::toString(grads[i].scalar_type())));
+      if (const auto* impl = maybe_dtensor(grads[i]))
+        add(i, *impl);
+      else
+        add_plain(grads[i]);
+    }
+  }
+
+  /// Multiplies by `inv_scale` what this rank holds; 1 where some of it was not finite before, else 0.
+  at::Tensor unscale(const at::Tensor& inv_scale) const {
+    at::Tensor found = at::zeros(inv_scale.sizes(), inv_scale.options());
+    if (!pieces_.empty()) at::_amp_foreach_non_finite_check_and_unscale_(pieces_, found, inv_scale);
+    for (const at::Tensor& grad : grads_)
+      if (!grad.is_inference()) grad.unsafeGetTensorImpl()->bump_version();
+    return found.squeeze();
+  }
+
+  /// How near the terms of this rank's Partial gradients come to the largest number of their dtype, as a fraction.
+  at::Tensor reach(const at::Tensor& like) const {
+    at::Tensor result = at::zeros({}, like.options());
+    for (const at::Tensor& grad : partials_)
+      for (const at::Tensor& term : maybe_dtensor(grad)->shards())
+        if (term.numel() > 0)
+          result = at::maximum(
+              result,
+              at::max(at::abs(term)).to(at::kDouble).div(largest_number(term.scalar_type())).to(result.dtype()));
+    return result;
+  }
+
+  /// Ranks may see different values.
+  bool differ() const { return differ_; }
+  bool have_partials() const { return !partials_.empty(); }
+  int64_t most_terms() const { return most_terms_; }
+
+  /// 1 where the sum of finite terms, unscaled since, was not finite on this rank. Collective.
+  at::Tensor overflows(const at::Tensor& inv_scale) const {
+    at::Tensor found = at::zeros({}, inv_scale.options());
+    for (const at::Tensor& grad : partials_) {
+      const at::Tensor whole = reduced(grad);
+      for (const at::Tensor& sum : maybe_dtensor(whole)->shards()) {
+        const at::Tensor scaled = sum.to(at::kDouble).div(inv_scale.to(at::kDouble)).to(sum.scalar_type());
+        if (!at::isfinite(scaled).all().item<bool>()) found.fill_(1);
+      }
+    }
+    return found;
+  }
+
+  /// All ranks that hold something: those of a mesh that has the ranks of all, else the world's, as of plain gradients. Null on
+  /// other ranks.
+  GroupPtr everyone() const {
+    const auto world = meshes_[0]->world();
+    for (const MeshPtr& mesh : meshes_) {
+      const bool is_enough = mesh->size() == world->size() || !any_plain_;
+      if (is_enough &&
+          std::ranges::all_of(meshes_, [&](const MeshPtr& other) { return has_all_ranks_of(*mesh, *other); }))
+        return mesh->group();
+    }
+    std::vector<int64_t> ranks(world->size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return world->group(ranks);
+  }
+
+ private:
+  void add_plain(const at::Tensor& grad) {
+    any_plain_ = true;
+    pieces_.push_back(grad);
+  }
+
+  void add(size_t i, DTensorImpl const& impl) {
+    const Spec& spec = *impl.spec();
+    TORCH_CHECK_VALUE(!impl.view_link(),
+                      fmt::format("[{}] gradient {} is a view whose values were moved from other ranks, and cannot be "
+                                  "written to in a list. Give a clone() of it.",
+                                  kOp, i));
+    for (const Placement& placement : spec.placements())
+      TORCH_CHECK_VALUE(!placement.is_partial() || placement.is_linear_partial(),
+                        fmt::format("[{}] gradient {} is laid out as {}, of which no factor can be taken out. "
+                                    "Redistribute it to Shard or Replicate first.",
+                                    kOp, i, to_string(spec.placements())));
+    if (std::ranges::find(meshes_, spec.mesh()) == meshes_.end()) meshes_.push_back(spec.mesh());
+    differ_ |= !spec.layout().is_replicated();
+    if (spec.layout().is_partial()) {
+      partials_.push_back(grads_[i]);
+      most_terms_ = std::max(most_terms_, spec.mesh()->size());
+    }
+    for (const at::Tensor& piece : impl.shards())
+      if (piece.numel() > 0) pieces_.push_back(piece);
+  }
+
+  at::TensorList grads_;
+  std::vector<at::Tensor> pieces_;
+  std::vector<at::Tensor> partials_;
+  std::vector<MeshPtr> meshes_;
+  bool differ_ = false;
+  bool any_plain_ = false;
+  int64_t most_terms_ = 0;
+};
+
+/// found_inf becomes 1 on all ranks that hold a gradient where any of them holds one that is not finite.
+///
+/// Terms of a Partial gradient are looked at one by one: a sum of finite ones is finite unless they come near the largest number of
+/// their dtype, and then it is computed.
+/// Cost: an all-reduce of two numbers, none where all gradients are replicas; in that rare case a reduction of each Partial one.
+void check_and_unscale(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale) {
+  TORCH_CHECK_VALUE(!is_dtensor(found_inf) && !is_dtensor(inv_scale),
+                    fmt::format("[{}] found_inf and inv_scale are plain tensors, as GradScaler makes them. Give "
+                                "to_local() of a replica.",
+                                kOp));
+  TORCH_CHECK(found_inf.numel() == 1 && inv_scale.numel() == 1,
+              fmt::format("[{}] found_inf and inv_scale have one element each, not {} and {}.", kOp, found_inf.numel(),
+                          inv_scale.numel()));
+  const BelowAutograd guard;
+  const Gradients gradients(grads);
+  const at::Tensor reach = gradients.reach(inv_scale);
+  at::Tensor found = gradients.unscale(inv_scale);
+  if (const GroupPtr everyone = gradients.differ() ? gradients.everyone() : nullptr) {
+    const CommScope scope(kOp, CommScope::Cause::kProgram);  // two numbers, whatever the layouts are
+    const at::Tensor seen = at::stack({found, reach});
+    all_reduce(*everyone, seen, Reduce::kMax);
+    found = seen[0];
+    constexpr double kNearlyOne = 0.99;
+    const bool is_near = seen[1].item<double>() * static_cast<double>(gradients.most_terms()) > kNearlyOne;
+    if (gradients.have_partials() && is_near && found.item<double>() == 0) {
+      found = gradients.overflows(inv_scale);
+      all_reduce(*everyone, found.unsqueeze(0), Reduce::kMax);
+    }
+  }
+  found_inf.copy_(at::maximum(found_inf, found.to(found_inf.device())));
+}
+
+}  // namespace
+
+void register_loss_scaling() { aten_kernels().impl("_amp_foreach_non_finite_check_and_unscale_", &check_and_unscale); }
+
+}  // namespace shardwise
