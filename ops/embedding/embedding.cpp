@@ -2,6 +2,7 @@
 // that name them (lookup_plan.h says which).
 //
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
+#include "ops/embedding/batched_embedding.h"
 #include "ops/embedding/gradient_sink.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
@@ -186,6 +187,7 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
 void register_embedding() {
   aten_kernels().impl("embedding", &embed);
   aten_autograd_kernels().impl("embedding", &differentiable_embed);
+  register_batched_embedding();
 }
 
 }  // namespace shardwise
