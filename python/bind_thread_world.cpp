@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "runtime/api/rank_generator.h"
 #include "runtime/threads/strict_ranks.h"
 #include "runtime/threads/thread_world.h"
 
@@ -31,6 +32,14 @@ void bind_thread_world(py::module_& module) {
            "`rank` takes part no more; those who wait for it raise.")
       .def("abort", wrap_pybind_function_no_gil(&ThreadHub::abort), py::arg("rank"), py::arg("reason"),
            "`rank` has failed; those who wait for it raise. True for the first to fail.");
+  module.def("is_thread_rank", wrap_pybind_function_no_gil(&World::is_thread),
+             "Whether this thread is a rank of its own.");
+  module.def("rank_state", wrap_pybind_function_no_gil(&rank_state),
+             "The state of the generator that this thread's DTensors draw from.");
+  module.def("set_rank_state", wrap_pybind_function_no_gil(&set_rank_state), py::arg("state"),
+             "That generator goes on from a state.");
+  module.def("seed_rank", wrap_pybind_function_no_gil(&seed_rank), py::arg("seed"),
+             "That generator begins anew from a seed.");
 }
 
 }  // namespace shardwise

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardwise._C import ThreadHub
+from shardwise._rank_generators import separate_generators
 
 __all__ = ["run_ranks"]
 
@@ -22,9 +23,11 @@ def run_ranks(
     `strict`: ranks communicate as over NCCL: what would hang there, or read what has not arrived, is an error here that names
     ranks and calls. None: as the environment's SHARDWISE_THREADS=strict says.
 
-    What torch has once per process the ranks share: forward-mode AD levels, and the default generator, of which each has a
-    copy that starts anew when the generator's seed is another (not when it is set to the same seed or state again).
+    What torch has once per process the ranks share, as forward-mode AD levels, and the default generator, for plain tensors.
+    DTensors draw from a generator of the rank's own, which starts as a copy; what a rank calls of torch.manual_seed,
+    get_rng_state and set_rng_state is about that one, too.
     """
+    separate_generators()
     hub = ThreadHub(n_ranks, timeout, strict)
     results: dict[int, Result] = {}
     failures: list[BaseException] = []

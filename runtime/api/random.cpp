@@ -1,6 +1,7 @@
 #include "runtime/api/random.h"
 
 #include "runtime/api/philox.h"
+#include "runtime/api/rank_generator.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -47,9 +48,7 @@ uint64_t next_seed() {
   at::Generator shared = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(shared.mutex());
   if (!World::is_thread()) return draw(shared);
-  thread_local at::Generator own;
-  if (!own.defined() || own.current_seed() != shared.current_seed()) own = shared.clone();
-  return draw(own);
+  return draw(rank_generator(shared));
 }
 
 uint64_t next_seed(const std::optional<at::Generator>& generator) {
