@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
@@ -310,7 +311,7 @@ def checkpoint(folder):
 
 
 def training(folder):
-    """Three steps of a sharded MLP are three steps of the dense one."""
+    """Three steps of a sharded MLP are three steps of the dense one; checkpointing and GradScaler see all ranks."""
     mesh = sw.init_device_mesh("cpu", (4,))
     placements = {"0.weight": Shard(0), "0.bias": Shard(0), "2.weight": Shard(1)}
 
@@ -335,6 +336,23 @@ def training(folder):
     sharded = train(model, lambda x: sw.distribute_tensor(x, mesh, [Replicate()]))
     for ours, theirs in zip(sharded, train(dense, lambda x: x), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs)
+
+    for use_reentrant in (False, True):  # what a checkpoint recomputes draws the same numbers
+        x = sw.ones(8, 4, device_mesh=mesh, placements=[Shard(0)], requires_grad=True)
+        out = checkpoint_of(lambda y: nn.functional.dropout(y, 0.5) * y, x, use_reentrant=use_reentrant)
+        out.sum().backward()
+        assert torch.equal(x.grad.full_tensor(), 2 * out.detach().full_tensor())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(model(sw.ones(2, 3, dtype=torch.float64, device_mesh=mesh)).sum()).backward()
+    if dist.get_rank() == 2:
+        model[0].weight.grad.to_local().fill_(torch.inf)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    for ours, before in zip(model.parameters(), sharded, strict=True):
+        assert torch.equal(ours.to_local(), before.to_local())
     dist.destroy_process_group()
 
 

@@ -26,6 +26,12 @@ _LESSONS = {
     "torch.distributed.fsdp._fully_shard._fsdp_init": "data_parallel",
     "torch.distributed.optim.zero_redundancy_optimizer": "data_parallel",
     "torch.distributed.tensor.experimental._func_map": "local_maps",
+    "torch.utils._foreach_utils": "optimizers",
+    "torch.optim.optimizer": "optimizers",
+    "torch.optim._adafactor": "optimizers",
+    "torch.optim._muon": "optimizers",
+    "torch.optim.lbfgs": "optimizers",
+    "torch.nn.utils.parametrizations": "parametrizations",
     "transformers.distributed.mixin": "hugging_face",
     "transformers.trainer": "hugging_face",
 }

@@ -1,0 +1,204 @@
+"""torch.optim on DTensors: which lists of tensors it may step at once, and the steps that would send a message per operation.
+
+The elementwise optimizers need nothing of this: their operators work on pieces.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from shardwise import _C
+from shardwise._C import Replicate, Shard, redistribute_many
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Placement
+
+Tensors = Sequence[torch.Tensor]
+
+
+def teach(module: ModuleType) -> None:
+    """Lets torch choose foreach forms as for plain tensors, and replaces steps of Muon, Adafactor and LBFGS."""
+    if hasattr(module, "_foreach_supported_types"):
+        module._foreach_supported_types.append(DTensor)
+    for name, replacement in [
+        ("_single_tensor_muon", _muon),
+        ("_single_tensor_adafactor", _adafactor),
+        ("_multi_tensor_adafactor", _adafactor),
+    ]:
+        if hasattr(module, name):
+            setattr(module, name, replacement(module, getattr(module, name)))
+    if module.__name__ == "torch.optim.lbfgs":
+        module.LBFGS._gather_flat_grad = _gather_flat_grad(module.LBFGS._gather_flat_grad)
+        module.LBFGS._add_grad = _add_grad(module.LBFGS._add_grad)
+
+
+def _muon(module: ModuleType, original: Any) -> Any:
+    """Muon's Newton-Schulz iteration needs whole matrices: each comes to one rank, which iterates alone, and its result goes back.
+
+    All matrices of a mesh travel in the same two exchanges, as bfloat16, and the ranks share the work.
+    """
+
+    @functools.wraps(original)
+    def step(params: Tensors, grads: Tensors, muon_momentum_bufs: Tensors, **options: Any) -> None:
+        ours = [i for i, parameter in enumerate(params) if isinstance(parameter, DTensor)]
+        plain = [i for i in range(len(params)) if i not in ours]
+        if plain:
+            original(*([values[i] for i in plain] for values in (params, grads, muon_momentum_bufs)), **options)
+        if not ours:
+            return
+        momentum, lr = options["momentum"], float(options["lr"])
+        updates = []
+        for i in ours:
+            average = muon_momentum_bufs[i]
+            average.lerp_(grads[i], 1 - momentum)
+            updates.append(grads[i].lerp(average, momentum) if options["nesterov"] else average)
+
+        def iterate(matrix: torch.Tensor) -> torch.Tensor:
+            coefficients, n_steps, eps = options["ns_coefficients"], options["ns_steps"], options["eps"]
+            return module._zeropower_via_newtonschulz(matrix, coefficients, n_steps, eps)
+
+        parameters = [params[i] for i in ours]
+        for parameter, direction in zip(parameters, _of_whole(iterate, updates, parameters), strict=True):
+            parameter.mul_(1 - lr * options["weight_decay"])
+            parameter.add_(direction, alpha=-module._adjust_lr(lr, options["adjust_lr_fn"], parameter.shape))
+
+    return step
+
+
+def _of_whole(function: Callable[[torch.Tensor], torch.Tensor], matrices: Tensors, like: Tensors) -> list[torch.Tensor]:
+    """`function` of each matrix, which gives bfloat16 of its shape, laid out as `like`. Replicas stay where they are."""
+    results: dict[int, torch.Tensor] = {}
+    by_mesh: dict[DeviceMesh, list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        assert isinstance(matrix, DTensor)
+        if all(placement.is_replicate() for placement in matrix.placements):
+            results[i] = _of_piece(function, matrix.bfloat16(), matrix.placements)
+        else:
+            by_mesh.setdefault(matrix.device_mesh, []).append(i)
+    for mesh, places in by_mesh.items():
+        layouts = _whole_on_single_ranks([matrices[i].shape for i in places], mesh)
+        there = redistribute_many([matrices[i].bfloat16() for i in places], layouts)
+        made = [_of_piece(function, matrix, layout) for matrix, layout in zip(there, layouts, strict=True)]
+        results.update(zip(places, redistribute_many(made, [like[i].placements for i in places]), strict=True))  # type: ignore[attr-defined]
+    return [results[i] for i in range(len(matrices))]
+
+
+def _of_piece(
+    function: Callable[[torch.Tensor], torch.Tensor], matrix: Any, placements: Sequence[Placement]
+) -> DTensor:
+    """`function` where this rank holds the matrix."""
+    piece = matrix.to_local()
+    result = function(piece).contiguous() if piece.numel() else piece
+    stride = (matrix.shape[1], 1)
+    return DTensor.from_local(result, matrix.device_mesh, placements, shape=matrix.shape, stride=stride)
+
+
+def _whole_on_single_ranks(shapes: Sequence[torch.Size], mesh: DeviceMesh) -> list[list[Placement]]:
+    """Layouts that put each matrix on one rank: the one that takes longest first, each to the rank that has least to do."""
+    work = [0] * mesh.size()
+    layouts: dict[int, list[Placement]] = {}
+
+    def duration(i: int) -> int:
+        return shapes[i].numel() * min(shapes[i])
+
+    for i in sorted(range(len(shapes)), key=duration, reverse=True):
+        rank = work.index(min(work))
+        work[rank] += duration(i)
+        layouts[i] = _rows_on(rank, shapes[i][0], mesh)
+    return [layouts[i] for i in range(len(shapes))]
+
+
+def _rows_on(rank: int, n_rows: int, mesh: DeviceMesh) -> list[Placement]:
+    """All rows on the `rank`-th rank of the mesh: each mesh dim gives them to one part of those that it and the dims before make."""
+    placements: list[Placement] = []
+    for m in range(mesh.ndim):
+        own, n_parts = rank // prod(mesh.shape[m + 1 :]), prod(mesh.shape[: m + 1])
+        placements.append(Shard(0, [n_rows if part == own else 0 for part in range(n_parts)]))
+    return placements
+
+
+def _adafactor(module: ModuleType, original: Any) -> Any:
+    """Adafactor reads norms as Python numbers, which ranks outside a parameter's mesh have not: they only count the step."""
+
+    @functools.wraps(original)
+    def step(params: Tensors, *lists: Any, **options: Any) -> None:
+        grads, row_vars, col_vars, variances, state_steps, *rest = lists
+        here = [i for i, parameter in enumerate(params) if not isinstance(parameter, DTensor) or _holds(parameter)]
+        for i in set(range(len(params))).difference(here):
+            state_steps[i] += 1
+        per_parameter = (params, grads, row_vars, col_vars, variances, state_steps)
+        original(*([values[i] for i in here] for values in per_parameter), *rest, **options)
+
+    return step
+
+
+def _holds(tensor: DTensor) -> bool:
+    return tensor.device_mesh.get_coordinate() is not None
+
+
+# LBFGS works on one vector of all gradients. Where parameters are on several meshes, or some are plain, it is on a mesh of all ranks.
+
+
+def _gather_flat_grad(original: Any) -> Any:
+    @functools.wraps(original)
+    def gather_flat_grad(self: Any) -> torch.Tensor:
+        mesh = _common_mesh(self._params)
+        if mesh is None:
+            return original(self)
+        parts: list[torch.Tensor] = []
+        for parameter in self._params:
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            grad = _as_real(grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+            everywhere = [Replicate()] * mesh.ndim
+            parts.append(
+                grad.redistribute(mesh, everywhere)
+                if isinstance(grad, DTensor)
+                else DTensor.from_local(grad, mesh, everywhere)
+            )
+        flat: Any = torch.cat(parts)
+        return flat.redistribute(placements=[Shard(0)] * mesh.ndim)
+
+    return gather_flat_grad
+
+
+def _add_grad(original: Any) -> Any:
+    @functools.wraps(original)
+    def add_grad(self: Any, step_size: Any, update: Any) -> None:
+        if _common_mesh(self._params) is None:
+            return original(self, step_size, update)
+        begin = 0
+        for parameter in map(_as_real, self._params):
+            part = update[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
+            part = (
+                part.redistribute(parameter.device_mesh, parameter.placements)
+                if isinstance(parameter, DTensor)
+                else part.full_tensor()
+            )
+            parameter.add_(part, alpha=float(step_size))
+        return None
+
+    return add_grad
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _common_mesh(parameters: Tensors) -> DeviceMesh | None:
+    """A mesh of the ranks of all parameters; all ranks hold a plain one. None where they are on one mesh, or all plain."""
+    meshes = list(dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor)))
+    any_plain = not all(isinstance(p, DTensor) for p in parameters)
+    if not meshes or (len(meshes) == 1 and not any_plain):
+        return None
+    ranks = [set(mesh.mesh.flatten().tolist()) for mesh in meshes]
+    for mesh, own in zip(meshes, ranks, strict=True):
+        if not any_plain and all(own.issuperset(other) for other in ranks):
+            return mesh
+    return _C.mesh_or_world(None, meshes[0].device_type)
