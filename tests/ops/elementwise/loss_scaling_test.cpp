@@ -44,8 +44,8 @@ TEST(LossScalingTest, OneRanksInfinityIsFoundByAllWithOneMessage) {
       const CommTrace sent;
       EXPECT_EQ(found(grads), 1) << spoiled;
       EXPECT_EQ(sent.total_count(), 1);
-      if (spoiled != 1) EXPECT_TRUE(at::equal(full_tensor(grads[1]), at::full({4, 4}, 0.25)));
-      EXPECT_EQ(grads[2]._version() > 0, true);
+      EXPECT_TRUE(spoiled == 1 || at::equal(full_tensor(grads[1]), at::full({4, 4}, 0.25)));
+      EXPECT_GT(grads[2]._version(), 0);
     }
   });
 }
