@@ -62,6 +62,17 @@ def test_every_form_steps_over_several_meshes_and_plain_parameters(name):
         expect_steps_as_dense(lambda parameters, form=form: optimizer(parameters, **options, **form))
 
 
+def test_steps_send_nothing_where_gradients_are_laid_out_as_their_parameters():
+    def on_rank(rank):
+        for optimizer, forms, options in OPTIMIZERS.values():
+            for form in forms if optimizer is not torch.optim.Adafactor else []:
+                made = optimizer(distributed_parameters("one mesh"), **options, **form)
+                with sw.communication_policy("error"):
+                    steps(made)
+
+    run_ranks(4, on_rank)
+
+
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["0-dim", "one element"])
 @pytest.mark.parametrize("name", ["SGD", "SGD with momentum", "Adam", "AdamW", "Adagrad", "RMSprop"])
 def test_a_learning_rate_may_be_a_tensor(name, shape):
