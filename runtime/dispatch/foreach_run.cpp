@@ -14,14 +14,19 @@
 namespace shardwise {
 namespace {
 
-/// The argument whose values after the call nobody reads, or the number of arguments.
-size_t scratch_arg(const OpInfo& op) {
-  return op.rule->scratch().empty() ? op.n_args() : op.arg_index(op.rule->scratch());
+/// The written argument whose values after the call nobody reads, or the number of arguments: gradients, unless a fused step divides
+/// them by a scale.
+size_t scratch_arg(const BoundCall& call) {
+  const OpInfo& op = call.op;
+  const auto scale = op.handle.schema().argumentIndexWithName("grad_scale");
+  const bool is_read = scale && !call.args()[static_cast<size_t>(*scale)].isNone();
+  return op.rule->scratch().empty() || is_read ? op.n_args() : op.arg_index(op.rule->scratch());
 }
 
 class ForeachRun {
  public:
-  ForeachRun(BoundCall& call, const Propagation& propagation) : call_(call), propagation_(propagation) {
+  ForeachRun(BoundCall& call, const Propagation& propagation, size_t scratch)
+      : call_(call), propagation_(propagation), scratch_(scratch) {
     CommScope scope(call.op.name.c_str());
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
@@ -81,10 +86,9 @@ class ForeachRun {
   /// comes back to it. Scratch operands keep what they had.
   void return_written() {
     const CommScope scope(call_.op.name.c_str());
-    const size_t scratch = scratch_arg(call_.op);
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const BoundOperand& operand = call_.operands[i];
-      if (!propagation_.inputs[i] || !call_.op.args[operand.arg].is_written || operand.arg == scratch) continue;
+      if (!propagation_.inputs[i] || !call_.op.args[operand.arg].is_written || operand.arg == scratch_) continue;
       const Shards& own = operand.impl->shards();
       const Shards written = move(propagation_.inputs[i], shards_[i], operand.impl->spec());
       for (size_t piece = 0; piece < own.size(); ++piece)
@@ -106,6 +110,7 @@ class ForeachRun {
 
   BoundCall& call_;
   const Propagation& propagation_;
+  size_t scratch_;
   std::vector<Shards> shards_;    // by operand
   std::vector<size_t> n_pieces_;  // by list element
 };
@@ -200,8 +205,8 @@ bool dispatch_by_mesh(const OpInfo& op, torch::jit::Stack& stack) {
 
 void run_foreach(BoundCall& call, const Decision& decision) {
   BelowAutograd guard;
-  ForeachRun(call, *decision.propagation).run();
-  const size_t scratch = scratch_arg(call.op);
+  const size_t scratch = scratch_arg(call);
+  ForeachRun(call, *decision.propagation, scratch).run();
   for (const BoundOperand& operand : call.operands)  // torch leaves that to the kernels of lists
     if (operand.impl && call.op.args[operand.arg].is_written && operand.arg != scratch && !operand.impl->is_inference())
       operand.impl->bump_version();

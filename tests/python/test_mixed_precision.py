@@ -190,6 +190,27 @@ def test_terms_of_a_partial_gradient_are_unscaled_and_their_sum_is_what_must_be_
     run_ranks(4, on_rank)
 
 
+def test_fused_steps_unscale_gradients_of_any_layout():
+    def train(parameter, grad):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(()))
+        parameter.grad = grad
+        scaler.step(torch.optim.SGD([parameter], lr=1.0, momentum=0.9, fused=True))
+        return [parameter, parameter.grad]
+
+    grad = torch.arange(12.0).view(6, 2)
+    expected = train(nn.Parameter(torch.zeros(6, 2)), grad.clone())
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        for placement in (Shard(0), Shard(1), Replicate(), Partial()):
+            parameter = nn.Parameter(sw.zeros(6, 2, device_mesh=mesh, placements=[Shard(0)]))
+            given = sw.distribute_tensor(grad.clone(), mesh, [placement], src_data_rank=None)
+            expect_same(train(parameter, given), expected, where=str(placement))
+
+    run_ranks(4, on_rank)
+
+
 def test_sparse_gradients_are_unscaled():
     ids, weight = torch.tensor([0, 3, 3, 7]), torch.linspace(-1, 1, 24).view(8, 3)
 
