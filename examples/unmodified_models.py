@@ -66,26 +66,28 @@ def transformer() -> nn.Module:
     )
 
 
-def bert_loss(model: nn.Module, place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def bert_loss(model: nn.Module) -> torch.Tensor:
     ids = torch.tensor([[101, 2417, 3899, 102, 0], [101, 1996, 2304, 4937, 102]])
     mask = (ids != 0).long()
-    return model(input_ids=place(ids), attention_mask=place(mask)).last_hidden_state.pow(3).mean()
+    return model(input_ids=ids, attention_mask=mask).last_hidden_state.pow(3).mean()
 
 
-def transformer_loss(model: nn.Module, place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def transformer_loss(model: nn.Module) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     source, target = (torch.randn(3, n, 48, generator=generator) for n in (7, 5))
     causal = nn.Transformer.generate_square_subsequent_mask(5)
-    return model(place(source), place(target), tgt_mask=place(causal)).pow(3).mean()
+    return model(source, target, tgt_mask=causal).pow(3).mean()
 
 
-def compare(name: str, make: Callable[[], nn.Module], loss_of: Callable, mesh: sw.DeviceMesh) -> None:
+def compare(
+    name: str, make: Callable[[], nn.Module], loss_of: Callable[[nn.Module], torch.Tensor], mesh: sw.DeviceMesh
+) -> None:
     dense, ours = make(), sw.distribute_module(make(), mesh, shard)
-    expected = loss_of(dense, lambda tensor: tensor)
+    expected = loss_of(dense)
     expected.backward()
-    # Both make masks and positions of their own, plain tensors that are the same on all ranks.
-    with sw.CommDebugMode() as comm, sw.implicit_replication():
-        loss = loss_of(ours, lambda tensor: sw.distribute_tensor(tensor, mesh, [sw.Replicate()]))
+    # Inputs are plain and the same on all ranks, and so are the masks and positions that both models make.
+    with sw.CommDebugMode() as comm:
+        loss = loss_of(ours)
         loss.backward()
     gradients = [
         (ours.grad.full_tensor(), theirs.grad)

@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "runtime/api/forward_scope.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
@@ -117,8 +118,14 @@ constexpr const char* kToLocal =
     "Nothing is sent. Raises ValueError for a view whose values came from other ranks, and whose source was written to "
     "since.";
 
+/// A piece for the program: unless all ranks have the same, plain tensors within a forward are no replicas from here on.
+at::Tensor py_to_local(const at::Tensor& tensor, MaybePlacements grad_placements) {
+  ForwardScope::give_out(*spec_of(tensor));
+  return to_any_local(tensor, std::move(grad_placements));
+}
+
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
-/// call. Everything else goes to `to_any_local` as bound below.
+/// call. Everything else goes to `py_to_local` as bound below.
 PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_args, PyObject* names) {
   if (n_args == 0 && !names && (Py_TYPE(self) == tensor_class || THPVariable_Check(self))) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
@@ -126,6 +133,7 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
         impl->shards().size() == 1 && !impl->spec()->layout().in_pieces()) {
       HANDLE_TH_ERRORS
+      ForwardScope::give_out(*impl->spec());
       return THPVariable_Wrap(to_local(tensor));
       END_HANDLE_TH_ERRORS
     }
@@ -345,7 +353,7 @@ void bind_methods(py::module_& module) {
   module.def("from_local", wrap_pybind_function_no_gil(&py_from_local), kFromLocal, py::arg("local_tensor"),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false,
              py::arg("shape") = none, py::arg("stride") = none, py::arg("grad_placements") = none);
-  module.def("to_local", wrap_pybind_function(&to_any_local), kToLocal, py::is_method(module), py::kw_only(),
+  module.def("to_local", wrap_pybind_function(&py_to_local), kToLocal, py::is_method(module), py::kw_only(),
              py::arg("grad_placements") = none);
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,

@@ -104,7 +104,7 @@ at::Tensor mp_reduce(const at::Tensor& input, const MeshAxis& axis, Reduce reduc
 at::Tensor mp_scatter(const at::Tensor& input, int64_t dim, const MeshAxis& axis) {
   const Move move("mp_scatter", input, axis);
   const Placement part = Placement::shard(move.wrapped(dim)), copy = Placement::replicate();
-  if (move.is_plain()) return to_local(placed_on(move.given_as(copy, copy), 0, part));
+  if (move.is_plain()) return local_part(placed_on(move.given_as(copy, copy), 0, part));
   move.check_start(move.placement().is_replicate() || move.placement().is_partial(), "Replicate() or Partial()");
   return move.moved_to(part);
 }

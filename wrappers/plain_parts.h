@@ -14,7 +14,7 @@ void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weigh
 /// 0-dim. Pre: this rank is a member.
 at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op);
 
-/// This rank's part of a tensor: its only piece, or its pieces concatenated along the last dim.
+/// This rank's part of a tensor, for the program: its only piece, or its pieces concatenated along the last dim.
 at::Tensor local_part(const at::Tensor& tensor);
 
 /// The reverse: the tensor of `spec` from `part`, this rank's pieces concatenated along the last dim.

@@ -35,7 +35,7 @@ at::Tensor distributed_operand(const char* op, std::string_view arg, const at::T
   }
   if (operand.dim() > 0) {
     const OpInfo info(*find_operator(op));
-    check_plain(info, operand, info.arg_index(arg));
+    check_plain(info, operand, info.arg_index(arg), mesh);
   }
   return replica_of(operand, mesh);
 }

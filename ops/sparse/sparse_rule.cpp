@@ -93,7 +93,7 @@ class SparseCall {
     for (Given& operand : operands_) {
       const auto* impl = maybe_dtensor(operand.tensor);
       if (!impl && !operand.is_number()) {
-        check_plain(op_, operand.tensor, operand.arg);
+        check_plain(op_, operand.tensor, operand.arg, mesh);
         operand.tensor = replica_of(operand.tensor, mesh);
       }
       if (impl) check_same_mesh(op_.name, mesh, impl->spec()->mesh());

@@ -10,7 +10,7 @@ namespace shardwise {
 at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh) {
   if (self.dim() > 0) {
     const auto name = torch::jit::parseName(std::string("aten::") + op);
-    check_plain(OpInfo(*c10::Dispatcher::singleton().findSchema(name)), self, 0);
+    check_plain(OpInfo(*c10::Dispatcher::singleton().findSchema(name)), self, 0, mesh);
   }
   return replica_of(self.detach(), mesh);
 }

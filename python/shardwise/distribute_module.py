@@ -10,6 +10,7 @@ from torch import nn
 
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.forward_scope import open_around_forward
 from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
 from shardwise.module_tensors import by_tensor, places_of, tie_again
@@ -32,6 +33,13 @@ def distribute_module(
     `partition_fn(name, submodule, mesh)` is called on every submodule and shards what it likes; the rest is replicated.
     A tensor that several submodules share stays shared: where `partition_fn` replaces it in one of them, the others get the
     replacement; where it makes several of it, a warning names them. DTensors of torch.distributed.tensor become ours first.
+
+    Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas while
+    the plain arguments of that call are the same on all ranks: the model may make masks, positions and constants, and be given
+    plain ids. The ranks compare the arguments (tensors, arrays, numbers and text) once per call, by one number each, when the first
+    plain tensor meets a DTensor; where they differ it is a ValueError or TypeError that names the argument. What `input_fn` or a
+    ParallelStyle of the called module wraps is not compared. After the forward took out a rank's part with to_local(), plain
+    tensors are errors again. Under implicit_replication() nothing is compared: the caller vouches for it.
 
     The module's load_state_dict() takes plain values, too, alike on all ranks: each takes its part.
 
@@ -59,6 +67,7 @@ def distribute_module(
     if output_fn is not None:
         after = _of_three("output_fn", output_fn)
         module.register_forward_hook(lambda hooked, inputs, outputs: after(hooked, outputs, mesh))
+    open_around_forward(module)
     module._is_distributed = True  # type: ignore[assignment]
     return module
 

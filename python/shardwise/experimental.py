@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from shardwise import _C
 from shardwise._C import implicit_replication
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
@@ -53,6 +54,13 @@ def local_map(
 
     @wraps(func)
     def on_pieces(*args: Any, **kwargs: Any) -> Any:
+        with _C.outside_forward():  # what func works on are pieces
+            result, is_of_pieces = call(args, kwargs)
+        if is_of_pieces and any(_is_plain(value) for value in pytree.tree_leaves(result)):
+            _C.give_out_of_forward("local_map")
+        return result
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         flat, structure = pytree.tree_flatten(args)
         required = _one_per_argument("in_placements", in_placements, flat)
         of_grads = _one_per_argument("in_grad_placements", in_grad_placements, flat)
@@ -72,9 +80,15 @@ def local_map(
         given += [value for value in pytree.tree_leaves(kwargs) if isinstance(value, DTensor)]
         named = pytree.tree_map_only(DTensor, DTensor.to_local, kwargs)
         result = func(*pytree.tree_unflatten(pieces, structure), **named)
-        return _distributed(result, out_placements, device_mesh or given[0].device_mesh, given) if given else result
+        if not given:
+            return result, False
+        return _distributed(result, out_placements, device_mesh or given[0].device_mesh, given), True
 
     return on_pieces
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
 
 
 def _one_per_argument(

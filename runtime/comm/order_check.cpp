@@ -1,6 +1,7 @@
 #include "runtime/comm/order_check.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -41,13 +42,6 @@ std::string own_call(const char* collective, std::optional<c10::ScalarType> dtyp
   return call;
 }
 
-/// FNV-1a: the same number in every process, which std::hash does not promise.
-int64_t hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return static_cast<int64_t>(hash);
-}
-
 /// By group order. Collective.
 std::vector<std::string> all_calls(const Group& group, const std::string& own) {
   const at::Tensor bytes = at::zeros({kTextBytes}, at::kByte);
@@ -67,8 +61,10 @@ void check_order(const Group& group, const char* collective, std::optional<c10::
   if (!order_check().load(std::memory_order_relaxed) || group.size() == 1) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::string own = own_call(collective, dtype);
+  Digest digest;
+  digest.add(own);
   const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
-  const at::Tensor hashes = gather_rows(group, at::full({1}, hash_of(own), options));
+  const at::Tensor hashes = gather_rows(group, at::full({1}, digest.value(), options));
   const int64_t* const begin = hashes.const_data_ptr<int64_t>();
   const int64_t* const other = std::find_if(begin, begin + group.size(), [&](int64_t hash) { return hash != *begin; });
   if (other == begin + group.size()) return;

@@ -78,21 +78,23 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }
 
-const DTensorImpl& BoundCall::any_distributed() const {
-  for (const c10::IValue& value : args()) {
+const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args) {
+  for (const c10::IValue& value : args) {
     if (value.isTensor())
-      if (const auto* impl = maybe_dtensor(value.toTensor())) return *impl;
+      if (const auto* impl = maybe_dtensor(value.toTensor())) return impl;
     if (value.isTensorList() || value.isOptionalTensorList())
       for (const c10::IValue& element : value.toListRef())
         if (element.isTensor())
-          if (const auto* impl = maybe_dtensor(element.toTensor())) return *impl;
+          if (const auto* impl = maybe_dtensor(element.toTensor())) return impl;
   }
-  TORCH_INTERNAL_ASSERT(false, "[", op.name, "] reached Shardwise without a distributed tensor");
+  return nullptr;
 }
 
 at::Tensor BoundCall::replicate(const at::Tensor& plain, size_t arg, size_t index) {
-  check_plain(op, plain, arg);
-  const auto& mesh = any_distributed().spec()->mesh();
+  const DTensorImpl* const neighbour = first_distributed(args());
+  TORCH_INTERNAL_ASSERT(neighbour, "[", op.name, "] reached Shardwise without a distributed tensor");
+  const auto& mesh = neighbour->spec()->mesh();
+  check_plain(op, plain, arg, mesh);
   auto spec =
       Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
   at::Tensor replica = wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});

@@ -38,8 +38,10 @@ struct BoundCall {
   at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
   /// True for the one number that a fused optimizer takes beside its lists.
   bool is_rate(const at::Tensor& tensor, size_t arg) const;
-  const DTensorImpl& any_distributed() const;
 };
+
+/// The first distributed tensor among the arguments of a call, in lists too; null without one.
+const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args);
 
 /// Puts `tensor` in the place of an argument, or of element `index` of a list.
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor);

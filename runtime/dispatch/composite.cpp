@@ -46,7 +46,7 @@ class CompositeKernel final : public c10::OperatorKernel {
         for (const c10::IValue& element : args[i].toListRef()) look_at(element, i);
       else
         look_at(args[i], i);
-    if (mesh && plain.first) check_plain(info_, *plain.first, plain.second);
+    if (mesh && plain.first) check_plain(info_, *plain.first, plain.second, mesh);
     return mesh;
   }
 

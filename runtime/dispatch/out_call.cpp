@@ -57,12 +57,15 @@ std::unique_ptr<OutCall> OutCall::find(const OpInfo& op) {
 void OutCall::run(const OpInfo& op, torch::jit::Stack* stack) const {
   const BelowAutograd guard;
   const size_t first = stack->size() - op.n_args();
+  const DTensorImpl* const distributed =
+      first_distributed(c10::ArrayRef<c10::IValue>(stack->data() + first, op.n_args()));
+  TORCH_INTERNAL_ASSERT(distributed, "[", op.name, "] reached Shardwise without a distributed tensor");
   torch::jit::Stack inputs;
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i < op.n_args(); ++i)
     if (is_out(op.handle.schema().arguments()[i])) {
       outs.push_back((*stack)[first + i].toTensor());
-      if (!is_dtensor(outs.back())) check_plain(op, outs.back(), i);
+      if (!is_dtensor(outs.back())) check_plain(op, outs.back(), i, distributed->spec()->mesh());
     } else {
       inputs.push_back((*stack)[first + i]);
     }

@@ -1,5 +1,9 @@
 #include "runtime/dispatch/plain_operand.h"
 
+#include "runtime/api/forward_scope.h"
+#include "runtime/api/gradients.h"
+#include "runtime/dispatch/plain_gradient.h"
+
 #include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,22 +39,29 @@ bool is_missing_tangent(const at::Tensor& plain) {
 
 }  // namespace
 
-void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg) {
+std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
+                                              const std::string& as) {
+  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || is_missing_tangent(plain))
+    return std::nullopt;
+  const bool may = may_be_plain(role, plain);
+  if (may && !ForwardScope::is_open()) return std::nullopt;
+  const auto got = [&](const std::string& rest) {
+    return fmt::format("got a torch.Tensor of shape [{}] next to a DTensor{}{}", fmt::join(plain.sizes(), ", "), as, rest);
+  };
+  if (!ForwardScope::is_open()) return got(fmt::format(". {}", ForwardScope::kWrap));
+  const std::string objection = may ? ForwardScope::difference(mesh) : ForwardScope::objection(mesh);
+  if (objection.empty()) return std::nullopt;
+  return got(fmt::format(", and {}", objection));
+}
+
+void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const MeshPtr& mesh) {
   const OperandRole role = op.args[arg].role;
-  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || may_be_plain(role, plain) ||
-      is_missing_tangent(plain))
-    return;
-  std::string what, wrap_own;
-  if (role == OperandRole::kBatch) {
-    what = fmt::format(", as {}", op.handle.schema().arguments()[arg].name());
-    wrap_own =
-        "DTensor.from_local(x, mesh, [Shard(0)]) where each rank has its own part, where all have the same with ";
-  }
+  const std::string as =
+      role == OperandRole::kBatch ? fmt::format(", as {}", op.handle.schema().arguments()[arg].name()) : "";
+  const auto objection = objection_to_plain(plain, role, mesh, as);
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
-  TORCH_CHECK_VALUE(false, fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor{}. Wrap it with "
-                                       "{}distribute_tensor(x, mesh, [Replicate()]), or work under "
-                                       "implicit_replication().",
-                                       op.name, fmt::join(plain.sizes(), ", "), what, wrap_own));
+  TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op.name, *objection));
+  if (mesh->is_member() && records(plain)) keep_gradient_plain(plain);
 }
 
 ImplicitReplication::ImplicitReplication() : outer_(implicit_replication) { implicit_replication = true; }

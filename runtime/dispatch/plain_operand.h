@@ -2,16 +2,30 @@
 #pragma once
 
 #include "runtime/rules/op_info.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+#include <string>
+
 namespace shardwise {
 
-/// A plain tensor next to distributed ones counts as replicated where it is an index, a mask or a recurrent layer's zero state,
-/// within torch's own composed operators and derivative formulas (which make such from the shapes at hand; in forward mode zeros),
-/// and under ImplicitReplication.
-/// Throws: c10::ValueError for any other.
-void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg);
+/// Why `plain`, an operand of this role, does not count as replicated next to DTensors of `mesh`: what follows the operator's name in
+/// an error. Nothing where it does:
+///   - an index, a mask or a recurrent layer's zero state;
+///   - within torch's own composed operators and derivative formulas, which make such from the shapes at hand (in forward mode zeros), and
+///     in the backward;
+///   - under ImplicitReplication;
+///   - within the forward of a distributed module while its plain arguments are equal on all ranks (runtime/api/forward_scope.h). Where
+///     they differ not even indices and masks do.
+/// `as`: words on what it stands for. The same on all ranks; collective over the mesh where a forward's arguments are compared for the first time.
+std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
+                                              const std::string& as = {});
+
+/// Admits `plain`, argument `arg` of `op`, as a replica, whose gradients will be plain, too.
+/// Throws: c10::ValueError where there is an objection.
+void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const MeshPtr& mesh);
 
 /// While it lives, this thread's torch.Tensors next to distributed ones count as replicated.
 class ImplicitReplication {

@@ -322,7 +322,7 @@ def save_pretrained(folder):
     trainer = object.__new__(Trainer)  # a whole one needs accelerate
     trainer.model, trainer.processing_class, trainer.data_collator = gpt, None, None
     trainer.args = SimpleNamespace(should_save=dist.get_rank() == 0, output_dir=f"{folder}/trained")
-    trainer.is_distributed_loading_by_transformers = False
+    trainer.is_distributed_loading_by_transformers = gpt.is_distributed_loading_by_transformers
     trainer._save()
     dist.barrier()
     for saved in ("gpt", "trained"):

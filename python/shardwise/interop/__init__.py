@@ -33,7 +33,9 @@ _LESSONS = {
     "torch.optim.lbfgs": "optimizers",
     "torch.nn.utils.parametrizations": "parametrizations",
     "transformers.distributed.mixin": "hugging_face",
+    "transformers.generation.utils": "hugging_face",
     "transformers.trainer": "hugging_face",
+    "accelerate.accelerator": "hugging_face",
 }
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor
+from shardwise.forward_scope import open_around_forward
 from shardwise.parallel.style import ParallelStyle
 
 __all__ = ["parallelize_module"]
@@ -31,6 +32,8 @@ def parallelize_module(
     others; None: every rank's own are taken, and nothing is sent. Parameters that two modules share stay shared where both are
     laid out alike; where they are not, a warning names them.
 
+    Plain tensors within a forward of the module count as replicas as they do after distribute_module(), which says when.
+
     Collective over the mesh. Raises ValueError for names that fit no submodule, before anything is sharded, and TypeError for
     a plan of another type.
     """
@@ -47,6 +50,7 @@ def parallelize_module(
         style.src_data_rank = src_data_rank
         style._apply(submodule, mesh)
     _tie(shared)
+    open_around_forward(module)
     return module
 
 

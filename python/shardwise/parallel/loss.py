@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from shardwise import _C
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
@@ -36,7 +37,8 @@ class loss_parallel(TorchFunctionMode):
             args = args[3:]
             if args:
                 raise TypeError(f"[loss_parallel] {func.__name__}: pass the arguments after `weight` by name.")
-            _distribute_labels(kwargs)
+            with _C.outside_forward():  # a piece is read for its shape
+                _distribute_labels(kwargs)
         return func(*args, **kwargs)
 
 

@@ -230,7 +230,7 @@ TEST(EmbeddingBagTest, PlainOperandsAreErrorsOnAllRanks) {
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
       }
     };
-    expect("got a torch.Tensor of shape [2] next to a DTensor, as indices. Wrap it with DTensor.from_local",
+    expect("got a torch.Tensor of shape [2] next to a DTensor, as indices. Wrap it with",
            [&] { pool(own, at::tensor({0}), {}); });
     expect("[2] next to a DTensor, as offsets", [&] { pool(ids, at::tensor({0, 2}), {}); });
     expect("[1] next to a DTensor, as offsets", [&] { pool(ids, at::tensor({1}), {}); });

@@ -1,0 +1,40 @@
+#include "python/bindings.h"
+#include "python/scope.h"
+#include "runtime/api/forward_scope.h"
+
+#include <optional>
+#include <tuple>
+
+namespace shardwise {
+namespace {
+
+void open_forward(int64_t module, std::string name,
+                  std::vector<std::tuple<std::string, std::optional<at::Tensor>, std::string>> arguments) {
+  std::vector<ForwardArgument> plain;
+  for (auto& [path, tensor, text] : arguments)
+    plain.push_back({std::move(path), tensor.value_or(at::Tensor()), std::move(text)});
+  ForwardScope::open(module, std::move(name), std::move(plain));
+}
+
+}  // namespace
+
+void bind_forward_scope(py::module_& module) {
+  module.def("join_forward", &ForwardScope::join, py::arg("module"),
+             "False where this thread is in no forward. Calls of the module that opened it are counted.");
+  module.def(
+      "open_forward", &open_forward, py::arg("module"), py::arg("name"), py::arg("arguments"),
+      "This thread is in the forward of a module, which was called with these plain arguments: each one's place, "
+      "and the\n"
+      "tensor or the text of it.");
+  module.def("leave_forward", &ForwardScope::leave, py::arg("module"),
+             "Closes the forward with the last call of the module that opened it.");
+  module.def(
+      "give_out_of_forward", [](const std::string& by) { ForwardScope::give_out(by.c_str()); }, py::arg("by"),
+      "`by` gave a plain tensor that need not be the same on all ranks: plain tensors in this forward are no replicas "
+      "any more.");
+  bind_scope<OutsideForward>(module, "outside_forward",
+                             "In a `with` block, this thread is in no forward: what runs works on pieces.")
+      .def(py::init());
+}
+
+}  // namespace shardwise

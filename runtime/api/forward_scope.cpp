@@ -1,0 +1,183 @@
+#include "runtime/api/forward_scope.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/digest.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/comm/order_check.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kWrap = ForwardScope::kWrap;
+
+/// One argument as ranks compare it.
+struct Summary {
+  int64_t digest = 0;
+  bool is_readable = true;
+};
+
+/// False for values that this process does not have in memory: meta and fake tensors, wrapped ones, those of other layouts.
+bool is_readable(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta() &&
+         !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
+Summary summary_of(const ForwardArgument& argument) {
+  Digest digest;
+  digest.add(argument.path);
+  digest.add(argument.text);
+  if (!argument.tensor.defined()) return {digest.value()};
+  digest.add(static_cast<int64_t>(argument.tensor.scalar_type()));
+  for (const int64_t size : argument.tensor.sizes()) digest.add(size);
+  const bool readable = is_readable(argument.tensor);
+  digest.add(static_cast<int64_t>(readable));
+  if (!readable) return {digest.value(), false};
+  const at::Tensor values = argument.tensor.resolve_conj().resolve_neg().cpu().contiguous();
+  digest.add(values.const_data_ptr(), values.nbytes());
+  return {digest.value()};
+}
+
+at::Tensor gather_numbers(const Group& group, const std::vector<int64_t>& own) {
+  return gather_rows(group, at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
+}
+
+/// The first two ranks whose rows differ.
+std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, const at::Tensor& rows) {
+  const auto numbers = rows.accessor<int64_t, 2>();
+  for (int64_t i = 1; i < rows.size(0); ++i)
+    for (int64_t k = 0; k < rows.size(1); ++k)
+      if (numbers[i][k] != numbers[0][k]) return std::pair(group.ranks[0], group.ranks[i]);
+  return std::nullopt;
+}
+
+/// The outermost call of a distributed module.
+class Forward {
+ public:
+  Forward(int64_t module, std::string name, std::vector<ForwardArgument> arguments)
+      : module(module), name_(std::move(name)), arguments_(std::move(arguments)) {}
+
+  /// Why not all ranks of `mesh` were given the same, or "". Collective at first.
+  const std::string& difference(const MeshPtr& mesh) {
+    const auto known = std::ranges::find(compared_, mesh, &Compared::first);
+    return known != compared_.end() ? known->second : compared_.emplace_back(mesh, compare(mesh)).second;
+  }
+  const std::string& given_out() const { return given_out_; }
+  void give_out(const std::string& what) {
+    if (given_out_.empty())
+      given_out_ = fmt::format("within {} {} before: plain tensors need not be equal any more. {}", name_, what, kWrap);
+  }
+
+  const int64_t module;
+  int64_t n_calls = 1;  // of that module, one within the other
+
+ private:
+  using Compared = std::pair<MeshPtr, std::string>;
+
+  const std::vector<Summary>& summaries() {
+    if (summaries_.empty())
+      for (const ForwardArgument& argument : arguments_) summaries_.push_back(summary_of(argument));
+    return summaries_;
+  }
+
+  std::string compare(const MeshPtr& mesh) {
+    if (arguments_.empty() || !mesh->is_member() || mesh->size() == 1) return "";
+    const BelowAutograd guard;
+    const Group& group = *mesh->group();
+    const CommScope scope("forward", CommScope::Cause::kProgram);
+    check_order(group, "compare arguments", at::kLong);
+    Digest all;
+    for (const Summary& summary : summaries()) all.add(summary.digest);
+    const at::Tensor rows = gather_numbers(group, {all.value(), static_cast<int64_t>(arguments_.size())});
+    const auto differing = differing_ranks(group, rows);
+    if (!differing) return unreadable();
+    const at::Tensor counts = rows.select(1, 1);
+    return counts.eq(counts[0]).all().item<bool>() ? which_differs(group) : what_differs(*differing, "arguments");
+  }
+
+  /// All ranks have the same kinds of arguments.
+  std::string unreadable() const {
+    const auto found = std::ranges::find(summaries_, false, &Summary::is_readable);
+    if (found == summaries_.end()) return "";
+    return fmt::format("{} was called with {}, whose values cannot be compared between ranks. {}", name_,
+                       arguments_[found - summaries_.begin()].path, kWrap);
+  }
+
+  std::string which_differs(const Group& group) const {
+    std::vector<int64_t> own;
+    for (const Summary& summary : summaries_) own.push_back(summary.digest);
+    const at::Tensor rows = gather_numbers(group, own);
+    for (int64_t k = 0; k < rows.size(1); ++k)
+      if (const auto differing = differing_ranks(group, rows.narrow(1, k, 1)))
+        return what_differs(*differing, arguments_[k].path);
+    TORCH_INTERNAL_ASSERT(false, "[forward] digests of arguments differ together and not one by one");
+  }
+
+  std::string what_differs(std::pair<int64_t, int64_t> ranks, const std::string& what) const {
+    return fmt::format(
+        "ranks {} and {} called {} with different {}. Give all ranks the same, or wrap each rank's part of a "
+        "batch before the call: DTensor.from_local(x, mesh, [Shard(0)]).",
+        ranks.first, ranks.second, name_, what);
+  }
+
+  std::string name_;
+  std::vector<ForwardArgument> arguments_;
+  std::vector<Summary> summaries_;
+  std::vector<Compared> compared_;
+  std::string given_out_;
+};
+
+std::unique_ptr<Forward>& current() {
+  static thread_local std::unique_ptr<Forward> forward;
+  return forward;
+}
+
+}  // namespace
+
+bool ForwardScope::join(int64_t module) {
+  Forward* const forward = current().get();
+  if (forward && forward->module == module) ++forward->n_calls;
+  return forward != nullptr;
+}
+
+void ForwardScope::open(int64_t module, std::string name, std::vector<ForwardArgument> arguments) {
+  current() = std::make_unique<Forward>(module, std::move(name), std::move(arguments));
+}
+
+void ForwardScope::leave(int64_t module) {
+  std::unique_ptr<Forward>& forward = current();
+  if (forward && forward->module == module && --forward->n_calls == 0) forward.reset();
+}
+
+bool ForwardScope::is_open() { return current() != nullptr; }
+
+std::string ForwardScope::objection(const MeshPtr& mesh) {
+  Forward& forward = *current();
+  return forward.given_out().empty() ? forward.difference(mesh) : forward.given_out();
+}
+
+std::string ForwardScope::difference(const MeshPtr& mesh) { return current()->difference(mesh); }
+
+void ForwardScope::give_out(const Spec& spec) {
+  if (!current() || spec.layout().is_replicated() || torch::autograd::get_current_graph_task_id() >= 0) return;
+  current()->give_out(fmt::format("a rank's part of a tensor placed as {} was taken",
+                                  to_string(c10::ArrayRef<Placement>(spec.placements()))));
+}
+
+void ForwardScope::give_out(const char* by) {
+  if (current()) current()->give_out(fmt::format("{} gave a plain tensor", by));
+}
+
+OutsideForward::OutsideForward() : outer_(current().release()) {}
+OutsideForward::~OutsideForward() { current().reset(static_cast<Forward*>(outer_)); }
+
+}  // namespace shardwise
