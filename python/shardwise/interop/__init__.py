@@ -35,7 +35,7 @@ _LESSONS = {
     "transformers.distributed.mixin": "hugging_face",
     "transformers.generation.utils": "hugging_face",
     "transformers.trainer": "hugging_face",
-    "accelerate.accelerator": "hugging_face",
+    "accelerate.accelerator": "accelerator",
 }
 
 

@@ -1,29 +1,22 @@
-"""save_pretrained, generate and the Trainer of transformers, and accelerate, for models with our tensors."""
+"""save_pretrained, generate and the Trainer of transformers, for models with our tensors."""
 
 from __future__ import annotations
 
 import functools
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import forward_of
+from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches, replace_methods
 from shardwise.interop.state_dicts import full_state_dict
 
 
 def teach(module: ModuleType) -> None:
-    """Replaces the methods of `module`'s classes that have a replacement here."""
-    for owner in list(vars(module).values()):
-        if not isinstance(owner, type) or owner.__module__ != module.__name__:
-            continue
-        for method, replacement in _REPLACEMENTS.items():
-            if method in vars(owner):
-                setattr(owner, method, replacement(vars(owner)[method]))
+    """Replaces what has a replacement here in the classes of `module`."""
+    replace_methods(module, _REPLACEMENTS)
 
 
 def _gathering(original: Any) -> Any:
@@ -46,28 +39,45 @@ def _gathering(original: Any) -> Any:
     return gather
 
 
-def _has_our_tensors(model: Any) -> bool:
-    return isinstance(model, torch.nn.Module) and any(isinstance(tensor, DTensor) for tensor in model.parameters())
-
-
 def _sharded_already(original: Any) -> property:
     """Of a model: its placement and its gradients' sums are its own business. The Trainer leaves it as it is, and all ranks take
     part in saving it."""
 
-    return property(lambda self: original.fget(self) or _has_our_tensors(self), doc=original.__doc__)
+    return property(lambda self: original.fget(self) or has_our_tensors(self), doc=original.__doc__)
 
 
 def _with_equal_batches(original: Any) -> Any:
-    """When a Trainer makes its accelerator: all ranks read the same batches, as those of a tensor-parallel model do."""
+    """When a Trainer makes its accelerator: all ranks read the same batches."""
 
     @functools.wraps(original)
     def create(self: Any, *arguments: Any, **options: Any) -> Any:
-        n_ranks = dist.get_world_size() if dist.is_initialized() else 1
-        if n_ranks > 1 and self.args.parallelism_config is None and _has_our_tensors(self.model):
-            self.args.parallelism_config = import_module("accelerate").ParallelismConfig(tp_size=n_ranks)
-        return original(self, *arguments, **options)
+        original(self, *arguments, **options)
+        if has_our_tensors(self.model):
+            read_equal_batches(self.accelerator)
 
     return create
+
+
+def _of_equal_batches(original: Any) -> Any:
+    """The number of ranks that read the same batches, which the Trainer divides counts of tokens by."""
+
+    @functools.wraps(original)
+    def size(self: Any) -> int:
+        equal = has_our_tensors(self.model) and are_equal_batches(self.accelerator)
+        return self.accelerator.num_processes if equal else original(self)
+
+    return size
+
+
+def _unless_ours(original: Any) -> Any:
+    """When a Trainer makes parameters equal that are not torch's DTensors, and averages their gradients: with equal batches they are."""
+
+    @functools.wraps(original)
+    def synchronise(self: Any, model: Any, *arguments: Any, **options: Any) -> None:
+        if not has_our_tensors(model):
+            original(self, model, *arguments, **options)
+
+    return synchronise
 
 
 def _with_plain_results(original: Any) -> Any:
@@ -86,7 +96,7 @@ def _as_one_forward(original: Any) -> Any:
 
     @functools.wraps(original)
     def generate(self: Any, *arguments: Any, **options: Any) -> Any:
-        if not _has_our_tensors(self):
+        if not has_our_tensors(self):
             return original(self, *arguments, **options)
         with forward_of(self, arguments, options):
             results = original(self, *arguments, **options)
@@ -95,26 +105,13 @@ def _as_one_forward(original: Any) -> Any:
     return generate
 
 
-def _without_wrapping(original: Any) -> Any:
-    """In accelerate's prepare_model: no DistributedDataParallel around a model with our tensors, and no move to a device."""
-
-    @functools.wraps(original)
-    def prepare(
-        self: Any, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False, **options: Any
-    ) -> Any:
-        if _has_our_tensors(model):
-            device_placement, evaluation_mode = False, True
-        return original(self, model, device_placement=device_placement, evaluation_mode=evaluation_mode, **options)
-
-    return prepare
-
-
 _REPLACEMENTS = {
     "gather_sharded_state_dict_for_save": _gathering,
     "is_distributed_loading_by_transformers": _sharded_already,
     "create_accelerator_and_postprocess": _with_equal_batches,
+    "get_tp_size": _of_equal_batches,
+    "_sync_replicated_trainable_parameters": _unless_ours,
     "training_step": _with_plain_results,
     "prediction_step": _with_plain_results,
-    "prepare_model": _without_wrapping,
     "generate": _as_one_forward,
 }
