@@ -295,7 +295,7 @@ void register_gather(RuleTable& table) {
   table.add("shardwise::gather", Rule("gather", describe_gather).linear_in_first().localized(localize_gather));
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
-  add_composition("gather", &gather);
+  add_composition_with_plain_self<&gather>("gather");
   add_with_plain_self<&scatter_src>("scatter.src");
   add_with_plain_self<&scatter_src_>("scatter_.src");
   add_with_plain_self<&scatter_value>("scatter.value");

@@ -147,13 +147,6 @@ at::Tensor differentiable_index(const at::Tensor& self, at::TensorList indices, 
 
 // aten's operators.
 
-const at::Tensor& checked_self(const char* op, const at::Tensor& self) {
-  TORCH_CHECK_VALUE(is_dtensor(self), fmt::format("[{}] got a torch.Tensor of shape [{}] next to a DTensor of indices. "
-                                                  "Wrap it with distribute_tensor(x, mesh, [Replicate()]).",
-                                                  op, fmt::join(self.sizes(), ", ")));
-  return self;
-}
-
 /// The position of the only index, where it is a mask of fitting shape.
 std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   std::optional<size_t> found;
@@ -170,7 +163,7 @@ std::optional<size_t> only_mask(const at::Tensor& self, const c10::List<std::opt
 
 at::Tensor index(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices) {
   constexpr const char* kOp = "aten::index.Tensor";
-  if (const auto mask = only_mask(checked_self(kOp, self), indices))
+  if (const auto mask = only_mask(self, indices))
     if (auto selected = select_locally(self, index_operand(kOp, *indices.get(*mask), spec_of(self)->mesh()),
                                        static_cast<int64_t>(*mask)))
       return *selected;
@@ -210,8 +203,7 @@ at::Tensor checked_values(const at::Tensor& self, const Indexed& at, const at::T
 at::Tensor& put_in_place(at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                          const at::Tensor& values, bool accumulate) {
   constexpr const char* kOp = "aten::index_put_";
-  if (const auto mask = filled_mask(kOp, checked_self(kOp, self), indices, values, accumulate))
-    return self.masked_fill_(*mask, values);
+  if (const auto mask = filled_mask(kOp, self, indices, values, accumulate)) return self.masked_fill_(*mask, values);
   const Indexed at = indexed(kOp, self, indices);
   if (at.dims.empty()) return accumulate ? self.add_(values) : self.copy_(values);
   put_(self, at, checked_values(self, at, values), accumulate);
@@ -226,8 +218,7 @@ at::Tensor& put_unsafe_in_place(at::Tensor& self, const c10::List<std::optional<
 at::Tensor index_put(const at::Tensor& self, const c10::List<std::optional<at::Tensor>>& indices,
                      const at::Tensor& values, bool accumulate) {
   constexpr const char* kOp = "aten::index_put";
-  if (const auto mask = filled_mask(kOp, checked_self(kOp, self), indices, values, accumulate))
-    return self.masked_fill(*mask, values);
+  if (const auto mask = filled_mask(kOp, self, indices, values, accumulate)) return self.masked_fill(*mask, values);
   const Indexed at = indexed(kOp, self, indices);
   if (at.dims.empty()) return accumulate ? self.add(values) : self.clone().copy_(values);
   return put(self, at, checked_values(self, at, values), accumulate);
@@ -345,8 +336,8 @@ void register_index(RuleTable& table) {
       &compute_put_);
   table.add("shardwise::index", Rule("index", describe_index).linear_in_first().localized(localize_index));
   table.add({"shardwise::put", "shardwise::put_"}, Rule("put", describe_put).localized(localize_index));
-  add_composition("index.Tensor", &index);
-  add_composition("_unsafe_index.Tensor", &index);
+  add_composition_with_plain_self<&index>("_unsafe_index.Tensor");
+  add_composition_with_plain_self<&index>("index.Tensor");  // the name that both have in errors
   add_with_plain_self<&index_put>("index_put");
   add_with_plain_self<&put_in_place>("index_put_");
   add_with_plain_self<&put_unsafe_in_place>("_index_put_impl_");

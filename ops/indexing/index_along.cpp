@@ -163,8 +163,8 @@ at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::
 }  // namespace
 
 void register_index_along() {
-  add_composition("index_select", &index_select);
-  add_composition("take", &take);
+  add_composition_with_plain_self<&index_select>("index_select");
+  add_composition_with_plain_self<&take>("take");
   add_with_plain_self<&index_add>("index_add");
   add_with_plain_self<&index_add_>("index_add_");
   add_with_plain_self<&index_copy>("index_copy");

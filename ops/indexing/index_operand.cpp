@@ -4,6 +4,7 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/aminmax.h>
@@ -30,7 +31,11 @@ std::string out_of_bounds(const char* op, int64_t index, int64_t dim, int64_t lo
 }  // namespace
 
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh) {
-  if (!is_dtensor(index)) return replica_of(index.to(mesh->device()), mesh);
+  if (!is_dtensor(index)) {
+    const auto objection = index.dim() == 0 ? std::nullopt : objection_to_plain(index, OperandRole::kPositions, mesh);
+    TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op, *objection));
+    return replica_of(index.to(mesh->device()), mesh);
+  }
   const Spec& spec = *spec_of(index);
   check_same_mesh(op, mesh, spec.mesh());
   if (!spec.layout().is_partial()) return index;

@@ -11,7 +11,7 @@
 namespace shardwise {
 
 /// `index` as an operand on `mesh`: a plain one counts as a replica, a Partial is reduced.
-/// Throws: c10::ValueError for an index on another mesh.
+/// Throws: c10::ValueError for an index on another mesh, and where there is an objection to a plain one (plain_operand.h).
 at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr& mesh);
 
 /// A tensor without dims as a vector of one element.

@@ -98,7 +98,7 @@ at::Tensor& write_masked(at::Tensor& self, const at::Tensor& mask, const at::Ten
 
 void register_masks() {
   aten_kernels().impl("nonzero", &nonzero);
-  add_composition("masked_select", &masked_select);
+  add_composition_with_plain_self<&masked_select>("masked_select");
   add_with_plain_self<&with_masked>("masked_scatter");
   add_with_plain_self<&write_masked>("masked_scatter_");
 }

@@ -1,5 +1,5 @@
 // ops/support/plain_self.h: kernels whose first operand may be plain: torch's derivative formulas and compositions call them on plain
-// zeros that they made.
+// zeros that they made, and models on tensors of their own.
 #pragma once
 
 #include "ops/support/kernels.h"
@@ -8,8 +8,9 @@
 
 namespace shardwise {
 
-/// Plain `self` of aten's `op` as a replica on `mesh` that shares its memory. Throws: as check_plain().
-at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh);
+/// Plain `self` of aten's `op` as a replica on `mesh` that shares its memory; `keeps_history`: and through which gradients go.
+/// Throws: as check_plain().
+at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh, bool keeps_history);
 
 /// Sets `mesh` to that of a distributed operand.
 void find_mesh(const at::Tensor& operand, MeshPtr& mesh);
@@ -17,18 +18,18 @@ void find_mesh(const c10::List<std::optional<at::Tensor>>& operands, MeshPtr& me
 template <class Value>
 void find_mesh(const Value&, MeshPtr&) {}
 
-template <auto kernel>
+template <auto kernel, bool keeps_history>
 struct PlainSelf;
 
 /// Calls `kernel` with a replica in place of a plain `self`.
-template <class Return, class Self, class... Rest, Return (*kernel)(Self, Rest...)>
-struct PlainSelf<kernel> {
+template <class Return, class Self, class... Rest, Return (*kernel)(Self, Rest...), bool keeps_history>
+struct PlainSelf<kernel, keeps_history> {
   static Return call(Self self, Rest... rest) {
     if (is_dtensor(self)) [[likely]]
       return kernel(self, rest...);
     MeshPtr mesh;
     (find_mesh(rest, mesh), ...);
-    at::Tensor replica = replica_of_plain(name, self, mesh);
+    at::Tensor replica = replica_of_plain(name, self, mesh, keeps_history);
     if constexpr (std::is_reference_v<Return>) {
       kernel(replica, rest...);
       return const_cast<at::Tensor&>(static_cast<const at::Tensor&>(self));
@@ -43,8 +44,15 @@ struct PlainSelf<kernel> {
 /// Registers `kernel` for aten operator `name`.
 template <auto kernel>
 void add_with_plain_self(const char* name) {
-  PlainSelf<kernel>::name = name;
-  aten_kernels().impl(name, &PlainSelf<kernel>::call);
+  PlainSelf<kernel, false>::name = name;
+  aten_kernels().impl(name, &PlainSelf<kernel, false>::call);
+}
+
+/// The same as add_composition().
+template <auto kernel>
+void add_composition_with_plain_self(const char* name) {
+  PlainSelf<kernel, true>::name = name;
+  add_composition(name, &PlainSelf<kernel, true>::call);
 }
 
 }  // namespace shardwise

@@ -211,7 +211,7 @@ def test_batches_of_other_shapes_and_numbers_of_tensors_are_errors():
             model(IDS, **({"labels": IDS} if rank == 1 else {}))
         with pytest.raises(ERRORS, match="ranks 0 and 2 called Encoder with different scale"):
             model(IDS, scale=2.0 if rank == 2 else 1.0)
-        with pytest.raises(ERRORS, match="called Encoder with labels, whose values cannot be compared"):
+        with pytest.raises(ERRORS, match="Encoder was called with labels, whose values cannot be compared"):
             model(IDS, labels=IDS.to_sparse())
 
     on_ranks(check)

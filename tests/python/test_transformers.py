@@ -40,7 +40,7 @@ def distributed(model, mesh, placements_of):
             path = f"{name}.{parameter_name}" if name else parameter_name
             if paths.get(id(parameter)) == path:
                 sharded = sw.distribute_tensor(parameter.detach(), mesh, placements_of(path), src_data_rank=None)
-                setattr(module, parameter_name, nn.Parameter(sharded))
+                setattr(module, parameter_name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
     return sw.distribute_module(model, mesh, shard)
 

@@ -76,7 +76,7 @@ TEST(ForwardScopeTest, TheFirstArgumentThatDiffersIsNamedOnAllRanks) {
     std::vector<ForwardArgument> more{{"ids", same, ""}};
     if (world.rank() == 1) more.push_back(more[0]);
     expect_error("ranks 0 and 1 called Model with different arguments", objection_to(more));
-    expect_error("called Model with ids, whose values cannot be compared",
+    expect_error("Model was called with ids, whose values cannot be compared",
                  objection_to({{"ids", at::empty({2}, at::TensorOptions(at::kMeta)), ""}}));
   });
 }
