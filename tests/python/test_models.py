@@ -57,11 +57,18 @@ def test_a_layer_is_dense(make, shape, layout):
     run_ranks(4, check)
 
 
-def test_an_initial_state_that_is_plain_and_not_zero_is_an_error():
+def test_an_initial_state_that_is_plain_must_be_the_same_on_all_ranks():
+    torch.manual_seed(0)
+    dense, x, state = nn.GRU(3, 2), torch.ones(4, 1, 3), torch.ones(1, 1, 2)
+    expected = dense(x, state)[0]
+
     def check(rank):
-        layer = sw.distribute_module(nn.GRU(3, 2), sw.init_device_mesh("cpu", (2,)))
-        x = sw.distribute_tensor(torch.ones(4, 1, 3), sw.init_device_mesh("cpu", (2,)), [Replicate()])
-        with pytest.raises(ValueError, match="next to a DTensor"):
-            layer(x, torch.ones(1, 1, 2))
+        layer = sw.distribute_module(copy.deepcopy(dense), sw.init_device_mesh("cpu", (2,)))
+        given = sw.distribute_tensor(x, sw.init_device_mesh("cpu", (2,)), [Replicate()], src_data_rank=None)
+        torch.testing.assert_close(layer(given, state)[0].full_tensor(), expected.detach())
+        with pytest.raises(
+            ValueError, match=r"next to a DTensor, and ranks 0 and 1 called GRU with different args\[1\]"
+        ):
+            layer(given, state + rank)
 
     run_ranks(2, check)

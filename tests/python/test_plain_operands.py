@@ -130,3 +130,54 @@ def test_gradients_of_plain_zeros_get_the_operands_layout(call):
         assert isinstance(grad, sw.DTensor) and grad.shape == x.shape
 
     on_ranks(check)
+
+
+# Of plain values, by distributed positions or a mask.
+CHOSEN = {
+    "gather": lambda x, at, mask: x.gather(0, at[:, None].expand(4, 3)),
+    "index_select": lambda x, at, mask: x.index_select(0, at),
+    "index": lambda x, at, mask: x[at],
+    "index by a mask": lambda x, at, mask: x[mask],
+    "take": lambda x, at, mask: x.take(at),
+    "masked_select": lambda x, at, mask: x.masked_select(mask[:, None]),
+}
+
+
+@pytest.mark.parametrize("call", CHOSEN.values(), ids=CHOSEN.keys())
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(0, sizes=[1, 0, 3, 0])], ids=str)
+def test_plain_values_are_chosen_by_distributed_positions(call, placement):
+    at, mask = torch.tensor([2, 0, 2, 3]), torch.tensor([True, False, True, True])
+    dense = torch.arange(12.0).view(4, 3).requires_grad_()
+    expected = call(dense, at, mask)
+    expected.sin().sum().backward()
+
+    def check(mesh):
+        given = [sw.distribute_tensor(chosen, mesh, [placement], src_data_rank=None) for chosen in (at, mask)]
+        plain = dense.detach().clone().requires_grad_()
+        with pytest.raises(ValueError, match="next to a DTensor"):
+            call(plain, *given)
+        with sw.implicit_replication():
+            ours = call(plain, *given)
+        torch.testing.assert_close(ours.full_tensor(), expected.detach())
+        ours.sin().sum().backward()
+        assert type(plain.grad) is torch.Tensor
+        torch.testing.assert_close(plain.grad, dense.grad)
+
+    on_ranks(check)
+
+
+def test_plain_operands_of_arithmetic_get_plain_gradients():
+    dense, weight = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_(), torch.linspace(0, 1, 12).view(3, 4)
+    (F.linear(dense * 2, weight).sin().sum() + (dense.exp() * weight[:2]).sum()).backward()
+
+    def check(mesh):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            w = sw.distribute_tensor(weight, mesh, [placement], src_data_rank=None)
+            plain = dense.detach().clone().requires_grad_()
+            with sw.implicit_replication():
+                loss = F.linear(plain * 2, w).sin().sum() + (plain.exp() * w[:2]).sum()
+            loss.backward()
+            assert type(plain.grad) is torch.Tensor
+            torch.testing.assert_close(plain.grad, dense.grad)
+
+    on_ranks(check)
