@@ -2,8 +2,33 @@
 #include "ops/families.h"
 #include "ops/support/overloads.h"
 
+#include <fmt/format.h>
+
 namespace shardwise {
 namespace {
+
+/// True where some operand is a Partial, and all that are one are reduced by `reduce`.
+bool is_partial_by(const OpCall& call, Reduce reduce) {
+  bool any = false;
+  for (const Operand& operand : call.operands) {
+    if (!operand.spec) continue;
+    for (const Placement& placement : operand.spec->placements()) {
+      if (!placement.is_partial()) continue;
+      if (placement.reduce() != reduce) return false;
+      any = true;
+    }
+  }
+  return any;
+}
+
+/// The largest of several tensors, each the largest of the ranks' terms, is the largest of the ranks' largest: Partials pass, together.
+Rule extremum(Reduce reduce) {
+  const auto describe = [=, own = pointwise()](const OpCall& call, Signature& signature) {
+    signature = own.signature(call);
+    if (is_partial_by(call, reduce)) signature.linearity = Linearity::kPass;
+  };
+  return Rule(fmt::format("pointwise, Partial({}) passes", to_string(reduce)), describe).sampled();
+}
 
 void register_arithmetic(RuleTable& table) {
   table.add({"aten::add.Tensor", "aten::add_.Tensor", "aten::sub.Tensor", "aten::sub_.Tensor", "aten::rsub.Tensor"},
@@ -18,11 +43,13 @@ void register_arithmetic(RuleTable& table) {
   table.add({"aten::lerp.Scalar", "aten::lerp_.Scalar"}, pointwise().linear());
   table.add({"aten::lerp.Tensor", "aten::lerp_.Tensor"}, pointwise());
   add_overloads(table, {"neg", "conj_physical", "_conj_physical", "deg2rad", "rad2deg", "zero"}, pointwise().linear());
-  add_overloads(table, {"addcmul", "addcdiv",  "pow",       "floor_divide", "remainder", "fmod",       "atan2",
-                        "hypot",   "copysign", "nextafter", "ldexp",        "heaviside", "maximum",    "minimum",
-                        "fmax",    "fmin",     "gcd",       "lcm",          "logaddexp", "logaddexp2", "xlogy",
-                        "igamma",  "igammac",  "complex",   "polar"},
+  add_overloads(table, {"addcmul",   "addcdiv",    "pow",       "floor_divide", "remainder", "fmod",    "atan2",
+                        "hypot",     "copysign",   "nextafter", "ldexp",        "heaviside", "gcd",     "lcm",
+                        "logaddexp", "logaddexp2", "xlogy",     "igamma",       "igammac",   "complex", "polar"},
                 pointwise());
+  add_overloads(table, {"maximum"}, extremum(Reduce::kMax));
+  add_overloads(table, {"minimum"}, extremum(Reduce::kMin));
+  add_overloads(table, {"fmax", "fmin"}, pointwise());
 }
 
 void register_unary(RuleTable& table) {
