@@ -54,7 +54,7 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
   const size_t n_mesh_dims = grid_->shape.size();
   TORCH_CHECK_VALUE(placements_.size() == n_mesh_dims, "[layout] ", placements_.size(), " placements ",
                     to_string(placements_), " for a mesh of ", n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
-                    ": there is one per mesh dim. Give ", n_mesh_dims, ".");
+                    ": they must have the same length. Give ", n_mesh_dims, ".");
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
     if (placement.in_pieces()) {

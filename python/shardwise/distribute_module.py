@@ -82,7 +82,7 @@ def _of_three(name: str, fn: Callable[..., Any]) -> HookFn:
             f"[distribute_module] {name} should take in 3 arguments (module, values, mesh), got {n_arguments} arguments!"
         )
     warnings.warn(
-        f"[distribute_module] {name} of two arguments (values, mesh) is deprecated. Take the module first.",
+        f"[distribute_module] Deprecating {name} of two arguments (values, mesh): take the module first.",
         FutureWarning,
         stacklevel=3,
     )

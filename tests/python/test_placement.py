@@ -124,3 +124,28 @@ def test_what_torch_tells_of_splits_and_sums():
     assert Partial.LINEAR_REDUCE_OPS == torch_dt.Partial.LINEAR_REDUCE_OPS
     with pytest.raises(IndexError, match="part 4 of 4 does not exist"):
         Shard.local_shard_size_and_offset(10, 4, 4)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(-1), Shard(1, sizes=[0, 3, 1])], ids=repr)
+@pytest.mark.parametrize("with_padding", [True, False])
+def test_parts_for_programs_that_send_them(placement, with_padding):
+    x = torch.arange(20.0).view(5, 4)
+    dim = placement.dim % 2
+    sizes = placement.sizes or [Shard.local_shard_size_and_offset(x.size(dim), 3, rank)[0] for rank in range(3)]
+    parts, pads = placement._split_tensor(x, 3, with_padding=with_padding)
+    assert pads == ([max(sizes) - size for size in sizes] if with_padding else [])
+    for rank, (part, dense) in enumerate(zip(parts, x.split(list(sizes), dim), strict=True)):
+        assert torch.equal(part.narrow(dim, 0, sizes[rank]), dense) and part.is_contiguous()
+        assert (
+            part.size(dim) == (max(sizes) if with_padding else sizes[rank])
+            and not part.narrow(dim, sizes[rank], part.size(dim) - sizes[rank]).any()
+        )
+        assert torch.equal(placement._select_split_tensor(x, 3, rank, with_padding=with_padding), part)
+    kept = Shard(0)._select_split_tensor(x, 2, 1, with_padding=False, contiguous=False, clone=False)
+    assert kept.data_ptr() == x[3:].data_ptr()
+    with pytest.raises(IndexError, match="Use a dim in"):
+        Shard(2)._split_tensor(x, 3)
+    with pytest.raises(ValueError, match="has extents for 2 ranks"):
+        Shard(0, sizes=[1, 4])._split_tensor(x, 3)
+    with pytest.raises(IndexError, match="part 3 of 3 does not exist"):
+        Shard(0)._select_split_tensor(x, 3, 3)
