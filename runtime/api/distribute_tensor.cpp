@@ -40,7 +40,8 @@ void check_plain(const at::Tensor& tensor) {
   const auto keys = tensor.key_set();
   const bool is_dense =
       tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
-      (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit));
+      (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
+       keys.has_backend(c10::BackendComponent::MetaBit));
   TORCH_CHECK_VALUE(is_dense,
                     fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be sharded. Give a "
                                 "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",
@@ -49,19 +50,27 @@ void check_plain(const at::Tensor& tensor) {
 
 /// Dtype, sizes and kind of the tensor, compared before values are sent.
 void check_same_kind(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type())};
+  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), tensor.is_meta(),
+                            static_cast<int64_t>(tensor.scalar_type())};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
   const Group& group = *mesh.group();
   const auto all = all_gather_numbers(group, mine);
   const auto words = [](const std::vector<int64_t>& numbers) {
-    return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
-                       fmt::join(numbers.begin() + 2, numbers.end(), ", "));
+    return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[2])),
+                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), numbers[1] ? " on meta" : "");
   };
   for (size_t i = 1; i < all.size(); ++i)
     TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
                                                     "Give the same shape, dtype and kind on every "
                                                     "rank; only the values of src_data_rank count.",
                                                     group.ranks[0], words(all[0]), group.ranks[i], words(all[i])));
+}
+
+/// Pieces of a tensor without values: nothing is sent.
+Shards pieces_on_meta(const Spec& spec) {
+  Shards pieces;
+  for (const Box& box : spec.boxes()) pieces.push_back(empty_piece(spec, box.sizes, c10::kMeta));
+  return pieces;
 }
 
 }  // namespace
@@ -76,6 +85,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Plac
   check_plain(tensor);
   auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), dense_strides(tensor.sizes(), tensor.strides()),
                            tensor.scalar_type());
+  if (tensor.is_meta()) {
+    at::Tensor result = wrap(spec, pieces_on_meta(*spec));
+    return requires_grad ? result.set_requires_grad(true) : result;
+  }
   auto scattered = spec->with_placements(without_partial(spec->placements()));
   const at::Tensor source =
       tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
