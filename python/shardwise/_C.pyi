@@ -25,6 +25,19 @@ class Shard(Placement):
     def sizes(self) -> tuple[int, ...] | None: ...
     @staticmethod
     def local_shard_size_and_offset(curr_local_size: int, num_chunks: int, rank: int) -> tuple[int, int]: ...
+    def _split_tensor(
+        self, tensor: torch.Tensor, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
+    ) -> tuple[list[torch.Tensor], list[int]]: ...
+    def _select_split_tensor(
+        self,
+        tensor: torch.Tensor,
+        num_chunks: int,
+        index: int,
+        *,
+        with_padding: bool = True,
+        contiguous: bool = True,
+        clone: bool = True,
+    ) -> torch.Tensor: ...
 
 class Replicate(Placement):
     def __init__(self) -> None: ...
@@ -305,6 +318,8 @@ def register_rule(
     linear: Literal["all", "each", "first"] | None = None,
     whole: str = "",
 ) -> None: ...
+def register_sharding(op: str, ask: Callable[[list[Any]], Any]) -> None: ...
+def exchange_attention(function: Callable[..., torch.Tensor] | None) -> Callable[..., torch.Tensor] | None: ...
 
 class CacheCounters:
     @property

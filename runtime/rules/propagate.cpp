@@ -1,6 +1,7 @@
 #include "runtime/rules/propagate.h"
 
 #include "placements/partial.h"
+#include "runtime/rules/move_bytes.h"
 
 #include <fmt/format.h>
 
@@ -120,16 +121,8 @@ class Chooser {
   /// Bytes that a rank receives to bring operand `i` from its placement on `mesh_dim` to `to`.
   int64_t cost(const Operand& operand, const Axes& axes, int64_t mesh_dim, const Placement& to) const {
     const Placement& from = operand.spec->placements()[mesh_dim];
-    int64_t bytes = operand.spec->numel() * operand.spec->element_bytes();
-    for (int64_t other = 0; other < mesh_->ndim(); ++other)
-      if (other != mesh_dim && operand.spec->placements()[other].is_shard())
-        bytes /= std::max<int64_t>(mesh_->size(other), 1);
-    const int64_t n = mesh_->size(mesh_dim);
-    const int64_t all_but_own = bytes - bytes / n;
-    if (from.is_replicate()) return 0;
-    if (from.is_partial()) return to.is_partial() ? 0 : to.is_shard() ? all_but_own : 2 * all_but_own;
-    if (to.is_shard() && from.is_shard(to.dim()) && divides(*operand.spec, axes[to.dim()], to.dim())) return 0;
-    return to.is_shard() ? all_but_own / n : all_but_own;
+    const bool stays = from.is_shard() && to.is_shard(from.dim()) && divides(*operand.spec, axes[to.dim()], to.dim());
+    return stays ? 0 : bytes_to_move(*operand.spec, mesh_dim, to);
   }
 
   /// True where `tensor_dim` is split between whole indices of its factor only.

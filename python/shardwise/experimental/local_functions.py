@@ -8,12 +8,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from shardwise import _C
-from shardwise._C import implicit_replication
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Shard
 
-__all__ = ["implicit_replication", "local_map"]
+__all__ = ["local_map"]
 
 Placements = Sequence[Placement]
 

@@ -1,0 +1,99 @@
+"""Under which shardings an operator may run, as torch.distributed.tensor has programs say it."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Size
+from torch._ops import OpOverload
+
+from shardwise import _C
+from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise.placement_types import Placement
+
+__all__ = ["register_sharding"]
+
+Sharding = tuple[Sequence[Placement | None], Sequence[Placement | None]]
+ShardingFn = Callable[..., Sequence[Sharding]]
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Argument = tuple[str, Any, bool, bool]  # its name and value, whether it is a keyword, whether it has its default
+
+
+def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn], ShardingFn]:
+    """A decorator of a function that says under which shardings `op`, or each of several, may run; it takes the place of what
+    answered the operator before.
+
+        @register_sharding(torch.ops.mylib.scale.default)
+        def shardings(x, factor):
+            return [([Replicate()], [Replicate(), None]), *(([Shard(d)], [Shard(d), None]) for d in range(x.ndim))]
+
+    The function is called as the operator is, with a DTensorSpec for each tensor. It returns pairs of the outputs' placements and
+    the inputs', on one mesh dim: one per argument, the elements of lists one by one, None for what is no tensor. On each mesh dim
+    the pair is taken that moves the fewest bytes; where none fits the inputs are gathered. Shards may be of any extents: those of
+    the largest operand, which other dims of its length get too. It is asked once per set of layouts.
+
+    The operator runs on each rank's pieces as it is, with torch's derivative. It needs a meta (fake) kernel. Call it alike on all
+    ranks. Raises TypeError for what is no overload, ValueError for an operator that torch composes of others and, when it is called,
+    for pairs that have not one placement per tensor.
+    """
+    overloads = op if isinstance(op, (list, tuple)) else [op]
+    for each in overloads:
+        if not isinstance(each, OpOverload):
+            raise TypeError(f"[register_sharding] {each} is no overload of an operator. Name one: aten.add.Tensor.")
+
+    def register(shardings: ShardingFn) -> ShardingFn:
+        for each in overloads:
+            name = each._schema.name + (f".{each._schema.overload_name}" if each._schema.overload_name else "")
+            _C.register_sharding(name, partial(_ask, name, shardings))
+        return shardings
+
+    return register
+
+
+def _ask(op: str, shardings: ShardingFn, arguments: list[Argument]) -> list[Sharding]:
+    """What the function answers for a call. Raises ValueError for what are no pairs."""
+    positional, named = _as_called(shardings, arguments)
+    answer = shardings(*positional, **named)
+    if not isinstance(answer, (list, tuple)) or not all(_is_pair(each) for each in answer):
+        raise ValueError(
+            f"[register_sharding] the function for {op} gave {answer!r}. Return a list of pairs: placements of the outputs, and of "
+            "the inputs."
+        )
+    return list(answer)
+
+
+def _is_pair(sharding: Any) -> bool:
+    return (
+        isinstance(sharding, (list, tuple))
+        and len(sharding) == 2
+        and all(isinstance(placements, (list, tuple)) for placements in sharding)
+    )
+
+
+def _as_called(shardings: ShardingFn, arguments: list[Argument]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments without those that were left at their defaults, as far as the function can do without them."""
+    parameters = inspect.signature(shardings).parameters.values()
+    required = {
+        parameter.name: parameter.kind for parameter in parameters if parameter.default is inspect.Parameter.empty
+    }
+    n_positional = sum(kind in _POSITIONAL for kind in required.values())
+    positional = [argument for argument in arguments if not argument[2]]
+    while len(positional) > n_positional and positional[-1][3]:
+        positional.pop()
+    named = {
+        name: _told(value)
+        for name, value, is_keyword, is_default in arguments
+        if is_keyword and (not is_default or name in required)
+    }
+    return [_told(value) for _, value, _, _ in positional], named
+
+
+def _told(value: Any) -> Any:
+    """A DTensorSpec for each description of a tensor."""
+    if isinstance(value, tuple):
+        mesh, placements, shape, stride, dtype = value
+        return DTensorSpec(mesh, placements, TensorMeta(Size(shape), stride, dtype))
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    return value

@@ -1,0 +1,100 @@
+"""Attention of this rank's queries to all ranks' keys."""
+
+from typing import Any
+
+import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from shardwise import _C
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.experimental.sequence_split import SequenceSplit
+
+__all__ = ["SequenceAttention"]
+
+
+class SequenceAttention:
+    """In a `with` block, scaled_dot_product_attention of plain tensors takes them for parts of sequences sharded over `mesh`,
+    whoever calls it, and in a backward of what is called there, too.
+
+    `splits`: how the sequences are split that this rank knows; one of another length has an equal part on every rank.
+    """
+
+    def __init__(self, mesh: DeviceMesh, splits: list[SequenceSplit], *, is_balanced: bool) -> None:
+        self._mesh, self._is_balanced = mesh, is_balanced
+        self._rank, self._n_ranks = mesh.get_local_rank(), mesh.size()
+        self._splits = {split.local_length(self._rank): split for split in splits}
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_C.exchange_attention(self._attention))
+
+    def __exit__(self, *error: object) -> None:
+        _C.exchange_attention(self._before.pop())
+
+    def split_of(self, local_length: int) -> SequenceSplit:
+        """How the sequence is split of which this rank has so many positions."""
+        known = self._splits.get(local_length)
+        return known or SequenceSplit(local_length * self._n_ranks, self._n_ranks, self._is_balanced)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        for tensor in (query, key, value):
+            if isinstance(tensor, DTensor):
+                raise ValueError(
+                    f"[context_parallel] attention got a DTensor placed as {list(tensor.placements)}, and works on plain parts of "
+                    "sequences here. Pass to_local() of it."
+                )
+        queries, keys = self.split_of(query.size(-2)), self.split_of(key.size(-2))
+        all_keys, all_values = keys.whole(key, -2, self._mesh), keys.whole(value, -2, self._mesh)
+        options["dropout_p"] = dropout_p
+        if not is_causal:
+            mask = None if attn_mask is None else self._rows_of(attn_mask, queries, keys)
+            return _attend(query, all_keys, all_values, mask, **options)
+        if attn_mask is not None:
+            raise ValueError("[context_parallel] attention got is_causal=True and an attn_mask. Give one of them.")
+        results, done = [], 0
+        for begin, end in queries.runs(self._rank):
+            part = query.narrow(-2, done, end - begin)
+            seen = min(end, keys.length)
+            mask = _causal_mask(part, begin, seen)
+            results.append(_attend(part, all_keys.narrow(-2, 0, seen), all_values.narrow(-2, 0, seen), mask, **options))
+            done += end - begin
+        return torch.cat(results, -2)
+
+    def _rows_of(self, mask: torch.Tensor, queries: SequenceSplit, keys: SequenceSplit) -> torch.Tensor:
+        """The rows of a mask for this rank's queries: all queries', or already those. Raises ValueError for other sizes."""
+        n_own = queries.local_length(self._rank)
+        if mask.dim() < 2 or mask.size(-1) not in (1, keys.length) or mask.size(-2) not in (1, n_own, queries.length):
+            raise ValueError(
+                f"[context_parallel] an attn_mask of shape {list(mask.shape)} does not fit {queries.length} queries, {n_own} of them "
+                f"here, and {keys.length} keys. Give all keys' columns, and the rows of all queries or of this rank's."
+            )
+        return queries.part(mask, -2, self._rank) if mask.size(-2) == queries.length != 1 else mask
+
+
+def _causal_mask(queries: torch.Tensor, begin: int, n_keys: int) -> Any:
+    """Query i, at position begin + i, sees the keys up to there, of which the first `n_keys` are given."""
+    n_queries = queries.size(-2)
+    if begin + n_queries == n_keys and n_queries:
+        return causal_lower_right(n_queries, n_keys)  # which torch's kernels know
+    return torch.ones(n_queries, n_keys, dtype=torch.bool, device=queries.device).tril(begin)
+
+
+def _attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, **options: Any
+) -> torch.Tensor:
+    if queries.size(-2):
+        return scaled_dot_product_attention(queries, keys, values, mask, **options)
+    # No query is here, but others wait for this rank in backward: the result depends on keys and values.
+    nothing = queries.sum() + keys[..., :0, :].sum() + values[..., :0, :].sum()
+    return queries.new_zeros((*queries.shape[:-1], values.size(-1))) + nothing

@@ -1,0 +1,64 @@
+"""Which positions of a sequence each rank has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Partial, Replicate, Shard
+
+__all__ = ["SequenceSplit"]
+
+Run = tuple[int, int]  # positions from the first to before the second
+
+
+@dataclass(frozen=True)
+class SequenceSplit:
+    """`length` positions over `n_ranks`: in runs as torch.chunk splits them or, where it is balanced, in twice as many runs of which
+    each rank has one from the head and its mirror from the tail. Causal attention is then equal work for all.
+    """
+
+    length: int
+    n_ranks: int
+    is_balanced: bool
+
+    def runs(self, rank: int) -> list[Run]:
+        """Those of one rank, in the order in which it holds them."""
+        return [self._bounds[rank], self._bounds[-1 - rank]] if self.is_balanced else [self._bounds[rank]]
+
+    def local_length(self, rank: int) -> int:
+        return sum(end - begin for begin, end in self.runs(rank))
+
+    def part(self, tensor: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
+        """What `rank` has of a whole tensor."""
+        return torch.cat([tensor.narrow(dim, begin, end - begin) for begin, end in self.runs(rank)], dim)
+
+    def whole(self, part: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+        """The whole tensor, of all ranks' parts. Differentiable: the gradients of a part are summed over the ranks."""
+        dim %= part.dim()
+        lengths = [self.local_length(rank) for rank in range(self.n_ranks)]
+        shape = (*part.shape[:dim], self.length, *part.shape[dim + 1 :])
+        parts = DTensor.from_local(part, mesh, [Shard(dim, lengths)], shape=shape)
+        gathered = parts.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        if not self.is_balanced:
+            return gathered
+        runs = [run for rank in range(self.n_ranks) for run in self.runs(rank)]
+        offsets = accumulate((end - begin for begin, end in runs), initial=0)
+        in_order = sorted(zip(runs, offsets, strict=False))
+        return torch.cat([gathered.narrow(dim, offset, end - begin) for (begin, end), offset in in_order], dim)
+
+    @cached_property
+    def _bounds(self) -> Sequence[Run]:
+        if self.is_balanced:
+            n_runs = 2 * self.n_ranks
+            lengths = [self.length // n_runs + (run < self.length % n_runs) for run in range(n_runs)]
+        else:
+            lengths = [
+                Shard.local_shard_size_and_offset(self.length, self.n_ranks, rank)[0] for rank in range(self.n_ranks)
+            ]
+        ends = list(accumulate(lengths))
+        return [(end - length, end) for length, end in zip(lengths, ends, strict=True)]

@@ -1,0 +1,132 @@
+"""Models on long sequences, of which each rank has some positions."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from shardwise.device_mesh import DeviceMesh, mesh_or_current
+from shardwise.dtensor import DTensor
+from shardwise.experimental.sequence_attention import SequenceAttention
+from shardwise.experimental.sequence_split import SequenceSplit
+from shardwise.placement_types import Shard
+
+__all__ = ["SequenceOptions", "context_parallel", "context_parallel_unshard", "options", "set_rotate_method"]
+
+ROTATE_METHODS = ("allgather", "alltoall")
+
+
+@dataclass
+class SequenceOptions:
+    """`enable_load_balance`: each rank has positions from the head and from the tail, so that causal attention is equal work.
+    `rotate_method` is known for programs that set it: keys and values are always gathered.
+    """
+
+    enable_load_balance: bool = True
+    rotate_method: str = "allgather"
+
+
+options = SequenceOptions()
+
+
+@contextmanager
+def context_parallel(
+    mesh: DeviceMesh,
+    *,
+    buffers: list[torch.Tensor] | None = None,
+    buffer_seq_dims: list[int] | None = None,
+    no_restore_buffers: set[torch.Tensor] | None = None,
+) -> Iterator[None]:
+    """In a `with` block a model runs on this rank's positions of sequences, in plain tensors.
+
+        with context_parallel(mesh, buffers=[ids, labels, positions], buffer_seq_dims=[1, 1, 0]):
+            loss = criterion(model(ids), labels)      # this rank's positions
+            loss.backward()
+
+    `buffers`: plain tensors, alike on all ranks, whose dims `buffer_seq_dims` are positions; in the block they hold this rank's,
+    after it what they held before, but for those in `no_restore_buffers`. A sequence may be of any length. F.scaled_dot_product_attention
+    gathers keys and values: positions are those of the whole sequence, and an attn_mask has columns for all keys and rows for all
+    queries or for this rank's. Gradients of keys and values are summed over the ranks; those of parameters are each rank's own.
+
+    The mesh has one dim. Raises ValueError, before any buffer changes, for buffers and dims that do not fit each other.
+    """
+    mesh = mesh_or_current(mesh)
+    buffers, dims = buffers or [], buffer_seq_dims or []
+    kept = no_restore_buffers or set()
+    _check(mesh, buffers, dims, kept)
+    rank = mesh.get_local_rank()
+    splits = [_split(buffer.size(dim), mesh) for buffer, dim in zip(buffers, dims, strict=True)]
+    _check_told_apart(splits, mesh.size())
+    before = [buffer.data for buffer in buffers]
+    for buffer, split, dim in zip(buffers, splits, dims, strict=True):
+        buffer.data = split.part(buffer.data, dim, rank)
+    try:
+        with SequenceAttention(mesh, splits, is_balanced=options.enable_load_balance):
+            yield
+    finally:
+        for buffer, values in zip(buffers, before, strict=True):
+            if not any(buffer is each for each in kept):
+                buffer.data = values
+
+
+@torch.no_grad()
+def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_dims: list[int]) -> list[torch.Tensor]:
+    """Whole tensors of what the ranks have of each: plain, alike on all ranks, positions in order. Collective over the mesh."""
+    mesh = mesh_or_current(mesh)
+    _check(mesh, buffers, seq_dims, set())
+    if not buffers:
+        return []
+    own = torch.tensor(
+        [[buffer.size(dim) for buffer, dim in zip(buffers, seq_dims, strict=True)]], device=buffers[0].device
+    )
+    lengths = DTensor.from_local(own, mesh, [Shard(0)]).full_tensor().sum(0).tolist()
+    return [
+        _split(length, mesh).whole(buffer.detach(), dim, mesh)
+        for buffer, dim, length in zip(buffers, seq_dims, lengths, strict=True)
+    ]
+
+
+def set_rotate_method(rotate_method: str) -> None:
+    """Which of torch's ways keys and values go round; both are the same here. Raises NotImplementedError for others."""
+    if rotate_method not in ROTATE_METHODS:
+        raise NotImplementedError(f"[context_parallel] rotate method {rotate_method!r} is none of {ROTATE_METHODS}.")
+    options.rotate_method = rotate_method
+
+
+def _split(length: int, mesh: DeviceMesh) -> SequenceSplit:
+    return SequenceSplit(length, mesh.size(), options.enable_load_balance)
+
+
+def _check(mesh: DeviceMesh, buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: set[torch.Tensor]) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"[context_parallel] the mesh {mesh} has {mesh.ndim} dims. Pass the one to shard sequences over."
+        )
+    if len(buffers) != len(dims):
+        raise ValueError(
+            f"[context_parallel] `seq_dims` must have the same number of elements as `buffers`: there are {len(dims)} and "
+            f"{len(buffers)}."
+        )
+    if any(not any(each is buffer for buffer in buffers) for each in kept):
+        raise ValueError("[context_parallel] `no_restore_buffers` must be a subset of `buffers`.")
+    for buffer, dim in zip(buffers, dims, strict=True):
+        if not isinstance(buffer, torch.Tensor) or isinstance(buffer, DTensor):
+            raise ValueError(f"[context_parallel] buffers are plain tensors, and one is a {type(buffer).__name__}.")
+        if not -buffer.dim() <= dim < buffer.dim():
+            raise ValueError(
+                f"[context_parallel] a buffer of shape {list(buffer.shape)} has no dim {dim}. Name the dim of its positions."
+            )
+
+
+def _check_told_apart(splits: list[SequenceSplit], n_ranks: int) -> None:
+    """Raises ValueError where a rank has as many positions of one sequence as of a longer one: attention goes by their number."""
+    lengths = sorted({split.length for split in splits})
+    by_length = {split.length: split for split in splits}
+    for rank in range(n_ranks):
+        own = [by_length[length].local_length(rank) for length in lengths]
+        if len(set(own)) < len(own):
+            raise ValueError(
+                f"[context_parallel] of sequences of {lengths} positions rank {rank} would have {own}, which attention cannot tell "
+                "apart. Pad one of them."
+            )

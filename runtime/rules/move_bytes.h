@@ -1,0 +1,11 @@
+// runtime/rules/move_bytes.h: what it costs a rank to change one placement of an operand.
+#pragma once
+
+#include "runtime/tensor/spec.h"
+
+namespace shardwise {
+
+/// About how many bytes a rank receives to bring a tensor from its placement on `mesh_dim` to `to`. Pre: it is not there already.
+int64_t bytes_to_move(const Spec& spec, int64_t mesh_dim, const Placement& to);
+
+}  // namespace shardwise
