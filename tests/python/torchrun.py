@@ -9,9 +9,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 
-def torchrun(program, n_ranks, parts, folder, *, timeout=300):
-    """The finished process of `torchrun program parts folder`."""
+def torchrun(program, n_ranks, parts, folder, *, timeout=300, on_shardwise=False):
+    """The finished process of `torchrun program parts folder`, or of `torchrun -m shardwise.compat program parts folder`."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
+    launcher += ["-m", "shardwise.compat"] if on_shardwise else []
     command = [*launcher, str(Path(__file__).with_name(program)), parts, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 

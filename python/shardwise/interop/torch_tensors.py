@@ -20,6 +20,7 @@ from shardwise import _C
 from shardwise._C import Partial, Placement, Replicate, Shard
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.interop.facade import torchs_own
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 from shardwise.module_tensors import by_tensor, places_of
 
@@ -32,8 +33,9 @@ __all__ = ["from_torch", "is_torch_dtensor", "to_torch"]
 
 def is_torch_dtensor(value: object) -> bool:
     """Whether `value` is a torch.distributed.tensor.DTensor."""
-    module = sys.modules.get("torch.distributed.tensor._api")  # where nobody imported it, there are none
-    return module is not None and isinstance(value, module.DTensor) and not isinstance(value, DTensor)
+    if "torch.distributed.tensor._api" not in sys.modules or isinstance(value, DTensor):
+        return False  # where nobody imported it, there are none
+    return isinstance(value, torchs_own("torch.distributed.tensor._api").DTensor)
 
 
 def from_torch(value: TorchDTensor | nn.Module) -> Any:
@@ -167,8 +169,6 @@ def _in_order_of_sharding(mesh: TorchDeviceMesh, placements: Any) -> tuple[Any, 
 
 
 def _torchs_of(tensor: DTensor) -> TorchDTensor:
-    from torch.distributed.tensor import DTensor as TorchDTensor
-
     placements = [_torchs_placement(placement) for placement in tensor.placements]
     if tensor.layout != torch.strided:
         raise ValueError("[to_torch] torch.distributed.tensor has no sparse tensors. Use to_dense() first.")
@@ -176,14 +176,14 @@ def _torchs_of(tensor: DTensor) -> TorchDTensor:
     pieces = _C.to_pieces(tensor)
     # On ranks outside the mesh torch makes it empty, and takes the shape of one without dims from it.
     local = pieces[0] if pieces else torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
-    return TorchDTensor.from_local(
+    own: TorchDTensor = torchs_own("torch.distributed.tensor").DTensor.from_local(
         local, _torchs_mesh(tensor.device_mesh), placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
+    return own
 
 
 def _torchs_placement(placement: Placement) -> TorchPlacement:
-    from torch.distributed import tensor as torchs
-
+    torchs = torchs_own("torch.distributed.tensor")
     if isinstance(placement, Shard) and placement.sizes is None:
         return torchs.Shard(placement.dim)
     if isinstance(placement, Replicate):

@@ -1,0 +1,54 @@
+"""Which of our modules stand for which of torch's."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from shardwise.interop.facade import torchs_own
+
+__all__ = ["counterparts"]
+
+# Ours, and the modules of torch.distributed that define or hand on the names that it has.
+_STANDS_FOR = {
+    "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),
+    "shardwise._dtensor_spec": ("tensor._dtensor_spec",),
+    "shardwise._utils": ("tensor._utils",),
+    "shardwise.debug": ("tensor.debug", "tensor.debug._comm_mode", "tensor.debug._visualize_sharding"),
+    "shardwise.device_mesh": ("device_mesh", "tensor.device_mesh"),
+    "shardwise.experimental": (
+        "tensor.experimental",
+        "tensor.experimental._func_map",
+        "tensor.experimental._register_sharding",
+    ),
+    "shardwise.experimental._attention": (
+        "tensor.experimental._attention",
+        "tensor.experimental._context_parallel",
+        "tensor.experimental._context_parallel._attention",
+    ),
+    "shardwise.parallel": (
+        "tensor.parallel",
+        "tensor.parallel.api",
+        "tensor.parallel.loss",
+        "tensor.parallel.style",
+    ),
+    "shardwise.placement_types": ("tensor.placement_types", "_tensor.placement_types"),
+}
+
+
+def counterparts() -> Iterator[tuple[ModuleType, dict[str, Any]]]:
+    """Each module of torch, imported, with what stands for its names: those that ours has and torch.distributed defined."""
+    for ours, theirs in _STANDS_FOR.items():
+        for name in theirs:
+            module = torchs_own(f"torch.distributed.{name}")
+            yield module, _names_of_ours(import_module(ours), module)
+
+
+def _names_of_ours(ours: ModuleType, theirs: ModuleType) -> dict[str, Any]:
+    """Attributes of `ours` by the names that `theirs` has them by. Modules are no names of it: they have facades."""
+    return {
+        name: getattr(ours, name)
+        for name, value in vars(theirs).items()
+        if getattr(ours, name, value) is not value
+        and str(getattr(value, "__module__", "")).startswith("torch.distributed")
+    }

@@ -1,0 +1,87 @@
+"""What programs bound by name before Shardwise's names were installed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+from shardwise.compat.places import Place
+
+__all__ = ["earlier_bindings", "is_torchs", "warn_of_the_rest"]
+
+Ours = Mapping[int, Any]  # what stands for an object of torch, by its id
+
+
+def is_torchs(name: str) -> bool:
+    """Whether the module of this name is part of torch and keeps torch's own names. What torch tests itself with does not."""
+    return name == "torch" or (name.startswith("torch.") and not name.startswith("torch.testing"))
+
+
+def earlier_bindings(ours: Ours) -> Iterator[Place]:
+    """Globals of modules, attributes of their classes and default arguments of their functions that are torch's."""
+    for module in _programs_modules():
+        yield from _in_namespace(module, vars(module), ours)
+        for cls in _defined_in(module, type):
+            yield from _in_namespace(cls, vars(cls), ours)
+            for value in list(vars(cls).values()):
+                function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+                if isinstance(function, FunctionType):
+                    yield from _in_defaults(function, ours)
+        for function in _defined_in(module, FunctionType):
+            yield from _in_defaults(function, ours)
+
+
+def warn_of_the_rest(ours: Ours) -> None:
+    """Warns of what cannot be exchanged: classes made of torch's, and collections that hold them."""
+    found = []
+    for module in _programs_modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                bases = [base.__name__ for base in value.__mro__[1:] if id(base) in ours]
+                if bases:
+                    found.append(f"{module.__name__}.{name}, a subclass of torch's {bases[0]}")
+            elif isinstance(value, (tuple, list, set, frozenset, dict)):
+                held = [*value, *value.values()] if isinstance(value, dict) else value
+                if any(id(each) in ours for each in held):
+                    found.append(f"{module.__name__}.{name}, a {type(value).__name__} that holds them")
+    if found:
+        warnings.warn(
+            f"[compat] these were made of torch.distributed.tensor's names before install() and keep them: {'; '.join(found)}. "
+            "Call install() first, or start the program with python -m shardwise.compat.",
+            stacklevel=3,
+        )
+
+
+def _programs_modules() -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        is_ours = name == "shardwise" or name.startswith("shardwise.")
+        if type(module) is ModuleType and not is_ours and not is_torchs(name):
+            yield module
+
+
+def _defined_in(module: ModuleType, kind: type) -> list[Any]:
+    values = list(vars(module).values())
+    return [value for value in values if isinstance(value, kind) and value.__module__ == module.__name__]
+
+
+def _in_namespace(owner: Any, names: Mapping[str, Any], ours: Ours) -> Iterator[Place]:
+    for name, value in list(names.items()):
+        if id(value) in ours:
+            yield Place(partial(setattr, owner, name), value, ours[id(value)])
+
+
+def _in_defaults(function: FunctionType, ours: Ours) -> Iterator[Place]:
+    for kind in ("__defaults__", "__kwdefaults__"):
+        given = getattr(function, kind)
+        values = given.values() if isinstance(given, dict) else given or ()
+        if not any(id(value) in ours for value in values):
+            continue
+        if isinstance(given, dict):
+            changed: Any = {name: ours.get(id(value), value) for name, value in given.items()}
+        else:
+            changed = tuple(ours.get(id(value), value) for value in values)
+        yield Place(partial(setattr, function, kind), given, changed)

@@ -1,0 +1,91 @@
+"""Shardwise's names in the place of torch.distributed.tensor's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from shardwise.compat.counterparts import counterparts
+from shardwise.compat.earlier_bindings import earlier_bindings, warn_of_the_rest
+from shardwise.compat.places import Place, put_ours, put_theirs
+from shardwise.compat.torchs_imports import TorchsImports
+from shardwise.interop.facade import Facade
+
+__all__ = ["install", "uninstall"]
+
+_lock = threading.Lock()
+_installed: list[Installation] = []
+
+
+def install() -> None:
+    """From here on `import torch.distributed.tensor` and its like, in any module that is not torch's own, give Shardwise.
+
+    So do names that other modules bound before: their globals, class attributes and default arguments are exchanged. What cannot be,
+    subclasses of torch's classes and collections that hold them, a warning names. Tensors that torch made before stay torch's;
+    from_torch converts them. torch's own modules keep torch's names, whenever they are imported.
+
+    A second call exchanges what has been bound since. uninstall() takes everything back.
+    """
+    with _lock:
+        if not _installed:
+            _installed.append(Installation())
+        _installed[0].exchange_bindings()
+
+
+def uninstall() -> None:
+    """Takes install() back. Without one it does nothing; names that were imported in between stay Shardwise's."""
+    with _lock:
+        if _installed:
+            _installed.pop().take_back()
+
+
+class Installation:
+    def __init__(self) -> None:
+        by_module: dict[int, tuple[ModuleType, dict[str, Any]]] = {}
+        for module, names in counterparts():
+            by_module.setdefault(id(module), (module, {}))[1].update(names)
+        self._facades = {key: Facade(module, names) for key, (module, names) in by_module.items()}
+        self._ours: dict[int, Any] = dict(self._facades)
+        for module, names in by_module.values():
+            self._ours.update({id(vars(module)[name]): ours for name, ours in names.items()})
+        self._modules = self._places_of_modules()
+        self._bindings: list[Place] = []
+        put_ours(self._modules)
+        self._imports = TorchsImports(
+            suspend=partial(put_theirs, self._modules), resume=partial(put_ours, self._modules)
+        )
+        self._imports.start()
+
+    def exchange_bindings(self) -> None:
+        """In modules that bound torch's names by now."""
+        found = list(earlier_bindings(self._ours))
+        warn_of_the_rest(self._ours)
+        put_ours(found)
+        self._bindings += found
+
+    def take_back(self) -> None:
+        self._imports.stop()
+        put_theirs(reversed(self._bindings))
+        put_theirs(self._modules)
+
+    def _places_of_modules(self) -> list[Place]:
+        """Where torch's modules, and the mesh in torch.distributed, are found by those who import them."""
+        places = []
+        for name, module in list(sys.modules.items()):
+            if id(module) not in self._facades:
+                continue
+            facade = self._facades[id(module)]
+            places.append(Place(partial(sys.modules.__setitem__, name), module, facade))
+            parent, _, child = name.rpartition(".")
+            holder = self._facades.get(id(sys.modules[parent]), sys.modules[parent])
+            if getattr(holder, child, None) is module:
+                places.append(Place(partial(setattr, holder, child), module, facade))
+        for name in ("DeviceMesh", "init_device_mesh"):
+            theirs = getattr(dist, name)
+            places.append(Place(partial(setattr, dist, name), theirs, self._ours[id(theirs)]))
+        return places

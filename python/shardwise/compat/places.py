@@ -1,0 +1,28 @@
+"""Where a name of torch's is bound, and what is bound there instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Place", "put_ours", "put_theirs"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """`bind` binds `theirs` or `ours` here."""
+
+    bind: Callable[[Any], None]
+    theirs: Any
+    ours: Any
+
+
+def put_ours(places: Iterable[Place]) -> None:
+    for place in places:
+        place.bind(place.ours)
+
+
+def put_theirs(places: Iterable[Place]) -> None:
+    for place in places:
+        place.bind(place.theirs)

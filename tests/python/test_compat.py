@@ -1,0 +1,186 @@
+"""Programs for torch.distributed.tensor that run on Shardwise unchanged."""
+
+import importlib
+import runpy
+import subprocess
+import sys
+from multiprocessing import spawn
+from types import ModuleType
+
+import pytest
+import torch
+from torchrun import torchrun
+
+import shardwise as sw
+from shardwise import compat
+from shardwise.compat.counterparts import counterparts
+from shardwise.interop.facade import torchs_own
+
+MODULES = ["", ".placement_types", ".parallel", ".parallel.style", ".experimental", ".debug", ".device_mesh"]
+
+
+@pytest.fixture
+def theirs():
+    """Not a global: install() would exchange it."""
+    return torchs_own("torch.distributed.tensor")
+
+
+@pytest.fixture
+def program(theirs):
+    """A module that bound torch's names before install()."""
+    module = ModuleType("early_program")
+    module.DTensor, module.tensor_package, module.number = theirs.DTensor, theirs, 3
+    exec(
+        "class Holder:\n    kind = DTensor\n    def method(self, kind=DTensor, *, mesh=tensor_package): return kind\n"
+        "def function(kind=DTensor, n=2): return kind",
+        vars(module),
+    )
+    sys.modules["early_program"] = module
+    yield module
+    compat.uninstall()
+    del sys.modules["early_program"]
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_torchs_modules_have_our_names(theirs):
+    from torch.distributed import init_device_mesh as of_package
+    from torch.distributed._tensor import DTensor as of_old_name
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+    from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+    from torch.distributed.tensor.parallel.style import ColwiseParallel
+
+    assert DTensor is of_old_name is sw.DTensor and Shard is sw.Shard and distribute_tensor is sw.distribute_tensor
+    assert DeviceMesh is sw.DeviceMesh and init_device_mesh is of_package is sw.init_device_mesh
+    assert ColwiseParallel is sw.parallel.ColwiseParallel
+    assert context_parallel_unshard.__module__.startswith("shardwise")
+    assert torch.distributed.tensor.DTensor is sw.DTensor is not theirs.DTensor
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", MODULES)
+def test_no_public_name_is_missing(name):
+    module = importlib.import_module(f"torch.distributed.tensor{name}")
+    public = module.__all__
+    assert public and all(getattr(module, each).__module__.split(".")[0] == "shardwise" for each in public)
+
+
+@pytest.mark.usefixtures("installed")
+def test_private_names_and_torchs_own_modules_stay_torchs(theirs):
+    assert theirs.DTensor.__module__ == "torch.distributed.tensor"
+    module = importlib.import_module("torch.distributed.tensor")
+    assert module._StridedShard is theirs._StridedShard and {"DTensor", "_ops"} <= {*dir(module)}
+    later = "torch.distributed.tensor.parallel.input_reshard"
+    sys.modules.pop(later, None)
+    assert importlib.import_module(later).DTensor is theirs.DTensor
+    assert importlib.import_module("torch.distributed.tensor").DTensor is sw.DTensor
+
+
+def test_uninstall_leaves_nothing(program):
+    before = {name: sys.modules[f"torch.distributed.tensor{name}"] for name in MODULES}
+    compat.uninstall()
+    compat.install()
+    compat.install()
+    compat.uninstall()
+    assert before == {name: sys.modules[f"torch.distributed.tensor{name}"] for name in MODULES}
+    assert program.DTensor.__module__ == "torch.distributed.tensor" and program.function() is program.DTensor
+    for module, names in counterparts():
+        assert all(vars(module)[name] is not ours for name, ours in names.items())
+
+
+def test_what_was_bound_before_is_exchanged(program, theirs):
+    compat.install()
+    assert program.DTensor is program.Holder.kind is program.Holder().method() is program.function() is sw.DTensor
+    assert program.tensor_package.Shard is sw.Shard and program.Holder.method.__kwdefaults__["mesh"].Shard is sw.Shard
+    program.later = torchs_own("torch.distributed.device_mesh").DeviceMesh
+    compat.install()
+    assert program.later is sw.DeviceMesh and program.number == 3
+    compat.uninstall()
+    assert program.DTensor is program.Holder.kind is program.function() is theirs.DTensor is not sw.DTensor
+
+
+def test_what_cannot_be_exchanged_is_named(program, theirs):
+    program.Style = type("Style", (theirs.parallel.ParallelStyle,), {"__module__": "early_program"})
+    program.KINDS = (int, theirs.DTensor)
+    with pytest.warns(UserWarning, match=r"early_program\.Style, a subclass.*early_program\.KINDS, a tuple"):
+        compat.install()
+
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+import torch.multiprocessing as mp
+from helper import kind
+from torch.distributed.tensor import DTensor
+
+def child(rank, text):
+    print("child", rank, text, DTensor.__module__, kind().__module__, flush=True)
+
+if __name__ == "__main__":
+    print(sys.argv[1:], DTensor.__module__, __name__, kind().__module__, flush=True)
+    if "spawn" in sys.argv:
+        mp.spawn(child, args=("hello",), nprocs=1)
+    sys.exit(int(sys.argv[-1]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("import torch.distributed.tensor as dt\ndef kind(): return dt.DTensor\n")
+    return tmp_path
+
+
+def test_a_script_runs_with_its_arguments_and_its_children(folder):
+    command = [sys.executable, "-m", "shardwise.compat", str(folder / "script.py"), "--lr", "0.1", "spawn", "7"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 7, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first == "['--lr', '0.1', 'spawn', '7'] shardwise.dtensor __main__ shardwise.dtensor"
+    assert second == "child 0 hello shardwise.dtensor shardwise.dtensor"
+
+
+def main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compat", *arguments])
+    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("shardwise.compat", run_name="__main__")
+    return end.value.code
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_runs_with_its_arguments(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(folder)
+    assert main(monkeypatch, "-m", "script", "3") == 3
+    assert capsys.readouterr().out == "['3'] shardwise.dtensor __main__ shardwise.dtensor\n"
+    assert "Name a script" in main(monkeypatch, "--nothing") and "Name a script" in main(monkeypatch)
+
+
+@pytest.mark.parametrize("part", ["parallel", "tensors"])
+def test_an_unchanged_program(part, tmp_path):
+    result = torchrun("compat_program.py", 4, part, tmp_path, on_shardwise=True)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"{part}-{rank} shardwise.dtensor" for rank in range(4)]
+
+
+def test_transformers_tensor_parallel_plans(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    result = torchrun("compat_program.py", 2, "tp_plan", tmp_path, on_shardwise=True)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"tp_plan-{rank} shardwise.dtensor" for rank in range(2)]
