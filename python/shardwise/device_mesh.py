@@ -72,6 +72,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._layout = _MeshLayout.from_sizes_strides(self.shape)
         self._root_mesh = None
         self._flatten_mapping: dict[str, Any] = {}
+        self._flattened_dims: dict[str, tuple[str, ...]] = {}
         self._pg_registry: dict[str, ProcessGroup] = {}
         self._rank = self.get_rank()
         self._coordinate_on_dim = self.get_coordinate()
@@ -89,33 +90,56 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     def get_group(  # type: ignore[override]
         self, mesh_dim: int | str | None = None
     ) -> ProcessGroup | None:
-        """torch.distributed's process group along `mesh_dim`, which a 1-D mesh need not name; None outside the mesh."""
+        """torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None outside the mesh. A 1-D mesh needs no
+        `mesh_dim`; RuntimeError where others lack it."""
+        flattened = self._get_root_mesh()._flatten_mapping.get(mesh_dim) if isinstance(mesh_dim, str) else None
+        if flattened is not None:
+            return flattened.get_group()
+        self._check_named(mesh_dim)
         group = super().get_group(mesh_dim)
         return lone_group() if group is None and self.get_coordinate() is not None else group
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:  # type: ignore[override]
+        """This rank's place along `mesh_dim`, which a 1-D mesh need not name. Raises RuntimeError where others lack it."""
+        self._check_named(mesh_dim)
+        return super().get_local_rank(mesh_dim)
+
+    def _check_named(self, mesh_dim: int | str | None) -> None:
+        if mesh_dim is None and self.ndim > 1:
+            raise RuntimeError(
+                f"[device_mesh] {self} has {self.ndim} dims. Say which: Optional kwarg `mesh_dim` needs to be specified when "
+                "device_mesh.ndim > 1."
+            )
 
     def get_all_groups(self) -> list[ProcessGroup | None]:  # type: ignore[override]
         """torch.distributed's process groups along each dim through this rank."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
-        """The mesh of the named dims through this rank, or a flattened one by its name. Collective as making a mesh is.
+        """The mesh of the named dims, or flattened ones, through this rank. Collective as making a mesh is.
 
         Raises KeyError for a name that no dim has, RuntimeError where dims have no names.
         """
         if not self.mesh_dim_names:
             raise RuntimeError(
-                f"[device_mesh] {self} has no mesh_dim_names to slice it by. Give them to init_device_mesh."
+                f"[device_mesh] Cannot slice a DeviceMesh without mesh_dim_names! {self} has none: give them to init_device_mesh."
             )
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         root = self._get_root_mesh()
         if len(names) == 1 and names[0] in root._flatten_mapping:
             flat: DeviceMesh = root._flatten_mapping[names[0]]  # type: ignore[assignment]
             return flat
-        unknown = [name for name in names if name not in self.mesh_dim_names]
+        dims = tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
+        unknown = [dim for dim in dims if dim not in self.mesh_dim_names]
         if unknown:
             raise KeyError(
-                f"[device_mesh] no mesh dim is called {', '.join(map(repr, unknown))}. The mesh has {list(self.mesh_dim_names)}."
+                f"[device_mesh] Invalid mesh_dim_names {names}: no mesh dim is called {', '.join(map(repr, unknown))}. The mesh has "
+                f"{list(self.mesh_dim_names)}."
             )
+        if dims != names:
+            every = self[dims]
+            shape = [prod(every.size(dim) for dim in root._flattened_dims.get(name, (name,))) for name in names]
+            return DeviceMesh(self.device_type, every.mesh.reshape(shape), mesh_dim_names=names)
         with given_groups(self._given):
             part: DeviceMesh = super().__getitem__(names)
         if self._given:
@@ -152,6 +176,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "
                 "mesh_dim_name."
             )
+        root._flattened_dims[name] = self.mesh_dim_names
         if flat._root_mesh is None and flat is not root:
             flat._root_mesh = root
             flat._layout = _MeshLayout([self._layout.collapse()])
@@ -180,7 +205,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         ranks = torch.as_tensor(mesh, device="cpu")
         if not groups or ranks.dim() != len(groups):
             raise ValueError(
-                f"[device_mesh] got {len(groups)} ProcessGroups for a mesh of {ranks.dim()} dims, {ranks.tolist()}. Give one per dim."
+                f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks "
+                f"{', '.join(str(dist.get_process_group_ranks(each)) for each in groups)}: got {len(groups)} ProcessGroups for a mesh of "
+                f"{ranks.dim()} dims. Give one per dim."
             )
         for dim, each in enumerate(groups):
             members = dist.get_process_group_ranks(each)
@@ -222,8 +249,10 @@ def init_device_mesh(
     """The mesh of ranks 0, 1, 2, ... in row-major order. Collective over the world.
 
     `backend_override`: by dim or its name, a backend, its options, or both: the mesh has groups of its own along it. Under
-    torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks.
+    torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks, RuntimeError for a
+    device with an index and for names that are no one per dim.
     """
+    _check_mesh_arguments(device_type, mesh_shape, mesh_dim_names)
     ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))
     overrides = None
     if backend_override:
@@ -237,6 +266,22 @@ def init_device_mesh(
             )
         overrides = [by_dim.get(dim) for dim in range(len(mesh_shape))]
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, backend_override=overrides)
+
+
+def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Sequence[str] | None) -> None:
+    if ":" in device_type:
+        raise RuntimeError(
+            f"[device_mesh] Device type with index is not supported: {device_type!r}. A mesh spans devices: "
+            f"use {device_type.partition(':')[0]!r}."
+        )
+    if names is None:
+        return
+    if len(set(names)) < len(names):
+        raise RuntimeError(f"[device_mesh] Each mesh_dim_name must be unique. They are {list(names)}.")
+    if len(names) != len(mesh_shape):
+        raise RuntimeError(
+            f"[device_mesh] mesh_shape and mesh_dim_names should have same length! They are {list(mesh_shape)} and {list(names)}."
+        )
 
 
 def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]) -> DeviceMesh:

@@ -18,7 +18,7 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
   TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
                     fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
                                 c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
-  TORCH_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
+  TORCH_CHECK_VALUE(piece.is_meta() || piece.device().type() == spec.mesh()->device_type(),
                     fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i,
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }

@@ -77,15 +77,15 @@ ERRORS = {
     "a mesh larger than the world": (lambda mesh: sw.init_device_mesh("cpu", (4,)), ValueError, "world of 2 ranks"),
     "one name for two dims": (
         lambda mesh: sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp",)),
-        ValueError,
-        "1 names for a mesh of 2 dims",
+        RuntimeError,
+        "mesh_shape and mesh_dim_names should have same length",
     ),
     "a name twice": (
         lambda mesh: sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "dp")),
-        ValueError,
-        '"dp" twice',
+        RuntimeError,
+        "Each mesh_dim_name must be unique",
     ),
-    "an unknown name": (lambda mesh: mesh["tp"], RuntimeError, "has no mesh_dim_names to slice it by"),
+    "an unknown name": (lambda mesh: mesh["tp"], RuntimeError, "Cannot slice a DeviceMesh without mesh_dim_names"),
     "an unknown name of a dim": (
         lambda mesh: sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))["tp"],
         KeyError,
@@ -97,9 +97,14 @@ ERRORS = {
         ValueError,
         'device_type "cuda:0" has an index',
     ),
+    "a device with an index, by init_device_mesh": (
+        lambda mesh: sw.init_device_mesh("cuda:0", (1,)),
+        RuntimeError,
+        "Device type with index is not supported",
+    ),
     "which mesh dim": (
         lambda mesh: sw.init_device_mesh("cpu", (2, 1)).get_local_rank(),
-        ValueError,
+        RuntimeError,
         "2 dims. Say which",
     ),
     "a local piece of another shape": (

@@ -75,8 +75,13 @@ def slices():
     raises(ValueError, "of other ranks", lambda: cube["pp", "dp"]._flatten("world"))
     raises(KeyError, "no mesh dim is called 'cp'", lambda: cube["cp"])
     raises(KeyError, "cp", lambda: cube.get_group("cp"))
-    raises(RuntimeError, "no mesh_dim_names", lambda: sw.init_device_mesh("cpu", (4,))["tp"])
-    for mesh in (cube["pp", "tp"], cube["dp", "tp"], flat, cube["world"], cube["tp"], cube):
+    raises(RuntimeError, "without mesh_dim_names", lambda: sw.init_device_mesh("cpu", (4,))["tp"])
+    raises(RuntimeError, "`mesh_dim` needs to be specified", cube.get_group)
+    raises(RuntimeError, "`mesh_dim` needs to be specified", cube.get_local_rank)
+    partly = cube["pp", "dp_tp"]
+    assert partly.mesh.tolist() == [[0, 1], [2, 3]] and partly.mesh_dim_names == ("pp", "dp_tp")
+    assert cube.get_group("dp_tp") is flat.get_group() is partly.get_group("dp_tp")
+    for mesh in (cube["pp", "tp"], cube["dp", "tp"], flat, cube["world"], cube["tp"], cube, partly):
         works(mesh)
 
 

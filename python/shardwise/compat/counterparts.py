@@ -12,6 +12,7 @@ __all__ = ["counterparts"]
 # Ours, and the modules of torch.distributed that define or hand on the names that it has.
 _STANDS_FOR = {
     "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),
+    "shardwise._api": ("tensor._api",),
     "shardwise._dtensor_spec": ("tensor._dtensor_spec",),
     "shardwise._utils": ("tensor._utils",),
     "shardwise.debug": ("tensor.debug", "tensor.debug._comm_mode", "tensor.debug._visualize_sharding"),

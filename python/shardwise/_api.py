@@ -1,0 +1,18 @@
+"""What torch.distributed.tensor has in the module of this name besides what shardwise itself has."""
+
+from collections.abc import Sequence
+
+import torch
+
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.placement_types import Placement
+
+__all__ = ["_shard_tensor"]
+
+
+def _shard_tensor(
+    full_tensor: torch.Tensor, placements: Sequence[Placement], device_mesh: DeviceMesh | None = None
+) -> DTensor:
+    """distribute_tensor of what every rank has: nothing is sent."""
+    return distribute_tensor(full_tensor, device_mesh, placements, src_data_rank=None)
