@@ -153,19 +153,18 @@ def main():
     expected = step(dense, ids).item()
     whole = matmul_work(lambda: step(dense, ids))
 
-    with sw.implicit_replication():
-        models = {side: MAKERS[side](folder[0], mesh) for side in options.sides}
-        if options.explain:
-            return explain(models[OURS], ids)
-        times = {side: [] for side in models}
+    models = {side: MAKERS[side](folder[0], mesh) for side in options.sides}
+    if options.explain:
+        return explain(models[OURS], ids)
+    times = {side: [] for side in models}
+    for side, model in models.items():
+        loss = step(model, ids)
+        value = loss.full_tensor().item() if isinstance(loss, sw.DTensor) else loss.item()
+        assert abs(value - expected) < 1e-3, f"{side} has loss {value}, dense {expected}"
+    for _ in range(options.repeats):
         for side, model in models.items():
-            loss = step(model, ids)
-            value = loss.full_tensor().item() if isinstance(loss, sw.DTensor) else loss.item()
-            assert abs(value - expected) < 1e-3, f"{side} has loss {value}, dense {expected}"
-        for _ in range(options.repeats):
-            for side, model in models.items():
-                times[side].append(seconds(model, ids))
-        report(options, models, times, {side: counted(side, model, ids) for side, model in models.items()}, whole)
+            times[side].append(seconds(model, ids))
+    report(options, models, times, {side: counted(side, model, ids) for side, model in models.items()}, whole)
     dist.destroy_process_group()
 
 
