@@ -99,7 +99,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         group = super().get_group(mesh_dim)
         return lone_group() if group is None and self.get_coordinate() is not None else group
 
-    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:  # type: ignore[override]
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """This rank's place along `mesh_dim`, which a 1-D mesh need not name. Raises RuntimeError where others lack it."""
         self._check_named(mesh_dim)
         return super().get_local_rank(mesh_dim)
@@ -125,9 +125,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 f"[device_mesh] Cannot slice a DeviceMesh without mesh_dim_names! {self} has none: give them to init_device_mesh."
             )
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
-        root = self._get_root_mesh()
+        root: Any = self._get_root_mesh()
         if len(names) == 1 and names[0] in root._flatten_mapping:
-            flat: DeviceMesh = root._flatten_mapping[names[0]]  # type: ignore[assignment]
+            flat: DeviceMesh = root._flatten_mapping[names[0]]
             return flat
         dims = tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
         unknown = [dim for dim in dims if dim not in self.mesh_dim_names]
@@ -161,7 +161,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             raise RuntimeError(
                 f"[device_mesh] {self} has no mesh_dim_names to flatten it by. Give them to init_device_mesh."
             )
-        root, name = self._get_root_mesh(), mesh_dim_name or "_".join(self.mesh_dim_names)
+        root: Any = self._get_root_mesh()
+        name = mesh_dim_name or "_".join(self.mesh_dim_names)
         if name in (root.mesh_dim_names or ()) and (name,) != self.mesh_dim_names:
             raise ValueError(
                 f"[device_mesh] {name!r} already exists as a dim of {root}. Specify another valid mesh_dim_name."
@@ -170,7 +171,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             return self
         overrides = None if backend_override is None else [backend_override]
         flat = DeviceMesh(self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), backend_override=overrides)
-        known: DeviceMesh = root._flatten_mapping.setdefault(name, flat)  # type: ignore[assignment]
+        known: DeviceMesh = root._flatten_mapping.setdefault(name, flat)
         if known != flat:
             raise ValueError(
                 f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "

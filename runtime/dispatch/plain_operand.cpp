@@ -46,7 +46,8 @@ std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRo
   const bool may = may_be_plain(role, plain);
   if (may && !ForwardScope::is_open()) return std::nullopt;
   const auto got = [&](const std::string& rest) {
-    return fmt::format("got a torch.Tensor of shape [{}] next to a DTensor{}{}", fmt::join(plain.sizes(), ", "), as, rest);
+    return fmt::format("got a torch.Tensor of shape [{}] next to a DTensor{}{}", fmt::join(plain.sizes(), ", "), as,
+                       rest);
   };
   if (!ForwardScope::is_open()) return got(fmt::format(". {}", ForwardScope::kWrap));
   const std::string objection = may ? ForwardScope::difference(mesh) : ForwardScope::objection(mesh);

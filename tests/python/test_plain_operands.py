@@ -53,9 +53,7 @@ def test_plain_operands_of_bags_are_errors_on_every_rank():
             ),
         }
         for name, call in calls.items():
-            with pytest.raises(
-                ValueError, match=f"next to a DTensor, as {name.split()[0]}. Wrap it with"
-            ):
+            with pytest.raises(ValueError, match=f"next to a DTensor, as {name.split()[0]}. Wrap it with"):
                 call()
         n_failed.append(len(calls))
         dense = F.embedding_bag(torch.tensor([[rank, 1, 2] for rank in range(4)]), torch.eye(4))
