@@ -286,7 +286,7 @@ def test_parameters_replaced_by_hand_open_nothing():
         model = copy.deepcopy(given)
         for name, module in model.named_modules():
             shard(name, module, mesh)
-        with pytest.raises(ERRORS, match=r"next to a DTensor\. Wrap it with"):
+        with pytest.raises(ERRORS, match=r"next to a DTensor, as indices\. Wrap it with"):
             model(IDS)
 
     on_ranks(check)
