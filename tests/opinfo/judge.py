@@ -276,7 +276,7 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
             outcome.n_cases += 1
             report(f"sample {number}, {scheme.name}")
             failures = run_scheme(op, sample, tree, scheme, dense, skip, outcome.needs_implicit)
-            if any("implicit_replication()" in reason for _, reason in failures) and not outcome.needs_implicit:
+            if any("next to a DTensor" in reason for _, reason in failures) and not outcome.needs_implicit:
                 outcome.needs_implicit = True
                 failures = run_scheme(op, sample, tree, scheme, dense, skip, implicit=True)
             outcome.gathered = sorted({*outcome.gathered, *gathered})
