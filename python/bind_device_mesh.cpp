@@ -76,7 +76,7 @@ MeshPtr to_mesh(py::handle object) {
 
 py::object from_mesh(const MeshPtr& mesh) {
   // A holder's type has no const; nothing bound changes a mesh.
-  auto object = py::cast(std::const_pointer_cast<DeviceMesh>(mesh));
+  auto object = py::cast(std::const_pointer_cast<DeviceMesh>(mesh->with_memory()));
   if (!py::type::of(object).is(py::type::of<DeviceMesh>())) return object;
   return py::module_::import(kModule).attr("DeviceMesh").attr("_of")(object);
 }

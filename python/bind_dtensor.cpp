@@ -107,6 +107,7 @@ constexpr const char* kFromLocal =
     "others wait for it until the time-out. With `shape` and exact placements (Shards with sizes, or an "
     "EnumerableShard)\n"
     "nothing is exchanged, except under `run_check`.\n\n"
+    "A piece on meta makes a tensor on meta: all ranks' pieces are, or none.\n\n"
     "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
 
 constexpr const char* kToLocal =
@@ -251,8 +252,9 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, Placements placements,
                           const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind,
-                          int64_t sparse_dim) {
-  auto spec = Spec::intern(mesh, shape, std::move(placements), stride, dtype);
+                          int64_t sparse_dim, bool is_meta) {
+  const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
+  auto spec = Spec::intern(is_on_meta ? mesh->on_meta() : mesh, shape, std::move(placements), stride, dtype);
   if (pieces.empty() && sparse_dim > 0) return wrap_sparse(std::move(spec), {}, {sparse_dim});
   at::Tensor tensor = from_pieces(std::move(pieces), spec);
   keep_local_kind(tensor, static_cast<LocalKind>(local_kind));
@@ -344,7 +346,12 @@ constexpr const char* kDistributeTensor =
     "`src_data_rank`, which\n"
     "sends each rank its part; with src_data_rank=None each rank takes its part of its own copy and nothing is "
     "sent.\n\n"
-    "Raises ValueError or IndexError, before any message, for placements that do not fit.";
+    "The rank whose values count decides: where its tensor is on meta the result is, and no values are sent; where it "
+    "has\n"
+    "values, the other ranks may give tensors on meta, of which the shape alone is used.\n\n"
+    "Raises ValueError or IndexError, before any message, for placements that do not fit, and for a tensor on meta "
+    "whose\n"
+    "values count while another rank's has some.";
 
 void bind_methods(py::module_& module) {
   using torch::wrap_pybind_function;
@@ -384,9 +391,9 @@ void bind_dtensor(py::module_& module) {
              py::arg("src_data_rank") = 0);
   module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
              "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
-             "ones.",
+             "ones. `is_meta`: where there are no pieces to tell.",
              py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
-             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0);
+             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false);
   module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
              py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),

@@ -120,7 +120,7 @@ SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placeme
   const Dims strides = options.stride                         ? *options.stride
                        : mesh->is_member() && !shards.empty() ? dense_strides(*options.shape, shards[0].strides())
                                                               : row_major_strides(*options.shape);
-  return Spec::intern(mesh, *options.shape, placements, strides, wrapper.scalar_type());
+  return Spec::intern(mesh->on(wrapper.device().type()), *options.shape, placements, strides, wrapper.scalar_type());
 }
 
 /// Compares offsets, sizes and device.
@@ -154,9 +154,11 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
                                               options.stride ? fmt::format("{}", fmt::join(*options.stride, ",")) : "?",
                                               to_string(placements))
                                 : "";
-  InferredLayout inferred = infer_layout(gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic),
-                                         mesh->grid_ptr(), placements, mesh->device_type());
-  return Spec::intern(mesh, std::move(inferred.layout), inferred.strides, inferred.dtype);
+  const std::vector<RankPieces> all = gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic);
+  const auto holder = std::ranges::find_if(all, [](const RankPieces& each) { return !each.boxes.empty(); });
+  const MeshPtr on = holder == all.end() ? mesh : mesh->on(holder->device_type);
+  InferredLayout inferred = infer_layout(all, on->grid_ptr(), placements, on->device_type());
+  return Spec::intern(on, std::move(inferred.layout), inferred.strides, inferred.dtype);
 }
 
 /// True where some rank's part is no single piece.

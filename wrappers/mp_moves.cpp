@@ -21,7 +21,7 @@ struct Move {
       : op(op), input(input), mesh(axis.mesh), mesh_dim(axis.mesh_dim) {
     if (is_dtensor(input)) {
       const MeshPtr& own = spec_of(input)->mesh();
-      TORCH_CHECK_VALUE(!mesh || mesh == own,
+      TORCH_CHECK_VALUE(!mesh || mesh->with_memory() == own->with_memory(),
                         fmt::format("[{}] the DTensor lives on the mesh {}, not on {}. Leave mesh "
                                     "out, or redistribute(mesh, ...) it first.",
                                     op, to_string(*own), to_string(*mesh)));

@@ -54,6 +54,12 @@ void register_to_meta() {
       .impl("_to_copy", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ToMeta>(op)));
 }
 
+/// Whether `tensor.data = other` may be: of all our tensors, on whatever devices. So parameters stay the objects that they are, and
+/// tied ones tied, when their module goes from one device to another.
+bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  return is_dtensor(self) && is_dtensor(from);
+}
+
 /// The memory of every piece is in use on `stream`.
 void record_stream(at::Tensor& self, c10::Stream stream) {
   for (at::Tensor piece : maybe_dtensor(self)->shards()) piece.record_stream(stream);
@@ -66,6 +72,7 @@ void register_copies(RuleTable& table) {
   add_composition("_conj", +[](const at::Tensor& self) { return at::conj_physical(self); });
   add_composition("_neg_view", +[](const at::Tensor& self) { return at::neg(self); });
   aten_kernels().impl("record_stream", &record_stream);
+  aten_kernels().impl("_has_compatible_shallow_copy_type", &has_compatible_type);
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
                 copy());

@@ -111,6 +111,10 @@ at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor
   call.found = spec_of_bags(call, call.lookup.plan->found);
   Placements moved = spec_of_bags(call, call.lookup.plan->result)->placements().vec();
   Shards pieces;
+  if (weight.is_meta()) {
+    if (call.pooling == Pooling::kMax) moved = without_partial(moved);
+    return empty(call.found->sizes(), call.found->mesh(), std::move(moved), call.found->dtype());
+  }
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);
     pieces.push_back(pool_here(call, maybe_dtensor(weight)->shards(),

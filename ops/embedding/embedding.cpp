@@ -65,6 +65,7 @@ at::Tensor unfetched(const TableLookup& lookup, const at::Tensor& weight, Sharde
 /// `sharded`: for the backward, where rows of equal ids are fetched for a part of the ids on each rank.
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const SpecPtr& found = lookup.plan->rows;
+  if (weight.is_meta()) return empty(found->sizes(), found->mesh(), lookup.plan->result, found->dtype());
   if (lookup.plan->ids_are_equal && found->is_member() && lookup.plan->result == lookup.plan->found)
     return unfetched(lookup, weight, std::move(sharded));
   Shards pieces;
@@ -122,6 +123,10 @@ at::Tensor table_grad(const at::Tensor& grad, const TableLookup& forward, const 
   const LookupBackwardPlan plan = plan_lookup_backward(*lookup.table, lookup.plan->found, now);
   const auto spec = Spec::intern(lookup.table->mesh(), lookup.table->sizes(), plan.table, lookup.table->strides(),
                                  grad.scalar_type());
+  if (spec->mesh()->is_meta()) {
+    call.sink.check_dense_on_meta(kEmbedding);
+    return empty(spec->sizes(), spec->mesh(), spec->placements().vec(), spec->dtype());
+  }
   const at::Tensor moved = redistribute(grad, plan.grad);
   const at::Tensor counts = call.by_freq ? lookup.counts() : at::Tensor();
   std::vector<BoxGrads> boxes;

@@ -12,6 +12,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -109,6 +110,15 @@ GradientSink GradientSink::of(const at::Tensor& weight, bool is_sparse) {
   GradientSink sink{is_sparse, fused_optimizer(weight), {}};
   if (sink.optimizer) sink.table = weight.detach();
   return sink;
+}
+
+void GradientSink::check_dense_on_meta(const char* op) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !is_complete(),
+      fmt::format(
+          "[{}] a table on meta has no sparse gradient, and no optimizer updates it in the backward: ids have no "
+          "values. Take a dense gradient, or give the table memory with Module.to_empty().",
+          op));
 }
 
 at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {

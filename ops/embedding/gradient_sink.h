@@ -21,6 +21,9 @@ struct GradientSink {
   /// Sparse gradients and updates take the gradients of replicated rows from all ranks; dense ones may stay Partial.
   bool is_complete() const { return is_sparse || optimizer; }
 
+  /// Throws: c10::NotImplementedError, in the name of `op`, for a table on meta whose rows would have to be told apart.
+  void check_dense_on_meta(const char* op) const;
+
   /// The gradient of layout `spec`, from this rank's gradient rows for each of its boxes. The id `skipped` has no gradient. Sparse
   /// gradients are coalesced and hold only rows with ids; the result is undefined where an optimizer took it. Dense gradients cost the
   /// memory of this rank's rows, the others that of the rows with ids. Collective over the mesh's members where `spec` is Partial, or

@@ -83,6 +83,7 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
                                const LookupOptions& options) {
   TableLookup lookup{op, table, std::move(plan), ids, {}};
   if (lookup.plan->ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan->ids);
+  if (table->mesh()->is_meta()) return lookup;  // there are no ids to check and no rows to exchange
   if (!lookup.plan->exchanges_rows()) {
     if (options.checks_ids) check_ids(op, lookup.ids, table->sizes()[0]);
     return lookup;

@@ -46,7 +46,7 @@ at::Tensor index_operand(const char* op, const at::Tensor& index, const MeshPtr&
 std::optional<std::pair<int64_t, int64_t>> range_of(const at::Tensor& index) {
   const auto* impl = maybe_dtensor(index);
   const Spec& spec = *impl->spec();
-  if (!spec.is_member() || spec.numel() == 0) return std::nullopt;
+  if (!spec.is_member() || spec.numel() == 0 || spec.mesh()->is_meta()) return std::nullopt;
   BelowAutograd guard;
   int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
   for (const at::Tensor& piece : impl->shards()) {

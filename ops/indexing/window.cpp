@@ -120,7 +120,7 @@ void put_window(const at::Tensor& self, at::TensorList indices, const at::Tensor
     self.index_put_(listed(self.dim(), indices, dims), values, accumulate);
     return;
   }
-  if (self.numel() == 0) return;
+  if (self.numel() == 0 || self.is_meta()) return;
   FoundAll found(self, indices, dims, firsts, sizes);
   const at::Tensor here = found.is_here.reshape(-1).nonzero().view(-1);
   c10::List<std::optional<at::Tensor>> places;

@@ -34,6 +34,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   const SpecPtr& spec = impl->spec();
   at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
   dense(one, scratch_generator());
+  if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
   const uint64_t seed = next_seed(generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
     fill_pieces(*impl, seed, fill);
@@ -45,6 +46,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
 }
 
 bool any_anywhere(const at::Tensor& flags) {
+  if (flags.is_meta()) return false;
   const at::Tensor any = at::any(flags);
   const at::Tensor everywhere = moved_to(any, Placements(spec_of(any)->placements().size()));
   const Shards& pieces = maybe_dtensor(everywhere)->shards();

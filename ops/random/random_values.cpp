@@ -80,6 +80,7 @@ at::Tensor sampled(const at::TensorList parameters, at::ScalarType dtype, const 
   at::Tensor like = parameters[0];
   for (size_t i = 1; i < parameters.size(); ++i) like = at::add(like, parameters[i]);
   at::Tensor result = at::empty_like(like, like.options().dtype(dtype));
+  if (result.is_meta()) return result;
   const Spec& spec = *spec_of(result);
   std::vector<at::Tensor> moved;
   for (const at::Tensor& parameter : parameters)

@@ -174,6 +174,7 @@ class DTensor(torch.Tensor):
             self.requires_grad,
             self.__dict__,
             entries,
+            self.is_meta,
         )
 
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
@@ -214,10 +215,14 @@ def rebuild_dtensor(
     requires_grad: bool,
     attributes: dict[str, Any],
     entries: tuple[int, bool] | None = None,
+    is_meta: bool = False,
 ) -> DTensor:
-    """Unpickles a DTensor from this rank's pieces. `entries`: of a sparse one its sparse dims, and whether it is coalesced."""
+    """Unpickles a DTensor from this rank's pieces. `entries`: of a sparse one its sparse dims, and whether it is coalesced.
+
+    `is_meta`: whether it is on meta where there are no pieces to tell.
+    """
     sparse_dim, is_coalesced = entries or (0, False)
-    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim)
+    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim, is_meta)
     if is_coalesced:
         tensor._coalesced_(True)
     tensor.__dict__.update(attributes)

@@ -1,7 +1,8 @@
 """Tensors made where they live: each rank fills only its own part.
 
 `size` is the global one: integers, or one sequence of them. Without `placements` every rank has all of it; without
-`device_mesh` the mesh of the innermost `with mesh:` counts. Nothing is sent.
+`device_mesh` the mesh of the innermost `with mesh:` counts. Pieces are on the mesh's device, whatever torch.device(...) block the call
+stands in; a tensor without memory is one of torch's, given to distribute_tensor. Nothing is sent.
 """
 
 from collections.abc import Sequence

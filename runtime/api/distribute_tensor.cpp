@@ -11,18 +11,21 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace shardwise {
 namespace {
 
-/// Sends each member its boxes of the root's `tensor`; returns this rank's.
+/// Sends each member its boxes of the root's `tensor`, of which other ranks' values are not read; returns this rank's.
 Shards scatter(const at::Tensor& tensor, const Spec& spec, int64_t root) {
+  const c10::Device device = spec.mesh()->device();
   const Group& group = *spec.mesh()->group();
   const bool is_root = spec.mesh()->rank() == root;
   const auto values_of = [&](const Box& box) { return narrowed(tensor, Box::whole(spec.sizes()), box); };
   Shards pieces;
-  PackedMessages messages(tensor.device());
+  PackedMessages messages(device);
   for (const Box& box : spec.boxes()) {
-    pieces.push_back(empty_piece(spec, box.sizes, tensor.device()));
+    pieces.push_back(empty_piece(spec, box.sizes, device));
     if (is_root)
       pieces.back().copy_(values_of(box));
     else
@@ -48,59 +51,68 @@ void check_plain(const at::Tensor& tensor) {
                                 c10::str(tensor.layout()), c10::toString(keys)));
 }
 
-/// Dtype, sizes and kind of the tensor, compared before values are sent.
-void check_same_kind(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), tensor.is_meta(),
-                            static_cast<int64_t>(tensor.scalar_type())};
+/// Dtype, sizes and kind of the tensor, compared before values are sent. True where there are none: all ranks' tensors are on meta.
+bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
+  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type())};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
+  mine.push_back(tensor.is_meta());
   const Group& group = *mesh.group();
-  const auto all = all_gather_numbers(group, mine);
+  auto all = all_gather_numbers(group, mine);
+  std::vector<bool> is_on_meta;
+  for (auto& numbers : all) {
+    is_on_meta.push_back(numbers.back() != 0);
+    numbers.pop_back();
+  }
   const auto words = [](const std::vector<int64_t>& numbers) {
-    return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[2])),
-                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), numbers[1] ? " on meta" : "");
+    return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
+                       fmt::join(numbers.begin() + 2, numbers.end(), ", "));
   };
   for (size_t i = 1; i < all.size(); ++i)
     TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
                                                     "Give the same shape, dtype and kind on every "
                                                     "rank; only the values of src_data_rank count.",
                                                     group.ranks[0], words(all[0]), group.ranks[i], words(all[i])));
-}
-
-/// Pieces of a tensor without values: nothing is sent.
-Shards pieces_on_meta(const Spec& spec) {
-  Shards pieces;
-  for (const Box& box : spec.boxes()) pieces.push_back(empty_piece(spec, box.sizes, c10::kMeta));
-  return pieces;
+  const bool has_values = !is_on_meta[group.index_of(root)];
+  const auto filled = std::ranges::find(is_on_meta, false);
+  TORCH_CHECK_VALUE(
+      has_values || filled == is_on_meta.end(),
+      fmt::format("[distribute_tensor] rank {}, whose values count, gives a tensor on meta, rank {} one with values. "
+                  "Name a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
+                  root, group.ranks[filled - is_on_meta.begin()]));
+  return !has_values;
 }
 
 }  // namespace
 
-at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh, Placements placements,
                              std::optional<int64_t> src_data_rank) {
-  if (is_dtensor(tensor)) return redistribute(tensor, mesh, std::move(placements));
+  if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
   const bool requires_grad = tensor.requires_grad();
   BelowAutograd guard;
   at::NoGradGuard no_grad;
-  if (mesh->is_member() && src_data_rank && mesh->size() > 1) check_same_kind(tensor, *mesh);
+  const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
+  bool is_on_meta = tensor.is_meta();
+  int64_t root = given_mesh->rank();
+  if (scatters) {
+    TORCH_CHECK_VALUE(
+        *src_data_rank >= 0 && *src_data_rank < given_mesh->size(),
+        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
+                    *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size()));
+    root = given_mesh->grid().ranks[*src_data_rank];
+    is_on_meta = agree_on_meta(tensor, *given_mesh, root);
+  }
   check_plain(tensor);
+  const MeshPtr mesh = is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
   auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), dense_strides(tensor.sizes(), tensor.strides()),
                            tensor.scalar_type());
-  if (tensor.is_meta()) {
-    at::Tensor result = wrap(spec, pieces_on_meta(*spec));
-    return requires_grad ? result.set_requires_grad(true) : result;
-  }
   auto scattered = spec->with_placements(without_partial(spec->placements()));
-  const at::Tensor source =
-      tensor.device().type() == mesh->device_type() ? tensor.detach() : tensor.detach().to(mesh->device());
+  const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
+  const at::Tensor source = is_read ? tensor.detach().to(mesh->device()) : tensor.detach();
 
   Shards shards;
-  if (mesh->is_member() && src_data_rank && mesh->size() > 1) {
+  if (scatters) {
     CommScope scope("distribute_tensor", CommScope::Cause::kProgram);
-    TORCH_CHECK_VALUE(
-        *src_data_rank >= 0 && *src_data_rank < mesh->size(),
-        fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
-                    *src_data_rank, to_string(*mesh), mesh->size(), mesh->size()));
-    shards = scatter(source, *scattered, mesh->grid().ranks[*src_data_rank]);
+    shards = scatter(source, *scattered, root);
   } else if (mesh->is_member()) {
     auto replicated = spec->replicated();
     shards = move(replicated, {source}, scattered);

@@ -9,7 +9,10 @@ namespace shardwise {
 
 /// Shards `tensor`, which every rank holds; or the copy of the member at place `src_data_rank` of the mesh, which sends each rank its
 /// part. The result is a leaf with memory of its own.
-/// Throws: as Layout, before any message; c10::ValueError for a tensor that is not dense, or not of one shape and dtype on all ranks.
+///
+/// Of a tensor on meta, on meta: no values are sent, and none where `src_data_rank` is nothing. Where the member whose copy counts has
+/// values, other ranks' tensors may be on meta: their shape alone is used. Ranks outside the mesh give what that member gives.
+/// Throws: c10::ValueError where the copy that counts is on meta and another is not; as Layout, before any message; c10::ValueError for a tensor that is not dense, or not of one shape and dtype on all ranks.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                              std::optional<int64_t> src_data_rank = 0);
 

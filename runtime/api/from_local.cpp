@@ -70,10 +70,11 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
 
 }  // namespace
 
-at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placements placements,
                       const FromLocalOptions& options) {
   TORCH_CHECK_TYPE(!is_dtensor(local),
                    "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
+  const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
   TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.",

@@ -19,7 +19,8 @@ struct FromLocalOptions {
 };
 
 /// The distributed tensor of which `local` is this rank's piece. The piece is aliased: writes to one are seen by the other, and count for
-/// both (a write after autograd saved one of them is an error in the backward). On a non-member `local` is ignored.
+/// both (a write after autograd saved one of them is an error in the backward). On a non-member `local` is ignored, except for whether it
+/// is on meta: all ranks' pieces are, or none.
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

@@ -18,17 +18,17 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
   TORCH_CHECK_VALUE(piece.scalar_type() == spec.dtype(),
                     fmt::format("[from_local] piece {} is {}, the tensor {}. Use one dtype.", i,
                                 c10::toString(piece.scalar_type()), c10::toString(spec.dtype())));
-  TORCH_CHECK_VALUE(piece.is_meta() || piece.device().type() == spec.mesh()->device_type(),
+  TORCH_CHECK_VALUE(piece.device().type() == spec.mesh()->device_type(),
                     fmt::format("[from_local] piece {} is on {}, the mesh on {}. Move one of them.", i,
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
-/// What one rank believes: dtype, whether gradients are recorded, the whole tensor's sizes, its own piece's.
+/// What one rank believes: dtype, whether gradients are recorded, whether it has values, the whole tensor's sizes, its own piece's.
 struct Belief {
   std::vector<int64_t> numbers;
 
   static Belief of(const at::Tensor& local, const Spec& spec) {
-    Belief belief{{-1, static_cast<int64_t>(spec.dtype()), records(local),
+    Belief belief{{-1, static_cast<int64_t>(spec.dtype()), records(local), local.is_meta(),
                    spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
     const auto add = [&](c10::IntArrayRef sizes) {
       belief.numbers.insert(belief.numbers.end(), sizes.begin(), sizes.end());
@@ -40,8 +40,9 @@ struct Belief {
   bool is_of_tensor() const { return numbers[0] == -1; }
   c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(numbers[1]); }
   bool is_recorded() const { return numbers[2] != 0; }
-  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(4, numbers[3]); }
-  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(4 + numbers[3]); }
+  bool is_meta() const { return numbers[3] != 0; }
+  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(5, numbers[4]); }
+  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(5 + numbers[4]); }
 };
 
 }  // namespace
@@ -102,6 +103,12 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                                   fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
                                   group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
                                   c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kGiveShape));
+    const auto [on_meta, filled] = first.is_meta() ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
+    TORCH_CHECK_VALUE(
+        first.is_meta() == other.is_meta(),
+        fmt::format("[from_local] the piece of rank {} is on meta, that of rank {} has values. Give all ranks' "
+                    "memory, or none.",
+                    group.ranks[on_meta], group.ranks[filled]));
     const auto [recorded, plain] = first.is_recorded() ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
     TORCH_CHECK_VALUE(
         first.is_recorded() == other.is_recorded(),

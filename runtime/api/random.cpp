@@ -35,6 +35,7 @@ template <typename Fill>
 at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype,
                  const Fill& fill) {
   at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
+  if (mesh->is_meta()) return tensor;
   const uint64_t seed = next_seed();
   BelowAutograd guard;
   const auto* impl = maybe_dtensor(tensor);

@@ -31,7 +31,7 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   const auto cause = CommScope::current_cause();
   const CommScope scope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
-  if (!options.async_op) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
+  if (!options.async_op || to->mesh()->is_meta()) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
   at::Tensor result = wrap(to, {});
   maybe_dtensor(result)->set_pending(std::move(pending));
@@ -140,6 +140,8 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options, const MoveDtypes& dtypes) {
   const SpecPtr& from = spec_of(tensor);
+  if (from->mesh()->is_meta() && !mesh->is_meta())
+    return redistribute(tensor, mesh->on_meta(), std::move(placements), options, dtypes);
   const at::ScalarType dtype = dtypes.forward.value_or(from->dtype());
   auto to = mesh == from->mesh() && dtype == from->dtype()
                 ? from->with_placements(std::move(placements))

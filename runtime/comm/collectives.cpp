@@ -52,6 +52,7 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
                     fmt::format("[all_to_all] sends {} but receives {}. Use one dtype.",
                                 at::toString(input.scalar_type()), at::toString(output.scalar_type())));
+  if (output.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (group.size() == 1) {
     output.copy_(input);
@@ -118,7 +119,7 @@ class StartedReduction final : public Reduction {
 std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce) {
   check_contiguous("all_reduce", tensor);
   check_reducible(tensor, reduce);
-  if (group.size() == 1 || tensor.numel() == 0) return nullptr;
+  if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_policy("all_reduce");
   check_order(group, "all_reduce", tensor.scalar_type());
@@ -135,7 +136,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
       root_index >= 0 && root_index < group.size(),
       fmt::format("[broadcast] root index {} does not exist: the group has {} ranks. Use an index in [0, {}).",
                   root_index, group.size(), group.size()));
-  if (group.size() == 1 || tensor.numel() == 0) return;
+  if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_order(group, "broadcast", tensor.scalar_type());
   std::vector<at::Tensor> bytes{bytes_of(tensor)};

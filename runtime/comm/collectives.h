@@ -1,7 +1,7 @@
 // runtime/comm/collectives.h: the collectives that Shardwise calls, each counted by the active CommTraces.
 //
 // They call the c10d backend of the tensors' device directly, below autograd and dispatch. A group of one sends nothing and
-// counts nothing, as do all_reduce and broadcast of an empty tensor. Every function but start_all_reduce waits for the result. What a
+// counts nothing, as do all_reduce and broadcast of an empty tensor, and all of tensors on meta, whose results are not written. Every function but start_all_reduce waits for the result. What a
 // rank alone can see to be wrong is a c10::ValueError before the first message.
 #pragma once
 

@@ -68,6 +68,19 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   return is_one_piece(propagation.outputs[0].get());
 }
 
+/// Throws: c10::NotImplementedError, also on the ranks whose pieces are empty, for values that would come from meta.
+void put_outputs_on(c10::DeviceType device_type, const OpCall& call, Propagation& propagation) {
+  const bool has_values = call.op.rule->is_shape_only() || device_type == c10::kMeta ||
+                          std::ranges::none_of(call.operands, [](const Operand& operand) {
+                            return operand.spec && operand.spec->mesh()->is_meta();
+                          });
+  TORCH_CHECK_NOT_IMPLEMENTED(has_values, "[", call.op.name,
+                              "] Cannot copy out of meta tensor; no data! Use torch.empty_like(x, device=...) or "
+                              "Module.to_empty(), and fill it.");
+  for (SpecPtr& output : propagation.outputs)
+    if (output) output = output->on(device_type);
+}
+
 }  // namespace
 
 Decision decide(OpCall& call) {
@@ -86,6 +99,9 @@ Decision decide(OpCall& call) {
   else
     decision.propagation = propagate(call, rule->signature(call));
   if (!decision.propagation) return decision;
+
+  for (const c10::IValue& value : call.args)
+    if (value.isDevice()) put_outputs_on(value.toDevice().type(), call, *decision.propagation);
 
   const Propagation& propagation = *decision.propagation;
   decision.moves = std::ranges::any_of(propagation.inputs, [](const SpecPtr& spec) { return static_cast<bool>(spec); });

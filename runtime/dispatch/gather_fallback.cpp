@@ -30,7 +30,9 @@ void warn_once(const std::string& op) {
 
 class ReplicatedRun {
  public:
-  explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()) {
+  explicit ReplicatedRun(BoundCall& call) : call_(call), mesh_(call.leader().spec()->mesh()), mesh_of_results_(mesh_) {
+    for (const c10::IValue& arg : call.args())
+      if (arg.isDevice()) mesh_of_results_ = mesh_->on(arg.toDevice().type());
     for (const BoundOperand& operand : call.operands)
       if (operand.impl) check_same_mesh(call.op.name, mesh_, operand.impl->spec()->mesh());
     for (int source : call.op.returned_arg) originals_.push_back(source < 0 ? c10::IValue() : call.arg(source));
@@ -87,7 +89,7 @@ class ReplicatedRun {
   }
 
   SpecPtr replicated_like(const at::Tensor& local) const {
-    return Spec::intern(mesh_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(),
+    return Spec::intern(mesh_of_results_, local.sizes(), std::vector<Placement>(mesh_->ndim()), local.strides(),
                         local.scalar_type());
   }
 
@@ -148,14 +150,15 @@ class ReplicatedRun {
       else if (output.dtype == c10::ScalarType::Undefined)
         call_.stack.emplace_back(at::Tensor());
       else
-        call_.stack.emplace_back(
-            wrap(Spec::intern(mesh_, output.sizes, std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype),
-                 {}));
+        call_.stack.emplace_back(wrap(Spec::intern(mesh_of_results_, output.sizes,
+                                                   std::vector<Placement>(mesh_->ndim()), output.strides, output.dtype),
+                                      {}));
     }
   }
 
   BoundCall& call_;
   MeshPtr mesh_;
+  MeshPtr mesh_of_results_;  // an argument may name another device than the operands'
   std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results are copied views
   ViewOrigin origin_;                   // of the tensor that results are views of

@@ -67,10 +67,23 @@ void check(const SpecPtr& source, const SpecPtr& destination) {
                                 to_string(*destination)));
   TORCH_CHECK_VALUE(
       source->mesh()->world() == destination->mesh()->world() &&
-          source->mesh()->device_type() == destination->mesh()->device_type(),
+          source->mesh()->with_memory()->device_type() == destination->mesh()->with_memory()->device_type(),
       fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
                   "of the current one.",
                   to_string(*source->mesh()), to_string(*destination->mesh())));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !source->mesh()->is_meta() || destination->mesh()->is_meta(),
+      fmt::format(
+          "[redistribute] Cannot copy out of meta tensor; no data! {} was to get memory. Use torch.empty_like(x, "
+          "device=...) or Module.to_empty(), and fill it.",
+          to_string(*source)));
+}
+
+/// To meta there is nothing to move: new pieces without memory.
+Shards pieces_on_meta(const Spec& destination) {
+  Shards pieces;
+  for (const Box& box : destination.boxes()) pieces.push_back(empty_piece(destination, box.sizes, c10::kMeta));
+  return pieces;
 }
 
 /// One tensor on its way, step by step.
@@ -81,7 +94,8 @@ class Moving {
         pieces_(std::move(pieces)),
         device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
         options_(options) {
-    if (plan_->last_sending >= 0)
+    const bool sends = plan_->last_sending >= 0 && !destination->mesh()->is_meta();
+    if (sends)
       check_comm_policy(
           [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
     for (const OwnStep& own : plan_->steps)
@@ -356,6 +370,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   Moving moving(source, shards, destination, options);
+  if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
   moving.run();
   return moving.pieces();
 }
@@ -369,10 +384,38 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
 }
 
+namespace {
+
+/// move_many() where some tensors are on meta.
+std::vector<Shards> moved_apart(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                                c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
+  std::vector<Shards> results(sources.size()), rest;
+  std::vector<SpecPtr> from, to;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (destinations[i]->mesh()->is_meta()) {
+      results[i] = move(sources[i], shards[i], destinations[i], options);
+      continue;
+    }
+    from.push_back(sources[i]);
+    rest.push_back(shards[i]);
+    to.push_back(destinations[i]);
+    places.push_back(i);
+  }
+  auto moved = move_many(from, rest, to, options, bucket_bytes);
+  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(moved[i]);
+  return results;
+}
+
+}  // namespace
+
 std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
                               c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
   for (size_t i = 0; i < sources.size(); ++i) check(sources[i], destinations[i]);
   BelowAutograd guard;
+  const auto is_on_meta = [](const SpecPtr& spec) { return spec->mesh()->is_meta(); };
+  if (std::ranges::any_of(destinations, is_on_meta))
+    return moved_apart(sources, shards, destinations, options, bucket_bytes);
   std::vector<Moving> movings;
   for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
   while (true) {

@@ -12,11 +12,13 @@ namespace shardwise {
 /// This rank's pieces of the same tensor laid out as `destination`: the source's own where nothing changes, else new memory.
 /// Below autograd. Collective over both meshes; with two different meshes other ranks of the world have nothing to do.
 ///
-/// Throws: c10::ValueError for differing sizes, dtypes or worlds. Cost: plan()'s traffic; buffers of at most what is sent and
+/// On meta (DeviceMesh::on_meta) nothing is sent; a source with memory may go there, none may come from there.
+///
+/// Throws: c10::ValueError for differing sizes, dtypes or worlds, c10::NotImplementedError out of meta. Cost: plan()'s traffic; buffers of at most what is sent and
 /// received; the plan comes from a cache of this thread.
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {});
 
-/// The same without waiting for the last messages, if the move ends with messages.
+/// The same without waiting for the last messages, if the move ends with messages. Pre: not on meta.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 

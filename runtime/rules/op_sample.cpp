@@ -43,7 +43,7 @@ Dims sample_strides(const Dims& sizes, const Spec& spec) {
 /// Ones; of positions zeros, which always exist.
 at::Tensor sample_of(const Spec& spec, const Dims& sizes, OperandRole role) {
   const bool is_position = role == OperandRole::kPositions || role == OperandRole::kBatch;
-  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->device());
+  const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->with_memory()->device());
   const Dims strides = sample_strides(sizes, spec);
   return at::full(c10::multiply_integers(sizes), is_position ? 0 : 1, options).as_strided(sizes, strides);
 }

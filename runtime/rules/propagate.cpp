@@ -270,11 +270,17 @@ class Chooser {
 
 bool is_on(const Operand& operand, const DeviceMesh& mesh) { return operand.spec->mesh().get() == &mesh; }
 
+/// Copies go from device to device; other operators want one.
+bool is_copy(const OpInfo& op) {
+  return op.name == "aten::copy_" || op.name == "aten::copy" || op.name == "aten::_foreach_copy_";
+}
+
 /// A replica on `mesh`. Throws: c10::ValueError for an operand on another mesh, unless it has no dims: as numbers do, those follow
 /// the others.
 SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) {
   const Spec& spec = *operand.spec;
-  if (spec.dim() > 0 || operand.is_written) check_same_mesh(call.op.name, mesh, spec.mesh());
+  const bool is_copied = is_copy(call.op) && spec.mesh()->with_memory() == mesh->with_memory();
+  if ((spec.dim() > 0 || operand.is_written) && !is_copied) check_same_mesh(call.op.name, mesh, spec.mesh());
   return Spec::intern(mesh, spec.sizes(), std::vector<Placement>(mesh->ndim()), spec.strides(), spec.dtype());
 }
 

@@ -129,8 +129,25 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   return mesh;
 }
 
+MeshPtr DeviceMesh::on_meta() const {
+  if (is_meta()) return shared_from_this();
+  const std::lock_guard lock(registry_mutex);
+  if (auto mesh = on_meta_.lock()) return mesh;
+  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh(*this));
+  mesh->device_type_ = c10::DeviceType::Meta;
+  mesh->with_memory_ = shared_from_this();
+  on_meta_ = mesh;
+  return mesh;
+}
+
+MeshPtr DeviceMesh::with_memory() const { return with_memory_ ? with_memory_ : shared_from_this(); }
+
+MeshPtr DeviceMesh::on(c10::DeviceType device_type) const {
+  return device_type == c10::DeviceType::Meta ? on_meta() : with_memory();
+}
+
 c10::Device DeviceMesh::device() const {
-  if (device_type_ == c10::DeviceType::CPU) return {device_type_};
+  if (device_type_ == c10::DeviceType::CPU || is_meta()) return {device_type_};
   return c10::impl::VirtualGuardImpl(device_type_).getDevice();
 }
 
@@ -156,7 +173,7 @@ MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
     world_->group(slice.ranks);
     if (mine.ranks.empty() || std::ranges::count(slice.ranks, rank())) mine = std::move(slice);
   }
-  return create(world_, device_type_, std::move(mine), names);
+  return create(world_, with_memory()->device_type(), std::move(mine), names)->on(device_type_);
 }
 
 std::string to_string(const DeviceMesh& mesh) {
@@ -172,6 +189,13 @@ std::string to_string(const DeviceMesh& mesh) {
 }
 
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other) {
+  TORCH_CHECK_VALUE(
+      mesh->is_meta() == other->is_meta(),
+      fmt::format(
+          "[{}] operands live on meta and on {}. Give all of them memory, with torch.empty_like(x, device=\"{}\") or "
+          "Module.to_empty(), or none: x.to(\"meta\").",
+          op, c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true),
+          c10::DeviceTypeName((mesh->is_meta() ? other : mesh)->device_type(), true)));
   TORCH_CHECK_VALUE(mesh == other, fmt::format("[{}] operands live on different meshes: {} and {}. Move one with "
                                                "redistribute(mesh, ...).",
                                                op, to_string(*mesh), to_string(*other)));

@@ -30,6 +30,16 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
                         std::vector<std::string> names = {});
 
   c10::DeviceType device_type() const { return device_type_; }
+
+  /// The mesh of tensors whose pieces have no memory: the same ranks and groups, over which nothing is sent for them, and
+  /// device_type() meta. Each such tensor is on one, so that ranks know of it that hold no piece. Itself where it is such.
+  MeshPtr on_meta() const;
+  /// The mesh that on_meta() was called on; itself for all others.
+  MeshPtr with_memory() const;
+  /// The one of the two for pieces on `device_type`.
+  MeshPtr on(c10::DeviceType device_type) const;
+  bool is_meta() const { return device_type_ == c10::DeviceType::Meta; }
+
   /// The device of this rank's pieces: the type's current one.
   c10::Device device() const;
   const RankGrid& grid() const { return *grid_; }
@@ -68,12 +78,15 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   std::optional<Dims> coord_;
   GroupPtr everyone_;
   std::vector<GroupPtr> lines_;
+  MeshPtr with_memory_;                              // of one on meta
+  mutable std::weak_ptr<const DeviceMesh> on_meta_;  // of one with memory
 };
 
 /// "(dp=2, tp=2)", or "(2, 2)" without names; other rank orders than 0, 1, 2, … are added: "(4: ranks [2, 0, 1, 3])".
 std::string to_string(const DeviceMesh& mesh);
 
-/// Throws: c10::ValueError where the operands of `op` live on two meshes: "[op] operands live on different meshes: a and b. ...".
+/// Throws: c10::ValueError where the operands of `op` live on two meshes: "[op] operands live on different meshes: a and b. ...",
+/// or one on meta.
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other);
 
 }  // namespace shardwise

@@ -90,6 +90,10 @@ SpecPtr Spec::with_placements(std::vector<Placement> placements) const {
 
 SpecPtr Spec::replicated() const { return with_placements(std::vector<Placement>(placements().size())); }
 
+SpecPtr Spec::on(c10::DeviceType device_type) const {
+  return intern(mesh_->on(device_type), layout_, strides_, dtype_);
+}
+
 Dims row_major_strides(c10::IntArrayRef sizes) {
   Dims strides(sizes.size(), 1);
   for (auto i = static_cast<int64_t>(sizes.size()) - 2; i >= 0; --i)

@@ -43,6 +43,9 @@ class Spec final : public torch::CustomClassHolder {
   /// Replicated on every mesh dim.
   SpecPtr replicated() const;
 
+  /// The same tensor with its pieces on meta, or on the device of its mesh: see DeviceMesh::on.
+  SpecPtr on(c10::DeviceType device_type) const;
+
   void release_resources() override;  // called by the last owner
 
  private:

@@ -30,15 +30,6 @@ def test_pieces_have_the_sizes_of_the_layout(placement):
     run_ranks(3, body)
 
 
-def test_all_ranks_give_meta_or_none():
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        with pytest.raises(ValueError, match=r"rank 0 gives a tensor Float \[4\], rank 1 one Float \[4\] on meta"):
-            sw.distribute_tensor(torch.ones(4, device="meta" if rank else "cpu"), mesh, [Shard(0)])
-
-    run_ranks(2, body)
-
-
 def test_a_module_is_sharded_before_it_has_memory():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))

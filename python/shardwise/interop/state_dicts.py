@@ -116,14 +116,15 @@ def _place_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *a
 def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
     """`values`, alike on every rank or one of torch's DTensors, laid out as `tensor`. Plain ones send nothing.
 
-    They stay as they are where their shape is another, for the caller to say so.
+    They stay as they are where their shape is another, for the caller to say so. For one on meta they keep their memory, as those
+    that are assigned must.
     """
     if isinstance(values, DTensor) or values.shape != tensor.shape:
         return values
     if is_torch_dtensor(values):
         ours: DTensor = from_torch(cast(Any, values.detach()))
         return ours.redistribute(tensor.device_mesh, tensor.placements)
-    here = values.detach().to(tensor.device)
+    here = values.detach().to(tensor.device_mesh.device_type if tensor.is_meta else tensor.device)
     return distribute_tensor(here, tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 

@@ -20,6 +20,7 @@ from shardwise import _C
 from shardwise._C import Partial, Placement, Replicate, Shard
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.interop import fake_tensors
 from shardwise.interop.facade import torchs_own
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 from shardwise.module_tensors import by_tensor, places_of
@@ -113,6 +114,7 @@ def _without_wrapper(tensor: Any) -> torch.Tensor:
         return LocalShardsWrapper(shards, offsets, dtype=tensor.dtype, device=tensor.device)
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         return cast(torch.Tensor, tensor.wait())
+    fake_tensors.refuse(tensor)
     return cast(torch.Tensor, tensor)
 
 

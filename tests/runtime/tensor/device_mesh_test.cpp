@@ -49,6 +49,20 @@ TEST(DeviceMeshTest, SubmeshGoesThroughThisRank) {
   });
 }
 
+TEST(DeviceMeshTest, OnMetaIsOneMeshOverTheSameGroups) {
+  run_ranks(3, [](World&) {
+    const auto mesh = make_mesh({3}), meta = mesh->on_meta();
+    EXPECT_TRUE(meta->is_meta() && meta->device().is_meta());
+    EXPECT_EQ(meta, mesh->on(c10::kMeta));
+    EXPECT_EQ(meta, meta->on_meta());
+    EXPECT_EQ(mesh, meta->with_memory());
+    EXPECT_EQ(mesh, meta->on(c10::kCPU));
+    EXPECT_EQ(mesh, mesh->with_memory());
+    EXPECT_EQ(mesh->group(), meta->group());
+    EXPECT_EQ(to_string(*mesh), to_string(*meta));
+  });
+}
+
 TEST(DeviceMeshTest, WrongRanksAndNamesAreRefused) {
   run_ranks(2, [](World&) {
     EXPECT_THROW(make_mesh({2}, {0, 0}), c10::ValueError);

@@ -1,0 +1,41 @@
+"""Fake tensors: FakeTensorMode takes every operator for a plain one, and knows no layouts. Tensors on meta do what it is for."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from shardwise.dtensor import DTensor
+
+_WAY_OUT = (
+    'Leave the mode and make the tensors on meta, under torch.device("meta") or by x.to("meta"): operators on them give shapes '
+    "and layouts, without memory and messages."
+)
+
+
+def teach(module: ModuleType) -> None:
+    """Has torch._subclasses.fake_tensor say why it does not take our tensors: by itself it names the operator alone.
+
+    Not as a TypeError, of which `x + 1` makes one of its own.
+    """
+    mode = module.FakeTensorMode
+    original = mode.__torch_dispatch__
+
+    @functools.wraps(original)
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = original(self, func, types, args, kwargs)
+        if result is NotImplemented and any(isinstance(leaf, DTensor) for leaf in tree_leaves((args, kwargs))):
+            raise NotImplementedError(
+                f"[{func}] FakeTensorMode does not take DTensors: it would lose their layouts. {_WAY_OUT}"
+            )
+        return result
+
+    mode.__torch_dispatch__ = dispatch
+
+
+def refuse(tensor: torch.Tensor) -> None:
+    """Raises TypeError for a fake tensor that is to become a piece of ours, or one of ours."""
+    if type(tensor).__name__ == "FakeTensor":
+        raise TypeError(f"[DTensor] a FakeTensor of shape {list(tensor.shape)} has no layout. {_WAY_OUT}")
