@@ -352,7 +352,7 @@ Propagation propagate_per_element(const OpCall& call) {
       const bool follows = operand.sizes == leader->sizes && call.args[operand.arg].isTensorList();
       const MeshPtr& mesh = leader->spec->mesh();
       auto spec = follow(call, operand, mesh);
-      if (follows && is_on(operand, *mesh)) spec = spec->with_placements(without_partial(leader->spec->placements()));
+      if (follows) spec = spec->with_placements(without_partial(leader->spec->placements()));
       if (spec != operand.spec) moved = std::move(spec);
     }
     result.inputs.push_back(std::move(moved));
