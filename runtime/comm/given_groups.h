@@ -19,6 +19,9 @@ class GivenGroups {
   GivenGroups(const GivenGroups&) = delete;
   GivenGroups& operator=(const GivenGroups&) = delete;
 
+  /// Lets go of the process groups of all that ever were: their meshes cannot communicate any more. World::close() calls it.
+  static void close();
+
   /// The innermost, null outside.
   static const GivenGroups* current();
   const ByRanks& groups() const { return groups_; }

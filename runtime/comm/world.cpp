@@ -98,6 +98,7 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
 }
 
 void World::close() {
+  if (!is_thread()) GivenGroups::close();
   std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> dropped;  // their ends wait for threads: not under the lock
   const std::lock_guard closing(mutex_);
   is_closed_ = true;
