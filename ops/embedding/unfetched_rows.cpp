@@ -32,6 +32,8 @@ void UnfetchedRows::watch_table(const at::Tensor& rows) {
 }
 
 void UnfetchedRows::check_table() const {
+  if (!maybe_dtensor(table_)->version_counter().enabled())
+    return;  // made in inference mode: its writes are not counted
   TORCH_CHECK_VALUE(
       write_count(*maybe_dtensor(table_)) == write_count_,
       fmt::format("[{}] the table was written to, by way of its local tensor, after its rows were looked up "

@@ -121,7 +121,8 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
       gradients->note(leaf_);
       return grads;
     }
-    if (!is_recorded && !leaf_.grad().defined() && stays_as_large(*grad->spec(), *wanted)) {
+    if (!is_recorded &&
+        (leaf_.grad().defined() ? is_unfinished(leaf_.grad()) : stays_as_large(*grad->spec(), *wanted))) {
       of_this_backward()->note(leaf_);
       return grads;
     }
@@ -132,6 +133,12 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
   }
 
  private:
+  /// True for what an AccumulatedGradients left as it came, because it failed.
+  bool is_unfinished(const at::Tensor& sum) const {
+    const auto* before = maybe_dtensor(sum);
+    return before && wanted_layout(leaf_, *before);
+  }
+
   DTensorImpl& leaf_;  // which owns the hook
 };
 

@@ -223,6 +223,9 @@ def test_a_block_of_micro_batches_that_fails_sends_nothing():
             raise KeyError
         assert weight.grad.placements == (Partial(),)
         assert weight.grad.full_tensor().tolist() == [6.0] * 4
+        (x * weight).sum().backward()
+        assert weight.grad.placements == (Replicate(),)
+        assert weight.grad.full_tensor().tolist() == [12.0] * 4
 
     run_ranks(2, check)
 
@@ -308,6 +311,13 @@ def test_the_norm_over_slices_of_one_mesh_is_that_of_what_this_rank_sees():
             sw.distribute_tensor(b, mesh["tp"], [Shard(0)], src_data_rank=None),
         ]
         torch.testing.assert_close(nn.utils.get_total_norm(slices).to_local(), torch.cat([a, b]).norm())
+        parameters = [nn.Parameter(torch.zeros_like(grad)) for grad in slices]
+        for parameter, grad in zip(parameters, slices):
+            parameter.grad = grad
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        scale = 0.5 / (torch.cat([a, b]).norm() + 1e-6)
+        for parameter, dense in zip(parameters, (a, b)):
+            torch.testing.assert_close(parameter.grad.full_tensor(), dense * scale)
 
     run_ranks(4, check)
 

@@ -186,3 +186,16 @@ def test_bad_ids_are_errors_where_they_are_looked_up():
             F.embedding(differing, table)
 
     run_ranks(4, check)
+
+
+def test_other_tensors_of_inference_mode_may_be_written_to_meanwhile():
+    def check(rank):
+        with torch.inference_mode():
+            mesh = sw.init_device_mesh("cpu", (4,))
+            table = sw.distribute_tensor(TABLE, mesh, [Shard(0)], src_data_rank=None)
+            other = sw.zeros(3, device_mesh=mesh)
+            rows = F.embedding(sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None), table)
+            other.add_(1)
+            torch.testing.assert_close(rows.full_tensor(), F.embedding(IDS, TABLE))
+
+    run_ranks(4, check)

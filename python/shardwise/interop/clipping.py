@@ -56,13 +56,21 @@ def total_norm(
 def clip_grads(
     original: ClipGrads, parameters: Tensors, max_norm: float, total_norm: torch.Tensor, foreach: bool | None = None
 ) -> None:
-    """torch.nn.utils.clip_grads_with_norm_. Plain gradients are scaled by this rank's value of `total_norm`."""
+    """torch.nn.utils.clip_grads_with_norm_. Gradients are scaled by this rank's value of `total_norm`, which is a number for meshes of any
+    ranks. Raises ValueError on ranks that have plain gradients and are outside the norm's mesh."""
+    known = total_norm.to_local() if isinstance(total_norm, DTensor) else total_norm
+    is_known = known.numel() == 1
     groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     for parameter in _listed(parameters):
-        groups[isinstance(parameter.grad, DTensor)].append(parameter)
-    local = total_norm.to_local() if isinstance(total_norm, DTensor) and groups[False] else total_norm
-    for is_ours, group in groups.items():
-        original(group, max_norm, total_norm if is_ours else local, foreach)
+        if parameter.grad is not None:
+            groups[isinstance(parameter.grad, DTensor)].append(parameter)
+    if groups[False] and not is_known:
+        raise ValueError(
+            "[clip_grad_norm_] plain gradients stand beside DTensors on a mesh that this rank is outside of: it does not know their "
+            "norm. Clip plain parameters by themselves, or leave these DTensors out here."
+        )
+    for group in groups.values():
+        original(group, max_norm, known if is_known else total_norm, foreach)
 
 
 def _listed(tensors: Tensors) -> list[torch.Tensor]:
