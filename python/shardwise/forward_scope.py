@@ -1,9 +1,12 @@
 """The forward of a distributed module, within which plain tensors count as replicas while its plain arguments are the same on all ranks."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Set
+from collections import deque
+from collections.abc import Iterator, KeysView, Mapping, Set, ValuesView
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
 from itertools import chain
 from typing import Any
 
@@ -18,7 +21,7 @@ __all__ = ["forward_of", "open_around_forward", "plain_arguments"]
 
 Argument = tuple[str, torch.Tensor | None, str]  # where it stands, the tensor, or the text of what is none
 
-_VALUES = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_VALUES = (bool, int, float, complex, str, bytes, bytearray, range, slice, type(None), np.generic, Fraction, Enum)
 _OPAQUE = (nn.Module, type, torch.device, torch.dtype, torch.Generator)
 
 
@@ -62,14 +65,14 @@ def _leave(module: nn.Module, args: Any, output: Any) -> None:
 
 def plain_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Argument]:
     """What the ranks compare of a call's arguments: tensors and arrays, wherever they are; numbers and text in containers."""
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # by id, and held: a new object would get the id of one that is gone
     for i, value in enumerate(args):
         yield from _held(f"args[{i}]", value, seen, with_values=True)
     for name, value in kwargs.items():
         yield from _held(name, value, seen, with_values=True)
 
 
-def _held(path: str, value: Any, seen: set[int], with_values: bool) -> Iterator[Argument]:
+def _held(path: str, value: Any, seen: dict[int, Any], with_values: bool) -> Iterator[Argument]:
     """`with_values`: numbers and text count; in attributes of objects of other libraries they do not, which may be a rank's own."""
     if isinstance(value, torch.Tensor):
         if not isinstance(value, DTensor):
@@ -80,15 +83,15 @@ def _held(path: str, value: Any, seen: set[int], with_values: bool) -> Iterator[
     elif isinstance(value, np.ndarray):
         yield path, None, _text_of(value)
     elif not isinstance(value, _OPAQUE) and id(value) not in seen:
-        seen.add(id(value))
+        seen[id(value)] = value
         yield from _held_by(path, value, seen, with_values)
 
 
-def _held_by(path: str, holder: Any, seen: set[int], with_values: bool) -> Iterator[Argument]:
-    if isinstance(holder, (list, tuple)):
+def _held_by(path: str, holder: Any, seen: dict[int, Any], with_values: bool) -> Iterator[Argument]:
+    if isinstance(holder, (list, tuple, deque, KeysView, ValuesView)):
         if all(isinstance(value, _VALUES) for value in holder):
             if with_values:
-                yield path, None, repr(holder)
+                yield path, None, repr([*holder])
             return
         for i, value in enumerate(holder):
             yield from _held(f"{path}[{i}]", value, seen, with_values)

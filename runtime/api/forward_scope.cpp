@@ -9,6 +9,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -60,6 +61,11 @@ std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, c
   return std::nullopt;
 }
 
+bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
+  return std::ranges::all_of(other.grid().ranks,
+                             [&](int64_t rank) { return std::ranges::count(mesh.grid().ranks, rank) > 0; });
+}
+
 /// The outermost call of a distributed module.
 class Forward {
  public:
@@ -71,7 +77,20 @@ class Forward {
     const auto known = std::ranges::find(compared_, mesh, &Compared::first);
     return known != compared_.end() ? known->second : compared_.emplace_back(mesh, compare(mesh)).second;
   }
-  const std::string& given_out() const { return given_out_; }
+  /// Why tensors that the forward took out need not be equal on all ranks of `mesh`, or "".
+  std::string given_out(const MeshPtr& mesh) const {
+    if (!given_out_.empty()) return given_out_;
+    for (const MeshPtr& replica : replicas_)
+      if (!has_all_ranks_of(*replica, *mesh))
+        return fmt::format(
+            "within {} the value of a tensor on the ranks {} was taken before, which other ranks need not have. {}",
+            name_, fmt::join(replica->grid().ranks, ", "), ForwardScope::kWrap);
+    return "";
+  }
+  /// The value that all ranks of `mesh` have was taken.
+  void give_replica(const MeshPtr& mesh) {
+    if (std::ranges::find(replicas_, mesh) == replicas_.end()) replicas_.push_back(mesh);
+  }
   void give_out(const std::string& what) {
     if (given_out_.empty())
       given_out_ = fmt::format("within {} {} before: plain tensors need not be equal any more. {}", name_, what, kWrap);
@@ -134,6 +153,7 @@ class Forward {
   std::vector<Summary> summaries_;
   std::vector<Compared> compared_;
   std::string given_out_;
+  std::vector<MeshPtr> replicas_;  // whose values were taken
 };
 
 std::unique_ptr<Forward>& current() {
@@ -162,13 +182,15 @@ bool ForwardScope::is_open() { return current() != nullptr; }
 
 std::string ForwardScope::objection(const MeshPtr& mesh) {
   Forward& forward = *current();
-  return forward.given_out().empty() ? forward.difference(mesh) : forward.given_out();
+  std::string given_out = forward.given_out(mesh);
+  return given_out.empty() ? forward.difference(mesh) : std::move(given_out);
 }
 
 std::string ForwardScope::difference(const MeshPtr& mesh) { return current()->difference(mesh); }
 
 void ForwardScope::give_out(const Spec& spec) {
-  if (!current() || spec.layout().is_replicated() || torch::autograd::get_current_graph_task_id() >= 0) return;
+  if (!current() || torch::autograd::get_current_graph_task_id() >= 0) return;
+  if (spec.layout().is_replicated()) return current()->give_replica(spec.mesh());
   current()->give_out(fmt::format("a rank's part of a tensor placed as {} was taken",
                                   to_string(c10::ArrayRef<Placement>(spec.placements()))));
 }

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections import UserDict
+from collections import UserDict, deque
 from dataclasses import dataclass
 
 import pytest
@@ -169,6 +169,17 @@ HOLDERS = {
     "slots": (lambda ids, rank: ((Slots(ids),), {}), lambda batch: batch.ids, "args[0].ids"),
     "array": (lambda ids, rank: ((ids.numpy(),), {}), torch.from_numpy, "args[0]"),
     "numbers": (lambda ids, rank: ((ids.tolist(),), {}), torch.tensor, "args[0][0]"),
+    "deque": (lambda ids, rank: ((deque([ids]),), {}), lambda batch: batch[0], "args[0][0]"),
+    "values of a dict": (
+        lambda ids, rank: (({"ids": ids}.values(),), {}),
+        lambda batch: next(iter(batch)),
+        "args[0][0]",
+    ),
+    "bytearray": (
+        lambda ids, rank: ((bytearray(ids[0].tolist()),), {}),
+        lambda data: torch.tensor(list(data)),
+        "args[0]",
+    ),
     "text": (
         lambda ids, rank: ((" ".join(map(str, ids[0].tolist())),), {}),
         lambda text: torch.tensor([int(word) for word in text.split()]),
