@@ -351,7 +351,9 @@ constexpr const char* kDistributeTensor =
     "values, the other ranks may give tensors on meta, of which the shape alone is used.\n\n"
     "Raises ValueError or IndexError, before any message, for placements that do not fit, and for a tensor on meta "
     "whose\n"
-    "values count while another rank's has some.";
+    "values count while another rank's has some; RuntimeError for a tensor that requires a gradient and is no leaf: "
+    "from_local and\n"
+    "redistribute keep its gradient.";
 
 void bind_methods(py::module_& module) {
   using torch::wrap_pybind_function;

@@ -51,9 +51,13 @@ void check_plain(const at::Tensor& tensor) {
                                 c10::str(tensor.layout()), c10::toString(keys)));
 }
 
+/// Whether it was computed from others that require a gradient: a leaf of its values would keep it.
+bool ends_a_gradient(const at::Tensor& tensor) { return tensor.requires_grad() && !tensor.is_leaf(); }
+
 /// Dtype, sizes and kind of the tensor, compared before values are sent. True where there are none: all ranks' tensors are on meta.
 bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
-  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type())};
+  std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type()),
+                            ends_a_gradient(tensor)};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
   mine.push_back(tensor.is_meta());
   const Group& group = *mesh.group();
@@ -64,8 +68,8 @@ bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t roo
     numbers.pop_back();
   }
   const auto words = [](const std::vector<int64_t>& numbers) {
-    return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
-                       fmt::join(numbers.begin() + 2, numbers.end(), ", "));
+    return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
+                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), numbers[2] ? " that is not a leaf" : "");
   };
   for (size_t i = 1; i < all.size(); ++i)
     TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
@@ -80,6 +84,14 @@ bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t roo
                   "Name a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
                   root, group.ranks[filled - is_on_meta.begin()]));
   return !has_values;
+}
+
+/// The result is a leaf: a gradient would end there.
+void check_leaf(const at::Tensor& tensor) {
+  TORCH_CHECK(!ends_a_gradient(tensor),
+              "[distribute_tensor] should be used to distribute leaf tensors, and this one was computed from others that "
+              "require a gradient, which would end here. Give tensor.detach(); or keep the gradient with "
+              "DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
 }
 
 }  // namespace
@@ -102,6 +114,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
     is_on_meta = agree_on_meta(tensor, *given_mesh, root);
   }
   check_plain(tensor);
+  check_leaf(tensor);
   const MeshPtr mesh = is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
   auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), dense_strides(tensor.sizes(), tensor.strides()),
                            tensor.scalar_type());

@@ -122,6 +122,18 @@ ERRORS = {
         TypeError,
         r"\[from_local\] the local tensor is a DTensor",
     ),
+    "a tensor with a history of gradients": (
+        lambda mesh: sw.distribute_tensor(ONES.clone().requires_grad_() * 2, mesh, [Shard(0)]),
+        RuntimeError,
+        r"\[distribute_tensor\] should be used to distribute leaf tensors.*Give tensor.detach\(\)",
+    ),
+    "a tensor with a history of gradients on one rank": (
+        lambda mesh: sw.distribute_tensor(
+            ONES.clone().requires_grad_() * 2 if mesh.get_rank() else ONES, mesh, [Shard(0)]
+        ),
+        ValueError,
+        r"rank 0 gives a tensor Float \[6, 2\], rank 1 one Float \[6, 2\] that is not a leaf",
+    ),
     "shapes that differ between ranks": (
         lambda mesh: DTensor.from_local(torch.ones(mesh.get_rank() + 1), mesh, [Shard(0)], run_check=True),
         ValueError,
