@@ -1,9 +1,10 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from itertools import combinations
 from math import prod
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,21 @@ __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
 
 # A backend, its options, or both: what a mesh dim's groups are made with, if not as the world's is.
 BackendOverride = Any
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _reading_ranks(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, in which tensors have values: under FakeTensorMode, too, ranks are numbers."""
+
+    @wraps(function)
+    def with_values(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch._C._DisableTorchDispatch():
+            return function(*args, **kwargs)
+
+    return with_values
 
 
 class _MeshType(type(_C.DeviceMesh), type(TorchDeviceMesh)):  # type: ignore[misc]
@@ -40,6 +56,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     duplicate or unknown ranks and names that do not fit.
     """
 
+    @_reading_ranks
     def __init__(
         self,
         device_type: str,
@@ -55,12 +72,19 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._given = groups  # groups of its own
 
     @classmethod
+    @_reading_ranks
     def _of(cls, mesh: _C.DeviceMesh) -> "DeviceMesh":
         """The mesh as an object of this class: C++ gives out meshes by it."""
         self = cls.__new__(cls)
         _C.DeviceMesh.__init__(self, mesh)
         self._tell_torch()
         return self
+
+    @property
+    @_reading_ranks
+    def mesh(self) -> torch.Tensor:
+        """The ranks as an int32 tensor of the mesh's shape."""
+        return super().mesh
 
     def _tell_torch(self) -> None:
         """Sets what torch's own functions read of a mesh."""
@@ -115,6 +139,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """torch.distributed's process groups along each dim through this rank."""
         return [self.get_group(dim) for dim in range(self.ndim)]
 
+    @_reading_ranks
     def __getitem__(self, mesh_dim_names: str | Sequence[str]) -> "DeviceMesh":
         """The mesh of the named dims, or flattened ones, through this rank. Collective as making a mesh is.
 
@@ -150,6 +175,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             part._rank_map, part._flatten_rank_map = root._rank_map, root._flatten_rank_map
         return part
 
+    @_reading_ranks
     def _flatten(
         self, mesh_dim_name: str | None = None, backend_override: BackendOverride | None = None
     ) -> "DeviceMesh":
@@ -185,6 +211,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return known
 
     @classmethod
+    @_reading_ranks
     def from_group(  # type: ignore[override]
         cls,
         group: ProcessGroup | Sequence[ProcessGroup],
@@ -233,6 +260,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     __eq__ = _C.DeviceMesh.__eq__
 
+    @_reading_ranks
     def __hash__(self) -> int:
         return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
 
@@ -240,6 +268,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return _C.DeviceMesh.__reduce__(self)
 
 
+@_reading_ranks
 def init_device_mesh(
     device_type: str,
     mesh_shape: Sequence[int],

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardwise as sw
 from shardwise.testing import run_ranks
@@ -58,6 +59,29 @@ def test_slices_by_name_hold_the_ranks_beside_this_one():
         ([0, 2], [2, 3], names),
         ([1, 3], [2, 3], names),
     ]
+
+
+def test_meshes_are_made_and_sliced_where_tensors_have_no_values():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        with FakeTensorMode():
+            inside = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            parts = [
+                inside["dp"],
+                inside["tp"],
+                inside["dp", "tp"],
+                inside._flatten("all"),
+                sw.DeviceMesh("cpu", [3, 1]),
+            ]
+            assert inside == mesh and hash(inside) == hash(mesh)
+        assert [type(part.mesh) for part in parts] == [torch.Tensor] * 5
+        assert parts[:3] == [mesh["dp"], mesh["tp"], mesh]
+        return [part.mesh.tolist() for part in parts]
+
+    def expected(rank):
+        return [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1], [[0, 1], [2, 3]], [0, 1, 2, 3], [3, 1]]
+
+    assert run_ranks(4, body) == [expected(rank) for rank in range(4)]
 
 
 def test_equal_meshes_are_equal_and_hash_alike():
