@@ -184,3 +184,14 @@ def test_transformers_tensor_parallel_plans(tmp_path):
     result = torchrun("compat_program.py", 2, "tp_plan", tmp_path, on_shardwise=True)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"tp_plan-{rank} shardwise.dtensor" for rank in range(2)]
+
+
+def test_names_that_torch_keeps_in_two_modules_are_ours_in_both(theirs):
+    compat.install()
+    try:
+        old = importlib.import_module("torch.distributed._tensor.placement_types")
+        new = importlib.import_module("torch.distributed.tensor._dtensor_spec")
+        assert old.TensorMeta is new.TensorMeta is sw._dtensor_spec.TensorMeta
+        assert old.DTensorSpec is new.DTensorSpec is sw._dtensor_spec.DTensorSpec
+    finally:
+        compat.uninstall()

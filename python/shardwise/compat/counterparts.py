@@ -13,7 +13,7 @@ __all__ = ["counterparts"]
 _STANDS_FOR = {
     "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),
     "shardwise._api": ("tensor._api",),
-    "shardwise._dtensor_spec": ("tensor._dtensor_spec",),
+    "shardwise._dtensor_spec": ("tensor._dtensor_spec", "_tensor.placement_types"),
     "shardwise._utils": ("tensor._utils",),
     "shardwise.debug": ("tensor.debug", "tensor.debug._comm_mode", "tensor.debug._visualize_sharding"),
     "shardwise.device_mesh": ("device_mesh", "tensor.device_mesh"),
