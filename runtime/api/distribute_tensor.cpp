@@ -88,10 +88,11 @@ bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t roo
 
 /// The result is a leaf: a gradient would end there.
 void check_leaf(const at::Tensor& tensor) {
-  TORCH_CHECK(!ends_a_gradient(tensor),
-              "[distribute_tensor] should be used to distribute leaf tensors, and this one was computed from others that "
-              "require a gradient, which would end here. Give tensor.detach(); or keep the gradient with "
-              "DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
+  TORCH_CHECK(
+      !ends_a_gradient(tensor),
+      "[distribute_tensor] should be used to distribute leaf tensors, and this one was computed from others that "
+      "require a gradient, which would end here. Give tensor.detach(); or keep the gradient with "
+      "DTensor.from_local(tensor, mesh, [Replicate()]).redistribute(placements=...).");
 }
 
 }  // namespace
