@@ -113,6 +113,22 @@ def test_what_cannot_be_exchanged_is_named(program, theirs):
         compat.install()
 
 
+class Lazy(dict):
+    """As transformers' tables of models: asked for its values, it loads modules that may not be there."""
+
+    def values(self):
+        raise ValueError("Could not find")
+
+    __iter__ = keys = items = values
+
+
+def test_collections_of_libraries_are_not_asked_for_what_they_load(program):
+    program.MODELS = Lazy(llama="LlamaModel")
+    compat.install()
+    assert program.DTensor is sw.DTensor
+    compat.uninstall()
+
+
 SCRIPT = """
 import sys
 from dataclasses import dataclass

@@ -44,16 +44,23 @@ def warn_of_the_rest(ours: Ours) -> None:
                 bases = [base.__name__ for base in value.__mro__[1:] if id(base) in ours]
                 if bases:
                     found.append(f"{module.__name__}.{name}, a subclass of torch's {bases[0]}")
-            elif isinstance(value, (tuple, list, set, frozenset, dict)):
-                held = [*value, *value.values()] if isinstance(value, dict) else value
-                if any(id(each) in ours for each in held):
-                    found.append(f"{module.__name__}.{name}, a {type(value).__name__} that holds them")
+            elif any(id(each) in ours for each in _held(value)):
+                found.append(f"{module.__name__}.{name}, a {type(value).__name__} that holds them")
     if found:
         warnings.warn(
             f"[compat] these were made of torch.distributed.tensor's names before install() and keep them: {'; '.join(found)}. "
             "Call install() first, or start the program with python -m shardwise.compat.",
             stacklevel=3,
         )
+
+
+def _held(value: Any) -> list[Any]:
+    """What lies in a collection. A library's own kind of dict may load modules when it is asked for its values, and fail: it is not
+    asked."""
+    if isinstance(value, dict):
+        return [*dict.keys(value), *dict.values(value)]
+    kinds: tuple[Any, ...] = (tuple, list, set, frozenset)
+    return next(([*kind.__iter__(value)] for kind in kinds if isinstance(value, kind)), [])
 
 
 def _programs_modules() -> Iterator[ModuleType]:
