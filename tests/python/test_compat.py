@@ -84,7 +84,7 @@ def test_private_names_and_torchs_own_modules_stay_torchs(theirs):
 
 
 def test_uninstall_leaves_nothing(program):
-    before = {name: sys.modules[f"torch.distributed.tensor{name}"] for name in MODULES}
+    before = {name: importlib.import_module(f"torch.distributed.tensor{name}") for name in MODULES}
     compat.uninstall()
     compat.install()
     compat.install()
