@@ -31,12 +31,6 @@ double largest_number(at::ScalarType dtype) {
   return largest;
 }
 
-bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
-  return std::ranges::all_of(other.grid().ranks, [&](int64_t rank) {
-    return std::ranges::find(mesh.grid().ranks, rank) != mesh.grid().ranks.end();
-  });
-}
-
 /// The gradients of one call, and what this rank sees of them.
 class Gradients {
  public:

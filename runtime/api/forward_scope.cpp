@@ -61,11 +61,6 @@ std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, c
   return std::nullopt;
 }
 
-bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
-  return std::ranges::all_of(other.grid().ranks,
-                             [&](int64_t rank) { return std::ranges::count(mesh.grid().ranks, rank) > 0; });
-}
-
 /// The outermost call of a distributed module.
 class Forward {
  public:

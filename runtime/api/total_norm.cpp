@@ -6,12 +6,11 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <ATen/native/TypeProperties.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,12 +25,6 @@ struct Part {
   MeshPtr mesh;
   std::vector<at::Tensor> pieces;  // of this rank, each element of a tensor on one rank only
 };
-
-std::vector<int64_t> sorted_ranks(const DeviceMesh& mesh) {
-  std::vector<int64_t> ranks(mesh.grid().ranks.begin(), mesh.grid().ranks.end());
-  std::ranges::sort(ranks);
-  return ranks;
-}
 
 /// Of ranks that hold the same elements, one counts them: the first.
 bool counts(const Spec& spec) {
@@ -84,7 +77,8 @@ class PowerSum {
 /// may know a part on differing meshes, as slices of one mesh are.
 std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vector<Part>& parts,
                                          const std::vector<at::Tensor>& own, const PowerSum& sum) {
-  const std::vector<int64_t> ranks = sorted_ranks(mesh);
+  std::vector<int64_t> ranks = mesh.grid().ranks;
+  std::ranges::sort(ranks);
   const auto row_of = [&](int64_t rank) { return std::ranges::lower_bound(ranks, rank) - ranks.begin(); };
   const at::Tensor table =
       at::zeros({static_cast<int64_t>(ranks.size()), static_cast<int64_t>(parts.size())}, own[0].options());
@@ -107,12 +101,9 @@ at::Tensor norm_of_sparse(const at::Tensor& tensor, double norm_type) {
 
 /// The first mesh that has the ranks of all others, or null.
 MeshPtr covering(const std::vector<Part>& parts) {
-  for (const Part& part : parts) {
-    const auto ranks = sorted_ranks(*part.mesh);
-    if (std::ranges::all_of(parts,
-                            [&](const Part& other) { return std::ranges::includes(ranks, sorted_ranks(*other.mesh)); }))
+  for (const Part& part : parts)
+    if (std::ranges::all_of(parts, [&](const Part& other) { return has_all_ranks_of(*part.mesh, *other.mesh); }))
       return part.mesh;
-  }
   return nullptr;
 }
 
@@ -135,15 +126,15 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
 std::vector<at::Tensor> without_partials(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result = tensors, partials;
   std::vector<Placements> placements;
-  for (const at::Tensor& tensor : tensors)
-    if (const auto* impl = maybe_dtensor(tensor); impl && impl->spec()->layout().is_partial()) {
-      partials.push_back(tensor);
+  std::vector<size_t> places;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (const auto* impl = maybe_dtensor(tensors[i]); impl && impl->spec()->layout().is_partial()) {
+      places.push_back(i);
+      partials.push_back(tensors[i]);
       placements.push_back(without_partial(impl->spec()->placements()));
     }
   const auto reduced = redistribute_many(partials, placements);
-  auto next = reduced.begin();
-  for (at::Tensor& tensor : result)
-    if (const auto* impl = maybe_dtensor(tensor); impl && impl->spec()->layout().is_partial()) tensor = *next++;
+  for (size_t i = 0; i < places.size(); ++i) result[places[i]] = reduced[i];
   return result;
 }
 
@@ -153,12 +144,9 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
   const at::NoGradGuard no_grad;
   const CommScope scope("total_norm", CommScope::Cause::kProgram);
   TORCH_CHECK_VALUE(norm_type != 0, "[total_norm] norm_type is 0, which counts tensors. Use another one.");
-  at::native::ResultTypeState types;
-  for (const at::Tensor& tensor : tensors) {
-    types =
-        at::native::update_result_type_state(at::empty({1}, at::device(at::kMeta).dtype(tensor.scalar_type())), types);
-  }
-  const at::ScalarType dtype = c10::toRealValueType(at::native::result_type(types));
+  at::ScalarType dtype = tensors.at(0).scalar_type();
+  for (const at::Tensor& tensor : tensors) dtype = c10::promoteTypes(dtype, tensor.scalar_type());
+  dtype = c10::toRealValueType(dtype);
 
   std::vector<Part> parts;
   std::vector<at::Tensor> plain;
@@ -169,9 +157,11 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
       plain.push_back(tensor);
       continue;
     }
-    const auto ranks = sorted_ranks(*impl->spec()->mesh());
-    auto part = std::ranges::find_if(parts, [&](const Part& known) { return sorted_ranks(*known.mesh) == ranks; });
-    if (part == parts.end()) part = parts.insert(parts.end(), Part{impl->spec()->mesh(), {}});
+    const MeshPtr& mesh = impl->spec()->mesh();
+    auto part = std::ranges::find_if(parts, [&](const Part& known) {
+      return known.mesh->size() == mesh->size() && has_all_ranks_of(*known.mesh, *mesh);
+    });
+    if (part == parts.end()) part = parts.insert(parts.end(), Part{mesh, {}});
     if (counts(*impl->spec())) part->pieces.insert(part->pieces.end(), impl->shards().begin(), impl->shards().end());
   }
 

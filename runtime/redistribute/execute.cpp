@@ -32,13 +32,6 @@ bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || 
 
 bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
 
-bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
-  std::vector<int64_t> ranks = mesh.grid().ranks, others = other.grid().ranks;
-  std::ranges::sort(ranks);
-  std::ranges::sort(others);
-  return std::ranges::includes(ranks, others);
-}
-
 /// The mesh's group; of two meshes that of the one that contains the other; else the world's, and ranks outside both are absent.
 Party party_of(const OwnStep& own) {
   if (own.is_local) return {};

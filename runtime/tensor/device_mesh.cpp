@@ -188,6 +188,14 @@ std::string to_string(const DeviceMesh& mesh) {
   return fmt::format("({}: ranks [{}])", fmt::join(dims, ", "), fmt::join(ranks, ", "));
 }
 
+bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other) {
+  if (&mesh == &other) return true;
+  std::vector<int64_t> ranks = mesh.grid().ranks, others = other.grid().ranks;
+  std::ranges::sort(ranks);
+  std::ranges::sort(others);
+  return std::ranges::includes(ranks, others);
+}
+
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other) {
   TORCH_CHECK_VALUE(
       mesh->is_meta() == other->is_meta(),

@@ -85,6 +85,9 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 /// "(dp=2, tp=2)", or "(2, 2)" without names; other rank orders than 0, 1, 2, … are added: "(4: ranks [2, 0, 1, 3])".
 std::string to_string(const DeviceMesh& mesh);
 
+/// True where every rank of `other` is one of `mesh`. The same on all ranks that know both.
+bool has_all_ranks_of(const DeviceMesh& mesh, const DeviceMesh& other);
+
 /// Throws: c10::ValueError where the operands of `op` live on two meshes: "[op] operands live on different meshes: a and b. ...",
 /// or one on meta.
 void check_same_mesh(std::string_view op, const MeshPtr& mesh, const MeshPtr& other);
