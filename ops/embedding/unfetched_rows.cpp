@@ -1,5 +1,6 @@
 #include "ops/embedding/unfetched_rows.h"
 
+#include "runtime/api/gradients.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/write_count.h"
@@ -8,19 +9,9 @@
 
 namespace shardwise {
 
-namespace {
-
-/// With the version counter of `tensor`.
-at::Tensor alias_of(const at::Tensor& tensor) {
-  const auto* impl = maybe_dtensor(tensor);
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
-
-}  // namespace
-
 UnfetchedRows::UnfetchedRows(TableLookup lookup, const at::Tensor& table, FindRows find_rows, ShardedLookup sharded)
     : lookup_(std::move(lookup)),
-      table_(alias_of(table)),
+      table_(detached(table)),
       find_rows_(std::move(find_rows)),
       sharded_(std::move(sharded)),
       write_count_(write_count(*maybe_dtensor(table_))) {}
