@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
+from shardwise.interop.replacements import replace_methods
 
 # True while a loader is prepared that gives all ranks the same.
 _gives_all_the_same: ContextVar[bool] = ContextVar("_gives_all_the_same", default=False)
@@ -28,16 +28,6 @@ def teach(module: ModuleType) -> None:
         return prepare(*arguments, **options)
 
     vars(module)["prepare_data_loader"] = prepare_data_loader
-
-
-def replace_methods(module: ModuleType, replacements: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Exchanges the methods of the module's own classes that have one of these names for what the replacement makes of them."""
-    for owner in list(vars(module).values()):
-        if not isinstance(owner, type) or owner.__module__ != module.__name__:
-            continue
-        for method, replacement in replacements.items():
-            if method in vars(owner):
-                setattr(owner, method, replacement(vars(owner)[method]))
 
 
 def has_our_tensors(model: Any) -> bool:

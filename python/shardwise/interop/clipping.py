@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from types import ModuleType
 
@@ -10,25 +9,16 @@ import torch
 
 from shardwise import _C
 from shardwise.dtensor import DTensor
+from shardwise.interop.replacements import Function, replace_functions
 
 TotalNorm = Callable[..., torch.Tensor]
 ClipGrads = Callable[..., None]
 Tensors = torch.Tensor | Iterable[torch.Tensor]
 
-# What torch.nn.utils.clip_grad calls them, and torch.nn.utils.
-_TOTAL_NORM = ("_get_total_norm", "get_total_norm")
-_CLIP_GRADS = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
-
 
 def teach(module: ModuleType) -> None:
     """Replaces the functions in `module`, torch.nn.utils or its clip_grad."""
-    for names, replacement in ((_TOTAL_NORM, total_norm), (_CLIP_GRADS, clip_grads)):
-        for name in names:
-            original = getattr(module, name, None)
-            if original is not None and not hasattr(original, "_teaches_shardwise"):
-                taught = functools.wraps(original)(functools.partial(replacement, original))
-                taught._teaches_shardwise = True  # type: ignore[attr-defined]
-                setattr(module, name, taught)
+    replace_functions(module, _REPLACEMENTS)
 
 
 def total_norm(
@@ -75,3 +65,12 @@ def clip_grads(
 
 def _listed(tensors: Tensors) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+# As torch.nn.utils.clip_grad calls them, and torch.nn.utils.
+_REPLACEMENTS: dict[str, Function] = {
+    "_get_total_norm": total_norm,
+    "get_total_norm": total_norm,
+    "_clip_grads_with_norm_": clip_grads,
+    "clip_grads_with_norm_": clip_grads,
+}

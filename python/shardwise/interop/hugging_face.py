@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import forward_of
-from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches, replace_methods
+from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches
+from shardwise.interop.replacements import replace_methods
 from shardwise.interop.state_dicts import full_state_dict
 
 

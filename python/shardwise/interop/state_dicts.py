@@ -6,7 +6,6 @@ leave everything else to the original.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast
@@ -18,19 +17,13 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
+from shardwise.interop.replacements import Function, replace_functions
 from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
-
-Function = Callable[..., Any]
 
 
 def teach(module: ModuleType) -> None:
     """Replaces the functions in `module`, which defines them or has imported them by name."""
-    for name, replacement in _REPLACEMENTS.items():
-        original = getattr(module, name, None)
-        if original is not None and not hasattr(original, "_teaches_shardwise"):
-            taught = functools.wraps(original)(functools.partial(replacement, original))
-            taught._teaches_shardwise = True  # type: ignore[attr-defined]
-            setattr(module, name, taught)
+    replace_functions(module, _REPLACEMENTS)
 
 
 def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = True) -> Any:
