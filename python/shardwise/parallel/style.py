@@ -36,9 +36,11 @@ class ParallelStyle(ABC):
     @abstractmethod
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module: ...
 
+    # The attributes that __repr__ shows.
+    _shown: tuple[str, ...] = ()
+
     def _described(self) -> dict[str, object]:
-        """What __repr__ shows."""
-        return {}
+        return {name: getattr(self, name) for name in self._shown}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self._described().items())})"
@@ -69,6 +71,8 @@ class _LayerStyle(ParallelStyle):
     input_layouts: Layouts
     output_layouts: Layouts
     use_local_output: bool
+
+    _shown = ("input_layouts", "output_layouts", "use_local_output")
 
     def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
         """The placement of each parameter of `module`, and the one that its input needs. Raises NotImplementedError."""
@@ -103,13 +107,6 @@ class _LayerStyle(ParallelStyle):
             return result.to_local() if self.use_local_output else result
 
         return distribute_module(module, mesh, shard, prepare, finish)
-
-    def _described(self) -> dict[str, object]:
-        return {
-            "input_layouts": self.input_layouts,
-            "output_layouts": self.output_layouts,
-            "use_local_output": self.use_local_output,
-        }
 
 
 class ColwiseParallel(_LayerStyle):
@@ -215,6 +212,14 @@ class PrepareModuleInput(ParallelStyle):
     pieces, plain, instead of DTensors. Raises ValueError where inputs and layouts differ in number.
     """
 
+    _shown = (
+        "input_layouts",
+        "desired_input_layouts",
+        "input_kwarg_layouts",
+        "desired_input_kwarg_layouts",
+        "use_local_output",
+    )
+
     def __init__(
         self,
         *,
@@ -252,15 +257,6 @@ class PrepareModuleInput(ParallelStyle):
         module.register_forward_pre_hook(prepare, with_kwargs=True)
         return module
 
-    def _described(self) -> dict[str, object]:
-        return {
-            "input_layouts": self.input_layouts,
-            "desired_input_layouts": self.desired_input_layouts,
-            "input_kwarg_layouts": self.input_kwarg_layouts,
-            "desired_input_kwarg_layouts": self.desired_input_kwarg_layouts,
-            "use_local_output": self.use_local_output,
-        }
-
 
 class PrepareModuleOutput(ParallelStyle):
     """Lays out the outputs of a module after its forward.
@@ -269,6 +265,8 @@ class PrepareModuleOutput(ParallelStyle):
     becomes. `use_local_output`: the caller gets this rank's pieces, plain. Raises ValueError where outputs and layouts differ in
     number.
     """
+
+    _shown = ("output_layouts", "desired_output_layouts", "use_local_output")
 
     def __init__(
         self,
@@ -293,13 +291,6 @@ class PrepareModuleOutput(ParallelStyle):
 
         module.register_forward_hook(finish)
         return module
-
-    def _described(self) -> dict[str, object]:
-        return {
-            "output_layouts": self.output_layouts,
-            "desired_output_layouts": self.desired_output_layouts,
-            "use_local_output": self.use_local_output,
-        }
 
 
 class PrepareModuleInputOutput(ParallelStyle):
