@@ -8,13 +8,14 @@ The norm is replicated in the end, as a program that prints it needs it.
 """
 
 import argparse
+import functools
 import importlib
-import time
 
 import torch
 import torch.distributed as dist
 from comparison import aligned
 from sides import SHARDWISE, TORCH, machine_line
+from turns import min_and_median, ms_in_turns
 
 
 def gradients(package, n, shape):
@@ -30,15 +31,6 @@ def gradients(package, n, shape):
 
 def clip(parameters):
     return torch.nn.utils.clip_grad_norm_(parameters, 1.0).full_tensor()
-
-
-def seconds(parameters):
-    dist.barrier()
-    start = time.perf_counter()
-    clip(parameters)
-    elapsed = torch.tensor(time.perf_counter() - start)
-    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-    return elapsed.item()
 
 
 def main():
@@ -59,27 +51,17 @@ def main():
             values[name] = clip(parameters)
         counts[name] = mode.get_total_counts()
     torch.testing.assert_close(values[SHARDWISE], values[TORCH])
-    times = {name: [] for name in sides}
-    for _ in range(options.repeats):
-        for name, parameters in sides.items():
-            times[name].append(seconds(parameters))
+    calls = {name: functools.partial(clip, parameters) for name, parameters in sides.items()}
+    ms = ms_in_turns(calls, options.repeats)
     if dist.get_rank() == 0:
         print(machine_line())
         print(
             f"clip_grad_norm_ of {options.parameters} gradients of {shape[0]} x {shape[1]}, sharded over {dist.get_world_size()} ranks"
         )
         rows = [("side", "min ms", "median ms", "/torch", "/torch", "collectives")]
-        base = [statistic(times[TORCH]) for statistic in (min, median)]
-        for name in sides:
-            own = [statistic(times[name]) for statistic in (min, median)]
-            ratios = [f"{a / b:.2f}" for a, b in zip(own, base)]
-            rows.append((name, *(f"{value * 1e3:.2f}" for value in own), *ratios, str(counts[name])))
+        rows += [(name, *min_and_median(ms[name], ms[TORCH], 2), str(counts[name])) for name in sides]
         print("\n".join(aligned(rows)))
     dist.destroy_process_group()
-
-
-def median(values):
-    return sorted(values)[len(values) // 2]
 
 
 if __name__ == "__main__":

@@ -41,8 +41,9 @@ from embedding_sides import (
     torchrec,
     unpooled_sides,
 )
-from redistribute import best_ms, number, verdict, write_json
+from redistribute import number, verdict, write_json
 from sides import SHARDWISE, TORCH, machine_line
+from turns import best_ms
 
 N_RANKS, N_ROWS, N_COLUMNS, IDS_SHAPE = 4, 200_000, 64, (4096, 20)
 TABLES = ("unpooled", "replicated", "pooled", "memory")

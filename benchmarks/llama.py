@@ -15,8 +15,8 @@ counted in one step. "work" is the multiply-adds of the rank that has the most o
 
 import argparse
 import contextlib
+import functools
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from sides import machine_line
 from torch.distributed.tensor.debug import CommDebugMode as TorchCommDebugMode
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.utils import logging
+from turns import min_and_median, ms_in_turns
 
 import shardwise as sw
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -105,15 +106,6 @@ def step(model, ids):
     return loss
 
 
-def seconds(model, ids):
-    dist.barrier()
-    start = time.perf_counter()
-    step(model, ids)
-    elapsed = torch.tensor(time.perf_counter() - start)
-    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-    return elapsed.item()
-
-
 def counted(side, model, ids):
     """Collectives, megabytes received (0 where torch does not say), and multiply-adds of the busiest rank."""
     with TorchCommDebugMode() if side == TP_PLAN else sw.CommDebugMode() as mode:
@@ -156,40 +148,29 @@ def main():
     models = {side: MAKERS[side](folder[0], mesh) for side in options.sides}
     if options.explain:
         return explain(models[OURS], ids)
-    times = {side: [] for side in models}
     for side, model in models.items():
         loss = step(model, ids)
         value = loss.full_tensor().item() if isinstance(loss, sw.DTensor) else loss.item()
         assert abs(value - expected) < 1e-3, f"{side} has loss {value}, dense {expected}"
-    for _ in range(options.repeats):
-        for side, model in models.items():
-            times[side].append(seconds(model, ids))
-    report(options, models, times, {side: counted(side, model, ids) for side, model in models.items()}, whole)
+    calls = {side: functools.partial(step, model, ids) for side, model in models.items()}
+    ms = ms_in_turns(calls, options.repeats)
+    report(options, models, ms, {side: counted(side, model, ids) for side, model in models.items()}, whole)
     dist.destroy_process_group()
 
 
-def report(options, models, times, counts, whole):
+def report(options, models, ms, counts, whole):
     if dist.get_rank() != 0:
         return
     print(machine_line())
     print(
         f"Llama, {options.layers} layers of width {options.width}, {options.batch} x {options.length} ids, 4 ranks, forward and backward"
     )
-    base = min(times[TP_PLAN]) if TP_PLAN in times else float("nan")
-    median_base = sorted(times[TP_PLAN])[len(times[TP_PLAN]) // 2] if TP_PLAN in times else float("nan")
     rows = [("side", "min ms", "median ms", "/tp_plan", "/tp_plan", "collectives", "MB", "work")]
     for side in models:
-        ordered = sorted(times[side])
         calls, megabytes, flops = counts[side]
-        median = ordered[len(ordered) // 2]
         work = flops / (whole / dist.get_world_size())
-        times_cells = [
-            f"{ordered[0] * 1e3:.0f}",
-            f"{median * 1e3:.0f}",
-            f"{ordered[0] / base:.2f}",
-            f"{median / median_base:.2f}",
-        ]
-        rows.append((side, *times_cells, str(calls), f"{megabytes:.1f}" if megabytes else "-", f"{work:.2f}"))
+        cells = min_and_median(ms[side], ms.get(TP_PLAN), 0)
+        rows.append((side, *cells, str(calls), f"{megabytes:.1f}" if megabytes else "-", f"{work:.2f}"))
     print("\n".join(aligned(rows)))
     print(
         f"targets: {TARGET_TIME} of tp_plan's time, {TARGET_COLLECTIVES} collectives, {TARGET_MB} MB, work {TARGET_WORK}"

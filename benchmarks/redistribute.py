@@ -27,6 +27,7 @@ from comparison import aligned
 from embedding_memory import peak_resident
 from redistribute_moves import MOVES, N_RANKS, SHAPES
 from sides import SHARDWISE, TORCH, machine_line, world_of_one
+from turns import best_ms
 
 import shardwise
 
@@ -114,19 +115,6 @@ def check(calls, move, shape):
     ).to_local()
     for side, call in calls.items():
         assert torch.equal(call(), expected), (side, move.label(shape))
-
-
-def best_ms(calls, repeats):
-    """By side: the fastest of `repeats` calls in turns, each as slow as its slowest rank."""
-    times = torch.empty(repeats, len(calls), dtype=torch.float64)
-    for turn in range(repeats):
-        for column, call in enumerate(calls.values()):
-            dist.barrier()
-            start = time.perf_counter_ns()
-            call()
-            times[turn, column] = time.perf_counter_ns() - start
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    return dict(zip(calls, (times.min(0).values / 1e6).tolist(), strict=True))
 
 
 def loopback_bytes():

@@ -1,0 +1,35 @@
+"""Calls of several sides, timed in turns: a call starts behind a barrier and lasts until the slowest rank is done."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def ms_in_turns(calls, repeats):
+    """By side: the milliseconds of each of its `repeats` calls."""
+    times = torch.empty(len(calls), repeats, dtype=torch.float64)
+    for turn in range(repeats):
+        for row, call in enumerate(calls.values()):
+            dist.barrier()
+            start = time.perf_counter_ns()
+            call()
+            times[row, turn] = time.perf_counter_ns() - start
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    return dict(zip(calls, (times / 1e6).tolist(), strict=True))
+
+
+def best_ms(calls, repeats):
+    """By side: the fastest of `repeats` calls."""
+    return {side: min(ms) for side, ms in ms_in_turns(calls, repeats).items()}
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def min_and_median(ms, base, digits):
+    """Cells of a table: both in milliseconds, and both over those of `base`, another side's, or None."""
+    own, others = [[statistic(each) for statistic in (min, median)] if each else [] for each in (ms, base)]
+    ratios = [f"{a / b:.2f}" for a, b in zip(own, others, strict=True)] if base else ["-", "-"]
+    return [*(f"{value:.{digits}f}" for value in own), *ratios]
