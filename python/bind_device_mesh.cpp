@@ -118,8 +118,21 @@ MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   return active_meshes.back();
 }
 
-Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh) {
-  return placements ? std::move(*placements) : Placements(mesh.ndim());
+WrittenPlacements placements_or_replicate(std::optional<WrittenPlacements> placements, const DeviceMesh& mesh) {
+  if (placements) return *std::move(placements);
+  return {Placements(mesh.ndim()), std::vector<int64_t>(mesh.ndim(), 1)};
+}
+
+std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<WrittenPlacements>& written,
+                                        int64_t n_dims) {
+  if (!written) return std::nullopt;
+  auto placements = maybe_placements_on(mesh, *written, n_dims);
+  TORCH_CHECK_VALUE(
+      placements,
+      fmt::format("[placements] {} splits a dim in another order than the tensor, which lives on {}. Redistribute "
+                  "the tensor first, or give placements in its order.",
+                  to_string(*written), to_string(*mesh)));
+  return placements;
 }
 
 void bind_device_mesh(py::module_& module) {

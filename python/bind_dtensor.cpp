@@ -18,7 +18,7 @@ namespace shardwise {
 
 /// Placements for each of several tensors, or one sequence of them for all.
 struct PlacementLists {
-  std::vector<Placements> lists;
+  std::vector<WrittenPlacements> lists;
   bool is_for_all = false;
 };
 
@@ -33,14 +33,14 @@ struct type_caster<shardwise::PlacementLists> {
   bool load(handle source, bool convert) {
     value.is_for_all = !is_list_of_lists(source);
     if (value.is_for_all) {
-      make_caster<shardwise::Placements> list;
+      make_caster<shardwise::WrittenPlacements> list;
       if (!list.load(source, convert)) return false;
-      value.lists.push_back(cast_op<shardwise::Placements&&>(std::move(list)));
+      value.lists.push_back(cast_op<shardwise::WrittenPlacements&&>(std::move(list)));
       return true;
     }
-    make_caster<std::vector<shardwise::Placements>> lists;
+    make_caster<std::vector<shardwise::WrittenPlacements>> lists;
     if (!lists.load(source, convert)) return false;
-    value.lists = cast_op<std::vector<shardwise::Placements>&&>(std::move(lists));
+    value.lists = cast_op<std::vector<shardwise::WrittenPlacements>&&>(std::move(lists));
     return true;
   }
 
@@ -58,7 +58,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 using MaybeMesh = std::optional<MeshPtr>;
-using MaybePlacements = std::optional<Placements>;
+using MaybePlacements = std::optional<WrittenPlacements>;
 
 PyTypeObject* tensor_class = nullptr;
 
@@ -120,9 +120,15 @@ constexpr const char* kToLocal =
     "since.";
 
 /// A piece for the program: unless all ranks have the same, plain tensors within a forward are no replicas from here on.
-at::Tensor py_to_local(const at::Tensor& tensor, MaybePlacements grad_placements) {
-  ForwardScope::give_out(*spec_of(tensor));
-  return to_any_local(tensor, std::move(grad_placements));
+at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
+  const Spec& spec = *spec_of(tensor);
+  ForwardScope::give_out(spec);
+  return to_any_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
+}
+
+at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
+  const Spec& spec = *spec_of(tensor);
+  return full_tensor(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
@@ -219,17 +225,21 @@ std::optional<Dims> dims_of(const std::optional<Numbers>& numbers) {
 
 at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePlacements placements, bool run_check,
                          const std::optional<Numbers>& shape, const std::optional<Numbers>& stride,
-                         MaybePlacements grad_placements) {
-  const MeshPtr& on = mesh_or_current(mesh);
-  return from_any_local(understood(local, "as_local"), on, placements_or_replicate(std::move(placements), *on),
-                        {run_check, dims_of(shape), dims_of(stride), std::move(grad_placements)});
+                         const MaybePlacements& grad_placements) {
+  const MeshPtr given = mesh_or_current(mesh);
+  const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
+  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), n_dims);
+  auto of_grad = placements_on(home.mesh, grad_placements, n_dims);
+  return from_any_local(understood(local, "as_local"), home.mesh, std::move(home.placements),
+                        {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
 }
 
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
                            std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
   TORCH_CHECK_VALUE(placements, "[redistribute] got no placements. Give one per mesh dim: placements=[Shard(0)].");
-  return redistribute(tensor, mesh ? *mesh : spec_of(tensor)->mesh(), std::move(*placements),
+  Home home = home_of(mesh ? *mesh : written_of(*spec_of(tensor)).mesh, *std::move(placements), tensor.dim());
+  return redistribute(tensor, home.mesh, std::move(home.placements),
                       {plan_options("redistribute", objective, links, memory_cap), async_op},
                       {forward_dtype, backward_dtype});
 }
@@ -239,20 +249,28 @@ std::vector<at::Tensor> py_redistribute_many(const std::vector<at::Tensor>& tens
                                              int64_t bucket_bytes) {
   const PlanOptions options = plan_options("redistribute_many", objective, links, memory_cap);
   const auto& lists = placements.lists;
-  return redistribute_many(tensors, placements.is_for_all ? std::vector<Placements>(tensors.size(), lists[0]) : lists,
-                           options, bucket_bytes);
+  std::vector<Placements> to;
+  for (size_t i = 0; i < (placements.is_for_all ? tensors.size() : lists.size()); ++i) {
+    const WrittenPlacements& list = lists[placements.is_for_all ? 0 : i];
+    if (i < tensors.size())
+      to.push_back(*placements_on(spec_of(tensors[i])->mesh(), list, tensors[i].dim()));
+    else
+      to.push_back(list.placements);  // redistribute_many says that there are too many
+  }
+  return redistribute_many(tensors, to, options, bucket_bytes);
 }
 
 at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements,
                                 std::optional<int64_t> src_data_rank) {
-  const MeshPtr& on = mesh_or_current(mesh);
-  return distribute_tensor(understood(tensor, "as_whole"), on, placements_or_replicate(std::move(placements), *on),
-                           src_data_rank);
+  const MeshPtr given = mesh_or_current(mesh);
+  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), tensor.dim());
+  return distribute_tensor(understood(tensor, "as_whole"), home.mesh, std::move(home.placements), src_data_rank);
 }
 
-at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& mesh, Placements placements,
+at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, WrittenPlacements written,
                           const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind,
                           int64_t sparse_dim, bool is_meta) {
+  auto [mesh, placements] = home_of(given, std::move(written), static_cast<int64_t>(shape.size()));
   const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
   auto spec = Spec::intern(is_on_meta ? mesh->on_meta() : mesh, shape, std::move(placements), stride, dtype);
   if (pieces.empty() && sparse_dim > 0) return wrap_sparse(std::move(spec), {}, {sparse_dim});
@@ -368,7 +386,7 @@ void bind_methods(py::module_& module) {
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
              py::arg("forward_dtype") = none, py::arg("backward_dtype") = none, py::arg("objective") = "bytes",
              py::arg("links") = none, py::arg("memory_cap") = 0);
-  module.def("full_tensor", wrap_pybind_function_no_gil(&full_tensor), kFullTensor, py::is_method(module),
+  module.def("full_tensor", wrap_pybind_function_no_gil(&py_full_tensor), kFullTensor, py::is_method(module),
              py::kw_only(), py::arg("grad_placements") = none);
 }
 
@@ -416,10 +434,11 @@ void bind_dtensor(py::module_& module) {
   module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",
              py::arg("tensor"));
-  module.def("mesh_of", wrap_pybind_function([](const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }),
+  module.def("mesh_of",
+             wrap_pybind_function([](const at::Tensor& tensor) { return written_of(*spec_of(tensor)).mesh; }),
              py::arg("tensor"));
   module.def("placements_of",
-             wrap_pybind_function([](const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); }),
+             wrap_pybind_function([](const at::Tensor& tensor) { return written_of(*spec_of(tensor)).placements; }),
              py::arg("tensor"));
   module.def("set_tensor_class", &set_tensor_class, "The class that every distributed tensor is of.", py::arg("type"));
 }

@@ -45,30 +45,19 @@ std::string metadata_text(const ShardMetadata& piece) {
                      fmt::join(piece.sizes, ", "), piece.rank);
 }
 
-/// What one of torch's own placements means, told by what it answers: no type is shared with torch. Nothing where it is none, or
-/// one that has no counterpart.
-std::optional<Placement> maybe_from_torch(py::handle object) {
+using WithFactor = std::pair<Placement, int64_t>;
+
+/// What one of torch's own placements means, told by what it answers: no type is shared with torch. Nothing where it is none.
+std::optional<WithFactor> maybe_from_torch(py::handle object) {
   const py::handle type = py::type::handle_of(object);
   const auto name = py::str(type.attr("__name__")).cast<std::string>();
   if (name != "Shard" && name != "Replicate" && name != "Partial" && name != "_StridedShard") return std::nullopt;
   if (!py::str(type.attr("__module__")).cast<std::string>().starts_with("torch.")) return std::nullopt;
-  if (name == "Replicate") return Placement::replicate();
-  if (name == "Partial") return Placement::partial(reduce_from_string(object.attr("reduce_op").cast<std::string>()));
-  if (name == "_StridedShard" && object.attr("split_factor").cast<int64_t>() != 1) return std::nullopt;
-  return Placement::shard(object.attr("dim").cast<int64_t>());
-}
-
-Placement from_torch(py::handle object) {
-  if (auto placement = maybe_from_torch(object)) return *std::move(placement);
-  const auto text = py::repr(object).cast<std::string>();
-  TORCH_CHECK_VALUE(
-      !py::hasattr(object, "split_factor"),
-      fmt::format("[placements] {} splits a dim that a later mesh dim has split before. Here mesh dims split "
-                  "in their order: give a mesh whose dims come in the order of the splits, and Shard.",
-                  text));
-  C10_THROW_ERROR(
-      TypeError,
-      fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.", text));
+  if (name == "Replicate") return WithFactor{Placement::replicate(), 1};
+  if (name == "Partial")
+    return WithFactor{Placement::partial(reduce_from_string(object.attr("reduce_op").cast<std::string>())), 1};
+  const int64_t split_factor = name == "_StridedShard" ? object.attr("split_factor").cast<int64_t>() : 1;
+  return WithFactor{Placement::shard(object.attr("dim").cast<int64_t>()), split_factor};
 }
 
 /// torch's own where it has the placement: equal ones are found in each other's sets.
@@ -114,13 +103,27 @@ void bind_shard_metadata(py::module_& module) {
 
 }  // namespace
 
+std::pair<Placement, int64_t> to_written(py::handle object) {
+  if (py::isinstance<Placement>(object)) return {py::cast<const Placement&>(object), 1};
+  if (auto placement = maybe_from_torch(object)) return *std::move(placement);
+  C10_THROW_ERROR(TypeError,
+                  fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
+                              py::repr(object).cast<std::string>()));
+}
+
 Placement to_placement(py::handle object) {
-  return py::isinstance<Placement>(object) ? py::cast<const Placement&>(object) : from_torch(object);
+  auto [placement, split_factor] = to_written(object);
+  TORCH_CHECK_VALUE(
+      split_factor == 1,
+      fmt::format("[placements] {} splits a dim that a later mesh dim has split before, and here no mesh says "
+                  "which. Give the placements of a mesh whose dims come in the order of the splits, and Shard.",
+                  py::repr(object).cast<std::string>()));
+  return placement;
 }
 
 void refuse_bare_placement(py::handle object) {
   if (!py::isinstance<Placement>(object) && !maybe_from_torch(object)) return;
-  const std::string text = to_string(to_placement(object));
+  const std::string text = to_string(to_written(object).first);
   C10_THROW_ERROR(TypeError, fmt::format("[placements] {0} stands alone. Give a sequence with one placement per mesh "
                                          "dim: [{0}] on a mesh of one dim.",
                                          text));
@@ -138,6 +141,13 @@ py::object from_placement(const Placement& placement) {
       break;
   }
   return py::cast(as<PyReplicate>(placement));
+}
+
+py::object from_written(const Placement& placement, int64_t split_factor) {
+  if (split_factor == 1) return from_placement(placement);
+  const auto torchs = py::module_::import("shardwise.interop.facade").attr("torchs_own");
+  return torchs("torch.distributed.tensor.placement_types")
+      .attr("_StridedShard")(placement.dim(), py::arg("split_factor") = split_factor);
 }
 
 void bind_placement(py::module_& module) {
@@ -160,7 +170,8 @@ void bind_placement(py::module_& module) {
       .def("__eq__",
            [](const Placement& self, const py::object& other) -> py::object {
              const auto placement = maybe_from_torch(other);
-             return placement ? py::cast(self == *placement) : py::reinterpret_borrow<py::object>(Py_NotImplemented);
+             if (!placement) return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+             return py::cast(placement->second == 1 && self == placement->first);
            })
       .def("__hash__", &hash_of)
       .def("__repr__", [](const Placement& self) { return to_string(self); })

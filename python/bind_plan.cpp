@@ -20,7 +20,7 @@ using Numbers = std::vector<int64_t>;
 
 /// A tensor of plain values comes as at::Tensor, and is refused by spec_of.
 using Place = std::variant<at::Tensor, Layout>;
-using Destination = std::variant<at::Tensor, Layout, Placements>;
+using Destination = std::variant<at::Tensor, Layout, WrittenPlacements>;
 
 /// A plan, and what was found out about it so far. Shared by Python threads.
 class PyPlan {
@@ -92,15 +92,29 @@ std::vector<std::pair<Numbers, Numbers>> boxes_of_rank(const Layout& layout, int
   return result;
 }
 
+/// On the grid with its dims in the order of the splits.
+Layout layout_of(c10::IntArrayRef sizes, const std::shared_ptr<const RankGrid>& grid,
+                 const WrittenPlacements& written) {
+  const WrittenPlacements from_zero = with_dims_from_zero(written, static_cast<int64_t>(sizes.size()));
+  const std::vector<int64_t> order = order_of_splits(from_zero, grid->shape);
+  if (std::ranges::is_sorted(order)) return Layout(sizes, grid, written.placements);
+  return Layout(sizes, std::make_shared<const RankGrid>(reordered(*grid, order)),
+                reordered(c10::ArrayRef<Placement>(from_zero.placements), order));
+}
+
 const Layout& layout_of(const Place& place) {
   if (const auto* layout = std::get_if<Layout>(&place)) return *layout;
   return spec_of(std::get<at::Tensor>(place))->layout();
 }
 
 /// On the source's own grid where the ranks are the same: equal grids are then known by their address.
-Layout layout_of(const Destination& place, const Layout& source) {
-  if (const auto* placements = std::get_if<Placements>(&place))
-    return Layout(source.sizes(), source.grid_ptr(), *placements);
+Layout layout_of(const Destination& place, const Place& src, const Layout& source) {
+  if (const auto* written = std::get_if<WrittenPlacements>(&place)) {
+    const auto* tensor = std::get_if<at::Tensor>(&src);
+    if (!tensor) return layout_of(source.sizes(), source.grid_ptr(), *written);
+    Home home = home_of(written_of(*spec_of(*tensor)).mesh, *written, source.dim());
+    return Layout(source.sizes(), home.mesh->grid_ptr(), std::move(home.placements));
+  }
   const auto* given = std::get_if<Layout>(&place);
   const Layout& layout = given ? *given : spec_of(std::get<at::Tensor>(place))->layout();
   if (!(layout.grid() == source.grid())) return layout;
@@ -117,7 +131,7 @@ std::shared_ptr<PyPlan> plan_redistribution(const Place& src, const Destination&
                                             const MaybeLinks& links, int64_t memory_cap) {
   const PlanOptions options = plan_options("plan_redistribution", objective, links, memory_cap);
   const Layout& source = layout_of(src);
-  const Layout destination = layout_of(dst, source);
+  const Layout destination = layout_of(dst, src, source);
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype.value_or(dtype_of(src))));
   const auto start = std::chrono::steady_clock::now();
   Plan made = plan(source, destination, element_bytes, options);
@@ -138,7 +152,8 @@ constexpr const char* kLayout =
     "Which rank owns which boxes of a tensor of `shape`: on paper, without processes.\n\n"
     "`mesh`: a DeviceMesh, a tuple of extents, (2, 4), whose ranks are 0, 1, 2, ..., or nested lists of ranks, "
     "[[0, 1], [2, 3]].\n"
-    "`placements`: one per mesh dim. Raises ValueError or IndexError for placements that do not fit.";
+    "`placements`: one per mesh dim; with torch's _StridedShard on the ranks in the order of the splits. Raises "
+    "ValueError or IndexError for placements that do not fit.";
 
 constexpr const char* kPlan =
     "How a tensor gets from one layout to another, and what that costs each rank. Nothing has been sent.\n\n"
@@ -158,8 +173,8 @@ constexpr const char* kPlanRedistribution =
 
 void bind_layout(py::module_& module) {
   py::class_<Layout>(module, "Layout", kLayout)
-      .def(py::init([](const Numbers& shape, const py::object& mesh, Placements placements) {
-             return Layout(shape, grid_of(mesh), std::move(placements));
+      .def(py::init([](const Numbers& shape, const py::object& mesh, const WrittenPlacements& placements) {
+             return layout_of(shape, grid_of(mesh), placements);
            }),
            py::arg("shape"), py::arg("mesh"), py::arg("placements"))
       .def_property_readonly("shape", [](const Layout& self) { return tuple_of(self.sizes()); })

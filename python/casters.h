@@ -1,18 +1,25 @@
 // python/casters.h: how placements and meshes cross between Python and C++. Every file that takes or returns one includes this.
 //
-//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back
+//   placements   any sequence of ours or of torch.distributed.tensor's; a tuple on the way back. WrittenPlacements take
+//                _StridedShard too, which says how the dims of the mesh beside them split
 //   meshes       ours, or a torch.distributed.device_mesh.DeviceMesh
 #pragma once
 
 #include "runtime/api/dtensor.h"
+#include "runtime/tensor/reordered_mesh.h"
 
 #include <torch/csrc/utils/pybind.h>
 
 namespace shardwise {
 
-/// Throws: TypeError for anything that is no placement, ValueError for one of torch's that has no counterpart.
+/// Throws: TypeError for anything that is no placement, ValueError for a _StridedShard, which means something on a mesh only.
 Placement to_placement(py::handle object);
 py::object from_placement(const Placement& placement);
+
+/// A placement and its split factor: 1 for all but torch's _StridedShard. Throws: TypeError for anything that is no placement.
+std::pair<Placement, int64_t> to_written(py::handle object);
+/// Of a split factor other than 1 one of torch's _StridedShard.
+py::object from_written(const Placement& placement, int64_t split_factor);
 
 /// For a placement that stands where a sequence of them is wanted. Throws: TypeError; for anything else nothing.
 void refuse_bare_placement(py::handle object);
@@ -35,7 +42,11 @@ std::vector<Link> to_links(const MaybeLinks& links);
 PlanOptions plan_options(const char* op, const std::string& objective, const MaybeLinks& links, int64_t memory_cap);
 
 /// `placements`, or Replicate() on each dim of `mesh`.
-Placements placements_or_replicate(std::optional<Placements> placements, const DeviceMesh& mesh);
+WrittenPlacements placements_or_replicate(std::optional<WrittenPlacements> placements, const DeviceMesh& mesh);
+/// The placements of a tensor of `n_dims` dims on `mesh`, where it lives. Throws: c10::ValueError for a _StridedShard that splits in
+/// another order than that of `mesh`.
+std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional<WrittenPlacements>& written,
+                                        int64_t n_dims);
 
 inline py::tuple tuple_of(c10::IntArrayRef numbers) {
   py::tuple result(numbers.size());
@@ -47,26 +58,49 @@ inline py::tuple tuple_of(c10::IntArrayRef numbers) {
 
 namespace pybind11::detail {
 
+/// Items of any sequence, by `add(item)`; false for what is none.
+template <class Add>
+bool load_placements(handle source, const Add& add) {
+  if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) {
+    shardwise::refuse_bare_placement(source);
+    return false;
+  }
+  const auto items = reinterpret_steal<object>(PySequence_Fast(source.ptr(), ""));
+  if (!items) throw error_already_set();
+  const auto n_items = PySequence_Fast_GET_SIZE(items.ptr());
+  for (Py_ssize_t i = 0; i < n_items; ++i) add(PySequence_Fast_GET_ITEM(items.ptr(), i));
+  return true;
+}
+
 template <>
 struct type_caster<shardwise::Placements> {
   PYBIND11_TYPE_CASTER(shardwise::Placements, const_name("Sequence[Placement]"));
 
   bool load(handle source, bool /*convert*/) {
-    if (!PySequence_Check(source.ptr()) || PyUnicode_Check(source.ptr())) {
-      shardwise::refuse_bare_placement(source);
-      return false;
-    }
-    const auto items = reinterpret_steal<object>(PySequence_Fast(source.ptr(), ""));
-    if (!items) throw error_already_set();
-    const auto n_items = PySequence_Fast_GET_SIZE(items.ptr());
-    value.reserve(n_items);
-    for (Py_ssize_t i = 0; i < n_items; ++i)
-      value.push_back(shardwise::to_placement(PySequence_Fast_GET_ITEM(items.ptr(), i)));
-    return true;
+    return load_placements(source, [&](handle item) { value.push_back(shardwise::to_placement(item)); });
   }
   static handle cast(const shardwise::Placements& placements, return_value_policy /*policy*/, handle /*parent*/) {
     tuple result(placements.size());
     for (size_t i = 0; i < placements.size(); ++i) result[i] = shardwise::from_placement(placements[i]);
+    return result.release();
+  }
+};
+
+template <>
+struct type_caster<shardwise::WrittenPlacements> {
+  PYBIND11_TYPE_CASTER(shardwise::WrittenPlacements, const_name("Sequence[Placement]"));
+
+  bool load(handle source, bool /*convert*/) {
+    return load_placements(source, [&](handle item) {
+      auto [placement, split_factor] = shardwise::to_written(item);
+      value.placements.push_back(std::move(placement));
+      value.split_factors.push_back(split_factor);
+    });
+  }
+  static handle cast(const shardwise::WrittenPlacements& written, return_value_policy /*policy*/, handle /*parent*/) {
+    tuple result(written.placements.size());
+    for (size_t i = 0; i < written.placements.size(); ++i)
+      result[i] = shardwise::from_written(written.placements[i], written.split_factors[i]);
     return result.release();
   }
 };

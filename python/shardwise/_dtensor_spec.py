@@ -53,7 +53,9 @@ class DTensorSpec:
     @property
     def num_shards(self) -> int:
         """Into how many parts the tensor is split, over all mesh dims."""
-        counts = [self.mesh.size(dim) for dim, placement in enumerate(self.placements) if placement.is_shard()]
+        counts = [
+            self.mesh.size(dim) for dim, placement in enumerate(self.placements) if _sharded(placement) is not None
+        ]
         return int(torch.Size(counts).numel())
 
     @property
@@ -61,8 +63,9 @@ class DTensorSpec:
         """Into how many parts each tensor dim is split."""
         result = [1] * self.ndim
         for dim, placement in enumerate(self.placements):
-            if isinstance(placement, Shard):
-                result[placement.dim] *= self.mesh.size(dim)
+            sharded = _sharded(placement)
+            if sharded is not None:
+                result[sharded] *= self.mesh.size(dim)
         return result
 
     @property
@@ -70,13 +73,14 @@ class DTensorSpec:
         """The mesh dim that shards each tensor dim, -1 where none does. Raises ValueError where several do."""
         result = [-1] * self.ndim
         for dim, placement in enumerate(self.placements):
-            if isinstance(placement, Shard):
-                if result[placement.dim] >= 0:
+            sharded = _sharded(placement)
+            if sharded is not None:
+                if result[sharded] >= 0:
                     raise ValueError(
                         f"[DTensorSpec] dim_map has one mesh dim per tensor dim, and {list(self.placements)} shard dim "
-                        f"{placement.dim} twice. Read placements."
+                        f"{sharded} twice. Read placements."
                     )
-                result[placement.dim] = dim
+                result[sharded] = dim
         return result
 
     @property
@@ -88,7 +92,7 @@ class DTensorSpec:
         return all(placement.is_replicate() for placement in self.placements)
 
     def is_sharded(self) -> bool:
-        return any(placement.is_shard() for placement in self.placements)
+        return any(_sharded(placement) is not None for placement in self.placements)
 
     def shallow_copy_with_tensor_meta(self, tensor_meta: TensorMeta | None) -> "DTensorSpec":
         return replace(self, tensor_meta=tensor_meta)
@@ -116,6 +120,12 @@ class DTensorSpec:
         if self.tensor_meta is None:
             raise ValueError("[DTensorSpec] this spec has no tensor_meta. Give TensorMeta(shape, stride, dtype).")
         return self.tensor_meta
+
+
+def _sharded(placement: Placement) -> int | None:
+    """The tensor dim that a Shard, or torch's _StridedShard, splits."""
+    dim: int | None = getattr(placement, "dim", None)
+    return dim
 
 
 def _hashable(value: object) -> object:

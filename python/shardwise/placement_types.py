@@ -1,5 +1,17 @@
 """How one mesh dim treats a tensor."""
 
+from typing import Any
+
 from shardwise._C import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
 
 __all__ = ["EnumerableShard", "Partial", "Placement", "Replicate", "Shard", "ShardMetadata"]
+
+
+def __getattr__(name: str) -> Any:
+    """`_StridedShard` is torch's own class, of which a Shard against the order of mesh dims is. Its module is imported by programs that
+    ask for it, not by every program."""
+    if name != "_StridedShard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shardwise.interop.facade import torchs_own
+
+    return torchs_own("torch.distributed.tensor.placement_types")._StridedShard

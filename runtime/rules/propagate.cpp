@@ -2,6 +2,7 @@
 
 #include "placements/partial.h"
 #include "runtime/rules/move_bytes.h"
+#include "runtime/tensor/reordered_mesh.h"
 
 #include <fmt/format.h>
 
@@ -275,10 +276,12 @@ bool is_copy(const OpInfo& op) {
   return op.name == "aten::copy_" || op.name == "aten::copy" || op.name == "aten::_foreach_copy_";
 }
 
-/// A replica on `mesh`. Throws: c10::ValueError for an operand on another mesh, unless it has no dims: as numbers do, those follow
-/// the others.
+/// A replica on `mesh`; its own layout where the meshes differ in the order of their dims only. Throws: c10::ValueError for an operand
+/// on another mesh, unless it has no dims: as numbers do, those follow the others.
 SpecPtr follow(const OpCall& call, const Operand& operand, const MeshPtr& mesh) {
   const Spec& spec = *operand.spec;
+  if (!operand.is_written && spec.mesh() != mesh)
+    if (auto sibling = on_sibling(spec, mesh)) return sibling;
   const bool is_copied = is_copy(call.op) && spec.mesh()->with_memory() == mesh->with_memory();
   if ((spec.dim() > 0 || operand.is_written) && !is_copied) check_same_mesh(call.op.name, mesh, spec.mesh());
   return Spec::intern(mesh, spec.sizes(), std::vector<Placement>(mesh->ndim()), spec.strides(), spec.dtype());
@@ -351,7 +354,7 @@ Propagation propagate_per_element(const OpCall& call) {
     if (operand.spec && leader && leader->spec) {
       const bool follows = operand.sizes == leader->sizes && call.args[operand.arg].isTensorList();
       const MeshPtr& mesh = leader->spec->mesh();
-      auto spec = follow(call, operand, mesh);
+      auto spec = follow(call, operand, mesh)->replicated();
       if (follows) spec = spec->with_placements(without_partial(leader->spec->placements()));
       if (spec != operand.spec) moved = std::move(spec);
     }

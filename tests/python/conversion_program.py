@@ -89,7 +89,17 @@ def torchs_own(folder):
     assert any(hasattr(placement, "split_factor") for placement in strided.placements)
     ours = sw.from_torch(strided)
     assert torch.equal(ours.full_tensor(), dense[0].weight), ours
-    assert ours.device_mesh.mesh_dim_names == ("tp", "dp") and ours.placements == (Shard(0), Shard(0))
+    assert ours.device_mesh.mesh_dim_names == ("dp", "tp") and ours.placements == strided.placements
+    back = sw.to_torch(ours)
+    assert back.placements == strided.placements and back.device_mesh == strided.device_mesh
+    assert back.to_local().data_ptr() == strided.to_local().data_ptr()
+    assert torch.equal(back.full_tensor(), dense[0].weight)
+    against = [type(strided.placements[0])(0, split_factor=2), s0]
+    for n_rows in (8, 7, 6, 5, 3, 1):
+        theirs = torchs.distribute_tensor(X[:1].repeat(n_rows, 1) * torch.arange(n_rows).unsqueeze(1), grid, against)
+        ours = sw.from_torch(theirs)
+        assert ours.placements == theirs.placements and torch.equal(ours.to_local(), theirs.to_local())
+        assert torch.equal(ours.full_tensor(), theirs.full_tensor()) and torch.equal(sw.to_torch(ours), theirs)
 
 
 def given_by_mistake(folder):

@@ -6,9 +6,8 @@ torch.distributed.tensor is imported by programs that convert to it, not by ever
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from itertools import permutations
-from math import prod
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
-from shardwise._C import Partial, Placement, Replicate, Shard
+from shardwise._C import Layout, Partial, Placement, Replicate, Shard
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.interop import fake_tensors
@@ -42,7 +41,7 @@ def is_torch_dtensor(value: object) -> bool:
 def from_torch(value: TorchDTensor | nn.Module) -> Any:
     """Our DTensor of a torch.distributed.tensor.DTensor: same pieces, in the same memory, mesh and placements; differentiable.
 
-    Where torch shards a dim by a later mesh dim first (_StridedShard) the mesh's dims come in the order of sharding.
+    _StridedShard is understood where later mesh dims split the same dim first, as with fully_shard over tensor parallelism.
     Of a module: converts its parameters, buffers and their gradients in place, and returns it. Its hooks, and optimizers that
     know the old parameters, are left as they are: make optimizers afterwards.
 
@@ -124,50 +123,58 @@ def _check_order_of_ranks(op: str, ranks: torch.Tensor, placements: Any) -> None
     Its groups know ranks in increasing order, and so do its collectives; offsets and sizes go by the place in the mesh.
     """
     for m, placement in enumerate(placements):
-        if placement.is_shard() and bool((ranks.diff(dim=m) < 0).any()):
+        if hasattr(placement, "dim") and bool((ranks.diff(dim=m) < 0).any()):
             raise ValueError(
                 f"[{op}] {placement} is along dim {m} of the mesh {ranks.tolist()}, where ranks are not in increasing order: there "
                 "torch.distributed.tensor's shards are not where it says. Redistribute the tensor to a mesh of ranks in order."
             )
 
 
+def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placements: Any) -> None:
+    """Raises ValueError, on all ranks, where a _StridedShard deals parts of unequal sizes otherwise than the order of splits does:
+    torch deals each of `split_factor` parts among the ranks, and what these got among those of later mesh dims."""
+    if all(getattr(placement, "split_factor", 1) == 1 for placement in placements):
+        return
+    ours = Layout(shape, mesh, placements)
+    for coordinate in product(*map(range, mesh.mesh.shape)):
+        offsets, sizes = ours.boxes(int(mesh.mesh[coordinate]))[0]
+        for dim, length in enumerate(shape):
+            indices = _torchs_indices(range(length), dim, mesh, placements, coordinate)
+            if indices != list(range(offsets[dim], offsets[dim] + sizes[dim])):
+                raise ValueError(
+                    f"[{op}] {list(placements)} on a mesh of {tuple(mesh.mesh.shape)} do not split dim {dim} of {length} evenly, and "
+                    "torch.distributed.tensor then deals it otherwise than the mesh dims split one after the other. Redistribute "
+                    "the tensor to plain Shards first."
+                )
+
+
+def _torchs_indices(
+    whole: Sequence[int], dim: int, mesh: TorchDeviceMesh, placements: Any, coordinate: tuple[int, ...]
+) -> list[int]:
+    """Of the tensor dim `dim`, those at a place of the mesh."""
+    held = list(whole)
+    for placement, extent, place in zip(placements, mesh.mesh.shape, coordinate, strict=True):
+        if getattr(placement, "dim", None) == dim:
+            parts = _chunks(held, getattr(placement, "split_factor", 1))
+            held = [index for part in parts for index in _chunks(part, extent)[place]]
+    return held
+
+
+def _chunks(indices: list[int], n_parts: int) -> list[list[int]]:
+    places = [Shard.local_shard_size_and_offset(len(indices), n_parts, part) for part in range(n_parts)]
+    return [indices[offset : offset + size] for size, offset in places]
+
+
 def _ours_of(tensor: Any) -> DTensor:
     _check_order_of_ranks("from_torch", tensor.device_mesh.mesh, tensor.placements)
-    mesh, placements = _in_order_of_sharding(tensor.device_mesh, tensor.placements)
+    check_strided("from_torch", tensor.shape, tensor.device_mesh, tensor.placements)
     return DTensor.from_local(
-        _without_wrapper(tensor.to_local()), mesh, placements, shape=tuple(tensor.shape), stride=tensor.stride()
+        _without_wrapper(tensor.to_local()),
+        tensor.device_mesh,
+        tensor.placements,
+        shape=tuple(tensor.shape),
+        stride=tensor.stride(),
     )
-
-
-def _in_order_of_sharding(mesh: TorchDeviceMesh, placements: Any) -> tuple[Any, list[Any]]:
-    """The mesh and placements under which plain Shards, each of what the mesh dims before it leave, are torch's layout.
-
-    A _StridedShard on mesh dim m shards pieces that `split_factor` ranks of later mesh dims have sharded before.
-    """
-    if not any(hasattr(placement, "split_factor") for placement in placements):
-        return mesh, list(placements)
-    extents = mesh.mesh.shape
-
-    def is_in_order(order: tuple[int, ...]) -> bool:
-        for place, m in enumerate(order):
-            if not hasattr(placements[m], "dim"):
-                continue
-            earlier = [n for n in order[:place] if n > m and getattr(placements[n], "dim", None) == placements[m].dim]
-            if prod(extents[n] for n in earlier) != getattr(placements[m], "split_factor", 1):
-                return False
-        return True
-
-    order = next(filter(is_in_order, permutations(range(len(extents)))), None)
-    if order is None:
-        raise ValueError(
-            f"[from_torch] no order of the dims of a {tuple(extents)} mesh shards as {list(placements)} says. Redistribute the "
-            "tensor to plain Shards first."
-        )
-    names = mesh.mesh_dim_names
-    ours = DeviceMesh(
-        mesh.device_type, mesh.mesh.permute(order), mesh_dim_names=None if names is None else [names[m] for m in order]
-    )
-    return ours, [Shard(placements[m].dim) if hasattr(placements[m], "dim") else placements[m] for m in order]
 
 
 def _torchs_of(tensor: DTensor) -> TorchDTensor:
@@ -175,6 +182,7 @@ def _torchs_of(tensor: DTensor) -> TorchDTensor:
     if tensor.layout != torch.strided:
         raise ValueError("[to_torch] torch.distributed.tensor has no sparse tensors. Use to_dense() first.")
     _check_order_of_ranks("to_torch", tensor.device_mesh.mesh, tensor.placements)
+    check_strided("to_torch", tensor.shape, tensor.device_mesh, tensor.placements)
     pieces = _C.to_pieces(tensor)
     # On ranks outside the mesh torch makes it empty, and takes the shape of one without dims from it.
     local = pieces[0] if pieces else torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
@@ -186,6 +194,8 @@ def _torchs_of(tensor: DTensor) -> TorchDTensor:
 
 def _torchs_placement(placement: Placement) -> TorchPlacement:
     torchs = torchs_own("torch.distributed.tensor")
+    if hasattr(placement, "split_factor"):
+        return cast("TorchPlacement", placement)
     if isinstance(placement, Shard) and placement.sizes is None:
         return torchs.Shard(placement.dim)
     if isinstance(placement, Replicate):

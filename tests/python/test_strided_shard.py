@@ -1,0 +1,230 @@
+"""torch's _StridedShard: Shards that split a dim in another order than their mesh dims stand in."""
+
+import copy
+import pickle
+from itertools import product
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise._dtensor_spec import DTensorSpec, TensorMeta
+from shardwise._utils import compute_local_shape_and_global_offset
+from shardwise.interop.torch_tensors import check_strided
+from shardwise.placement_types import _StridedShard
+from shardwise.testing import run_ranks
+
+
+def strided(dim, split_factor):
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+TWO = (strided(0, 2), Shard(0))  # on (2, 2): mesh dim 1 splits first
+
+# mesh, placements, mesh dims in the order of their splits
+CASES = [
+    ((2, 2), TWO, [1, 0]),
+    ((2, 2), (strided(-1, 2), Shard(1)), [1, 0]),
+    ((3, 2), TWO, [1, 0]),
+    ((2, 3), (strided(1, 3), Shard(1)), [1, 0]),
+    ((1, 4), (strided(0, 4), Shard(0)), [1, 0]),
+    ((2, 2, 2), (Replicate(), *TWO), [0, 2, 1]),
+    ((2, 2, 2), (strided(0, 2), Replicate(), Shard(0)), [2, 1, 0]),
+    ((2, 2, 2), (strided(0, 4), strided(0, 2), Shard(0)), [2, 1, 0]),
+    ((2, 2, 2), (strided(0, 2), strided(0, 2), Shard(0)), [2, 0, 1]),
+    ((2, 2, 2), (strided(0, 2), Shard(1), Shard(0)), [2, 1, 0]),
+    ((2, 2, 2), (Shard(0), *TWO), [0, 2, 1]),
+]
+SHAPES = [(8, 16), (24, 24), (7, 5), (5, 9), (1, 3), (0, 4)]
+
+
+def dense(shape):
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).view(shape) % 23 - 5
+
+
+def part_at(tensor, mesh_shape, placements, order, coordinate):
+    """What a rank has: the mesh dims split one after the other, as torch.chunk does."""
+    for m in order:
+        dim = getattr(placements[m], "dim", None)
+        if dim is not None:
+            length = tensor.size(dim)
+            step = -(-length // mesh_shape[m])
+            begin, end = (min(step * place, length) for place in (coordinate[m], coordinate[m] + 1))
+            tensor = tensor.narrow(dim, begin, end - begin)
+    return tensor
+
+
+@pytest.mark.parametrize(("mesh_shape", "placements", "order"), CASES, ids=str)
+def test_each_rank_has_its_part(mesh_shape, placements, order):
+    n_ranks = torch.Size(mesh_shape).numel()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", mesh_shape)
+        written = tuple(strided(p.dim % 2, p.split_factor) if hasattr(p, "split_factor") else p for p in placements)
+        for shape in SHAPES:
+            x = dense(shape)
+            own = part_at(x, mesh_shape, placements, order, mesh.get_coordinate())
+            tensor = sw.distribute_tensor(x, mesh, placements)
+            if mesh_shape[0] > 1 or len(mesh_shape) > 2:
+                assert tensor.placements == written, tensor.placements
+            assert tensor.device_mesh == mesh and torch.equal(tensor.to_local(), own)
+            assert torch.equal(tensor.full_tensor(), x)
+
+            size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+            assert size == tuple(own.shape)
+            if own.numel():
+                assert x[offset] == own.flatten()[0]
+
+            given = sw.DTensor.from_local(own, mesh, placements, shape=shape, stride=x.stride())
+            spec = DTensorSpec(mesh, placements, TensorMeta(x.size(), x.stride(), x.dtype))
+            assert torch.equal(given.full_tensor(), x) and torch.equal(sw.DTensor(own, spec).full_tensor(), x)
+
+            for others in product((Shard(0), Shard(1), Replicate()), repeat=len(mesh_shape)):
+                there = tensor.redistribute(placements=others)
+                assert there.device_mesh == mesh and there.placements == others
+                assert torch.equal(there.to_local(), sw.distribute_tensor(x, mesh, others).to_local())
+                assert torch.equal(there.redistribute(mesh, placements).to_local(), own)
+
+    run_ranks(n_ranks, body)
+
+
+def test_even_parts_are_those_of_torch():
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as torchs
+
+    def body(rank):
+        for mesh_shape, placements, _ in CASES:
+            if torch.Size(mesh_shape).numel() != 8 or any(getattr(p, "dim", 0) < 0 for p in placements):
+                continue
+            mesh = sw.init_device_mesh("cpu", mesh_shape)
+            theirs = [torch.distributed.tensor.Shard(p.dim) if isinstance(p, Shard) else p for p in placements]
+            theirs = [torch.distributed.tensor.Replicate() if isinstance(p, Replicate) else p for p in theirs]
+            ours = compute_local_shape_and_global_offset((16, 8), mesh, placements)
+            assert ours == torchs((16, 8), mesh_shape, list(mesh.get_coordinate()), theirs)
+            assert ours == compute_local_shape_and_global_offset((16, 8), mesh, theirs)
+
+    import torch.distributed.tensor
+
+    run_ranks(8, body)
+
+
+def test_conversions_refuse_what_torch_deals_otherwise():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4, 2))
+        check_strided("to_torch", (8, 3), mesh, TWO)
+        check_strided("to_torch", (10, 3), mesh, (Shard(0), Shard(0)))
+        with pytest.raises(ValueError, match="do not split dim 0 of 9 evenly"):
+            check_strided("to_torch", (9, 3), mesh, TWO)
+
+    run_ranks(8, body)
+
+
+def test_operators_optimizers_and_gradients():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for shape in [(8, 4), (7, 3)]:
+            x, other = dense(shape), dense(shape).flip(0)
+            weight = torch.nn.Parameter(sw.distribute_tensor(x, mesh, TWO))
+            dense_weight = torch.nn.Parameter(x.clone())
+            for placements in ([Shard(0), Shard(0)], [Shard(0), Replicate()], [Partial(), Shard(1)], TWO):
+                if placements[0].is_partial():
+                    right = sw.distribute_tensor(other, mesh, [Replicate(), Shard(1)]).redistribute(mesh, placements)
+                else:
+                    right = sw.distribute_tensor(other, mesh, placements)
+                for result, expected in (
+                    (weight + right, dense_weight + other),
+                    (right * weight, other * dense_weight),
+                    (weight @ right.t(), dense_weight @ other.t()),
+                    (torch.cat([right, weight]), torch.cat([other, dense_weight])),
+                    (weight.cumsum(0) + right.sum(), dense_weight.cumsum(0) + other.sum()),
+                ):
+                    assert torch.equal(result.full_tensor(), expected)
+            optimizers = [torch.optim.AdamW([p], lr=0.1) for p in (weight, dense_weight)]
+            for p in (weight, dense_weight):
+                (
+                    (p * p) @ torch.ones(shape[1], dtype=p.dtype) if p is dense_weight else (p * p).sum(1)
+                ).sum().backward()
+            assert weight.grad.placements == TWO and weight.grad.device_mesh == mesh
+            assert torch.equal(weight.grad.full_tensor(), dense_weight.grad)
+            norms = [torch.nn.utils.clip_grad_norm_([p], 1.0) for p in (weight, dense_weight)]
+            torch.testing.assert_close(norms[0].full_tensor(), norms[1])
+            for optimizer in optimizers:
+                optimizer.step()
+            assert weight.placements == TWO and weight.device_mesh == mesh
+            torch.testing.assert_close(weight.full_tensor(), dense_weight)
+
+    run_ranks(4, body)
+
+
+def test_gradients_of_pieces_copies_and_pickles():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        x = dense((7, 3))
+        leaf = sw.distribute_tensor(x, mesh, TWO).requires_grad_()
+        (leaf.to_local() ** 2).sum().backward()
+        assert leaf.grad.placements == TWO and torch.equal(leaf.grad.full_tensor(), 2 * x)
+        leaf.grad = None
+        (
+            leaf.redistribute(placements=[Replicate(), Shard(1)]).to_local(grad_placements=[Partial(), Shard(1)])
+        ).sum().backward()
+        assert torch.equal(leaf.grad.full_tensor(), torch.full_like(x, 2))
+        for again in (copy.deepcopy(leaf.detach()), pickle.loads(pickle.dumps(leaf.detach()))):
+            assert again.placements == TWO and again.device_mesh == mesh and torch.equal(again.full_tensor(), x)
+        filled = sw.full((7, 3), 2.0, device_mesh=mesh, placements=TWO)
+        assert filled.placements == TWO and filled.to_local().shape == leaf.to_local().shape
+        assert sw.rand(7, 3, device_mesh=mesh, placements=TWO).to("meta").placements == TWO
+        many = sw.redistribute_many([leaf.detach()], [Replicate(), Replicate()])
+        assert torch.equal(many[0].to_local(), x)
+        plan = sw.plan_redistribution(leaf, [Shard(0), Shard(0)])
+        layout = sw.Layout((7, 3), mesh, TWO)
+        assert sum(plan.summary().received for _ in [0]) > 0 and layout.boxes(rank)[0][1][0] == leaf.to_local().size(0)
+        spec = leaf._spec
+        assert spec.num_shards == 4 and spec.num_shards_map == [4, 1] and spec.is_sharded()
+
+    run_ranks(4, body)
+
+
+def test_a_mesh_of_the_program_in_the_same_order_stays_another():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        turned = sw.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("tp", "dp"))
+        x = dense((8, 2))
+        on_turned = sw.distribute_tensor(x, turned, [Shard(0), Shard(0)])
+        tensor = sw.distribute_tensor(x, mesh, TWO)
+        assert torch.equal(on_turned.to_local(), tensor.to_local())
+        assert on_turned.device_mesh == turned and on_turned.placements == (Shard(0), Shard(0))
+        with pytest.raises(ValueError, match="different meshes"):
+            on_turned + tensor
+        sliced = tensor[1:]  # explicit sizes: known by the order of the splits
+        assert torch.equal(sliced.full_tensor(), x[1:]) and "1st: tp=2" in repr(sliced.device_mesh)
+
+    run_ranks(4, body)
+
+
+# mesh, placements, the error's words
+ERRORS = [
+    ((2, 2), (strided(0, 2), Replicate()), "no order of the dims of a mesh"),
+    ((2, 2), (strided(0, 3), Shard(0)), r"no order .* \[_StridedShard\(0, split_factor=3\), Shard\(0\)\]"),
+    ((2, 2), (Shard(0), strided(0, 2)), "no order"),
+    ((4,), (strided(0, 2),), "no order"),
+    ((2, 2), (strided(0, 2), Shard(0, sizes=[1, 7])), "explicit sizes"),
+    ((2, 2), (strided(0, 2),), "must have the same length"),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "placements", "words"), ERRORS, ids=str)
+def test_splits_that_no_order_gives_are_errors(mesh_shape, placements, words):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", mesh_shape)
+        x = dense((8, 2))
+        for call in (
+            lambda: sw.distribute_tensor(x, mesh, placements),
+            lambda: sw.DTensor.from_local(x, mesh, placements),
+            lambda: sw.zeros(8, 2, device_mesh=mesh, placements=placements),
+            lambda: sw.distribute_tensor(x, mesh, [Replicate()] * len(mesh_shape)).redistribute(mesh, placements),
+            lambda: sw.Layout((8, 2), mesh, placements),
+        ):
+            with pytest.raises(ValueError, match=words):
+                call()
+
+    run_ranks(torch.Size(mesh_shape).numel(), body)
