@@ -4,6 +4,7 @@
 #include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/topk.h>
@@ -12,6 +13,20 @@
 
 namespace shardwise {
 namespace {
+
+/// Values and indices beside each other, as bytes along a new last dim: they travel as one.
+at::Tensor packed(const at::Tensor& values, const at::Tensor& indices) {
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.unsqueeze(-1).clone(at::MemoryFormat::Contiguous).view(at::kByte);
+  };
+  return at::cat({bytes(values), bytes(indices)}, -1);
+}
+
+/// The tensor of `dtype` that begins at byte `begin` of each entry.
+at::Tensor unpacked(const at::Tensor& bytes, int64_t begin, at::ScalarType dtype) {
+  const auto width = static_cast<int64_t>(c10::elementSize(dtype));
+  return bytes.narrow(-1, begin, width).clone(at::MemoryFormat::Contiguous).view(dtype).squeeze(-1);  // at offset 0
+}
 
 /// Throws the dense operator's errors for these arguments.
 void check_topk(const at::Tensor& self, int64_t k, int64_t dim) {
@@ -25,6 +40,18 @@ struct Chosen {
 Chosen largest(const at::Tensor& values, int64_t k, int64_t dim, bool is_largest, bool is_sorted) {
   auto [chosen, indices] = at::topk(values, k, dim, is_largest, is_sorted);
   return {chosen, indices};
+}
+
+/// All ranks' packed candidates, of which rank i has `n_candidates[i]` along the dim; in one exchange.
+Shards gathered(const DimPieces& along, Shards own, const std::vector<int64_t>& n_candidates, int64_t n_all,
+                int64_t value_bytes) {
+  const SpecPtr& spec = spec_of(along.tensor);
+  Dims sizes(spec->sizes());
+  sizes[along.dim] = n_all;
+  sizes.push_back(value_bytes + static_cast<int64_t>(sizeof(int64_t)));
+  const SpecPtr sharded =
+      Spec::intern(spec->mesh(), sizes, along.with_lengths(n_candidates), row_major_strides(sizes), at::kByte);
+  return maybe_dtensor(moved_to(wrap(sharded, std::move(own)), along.unsharded()))->shards();
 }
 
 std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64_t dim, bool is_largest,
@@ -44,15 +71,15 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
     indices.push_back(along.is_sharded() ? own.indices + along.intervals[along.own].begin : own.indices);
   }
   if (along.is_sharded()) {
-    const auto gathered = [&](const Shards& candidates, at::ScalarType dtype) {
-      const at::Tensor sharded = along.wrapped(candidates, n_all, along.with_lengths(n_candidates), dtype);
-      return maybe_dtensor(moved_to(sharded, along.unsharded()))->shards();
-    };
-    const Shards all_values = gathered(values, self.scalar_type()), all_indices = gathered(indices, at::kLong);
+    const at::ScalarType dtype = self.scalar_type();
+    Shards own;
+    for (size_t i = 0; i < values.size(); ++i) own.push_back(packed(values[i], indices[i]));
+    const Shards all = gathered(along, std::move(own), n_candidates, n_all, static_cast<int64_t>(self.element_size()));
     for (size_t i = 0; i < values.size(); ++i) {
-      const Chosen best = largest(all_values[i], k, along.dim, is_largest, is_sorted);
+      const Chosen best = largest(unpacked(all[i], 0, dtype), k, along.dim, is_largest, is_sorted);
       values[i] = best.values;
-      indices[i] = all_indices[i].gather(along.dim, best.indices);
+      indices[i] =
+          unpacked(all[i], static_cast<int64_t>(self.element_size()), at::kLong).gather(along.dim, best.indices);
     }
   }
   return {along.wrapped(values, k, along.unsharded(), self.scalar_type()),

@@ -4,13 +4,18 @@
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "ops/support/latency.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/var_mean.h>
 
 #include <array>
 #include <limits>
 #include <numeric>
 #include <string_view>
+#include <tuple>
+#include <utility>
 
 namespace shardwise {
 namespace {
@@ -53,7 +58,7 @@ void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
 
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// Forward and backward all-reduce two numbers per row each: fewer bytes than gathering a row of at least this length.
+/// Forward and backward exchange two numbers per row each, at once: fewer bytes than gathering a row of at least this length.
 constexpr int64_t kLongRow = 5;
 
 /// The normalised dims and the batch dims before them.
@@ -64,7 +69,19 @@ struct Rows {
       dims.push_back(static_cast<int64_t>(i) - static_cast<int64_t>(normalized.size()));
     n = static_cast<double>(c10::multiply_integers(normalized));
   }
-  at::Tensor mean(const at::Tensor& values) const { return reduced(values.sum(dims, /*keepdim=*/true)).div(n); }
+  at::Tensor mean(const at::Tensor& values) const { return reduced(sum(values)).div(n); }
+  /// Of two tensors, in one reduction.
+  std::pair<at::Tensor, at::Tensor> means(const at::Tensor& a, const at::Tensor& b) const {
+    const at::Tensor both = reduced(at::stack({sum(a), sum(b)})).div(n);
+    return {both.select(0, 0), both.select(0, 1)};
+  }
+  at::Tensor sum(const at::Tensor& values) const { return values.sum(dims, /*keepdim=*/true); }
+  /// True where latency is most of what exchanging their statistics takes.
+  bool are_few(const at::Tensor& values) const {
+    const int64_t n_others = spec_of(values)->mesh()->size() - 1;
+    return static_cast<int64_t>(static_cast<double>(values.numel()) / n) * n_others * 2 * int64_t{sizeof(double)} <=
+           kLatencyBytes;
+  }
   at::Tensor over_batch(const at::Tensor& values) const { return batch.empty() ? values : values.sum(batch); }
 
   Dims dims, batch;
@@ -88,9 +105,16 @@ Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const May
   if (!is_shared(input, normalized, weight, bias)) return by_rule.tensors<3>(input, normalized, weight, bias, eps);
   const Rows rows(input, normalized);
   const at::Tensor values = widened(reduced(input));
-  const at::Tensor mean = rows.mean(values);
-  at::Tensor result = values - mean;
-  const at::Tensor rstd = (rows.mean(result.square()) + eps).rsqrt();
+  at::Tensor mean, variance, result;
+  if (rows.are_few(values)) {  // one exchange
+    std::tie(variance, mean) = at::var_mean(values, rows.dims, /*correction=*/c10::Scalar(0), /*keepdim=*/true);
+    result = values - mean;
+  } else {  // two, of half the bytes
+    mean = rows.mean(values);
+    result = values - mean;
+    variance = rows.mean(result.square());
+  }
+  const at::Tensor rstd = (variance + eps).rsqrt();
   result.mul_(rstd);
   if (is_given(weight)) result = result * *weight;
   if (is_given(bias)) result = result + *bias;
@@ -110,8 +134,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
   at::Tensor of_input, of_weight, of_bias;
   if (mask[0]) {
     const at::Tensor weighted = is_given(weight) ? grads * *weight : grads;
-    const at::Tensor slope = rows.mean(weighted * unit);
-    of_input = ((weighted - rows.mean(weighted) - unit * slope) * scale).to(input.scalar_type());
+    const auto [slope, offset] = rows.means(weighted * unit, weighted);
+    of_input = ((weighted - offset - unit * slope) * scale).to(input.scalar_type());
   }
   const at::ScalarType dtype = statistics_dtype(input, weight);
   if (mask[1]) of_weight = rows.over_batch(grads * unit).to(dtype);

@@ -1,0 +1,113 @@
+"""Operators along a sharded dim that send a few values per shard: in one collective where these are few."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.debug import CommDebugMode
+from shardwise.testing import run_ranks
+
+ROWS = [Shard(0), Shard(0, sizes=[1, 0, 6])]
+COLUMNS = [Shard(1), Shard(1, sizes=[5, 2, 3])]
+
+
+def dense(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def counted(function):
+    with CommDebugMode() as counts:
+        result = function()
+    return result, counts.get_total_counts()
+
+
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize("placement", COLUMNS, ids=str)
+def test_layer_norm_of_a_sharded_dim_sends_once_each_way(placement, has_weight):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x, weight, up = dense(7, 10) + 1000, dense(10) if has_weight else None, dense(7, 10)
+        ours = sw.distribute_tensor(x, mesh, [placement]).requires_grad_()
+        theirs = x.clone().requires_grad_()
+        of_ours = None if weight is None else sw.distribute_tensor(weight, mesh, [Replicate()])
+        result, n = counted(lambda: F.layer_norm(ours, (10,), of_ours))
+        expected = F.layer_norm(theirs, (10,), weight)
+        assert n == 1 and result.placements == (placement,)
+        torch.testing.assert_close(result.full_tensor(), expected)
+        expected.backward(up)
+        _, n = counted(lambda: result.backward(sw.distribute_tensor(up, mesh, [placement], src_data_rank=None)))
+        assert n == 1
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+
+    run_ranks(3, body)
+
+
+def test_layer_norm_of_many_rows_sends_twice_and_fewer_bytes():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = dense(3000, 6)
+        result, n = counted(lambda: F.layer_norm(sw.distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None), (6,)))
+        assert n == 2
+        torch.testing.assert_close(result.full_tensor(), F.layer_norm(x, (6,)))
+
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128], ids=str
+)
+@pytest.mark.parametrize("placement", ROWS, ids=str)
+def test_variances_send_once(placement, dtype):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = (dense(7, 4) + 3).to(dtype)
+        if dtype.is_complex:
+            x = x * (1 + 2j)
+        ours = sw.distribute_tensor(x, mesh, [placement], src_data_rank=None)
+        close = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {}
+        for function in (torch.var, torch.std, torch.var_mean, torch.std_mean):
+            for dims in (0, (0, 1)):
+                result, n = counted(lambda function=function, dims=dims: function(ours, dim=dims))
+                expected = function(x, dim=dims)
+                assert n == 1
+                for a, b in zip(result, expected) if isinstance(result, tuple) else [(result, expected)]:
+                    torch.testing.assert_close(a.full_tensor(), b, **close)
+        many = dense(7, 4000)
+        result, n = counted(
+            lambda: torch.var(sw.distribute_tensor(many, mesh, [placement], src_data_rank=None), 0).full_tensor()
+        )
+        assert n == 2
+        torch.testing.assert_close(result, many.var(0))
+
+    run_ranks(3, body)
+
+
+def test_variances_of_dims_that_two_mesh_dims_shard():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        x = dense(7, 5, 3)
+        for placements in ([Shard(0), Shard(0)], [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Replicate()]):
+            ours = sw.distribute_tensor(x, mesh, placements, src_data_rank=None)
+            for dims in (0, (0, 1), (0, 1, 2), (0, 2)):
+                torch.testing.assert_close(torch.var(ours, dims).full_tensor(), x.var(dims))
+
+    run_ranks(4, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("placement", ROWS, ids=str)
+def test_topk_of_a_sharded_dim_sends_once(placement, dtype):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = torch.randperm(28, generator=torch.Generator().manual_seed(1)).view(7, 4).to(dtype)
+        ours = sw.distribute_tensor(x, mesh, [placement], src_data_rank=None)
+        for k in (0, 2, 7):
+            (values, indices), n = counted(lambda k=k: ours.topk(k, dim=0))
+            expected = x.topk(k, dim=0)
+            assert n == (k > 0) and values.dtype == dtype and indices.dtype == torch.int64
+            assert torch.equal(values.full_tensor(), expected.values)
+            assert torch.equal(x.gather(0, indices.full_tensor()), expected.values)
+
+    run_ranks(3, body)
