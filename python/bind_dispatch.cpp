@@ -13,6 +13,11 @@ void bind_dispatch(py::module_& module) {
       "must hold the same values.")
       .def(py::init());
 
+  module.def(
+      "set_one_element_replicas", &OneElementReplicas::set, py::arg("are_on"),
+      "Process-wide, off at first: whether torch.Tensors of one element next to DTensors count as replicated while all "
+      "ranks, which compare them each time, hold the same.");
+
   py::class_<CacheCounters>(module, "CacheCounters",
                             "Of the cache of dispatch decisions: calls answered from it, calls worked out, entries.")
       .def_readonly("hits", &CacheCounters::hits)

@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/scope.h"
 #include "runtime/comm/given_groups.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -38,6 +39,11 @@ class PyGivenGroups {
 }  // namespace
 
 void bind_given_groups(py::module_& module) {
+  bind_scope<GivenGroups>(
+      module, "without_groups",
+      "A `with` block in which meshes are made without groups: coordinates and layouts, and an error where "
+      "they are to communicate.")
+      .def(py::init());
   py::class_<PyGivenGroups>(
       module, "given_groups",
       "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "

@@ -50,7 +50,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     `mesh`: global ranks in any order (nested lists or an integer tensor); shards are dealt in that order. Ranks outside may hold
     the mesh, too: they own nothing. Equal meshes are equal objects, and communicate over the same groups. `backend_override`:
     a backend, its options, or both, per mesh dim, or None; the mesh then has groups of its own along these, and tensors on it do
-    not mix with those of another mesh of the same ranks.
+    not mix with those of another mesh of the same ranks. With `_init_backend=False` it has no groups, and making it is no
+    collective: it knows ranks, coordinates and the layouts of tensors, and raises where it is to communicate.
 
     Collective over the world where a group is new: every rank makes the mesh, with the same arguments. Raises ValueError for
     duplicate or unknown ranks and names that do not fit.
@@ -64,12 +65,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         *,
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Sequence[BackendOverride | None] | None = None,
+        _init_backend: bool = True,
     ) -> None:
-        groups: GroupsByRanks = _overridden_groups(mesh, backend_override) if backend_override else {}
-        with given_groups(groups):
+        groups: GroupsByRanks = _overridden_groups(mesh, backend_override) if backend_override and _init_backend else {}
+        with given_groups(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
         self._given = groups  # groups of its own
+        self._has_groups = _init_backend
 
     @classmethod
     @_reading_ranks
@@ -103,6 +106,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._thread_id = None
         self._hash = None
         self._given = {}
+        self._has_groups = True
 
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
@@ -115,7 +119,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self, mesh_dim: int | str | None = None
     ) -> ProcessGroup | None:
         """torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None outside the mesh. A 1-D mesh needs no
-        `mesh_dim`; RuntimeError where others lack it."""
+        `mesh_dim`; RuntimeError where others lack it, and for a mesh without groups."""
+        if not self._has_groups:
+            raise RuntimeError(
+                f"[device_mesh] DeviceMesh process groups not initialized! {self} was made with _init_backend=False. Make it "
+                "without that on all ranks."
+            )
         flattened = self._get_root_mesh()._flatten_mapping.get(mesh_dim) if isinstance(mesh_dim, str) else None
         if flattened is not None:
             return flattened.get_group()
@@ -164,11 +173,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if dims != names:
             every = self[dims]
             shape = [prod(every.size(dim) for dim in root._flattened_dims.get(name, (name,))) for name in names]
-            return DeviceMesh(self.device_type, every.mesh.reshape(shape), mesh_dim_names=names)
-        with given_groups(self._given):
+            return DeviceMesh(
+                self.device_type, every.mesh.reshape(shape), mesh_dim_names=names, _init_backend=self._has_groups
+            )
+        with given_groups(self._given) if self._has_groups else _C.without_groups():
             part: DeviceMesh = super().__getitem__(names)
         if self._given:
             part._given = self._given
+        part._has_groups = self._has_groups
         if part is not self and part._root_mesh is None:
             part._root_mesh = root
             part._layout = _MeshLayout([self._layout[self.mesh_dim_names.index(name)] for name in names])
@@ -196,7 +208,13 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if self.ndim == 1 and name == self.mesh_dim_names[0]:
             return self
         overrides = None if backend_override is None else [backend_override]
-        flat = DeviceMesh(self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), backend_override=overrides)
+        flat = DeviceMesh(
+            self.device_type,
+            self.mesh.flatten(),
+            mesh_dim_names=(name,),
+            backend_override=overrides,
+            _init_backend=self._has_groups,
+        )
         known: DeviceMesh = root._flatten_mapping.setdefault(name, flat)
         if known != flat:
             raise ValueError(

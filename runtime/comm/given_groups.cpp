@@ -30,6 +30,8 @@ GivenGroups::GivenGroups(ByRanks groups) : groups_(std::move(groups)), outer_(in
     if (group) held().groups.push_back(group);
 }
 
+GivenGroups::GivenGroups() : GivenGroups(ByRanks()) { are_absent_ = true; }
+
 GivenGroups::~GivenGroups() { innermost = outer_; }
 
 const GivenGroups* GivenGroups::current() { return innermost; }
@@ -45,7 +47,9 @@ void GivenGroups::close() {
 
 std::optional<GroupPtr> GivenGroups::find(const std::vector<int64_t>& ranks, int64_t rank) const {
   if (const auto found = groups_.find(ranks); found != groups_.end()) return found->second;
-  if (!std::ranges::binary_search(ranks, rank)) return GroupPtr();
+  const auto own = std::ranges::lower_bound(ranks, rank);
+  if (own == ranks.end() || *own != rank) return GroupPtr();
+  if (are_absent_) return std::make_shared<const Group>(Group{nullptr, ranks, own - ranks.begin()});
   return std::nullopt;
 }
 

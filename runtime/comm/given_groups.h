@@ -15,6 +15,8 @@ class GivenGroups {
   using ByRanks = std::map<std::vector<int64_t>, GroupPtr>;  // ranks ascending
 
   explicit GivenGroups(ByRanks groups);
+  /// Every group of this rank is absent: who it is and which ranks there are, and nothing to communicate over.
+  GivenGroups();
   ~GivenGroups();
   GivenGroups(const GivenGroups&) = delete;
   GivenGroups& operator=(const GivenGroups&) = delete;
@@ -25,11 +27,13 @@ class GivenGroups {
   /// The innermost, null outside.
   static const GivenGroups* current();
   const ByRanks& groups() const { return groups_; }
+  bool are_absent() const { return are_absent_; }
   /// Nothing where the World is to be asked. `rank`: this one.
   std::optional<GroupPtr> find(const std::vector<int64_t>& ranks, int64_t rank) const;
 
  private:
   ByRanks groups_;
+  bool are_absent_ = false;
   const GivenGroups* outer_;
 };
 

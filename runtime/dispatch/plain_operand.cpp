@@ -1,5 +1,6 @@
 #include "runtime/dispatch/plain_operand.h"
 
+#include "runtime/api/equal_values.h"
 #include "runtime/api/forward_scope.h"
 #include "runtime/api/gradients.h"
 #include "runtime/dispatch/plain_gradient.h"
@@ -10,10 +11,13 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
+
 namespace shardwise {
 namespace {
 
 thread_local bool implicit_replication = false;
+std::atomic<bool> one_element_replicas = false;
 
 bool may_be_plain(OperandRole role, const at::Tensor& plain) {
   switch (role) {
@@ -37,10 +41,9 @@ bool is_missing_tangent(const at::Tensor& plain) {
   return plain.storage().nbytes() == plain.itemsize() && at::count_nonzero(plain).item<int64_t>() == 0;
 }
 
-}  // namespace
-
-std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
-                                              const std::string& as) {
+/// Whatever its size.
+std::optional<std::string> objection_to(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
+                                        const std::string& as) {
   if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || is_missing_tangent(plain))
     return std::nullopt;
   const bool may = may_be_plain(role, plain);
@@ -54,6 +57,18 @@ std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRo
   if (objection.empty()) return std::nullopt;
   return got(fmt::format(", and {}", objection));
 }
+
+}  // namespace
+
+std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
+                                              const std::string& as) {
+  auto objection = objection_to(plain, role, mesh, as);
+  // Ranks may differ in the number of elements: all that object compare.
+  if (objection && one_element_replicas && is_one_value_on_all(plain, mesh)) return std::nullopt;
+  return objection;
+}
+
+void OneElementReplicas::set(bool are_on) { one_element_replicas = are_on; }
 
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const MeshPtr& mesh) {
   const OperandRole role = op.args[arg].role;

@@ -18,14 +18,23 @@ namespace shardwise {
 ///     in the backward;
 ///   - under ImplicitReplication;
 ///   - within the forward of a distributed module while its plain arguments are equal on all ranks (runtime/api/forward_scope.h). Where
-///     they differ not even indices and masks do.
-/// `as`: words on what it stands for. The same on all ranks; collective over the mesh where a forward's arguments are compared for the first time.
+///     they differ not even indices and masks do;
+///   - where it has one element and OneElementReplicas are on, if all ranks of the mesh have the same one.
+/// `as`: words on what it stands for. The same on all ranks; collective over the mesh where a forward's arguments are compared for the first
+/// time, and where OneElementReplicas are on.
 std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
                                               const std::string& as = {});
 
 /// Admits `plain`, argument `arg` of `op`, as a replica, whose gradients will be plain, too.
 /// Throws: c10::ValueError where there is an objection.
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const MeshPtr& mesh);
+
+/// Process-wide, off at first: whether plain tensors of one element count as replicas, as torch.distributed.tensor takes them. Each time the
+/// ranks compare theirs, so that a value of one rank's own stays an error.
+class OneElementReplicas {
+ public:
+  static void set(bool are_on);
+};
 
 /// While it lives, this thread's torch.Tensors next to distributed ones count as replicated.
 class ImplicitReplication {

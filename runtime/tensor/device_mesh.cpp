@@ -68,12 +68,15 @@ void connect_world(World& world, const DeviceMesh& mesh) {
     connect(*everyone, "device_mesh", mesh.device());
 }
 
-/// The last: process groups that were given; meshes over them are others than meshes over the World's.
+/// The last: process groups that were given, or a mark where there are none; such meshes are others than those over the World's.
 using Key = std::tuple<World*, c10::DeviceType, Line, Line, std::vector<std::string>, std::vector<const void*>>;
 
 std::vector<const void*> given_groups() {
+  static constexpr char kAbsent = 0;
   std::vector<const void*> result;
-  if (const auto* given = GivenGroups::current())
+  const auto* given = GivenGroups::current();
+  if (given && given->are_absent()) result.push_back(&kAbsent);
+  if (given)
     for (const auto& [ranks, group] : given->groups()) result.push_back(group->process_group.get());
   return result;
 }

@@ -15,6 +15,7 @@ import shardwise as sw
 from shardwise import compat
 from shardwise.compat.counterparts import counterparts
 from shardwise.interop.facade import torchs_own
+from shardwise.testing import run_ranks
 
 MODULES = ["", ".placement_types", ".parallel", ".parallel.style", ".experimental", ".debug", ".device_mesh"]
 
@@ -211,3 +212,58 @@ def test_names_that_torch_keeps_in_two_modules_are_ours_in_both(theirs):
         assert old.DTensorSpec is new.DTensorSpec is sw._dtensor_spec.DTensorSpec
     finally:
         compat.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_torchs_functions_that_import_when_called_get_torchs_names(theirs):
+    from torch.distributed.tensor import placement_types
+
+    namespace = {"__name__": "torch.distributed.tensor.of_a_test"}
+    exec(
+        "def function():\n"
+        "    from torch.distributed.tensor.placement_types import Shard\n"
+        "    import torch.distributed.tensor as package\n"
+        "    return Shard, package.DTensor",
+        namespace,
+    )
+    assert namespace["function"]() == (theirs.placement_types.Shard, theirs.DTensor)
+    assert placement_types.Shard is sw.Shard and placement_types.Shard is sw.Shard
+
+
+@pytest.mark.usefixtures("installed")
+def test_plain_tensors_of_one_element_are_replicas_while_ranks_have_the_same():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = sw.distribute_tensor(torch.arange(7.0), mesh, [sw.Shard(0)]).requires_grad_()
+        one = torch.tensor([2.0], requires_grad=True)
+        result = x * one
+        assert torch.equal(result.full_tensor(), 2 * torch.arange(7.0))
+        result.sum().backward()
+        assert torch.equal(one.grad, torch.tensor([21.0]))
+        assert torch.equal((torch.tensor([[1]]) + x).full_tensor(), 1 + torch.arange(7.0).unsqueeze(0))
+        for plain in (
+            torch.tensor([float(rank)]),
+            torch.ones(1 + (rank == 2)),
+            torch.ones(7),
+            torch.ones(1, rank + 1)[0],
+        ):
+            with pytest.raises(ValueError, match="next to a DTensor"):
+                x + plain
+        lr = torch.tensor([0.1])
+        weight, dense = torch.nn.Parameter(x.detach()), torch.nn.Parameter(torch.arange(7.0))
+        for p in (weight, dense):
+            optimizer = torch.optim.Adam([p], lr=lr, fused=True)
+            (p * p).sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(weight.full_tensor(), dense)
+
+    run_ranks(3, body)
+
+
+def test_plain_tensors_of_one_element_are_errors_without_compat():
+    def body(rank):
+        x = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[sw.Shard(0)])
+        with pytest.raises(ValueError, match="next to a DTensor"):
+            x + torch.tensor([1.0])
+
+    run_ranks(2, body)

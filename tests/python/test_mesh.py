@@ -117,3 +117,26 @@ def test_get_group_of_ranks_as_threads_says_that_there_is_none():
             sw.init_device_mesh("cpu", (2,)).get_group()
 
     run_ranks(2, body)
+
+
+def test_a_mesh_without_groups_knows_layouts_and_raises_where_it_is_to_communicate():
+    def body(rank):
+        # On one rank alone: making it is no collective.
+        if rank == 1:
+            mesh = sw.DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), _init_backend=False)
+            assert mesh.get_coordinate() == (0, 1) and mesh.size() == 4 and mesh.get_local_rank("tp") == 1
+            assert mesh["dp"].mesh.tolist() == [1, 3] and mesh._flatten("all").size() == 4
+            for each in (mesh, mesh["dp"], mesh["dp", "tp"], mesh._flatten("all")):
+                with pytest.raises(RuntimeError, match="process groups not initialized!"):
+                    each.get_group(0)
+            tensor = sw.distribute_tensor(torch.arange(6.0), mesh, [sw.Shard(0), sw.Replicate()], src_data_rank=None)
+            assert torch.equal((tensor + 1).to_local(), torch.arange(1.0, 4.0))
+            for send in (tensor.full_tensor, lambda: tensor.redistribute(placements=[sw.Replicate(), sw.Shard(0)])):
+                with pytest.raises(ValueError, match=r"never made \(DeviceMesh\(_init_backend=False\)\)"):
+                    send()
+            outside = sw.DeviceMesh("cpu", [0, 2], _init_backend=False)
+            assert outside.get_coordinate() is None
+        with_groups = sw.DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        assert sw.ones(5, device_mesh=with_groups, placements=[sw.Shard(0), sw.Replicate()]).sum().item() == 5
+
+    run_ranks(4, body)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardwise import _C
 from shardwise.compat.counterparts import counterparts
-from shardwise.compat.earlier_bindings import earlier_bindings, warn_of_the_rest
+from shardwise.compat.earlier_bindings import earlier_bindings, is_torchs, warn_of_the_rest
 from shardwise.compat.places import Place, put_ours, put_theirs
 from shardwise.compat.torchs_imports import TorchsImports
 from shardwise.interop.facade import Facade
@@ -27,7 +28,11 @@ def install() -> None:
 
     So do names that other modules bound before: their globals, class attributes and default arguments are exchanged. What cannot be,
     subclasses of torch's classes and collections that hold them, a warning names. Tensors that torch made before stay torch's;
-    from_torch converts them. torch's own modules keep torch's names, whenever they are imported.
+    from_torch converts them. torch's own modules keep torch's names, whenever they are imported, and so do its functions that import
+    when they are called.
+
+    Plain tensors of one element next to DTensors count as replicas, as there: the ranks compare their values each time, and raise
+    where they differ.
 
     A second call exchanges what has been bound since. uninstall() takes everything back.
     """
@@ -49,7 +54,7 @@ class Installation:
         by_module: dict[int, tuple[ModuleType, dict[str, Any]]] = {}
         for module, names in counterparts():
             by_module.setdefault(id(module), (module, {}))[1].update(names)
-        self._facades = {key: Facade(module, names) for key, (module, names) in by_module.items()}
+        self._facades = {key: Facade(module, names, is_torchs) for key, (module, names) in by_module.items()}
         self._ours: dict[int, Any] = dict(self._facades)
         for module, names in by_module.values():
             self._ours.update({id(vars(module)[name]): ours for name, ours in names.items()})
@@ -60,6 +65,7 @@ class Installation:
             suspend=partial(put_theirs, self._modules), resume=partial(put_ours, self._modules)
         )
         self._imports.start()
+        _C.set_one_element_replicas(True)
 
     def exchange_bindings(self) -> None:
         """In modules that bound torch's names by now."""
@@ -69,6 +75,7 @@ class Installation:
         self._bindings += found
 
     def take_back(self) -> None:
+        _C.set_one_element_replicas(False)
         self._imports.stop()
         put_theirs(reversed(self._bindings))
         put_theirs(self._modules)
