@@ -111,3 +111,17 @@ def test_topk_of_a_sharded_dim_sends_once(placement, dtype):
             assert torch.equal(x.gather(0, indices.full_tensor()), expected.values)
 
     run_ranks(3, body)
+
+
+def test_what_distribute_tensor_compares_is_not_counted():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        with CommDebugMode() as counts:
+            tensor = sw.distribute_tensor(dense(7, 4), mesh, [Shard(0)])
+        assert "all_gather" not in {str(name) for name in counts.get_comm_counts()}
+        assert torch.equal(tensor.full_tensor(), dense(7, 4))
+        for other in (torch.ones(7), torch.ones(7, 4), torch.ones(4, 7, dtype=torch.float64)):
+            with pytest.raises(ValueError, match="Give the same shape, dtype and kind"):
+                sw.distribute_tensor(other if rank == 2 else dense(7, 4), mesh, [Shard(0)])
+
+    run_ranks(3, body)
