@@ -96,10 +96,12 @@ def torchs_own(folder):
     assert torch.equal(back.full_tensor(), dense[0].weight)
     against = [type(strided.placements[0])(0, split_factor=2), s0]
     for n_rows in (8, 7, 6, 5, 3, 1):
-        theirs = torchs.distribute_tensor(X[:1].repeat(n_rows, 1) * torch.arange(n_rows).unsqueeze(1), grid, against)
+        rows = torch.arange(3.0 * n_rows).view(n_rows, 3)
+        theirs = torchs.distribute_tensor(rows, grid, against, src_data_rank=None)
         ours = sw.from_torch(theirs)
-        assert ours.placements == theirs.placements and torch.equal(ours.to_local(), theirs.to_local())
-        assert torch.equal(ours.full_tensor(), theirs.full_tensor()) and torch.equal(sw.to_torch(ours), theirs)
+        assert ours.placements == theirs.placements and torch.equal(ours.full_tensor(), rows)
+        assert torch.equal(ours.to_local(), theirs.to_local())
+        assert torch.equal(sw.to_torch(ours).to_local(), theirs.to_local())
 
 
 def given_by_mistake(folder):
