@@ -7,6 +7,7 @@
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/write_watch.h"
 #include "wrappers/local_shards_wrapper.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -129,6 +130,11 @@ at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_pla
 at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
   const Spec& spec = *spec_of(tensor);
   return full_tensor(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
+}
+
+void py_note_write(const at::Tensor& tensor) {
+  spec_of(tensor);  // the error for other tensors
+  WriteWatch::note_write(*maybe_dtensor(tensor));
 }
 
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
@@ -430,6 +436,9 @@ void bind_dtensor(py::module_& module) {
              py::arg("tensor"));
   module.def("is_stale", wrap_pybind_function(&py_is_stale),
              "True for a view whose values came from other ranks, and whose source was written to since.",
+             py::arg("tensor"));
+  module.def("note_write", wrap_pybind_function_no_gil(&py_note_write),
+             "To be called where a program writes to the pieces of a tensor, on all ranks alike, before it does.",
              py::arg("tensor"));
   module.def("boxes_of", wrap_pybind_function(&boxes_of), "(offsets, sizes) of this rank's pieces.", py::arg("tensor"));
   module.def("boxes_of_all", wrap_pybind_function(&boxes_of_all), "(rank, offsets, sizes) of every rank's pieces.",

@@ -5,6 +5,7 @@
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/any.h>
@@ -37,6 +38,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
   const uint64_t seed = next_seed(generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
+    WriteWatch::note_write(*impl);
     fill_pieces(*impl, seed, fill);
     return self;
   }

@@ -3,6 +3,7 @@
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "runtime/rules/propagate.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <numeric>
 
@@ -85,6 +86,7 @@ Rule reordering(const char* name, OrderOf order_of) {
 // The in-place forms turn the tensor itself into the view.
 
 at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
+  WriteWatch::note_write(*maybe_dtensor(self));  // torch counts it as a write, for aliases too
   maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());
   return self;
 }

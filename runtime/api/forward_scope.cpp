@@ -64,8 +64,10 @@ std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, c
 /// The outermost call of a distributed module.
 class Forward {
  public:
-  Forward(int64_t module, std::string name, std::vector<ForwardArgument> arguments)
-      : module(module), name_(std::move(name)), arguments_(std::move(arguments)) {}
+  Forward(int64_t module, std::string name, std::vector<ForwardArgument> arguments, std::function<bool()> is_running)
+      : module(module), name_(std::move(name)), arguments_(std::move(arguments)), is_running_(std::move(is_running)) {}
+
+  bool is_running() const { return !is_running_ || is_running_(); }
 
   /// Why not all ranks of `mesh` were given the same, or "". Collective at first.
   const std::string& difference(const MeshPtr& mesh) {
@@ -145,6 +147,7 @@ class Forward {
 
   std::string name_;
   std::vector<ForwardArgument> arguments_;
+  std::function<bool()> is_running_;
   std::vector<Summary> summaries_;
   std::vector<Compared> compared_;
   std::string given_out_;
@@ -156,16 +159,29 @@ std::unique_ptr<Forward>& current() {
   return forward;
 }
 
+/// Null where this thread is in no forward, or the call of the one that was opened has ended.
+Forward* running() {
+  std::unique_ptr<Forward>& forward = current();
+  if (forward && !forward->is_running()) forward.reset();
+  return forward.get();
+}
+
+std::string part_of(const Spec& spec, const char* what) {
+  return fmt::format("a rank's part of {} placed as {} was taken", what,
+                     to_string(c10::ArrayRef<Placement>(spec.placements())));
+}
+
 }  // namespace
 
 bool ForwardScope::join(int64_t module) {
-  Forward* const forward = current().get();
+  Forward* const forward = running();
   if (forward && forward->module == module) ++forward->n_calls;
   return forward != nullptr;
 }
 
-void ForwardScope::open(int64_t module, std::string name, std::vector<ForwardArgument> arguments) {
-  current() = std::make_unique<Forward>(module, std::move(name), std::move(arguments));
+void ForwardScope::open(int64_t module, std::string name, std::vector<ForwardArgument> arguments,
+                        std::function<bool()> is_running) {
+  current() = std::make_unique<Forward>(module, std::move(name), std::move(arguments), std::move(is_running));
 }
 
 void ForwardScope::leave(int64_t module) {
@@ -173,7 +189,7 @@ void ForwardScope::leave(int64_t module) {
   if (forward && forward->module == module && --forward->n_calls == 0) forward.reset();
 }
 
-bool ForwardScope::is_open() { return current() != nullptr; }
+bool ForwardScope::is_open() { return running() != nullptr; }
 
 std::string ForwardScope::objection(const MeshPtr& mesh) {
   Forward& forward = *current();
@@ -185,13 +201,19 @@ std::string ForwardScope::difference(const MeshPtr& mesh) { return current()->di
 
 void ForwardScope::give_out(const Spec& spec) {
   if (!current() || torch::autograd::get_current_graph_task_id() >= 0) return;
-  if (spec.layout().is_replicated()) return current()->give_replica(spec.mesh());
-  current()->give_out(fmt::format("a rank's part of a tensor placed as {} was taken",
-                                  to_string(c10::ArrayRef<Placement>(spec.placements()))));
+  Forward* const forward = running();
+  if (!forward) return;
+  if (spec.layout().is_replicated()) return forward->give_replica(spec.mesh());
+  forward->give_out(part_of(spec, "a tensor"));
+}
+
+void ForwardScope::give_out_gradient(const Spec& spec) {
+  Forward* const forward = running();
+  if (forward && !spec.layout().is_replicated()) forward->give_out(part_of(spec, "a gradient"));
 }
 
 void ForwardScope::give_out(const char* by) {
-  if (current()) current()->give_out(fmt::format("{} gave a plain tensor", by));
+  if (Forward* const forward = running()) forward->give_out(fmt::format("{} gave a plain tensor", by));
 }
 
 OutsideForward::OutsideForward() : outer_(current().release()) {}

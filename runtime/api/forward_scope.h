@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,10 @@ class ForwardScope {
 
   /// False where this thread is in no forward. Calls of the module that opened it are counted: each leaves once.
   static bool join(int64_t module);
-  /// Pre: join() gave false.
-  static void open(int64_t module, std::string name, std::vector<ForwardArgument> arguments);
+  /// Pre: join() gave false. `is_running`, where given, tells on this thread whether the call still runs: an interrupt may end it without
+  /// leave(). A scope whose call has ended is closed by whoever asks for it next.
+  static void open(int64_t module, std::string name, std::vector<ForwardArgument> arguments,
+                   std::function<bool()> is_running = {});
   /// Closes the scope with the last call of the module that opened it; else does nothing.
   static void leave(int64_t module);
 
@@ -51,6 +54,8 @@ class ForwardScope {
   /// Tells an open scope that the program gets this rank's part of a tensor of `spec` as a plain one: from now on plain tensors may
   /// differ, unless all ranks have the same.
   static void give_out(const Spec& spec);
+  /// The same of a gradient of `spec` that a backward within the forward gives to a plain tensor.
+  static void give_out_gradient(const Spec& spec);
   /// The same of a plain result of unknown layout; `by` names what gave it.
   static void give_out(const char* by);
 };

@@ -1,10 +1,12 @@
 #include "runtime/api/from_local.h"
 
 #include "placements/partial.h"
+#include "runtime/api/forward_scope.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/autograd_node.h"
+#include "runtime/tensor/given_memory.h"
 #include "runtime/tensor/sparse.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -31,7 +33,10 @@ struct FromPiecesBackward final : torch::autograd::Node {
         "[from_local] a Partial of max, min or product has no gradient here: which rank's value counted is not known. "
         "Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
     variable_list result;
-    if (grads[0].defined()) result = to_pieces(laid_out_as(grads[0], *grad_spec));
+    if (grads[0].defined()) {
+      ForwardScope::give_out_gradient(*grad_spec);
+      result = to_pieces(laid_out_as(grads[0], *grad_spec));
+    }
     result.resize(n_pieces);
     return result;
   }
@@ -57,6 +62,7 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
   const bool is_sparse = !pieces.empty() && pieces[0].is_sparse();
   at::Tensor result =
       is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
+  mark_given(*maybe_dtensor(result));
   if (pieces.size() == 1) share_version(result, pieces[0]);
   if (std::ranges::any_of(pieces, records)) record_history(result, pieces, grad_spec ? grad_spec : spec_of_grad(spec));
   if (std::ranges::any_of(pieces, has_tangent)) {

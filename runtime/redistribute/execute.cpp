@@ -7,6 +7,7 @@
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/buffers.h"
 #include "runtime/redistribute/exchange_run.h"
+#include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -70,6 +71,8 @@ void check(const SpecPtr& source, const SpecPtr& destination) {
           "[redistribute] Cannot copy out of meta tensor; no data! {} was to get memory. Use torch.empty_like(x, "
           "device=...) or Module.to_empty(), and fill it.",
           to_string(*source)));
+  if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
+    check_same_meshes(*source->mesh(), *destination->mesh());
 }
 
 /// To meta there is nothing to move: new pieces without memory.

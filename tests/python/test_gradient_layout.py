@@ -11,6 +11,7 @@ from torch import nn
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
 from shardwise import ShardMetadata as Piece
+from shardwise.experimental import local_map
 from shardwise.testing import run_ranks
 
 LAYOUTS = {
@@ -362,10 +363,15 @@ def reductions(mode):
     return sum(event.collective == "all_reduce" for event in mode.events)
 
 
+def made_partial(term, mesh):
+    """A Partial of memory that the program does not have: an operator made it."""
+    return sw.DTensor.from_local(term, mesh, [Partial()]) * 1
+
+
 def test_a_partial_is_reduced_once():
     def check(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
-        x = sw.DTensor.from_local(torch.full((3,), rank + 1.0), mesh, [Partial()])
+        x = made_partial(torch.full((3,), rank + 1.0), mesh)
         with sw.CommDebugMode() as mode:
             results = [x.square(), x.exp(), x * x, x.sin()]
             assert x.sum().item() == 9.0
@@ -386,23 +392,108 @@ def test_a_partial_is_reduced_once():
         lambda x: x.detach().mul_(2),
         lambda x: x.view(3, 1).mul_(2),
         lambda x: x[0:3].mul_(2),
-        lambda x: x.to_local().mul_(2),
         lambda x: torch.mul(x, 2, out=x),
         lambda x: x.copy_(x * 2),
+        lambda x: x.mul_(x.detach() * 0 + 2),
+        lambda x: x.div_(x.div(x) * 0.5),
+        lambda x: torch._foreach_add_([x], [x]),
+        lambda x: x.detach().unsqueeze_(0).mul_(2),
+        lambda x: local_map(lambda term: term.mul_(2), out_placements=[Partial()])(x),
     ],
-    ids=["in place", "data", "detach", "view", "slice", "local", "out", "copy"],
-)
+    ids=[
+        "in place", "data", "detach", "view", "slice", "out", "copy", "by itself", "by its quotient", "foreach", "as a row",
+        "local_map",
+    ],
+)  # fmt: skip
 def test_what_was_reduced_is_forgotten_when_a_partial_is_written_to(write, mode):
     def check(rank):
         with mode():
             mesh = sw.init_device_mesh("cpu", (2,))
-            x = sw.DTensor.from_local(torch.full((3,), rank + 1.0), mesh, [Partial()])
+            x = made_partial(torch.full((3,), rank + 1.0), mesh)
             assert x.square().full_tensor().tolist() == [9.0] * 3
             write(x)
             assert x.square().full_tensor().tolist() == [36.0] * 3
             assert x.sum().item() == 18.0
 
     run_ranks(2, check)
+
+
+def times_two_by_numpy(term):
+    numbers = term.numpy()
+    numbers *= 2
+
+
+PAST_OPERATORS = {
+    "in place": lambda term: term.mul_(2),
+    "data": lambda term: term.data.mul_(2),
+    "NumPy": times_two_by_numpy,
+}
+
+
+@pytest.mark.parametrize("write", PAST_OPERATORS.values(), ids=PAST_OPERATORS.keys())
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=str)
+@pytest.mark.parametrize("of", ["buffer", "to_local", "alias"])
+def test_what_from_local_was_given_may_be_written_to_by_any_rank(write, ranks, of):
+    """Its values are never kept, so that no rank needs to know what another wrote."""
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        term = torch.full((3,), rank + 1.0)
+        x = sw.DTensor.from_local(term, mesh, [Partial()])
+        y = x.view(3, 1)
+        assert x.square().full_tensor().tolist() == [9.0] * 3
+        assert y.square().full_tensor().flatten().tolist() == [9.0] * 3
+        if rank in ranks:
+            write({"buffer": term, "to_local": x.to_local(), "alias": x.detach().to_local()}[of])
+        whole = sum(2.0 * (r + 1) if r in ranks else r + 1 for r in range(2))
+        for _ in range(2):
+            assert x.square().full_tensor().tolist() == [whole**2] * 3
+            assert y.square().full_tensor().flatten().tolist() == [whole**2] * 3
+
+    run_ranks(2, check, timeout=30.0)
+
+
+def test_one_ranks_look_at_its_term_is_no_write():
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = made_partial(torch.full((3,), rank + 1.0), mesh)
+        if rank == 0:
+            assert x.to_local().tolist() == [1.0] * 3
+        assert x.square().full_tensor().tolist() == [9.0] * 3
+        if rank == 0:
+            assert x.to_local().tolist() == [1.0] * 3
+        with sw.CommDebugMode() as mode:
+            assert x.exp().full_tensor()[0].item() == pytest.approx(math.exp(3.0))
+        assert mode.get_total_counts() == 0
+
+    run_ranks(2, check, timeout=30.0)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=str)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_term_written_to_after_an_operator_reduced_it_is_an_error(ranks, when):
+    """On the ranks that wrote, before any message: the others have what was reduced, and would not reduce again."""
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = made_partial(torch.full((3,), rank + 1.0), mesh)
+        term = x.to_local() if when == "before" else None
+        assert x.square().full_tensor().tolist() == [9.0] * 3
+        if rank in ranks:
+            (x.to_local() if term is None else term).mul_(2)
+            for read in (torch.square, torch.sum, lambda x: x.exp() + 1, lambda x: torch.relu_(x.clone().mul_(x))):
+                with pytest.raises(ValueError, match=r"placed as \[Partial\(sum\)\] was written to after an operator"):
+                    read(x)
+        else:
+            assert x.square().full_tensor().tolist() == [9.0] * 3
+        whole = sum(2.0 * (r + 1) if r in ranks else r + 1 for r in range(2))
+        assert x.full_tensor().tolist() == [whole] * 3
+        again = sw.DTensor.from_local(x.to_local(), mesh, [Partial()])
+        assert again.square().full_tensor().tolist() == [whole**2] * 3
+        x.add_(0)
+        assert x.square().full_tensor().tolist() == [whole**2] * 3
+
+    run_ranks(2, check, timeout=30.0)
 
 
 def test_an_optimizer_reduces_a_partial_gradient_once():
@@ -416,7 +507,7 @@ def test_an_optimizer_reduces_a_partial_gradient_once():
                 dense = nn.Parameter(torch.ones(4))
                 reference = make([dense], lr=0.1)
                 for _ in range(2):
-                    parameter.grad = sw.DTensor.from_local(torch.arange(4.0) * (rank + 1), mesh, [Partial()])
+                    parameter.grad = made_partial(torch.arange(4.0) * (rank + 1), mesh)
                     dense.grad = torch.arange(4.0) * 3
                     with sw.CommDebugMode() as mode:
                         optimizer.step()

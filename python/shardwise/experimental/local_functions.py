@@ -78,6 +78,8 @@ def local_map(
             pieces.append(value.to_local(grad_placements=grad_placements))
         given += [value for value in pytree.tree_leaves(kwargs) if isinstance(value, DTensor)]
         named = pytree.tree_map_only(DTensor, DTensor.to_local, kwargs)
+        for value in given:
+            _C.note_write(value)  # which func may do, on all ranks alike
         result = func(*pytree.tree_unflatten(pieces, structure), **named)
         if not given:
             return result, False

@@ -1,0 +1,64 @@
+#include "runtime/redistribute/mesh_agreement.h"
+
+#include "runtime/comm/digest.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/comm/order_check.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+int64_t digest_of(const DeviceMesh& from, const DeviceMesh& to) {
+  Digest digest;
+  for (const DeviceMesh* mesh : {&from, &to}) {
+    for (const int64_t size : mesh->grid().shape) digest.add(size);
+    for (const int64_t rank : mesh->grid().ranks) digest.add(rank);
+  }
+  return digest.value();
+}
+
+/// True where all members mean the same meshes and no member knows of others that do not.
+bool all_agree(const Group& group, int64_t digest, bool is_agreed) {
+  if (group.size() == 1) return is_agreed;
+  const BelowAutograd guard;
+  check_order(group, "compare meshes", at::kLong);
+  const std::vector<int64_t> own{digest, is_agreed};
+  const at::Tensor rows = gather_rows(group, at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
+  return rows.select(1, 0).eq(digest).all().item<bool>() && rows.select(1, 1).all().item<bool>();
+}
+
+/// True where all ranks of both meshes agree, as far as this rank can learn of it.
+bool agree(const DeviceMesh& from, const DeviceMesh& to) {
+  const int64_t digest = digest_of(from, to);
+  const auto within = [&](const DeviceMesh& mesh, bool is_agreed) {
+    return mesh.is_member() ? all_agree(*mesh.group(), digest, is_agreed) : is_agreed;
+  };
+  if (has_all_ranks_of(from, to)) return within(from, true);
+  if (has_all_ranks_of(to, from)) return within(to, true);
+  // What the ranks of `from` found reaches those of `to` by the ranks that are in both, and comes back by them.
+  return within(from, within(to, within(from, true)));
+}
+
+}  // namespace
+
+bool have_same_ranks(const DeviceMesh& a, const DeviceMesh& b) {
+  return a.size() == b.size() && has_all_ranks_of(a, b);
+}
+
+void check_same_meshes(const DeviceMesh& from, const DeviceMesh& to) {
+  if (have_same_ranks(from, to)) return;
+  TORCH_CHECK_VALUE(
+      agree(from, to),
+      fmt::format(
+          "[redistribute] a tensor on the mesh {} was to move to the mesh {}, and its ranks do not mean the same two "
+          "meshes: slices of a mesh are other ranks on each rank. Move it within one mesh, or wrap its value there: "
+          "DTensor.from_local(x.full_tensor(), mesh, [Replicate()] * mesh.ndim).",
+          to_string(from), to_string(to)));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,92 @@
+#include "runtime/redistribute/number_move.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_policy.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/order_check.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <sstream>
+
+namespace shardwise {
+namespace {
+
+using NumberBytes = std::array<int64_t, 2>;  // of the largest dtype, complex128
+
+NumberBytes bytes_of_number(const at::Tensor& number) {
+  const at::Tensor value = number.resolve_conj().resolve_neg().cpu();
+  NumberBytes bytes{};
+  std::memcpy(bytes.data(), value.const_data_ptr(), value.itemsize());
+  return bytes;
+}
+
+at::Tensor number_of(const NumberBytes& bytes, const Spec& spec) {
+  const at::Tensor value = at::empty({}, at::TensorOptions(spec.dtype()));
+  std::memcpy(value.mutable_data_ptr(), bytes.data(), value.itemsize());
+  return value.to(spec.mesh()->device());
+}
+
+std::string words(const NumberBytes& bytes, const Spec& spec) {
+  std::ostringstream text;
+  text << number_of(bytes, spec).item();
+  return text.str();
+}
+
+/// The one value that ranks of the group have; nothing where none has any.
+std::optional<NumberBytes> common_value(const Group& group, const std::optional<NumberBytes>& own, const Spec& spec) {
+  check_order(group, "compare numbers", spec.dtype());
+  const NumberBytes given = own.value_or(NumberBytes{});
+  const auto rows = all_gather_numbers(group, {own.has_value(), given[0], given[1]});
+  std::optional<NumberBytes> value;
+  int64_t of_rank = -1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i][0]) continue;
+    const NumberBytes bytes{rows[i][1], rows[i][2]};
+    TORCH_CHECK_VALUE(
+        !value || *value == bytes,
+        fmt::format(
+            "[{}] a number stands next to a tensor on another mesh, {}, of which ranks {} and {} have different "
+            "numbers, {} and {}. Make them equal, or give each rank's own by its value: number.item().",
+            CommScope::current_op(), to_string(*spec.mesh()), of_rank, group.ranks[i], words(*value, spec),
+            words(bytes, spec)));
+    if (!value) value = bytes, of_rank = group.ranks[i];
+  }
+  return value;
+}
+
+bool have_common_ranks(const DeviceMesh& a, const DeviceMesh& b) {
+  return std::ranges::any_of(a.grid().ranks,
+                             [&](int64_t rank) { return std::ranges::count(b.grid().ranks, rank) > 0; });
+}
+
+/// A replica on `destination`'s mesh.
+Shards replica_on(const SpecPtr& source, const Shards& own, const SpecPtr& destination) {
+  const DeviceMesh &from = *source->mesh(), &to = *destination->mesh();
+  if (has_all_ranks_of(from, to)) return to.is_member() ? own : Shards{};
+  check_comm_policy([&] { return fmt::format("takes a number from {} to {}", to_string(from), to_string(to)); });
+  if (to.is_member() && to.size() > 1) {
+    const auto known = from.is_member() ? std::optional(bytes_of_number(own[0])) : std::nullopt;
+    if (const auto value = common_value(*to.group(), known, *destination)) return {number_of(*value, *destination)};
+  } else if (have_common_ranks(from, to)) {
+    return {};
+  }
+  return move(source, own, destination);
+}
+
+}  // namespace
+
+Shards move_number(const SpecPtr& source, const Shards& shards, const SpecPtr& destination) {
+  const BelowAutograd guard;
+  const SpecPtr alone = source->replicated(), replica = destination->replicated();
+  return move(replica, replica_on(alone, move(source, shards, alone), replica), destination);
+}
+
+}  // namespace shardwise
