@@ -1,6 +1,9 @@
 """Plain tensors within the forward of a distributed module: replicas where its arguments are equal on all ranks, else errors."""
 
+import array
 import copy
+import functools
+import itertools
 import pickle
 from collections import UserDict, deque
 from dataclasses import dataclass
@@ -130,8 +133,11 @@ class Batch:
 class Bag:
     """An object of some library."""
 
-    def __init__(self, ids, rank):
-        self.ids, self.made_on = ids, rank
+    def __init__(self, ids):
+        self.ids, self.size = ids, len(ids)
+
+    def first(self):
+        return self.ids
 
 
 class Slots:
@@ -139,6 +145,13 @@ class Slots:
 
     def __init__(self, ids):
         self.ids = ids
+
+
+def holding(ids):
+    """A module with ids as its buffer."""
+    module = nn.Module()
+    module.register_buffer("ids", ids)
+    return module
 
 
 class Reader(nn.Module):
@@ -165,7 +178,7 @@ HOLDERS = {
     "UserDict": (lambda ids, rank: ((UserDict(ids=ids),), {}), lambda batch: batch["ids"], "args[0]['ids']"),
     "list": (lambda ids, rank: (([ids, 3],), {}), lambda batch: batch[0], "args[0][0]"),
     "dataclass": (lambda ids, rank: ((), {"batch": Batch(ids)}), lambda batch: batch.ids, "batch.ids"),
-    "object": (lambda ids, rank: ((Bag(ids, rank),), {}), lambda batch: batch.ids, "args[0].ids"),
+    "object": (lambda ids, rank: ((Bag(ids),), {}), lambda batch: batch.ids, "args[0].ids"),
     "slots": (lambda ids, rank: ((Slots(ids),), {}), lambda batch: batch.ids, "args[0].ids"),
     "array": (lambda ids, rank: ((ids.numpy(),), {}), torch.from_numpy, "args[0]"),
     "numbers": (lambda ids, rank: ((ids.tolist(),), {}), torch.tensor, "args[0][0]"),
@@ -178,6 +191,29 @@ HOLDERS = {
     "bytearray": (
         lambda ids, rank: ((bytearray(ids[0].tolist()),), {}),
         lambda data: torch.tensor(list(data)),
+        "args[0]",
+    ),
+    "number in an object": (
+        lambda ids, rank: ((Bag(ids.tolist()),), {}),
+        lambda bag: torch.tensor(bag.ids),
+        "args[0].ids",
+    ),
+    "closure": (lambda ids, rank: ((lambda: ids,), {}), lambda read: read(), "args[0].ids"),
+    "default": (lambda ids, rank: ((eval("lambda ids=ids: ids", {"ids": ids}),), {}), lambda read: read(), "args[0]"),
+    "partial": (lambda ids, rank: ((functools.partial(torch.clone, ids),), {}), lambda read: read(), "args[0][1][0]"),
+    "method": (lambda ids, rank: ((Bag(ids).first,), {}), lambda read: read(), "args[0].ids"),
+    "method of a list": (lambda ids, rank: (([ids].pop,), {}), lambda read: read(), "args[0][0]"),
+    "iterator": (lambda ids, rank: ((iter([ids]),), {}), next, "args[0][1][0]"),
+    "chained iterators": (lambda ids, rank: ((itertools.chain([ids], [3]),), {}), next, "args[0]"),
+    "in C": (
+        lambda ids, rank: ((array.array("q", ids[0].tolist()),), {}),
+        lambda data: torch.tensor(list(data)),
+        "args[0]",
+    ),
+    "module": (lambda ids, rank: ((holding(ids),), {}), lambda module: module.ids, "args[0].ids"),
+    "generator of numbers": (
+        lambda ids, rank: ((torch.Generator().manual_seed(int(ids[0, 0])),), {}),
+        lambda generator: torch.randint(7, (3,), generator=generator),
         "args[0]",
     ),
     "text": (
@@ -203,10 +239,37 @@ def test_a_batch_that_differs_is_an_error_on_all_ranks(give, read, name):
         args, kwargs = give(own, rank)
         with pytest.raises(ERRORS) as error:
             model(*args, **kwargs)
-        assert f"ranks 0 and 2 called Reader with different {name}. Give all ranks the same" in str(error.value)
+        assert f"ranks 0 and 2 called Reader with different {name}" in str(error.value)
+        assert ". Give all ranks the same" in str(error.value)
         assert "DTensor.from_local(x, mesh, [Shard(0)])" in str(error.value)
         with sw.implicit_replication():
             model(*give(IDS.clone(), rank)[0], **give(IDS.clone(), rank)[1])
+
+    on_ranks(check)
+
+
+def some_ids():
+    yield IDS
+
+
+UNKNOWN = {
+    "args[0] (generator)": (some_ids, next),
+    "args[0][0] (generator)": (lambda: [some_ids()], lambda batch: next(batch[0])),
+    "args[0].ids (generator)": (lambda: Slots(some_ids()), lambda batch: next(batch.ids)),
+    "args[0] (memoryview)": (lambda: memoryview(bytes(IDS[0].tolist())), lambda data: torch.tensor(list(data))),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_cannot_be_looked_into_is_an_error(name):
+    make, read = UNKNOWN[name]
+    given = seeded(Reader, read)
+
+    def check(rank, mesh):
+        model = sw.distribute_module(copy.deepcopy(given), mesh, shard)
+        with pytest.raises(ERRORS) as error:
+            model(make())
+        assert f"Reader was called with {name}, whose values cannot be compared between ranks" in str(error.value)
 
     on_ranks(check)
 
@@ -479,3 +542,121 @@ def test_a_plain_argument_gets_a_plain_gradient():
         torch.testing.assert_close(own.grad, expected.grad)
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("prepend", [False, True])
+@pytest.mark.parametrize("copies", [lambda model: model, copy.deepcopy], ids=["itself", "copied"])
+def test_a_batch_that_a_later_hook_gives_is_compared(prepend, copies):
+    given = seeded(Encoder)
+
+    def check(rank, mesh):
+        model = copies(sw.distribute_module(copy.deepcopy(given), mesh, shard))
+        handle = model.register_forward_pre_hook(
+            lambda module, args: (args[0] + (rank == 1), *args[1:]), prepend=prepend
+        )
+        with pytest.raises(ERRORS, match=r"ranks 0 and 1 called Encoder with different args\[0\]"):
+            model(IDS)
+        handle.remove()
+        torch.testing.assert_close(model(IDS).full_tensor(), given(IDS).detach())
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit], ids=lambda kind: kind.__name__)
+def test_an_interrupt_ends_the_forward(interrupt):
+    given = seeded(Encoder)
+
+    def check(rank, mesh):
+        model = sw.distribute_module(copy.deepcopy(given), mesh, shard)
+
+        def stop(module, args):
+            raise interrupt
+
+        handle = model.attention.register_forward_pre_hook(stop)
+        with pytest.raises(interrupt):
+            model(IDS)
+        handle.remove()
+        with pytest.raises(ValueError, match=r"next to a DTensor\. Wrap it with"):
+            model.out.weight + torch.ones(6)
+        torch.testing.assert_close(model(IDS).full_tensor(), given(IDS).detach())
+        with pytest.raises(interrupt):
+            model(IDS, scale=Stopping(interrupt))
+        with pytest.raises(ERRORS, match=r"ranks 0 and 1 called Encoder with different args\[0\]"):
+            model(IDS + (rank == 1))  # a forward of its own, with its own arguments
+
+    on_ranks(check)
+
+
+class Stopping(float):
+    """A number that stops who multiplies by it."""
+
+    def __new__(cls, interrupt):
+        number = super().__new__(cls, 1.0)
+        number.interrupt = interrupt
+        return number
+
+    def __rmul__(self, other):
+        raise self.interrupt
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise next(arg for arg in args if isinstance(arg, cls)).interrupt
+
+
+class Energy(nn.Module):
+    """Uses a gradient, or a shard, within its forward."""
+
+    def __init__(self, take):
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        self.take = take
+
+    def forward(self, x):
+        hidden = self.up(x)
+        return hidden * self.take(self, hidden)
+
+
+def gradient_of_a_part(module, hidden):
+    """Of each rank's own part of what comes in."""
+    part = torch.ones(hidden.shape[0], hidden.shape[1] // 4, requires_grad=True)
+    wrapped = DTensor.from_local(part, hidden.device_mesh, [Shard(1)])
+    (gradient,) = torch.autograd.grad((wrapped * hidden.detach()).sum(), part)
+    return gradient.mean() * torch.ones(8)
+
+
+def gradient_of_a_replica(module, hidden):
+    leaf = torch.ones(hidden.shape[1], requires_grad=True)
+    (gradient,) = torch.autograd.grad((hidden.detach() * leaf).sum(), leaf)
+    return gradient
+
+
+def a_checkpoints_shard(module, hidden):
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    weight = module.up.weight
+    offsets = [2 * weight.device_mesh.get_rank(), 0]
+    return weight.detach().__get_tensor_shard__(MetadataIndex("weight", offsets)).mean() * torch.ones(8)
+
+
+def test_parts_that_backward_and_checkpoints_give_are_no_replicas():
+    x = torch.linspace(-1, 1, 12).view(2, 6)
+    takers = {
+        gradient_of_a_part: "a gradient placed as",
+        a_checkpoints_shard: "__get_tensor_shard__ gave a plain tensor",
+    }
+    for take, words in takers.items():
+        given = seeded(Energy, take)
+
+        def check(rank, mesh, given=given, words=words):
+            model = sw.distribute_module(copy.deepcopy(given), mesh, shard)
+            with pytest.raises(ValueError, match=f"next to a DTensor, and within Energy .*{words}"):
+                model(x)
+
+        on_ranks(check)
+    given = seeded(Energy, gradient_of_a_replica)
+    expected = given(x).detach()
+    on_ranks(
+        lambda rank, mesh: torch.testing.assert_close(
+            sw.distribute_module(copy.deepcopy(given), mesh, shard)(x).full_tensor().detach(), expected
+        )
+    )

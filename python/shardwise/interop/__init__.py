@@ -16,6 +16,7 @@ __all__ = ["from_torch", "to_torch"]
 # The module of another library, and ours whose teach() is called with it.
 _LESSONS = {
     "torch._subclasses.fake_tensor": "fake_tensors",
+    "torch.nn.modules.module": "module_hooks",
     "torch.nn.utils": "clipping",
     "torch.nn.utils.clip_grad": "clipping",
     "torch.distributed._state_dict_utils": "state_dicts",

@@ -40,6 +40,32 @@ TEST(ForwardScopeTest, CallsOfTheModuleThatOpenedItAreCounted) {
   EXPECT_FALSE(ForwardScope::is_open());
 }
 
+TEST(ForwardScopeTest, AScopeWhoseCallHasEndedIsClosed) {
+  bool is_running = true;
+  ForwardScope::open(kModule, "Model", {}, [&] { return is_running; });
+  EXPECT_TRUE(ForwardScope::is_open());
+  EXPECT_TRUE(ForwardScope::join(kInner));
+  is_running = false;
+  EXPECT_FALSE(ForwardScope::is_open());
+  is_running = true;
+  EXPECT_FALSE(ForwardScope::join(kModule));
+}
+
+TEST(ForwardScopeTest, AGradientOfAPartIsNoReplica) {
+  run_ranks(2, [](World&) {
+    const MeshPtr mesh = make_mesh({2});
+    const auto objection_after = [&](Placement placement) {
+      return within({}, [&] {
+        ForwardScope::give_out_gradient(*Spec::intern(mesh, {4}, {placement}, {1}, at::kFloat));
+        return ForwardScope::objection(mesh);
+      });
+    };
+    EXPECT_EQ(objection_after(Placement::replicate()), "");
+    expect_error("within Model a rank's part of a gradient placed as [Shard(0)] was taken before",
+                 objection_after(Placement::shard(0)));
+  });
+}
+
 TEST(ForwardScopeTest, EqualArgumentsAreNoObjectionAndCountedByNobody) {
   run_ranks(3, [](World&) {
     const CommTrace trace;
