@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 from torchrun import run_parts
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import shardwise as sw
 from shardwise import DTensor, Replicate, Shard
@@ -60,11 +60,12 @@ def rows():
     return [{"input_ids": i, "attention_mask": (i != 0).long(), "labels": k} for i, k in zip(ids, labels, strict=True)]
 
 
-def trainer(model, folder):
-    options = TrainingArguments(
-        output_dir=folder, max_steps=N_STEPS, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
-        max_grad_norm=0.3, logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, seed=5,
-    )  # fmt: skip
+def trainer(model, folder, **options):
+    options = TrainingArguments(**{
+        "output_dir": folder, "max_steps": N_STEPS, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2, "max_grad_norm": 0.3, "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
+        "disable_tqdm": True, "seed": 5, **options,
+    })  # fmt: skip
     return Trainer(model=model, args=options, train_dataset=rows(), eval_dataset=rows()[:5])
 
 
@@ -136,7 +137,83 @@ def unequal_batches(folder):
         raise AssertionError("no error")
 
 
-PARTS = {"trainer": by_trainer, "accelerate": by_accelerate, "unequal": unequal_batches}
+def losses_of(ours):
+    return torch.tensor([entry["loss"] for entry in ours.state.log_history if "loss" in entry])
+
+
+def resumed_by_trainer(folder):
+    """A run that stops halfway and goes on in a new Trainer, with a model of other values, is the run that did not stop."""
+    whole = trainer(sharded(), f"{folder}/whole")
+    whole.train()
+    halves = {"save_strategy": "steps", "save_steps": N_STEPS // 2, "save_total_limit": 1}
+    stopped = trainer(sharded(), f"{folder}/halves", **halves)
+    stopped.add_callback(StopAt(N_STEPS // 2))
+    stopped.train()
+    dist.barrier()
+    checkpoint = f"{folder}/halves/checkpoint-{N_STEPS // 2}"
+    saved = torch.load(f"{checkpoint}/optimizer.pt", weights_only=True)
+    shapes = [list(parameter.shape) for group in stopped.optimizer.param_groups for parameter in group["params"]]
+    assert [list(saved["state"][i]["exp_avg"].shape) for i in range(len(shapes))] == shapes
+    other = sharded()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    resumed = trainer(other, f"{folder}/halves", **halves)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    torch.testing.assert_close(losses_of(resumed), losses_of(whole))
+    state = next(iter(resumed.optimizer.state.values()))["exp_avg"]
+    assert isinstance(state, DTensor) and state.placements == (Shard(0),)
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **others):
+        control.should_training_stop |= state.global_step >= self.step
+
+
+def steps(model, optimizer, accelerator, batches):
+    losses = []
+    for batch in batches:
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.full_tensor().item())
+    return losses
+
+
+def resumed_by_accelerate(folder):
+    """What save_state() writes, load_state() of another run takes over: the next steps are the same."""
+    halves, accelerator = [], Accelerator(cpu=True)
+    for safe in (True, False):
+        for _ in range(2):
+            model = sharded()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            prepared = accelerator.prepare(model, optimizer, DataLoader(rows(), batch_size=3))
+            halves.append(prepared)
+        first, second = halves[-2:]
+        steps(first[0], first[1], accelerator, first[2])
+        accelerator._models, accelerator._optimizers = [first[0]], [first[1]]
+        accelerator.save_state(f"{folder}/state-{safe}", safe_serialization=safe)
+        accelerator.wait_for_everyone()
+        accelerator._models, accelerator._optimizers = [second[0]], [second[1]]
+        accelerator.load_state(f"{folder}/state-{safe}")
+        for parameter, expected in zip(second[0].parameters(), first[0].parameters(), strict=True):
+            torch.testing.assert_close(parameter.detach().full_tensor(), expected.detach().full_tensor())
+        expected = steps(first[0], first[1], accelerator, first[2])
+        assert steps(second[0], second[1], accelerator, second[2]) == expected
+        accelerator._models, accelerator._optimizers = [], []
+
+
+PARTS = {
+    "trainer": by_trainer,
+    "accelerate": by_accelerate,
+    "unequal": unequal_batches,
+    "resumed": resumed_by_trainer,
+    "states": resumed_by_accelerate,
+}
 
 if __name__ == "__main__":
     if sys.argv[1] == "dense":

@@ -38,6 +38,8 @@ _LESSONS = {
     "transformers.generation.utils": "hugging_face",
     "transformers.trainer": "hugging_face",
     "accelerate.accelerator": "accelerator",
+    "accelerate.checkpointing": "safetensors_files",
+    "safetensors.torch": "safetensors_files",
 }
 
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
-from shardwise.interop.replacements import replace_methods
+from shardwise.interop.replacements import Function, replace_functions, replace_methods
+from shardwise.interop.state_dicts import full_state_dict
 
 # True while a loader is prepared that gives all ranks the same.
 _gives_all_the_same: ContextVar[bool] = ContextVar("_gives_all_the_same", default=False)
@@ -28,6 +29,7 @@ def teach(module: ModuleType) -> None:
         return prepare(*arguments, **options)
 
     vars(module)["prepare_data_loader"] = prepare_data_loader
+    replace_functions(module, {"save_accelerator_state": _save_whole_states})
 
 
 def has_our_tensors(model: Any) -> bool:
@@ -41,6 +43,39 @@ def read_equal_batches(accelerator: Any) -> None:
 
 def are_equal_batches(accelerator: Any) -> bool:
     return getattr(accelerator, "_reads_equal_batches", False)
+
+
+class _FullState:
+    """Stands for an optimizer that is saved."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+
+def with_full_state(optimizer: Any, keep: bool) -> Any:
+    """What gives the optimizer's state with all values, on ranks that `keep` it. Collective where it has state of our tensors."""
+    return _FullState(full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep))
+
+
+def _save_whole_states(
+    original: Function, output_dir: str, model_states: list[Any], optimizers: list[Any], *arguments: Any, **options: Any
+) -> Any:
+    """In save_state(), which all ranks call and one writes in."""
+    whole = [with_full_state(optimizer, keep=True) for optimizer in optimizers]
+    return original(output_dir, model_states, whole, *arguments, **options)
+
+
+def _with_full_values(original: Any) -> Any:
+    """In get_state_dict(), which all ranks call."""
+
+    @functools.wraps(original)
+    def get_state_dict(self: Any, *arguments: Any, **options: Any) -> Any:
+        return full_state_dict(original(self, *arguments, **options), cpu_offload=True)
+
+    return get_state_dict
 
 
 def _with_equal_batches(original: Any) -> Any:
@@ -111,6 +146,7 @@ _REPLACEMENTS = {
     "prepare": _with_equal_batches,
     "prepare_model": _without_wrapping,
     "prepare_data_loader": _undivided,
+    "get_state_dict": _with_full_values,
     "gather": _of_whole_tensors,
     "gather_for_metrics": _once,
 }

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import forward_of
-from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches
+from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches, with_full_state
 from shardwise.interop.replacements import replace_methods
 from shardwise.interop.state_dicts import full_state_dict
 
@@ -18,6 +18,9 @@ from shardwise.interop.state_dicts import full_state_dict
 def teach(module: ModuleType) -> None:
     """Replaces what has a replacement here in the classes of `module`."""
     replace_methods(module, _REPLACEMENTS)
+    if module.__name__ == "transformers.trainer":
+        trainer = vars(module)["Trainer"]
+        trainer.__init__ = _with_optimizer_state(trainer.__init__)
 
 
 def _gathering(original: Any) -> Any:
@@ -45,6 +48,40 @@ def _sharded_already(original: Any) -> property:
     part in saving it."""
 
     return property(lambda self: original.fget(self) or has_our_tensors(self), doc=original.__doc__)
+
+
+def _with_optimizer_state(original: Any) -> Any:
+    """When a Trainer is made: it would refuse to save the optimizer's state of a model that is sharded already."""
+
+    @functools.wraps(original)
+    def init(self: Any, model: Any = None, args: Any = None, *arguments: Any, **options: Any) -> None:
+        is_refused = args is not None and not args.save_only_model and has_our_tensors(model)
+        if not is_refused:
+            return original(self, model, args, *arguments, **options)
+        args.save_only_model = True
+        try:
+            original(self, model, args, *arguments, **options)
+        finally:
+            args.save_only_model = False
+
+    return init
+
+
+def _saved_whole(original: Any) -> Any:
+    """When a Trainer saves the optimizer's state on one rank: with full values, which all ranks gather."""
+
+    @functools.wraps(original)
+    def save(self: Any, *arguments: Any, **options: Any) -> None:
+        if not has_our_tensors(self.model):
+            return original(self, *arguments, **options)
+        optimizer = self.optimizer
+        self.optimizer = with_full_state(optimizer, keep=self.args.should_save)
+        try:
+            original(self, *arguments, **options)
+        finally:
+            self.optimizer = optimizer
+
+    return save
 
 
 def _with_equal_batches(original: Any) -> Any:
@@ -111,6 +148,7 @@ _REPLACEMENTS = {
     "is_distributed_loading_by_transformers": _sharded_already,
     "create_accelerator_and_postprocess": _with_equal_batches,
     "get_tp_size": _of_equal_batches,
+    "_save_optimizer_and_scheduler": _saved_whole,
     "_sync_replicated_trainable_parameters": _unless_ours,
     "training_step": _with_plain_results,
     "prediction_step": _with_plain_results,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from shardwise import _C
 from shardwise._C import Replicate, Shard, redistribute_many
 from shardwise.device_mesh import DeviceMesh
-from shardwise.dtensor import DTensor
+from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.interop.state_dicts import placed_as
 from shardwise.placement_types import Placement
 
 Tensors = Sequence[torch.Tensor]
@@ -33,9 +36,42 @@ def teach(module: ModuleType) -> None:
     ]:
         if hasattr(module, name):
             setattr(module, name, replacement(module, getattr(module, name)))
+    if module.__name__ == "torch.optim.optimizer":
+        module.Optimizer.load_state_dict = _placing_values(module.Optimizer.load_state_dict)
     if module.__name__ == "torch.optim.lbfgs":
         module.LBFGS._gather_flat_grad = _gather_flat_grad(module.LBFGS._gather_flat_grad)
         module.LBFGS._add_grad = _add_grad(module.LBFGS._add_grad)
+
+
+def _placing_values(original: Any) -> Any:
+    """load_state_dict() of an optimizer of our parameters: plain values, alike on all ranks, are laid out as the parameter that they
+    belong to. Those of another shape, as factors of a matrix of moments, are replicated on its mesh; vectors of all parameters
+    stay plain where those live on several meshes. Nothing is sent."""
+
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        meshes = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}
+        n_elements = sum(parameter.numel() for parameter in parameters)
+        state = dict(state_dict["state"])
+
+        def placed(parameter: DTensor, value: torch.Tensor) -> torch.Tensor:
+            if isinstance(value, DTensor) or value.dim() == 0:
+                return value
+            if value.shape == parameter.shape:
+                return placed_as(value, parameter)
+            if value.shape == (n_elements,) and len(meshes) > 1:
+                return value
+            mesh = parameter.device_mesh
+            return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
+
+        for index, parameter in zip(indices, parameters, strict=False):  # torch names what does not fit
+            if isinstance(parameter, DTensor) and index in state:
+                state[index] = pytree.tree_map_only(torch.Tensor, partial(placed, parameter), state[index])
+        original(self, {**state_dict, "state": state})
+
+    return load_state_dict
 
 
 def _muon(module: ModuleType, original: Any) -> Any:
