@@ -1,11 +1,16 @@
 #include "kernels/row_updates.h"
 
 #include "kernels/group_sum.h"
+#include "kernels/update_steps.h"
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 namespace shardwise::kernels {
 namespace {
+
+constexpr int64_t kChanged = 64;  // columns that change at a time; a column block has no more
 
 template <class S>
 S square_sum(const S* values, int64_t n) {
@@ -19,110 +24,255 @@ S square_sum(const S* values, int64_t n) {
   return sum;
 }
 
-/// row -= rate * grad.
 template <class T>
-void descend(T* row, int64_t n, const Sum<T>* grad, Sum<T> rate) {
-  for (int64_t c = 0; c < n; ++c) row[c] = static_cast<T>(load(row[c]) - rate * grad[c]);
+T round_to(float value, uint32_t random) {
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return static_cast<T>(rounded_to_bfloat16(value, random));
+  else
+    return static_cast<T>(rounded_to_half(value, random));
 }
 
-/// Prefetches what an update of row `row` writes: its elements and its state.
+/// A piece and its update, in the type of its elements.
 template <class T>
-void prefetch_update(const Rows& table, const Sum<T>* first_state, const Sum<T>* second_state, int64_t row) {
-  prefetch<true>(static_cast<T*>(table.data) + row * table.step, table.width * int64_t{sizeof(T)});
-  for (const Sum<T>* state : {first_state, second_state})
-    if (state != nullptr) prefetch<true>(state + row * table.width, table.width * int64_t{sizeof(Sum<T>)});
-}
+class Updater {
+  using S = Sum<T>;
 
-template <class T>
-void adagrad(T* row, Sum<T>* squares, int64_t n, const Sum<T>* grad, const RowUpdate& update) {
-  const auto lr = static_cast<Sum<T>>(update.lr), eps = static_cast<Sum<T>>(update.eps);
-  for (int64_t c = 0; c < n; ++c) {
-    squares[c] += grad[c] * grad[c];
-    row[c] = static_cast<T>(load(row[c]) - lr * grad[c] / (std::sqrt(squares[c]) + eps));
+ public:
+  explicit Updater(const UpdatedPiece& piece)
+      : table_(piece.table),
+        rates_(piece.update),
+        rounding_(piece.update.rounding),
+        rows_are_groups_(piece.state.rows_are_groups),
+        first_(static_cast<S*>(piece.state.first)),
+        second_(static_cast<S*>(piece.state.second)) {
+    if (is_row_wise(rates_.kind)) row_sums_ = std::exchange(has_moments(rates_.kind) ? second_ : first_, nullptr);
   }
-}
 
-template <class T>
-void adam(T* row, Sum<T>* first, Sum<T>* second, int64_t n, const Sum<T>* grad, const RowUpdate& update) {
-  const auto lr = static_cast<Sum<T>>(update.lr), eps = static_cast<Sum<T>>(update.eps);
-  const auto beta1 = static_cast<Sum<T>>(update.beta1), beta2 = static_cast<Sum<T>>(update.beta2);
-  for (int64_t c = 0; c < n; ++c) {
-    first[c] += (1 - beta1) * (grad[c] - first[c]);
-    second[c] += (1 - beta2) * (grad[c] * grad[c] - second[c]);
-    row[c] = static_cast<T>(load(row[c]) - lr * first[c] / (std::sqrt(second[c]) + eps));
+  /// Prefetches what an update of row `row` writes: its elements and its state.
+  void prefetch_row(int64_t row) const {
+    prefetch<true>(row_at(row), table_.width * int64_t{sizeof(T)});
+    for (const S* state : {first_, second_})
+      if (state != nullptr) prefetch<true>(state + row * table_.width, table_.width * int64_t{sizeof(S)});
   }
+
+  /// Changes n columns of a row, of the kinds that know an element's step from that element alone.
+  template <class N>
+  void change(int64_t row, int64_t first, N n, const S* grad) const {
+    with_values(row, first, n, [&](S* values) {
+      if (rates_.l2 == 0) return step(values, row * table_.width + first, n, grad, {});
+      S decayed[kChanged];
+      for (int64_t c = 0; c < n; ++c) decayed[c] = grad[c] + rates_.l2 * values[c];
+      step(values, row * table_.width + first, n, decayed, {});
+    });
+  }
+
+  /// Adds l2 * row to the gradient of a whole row, or of what the piece has of it.
+  void add_l2(int64_t row, S* grad) const {
+    if (rates_.l2 == 0) return;
+    const T* values = row_at(row);
+    for (int64_t c = 0; c < table_.width; ++c) grad[c] += rates_.l2 * load(values[c]);
+  }
+
+  /// Changes a row, and its number, by the gradient that add_l2() gave.
+  void change_whole(int64_t g, int64_t row, const S* grad, const RowTotals& totals) const {
+    RowScale<S> scale;
+    if (is_row_wise(rates_.kind)) {
+      const S sum = sum_after(g, row, grad, totals);
+      row_sums_[rows_are_groups_ ? g : row] = sum;
+      scale.factor = factor_of(rates_, sum);
+    }
+    if (is_lamb(rates_.kind)) {
+      double squares[2];
+      if (totals.ratios == nullptr) find_lamb_squares(row, grad, scale.factor, squares);
+      scale.ratio = static_cast<S>(totals.ratios == nullptr ? trust_ratio(squares[0], squares[1]) : totals.ratios[g]);
+    }
+    for (int64_t first = 0; first < table_.width; first += kChanged) {
+      const int64_t n = std::min(kChanged, table_.width - first);
+      with_values(row, first, n,
+                  [&](S* values) { step(values, row * table_.width + first, n, grad + first, scale); });
+    }
+  }
+
+  /// See lamb_squares().
+  void lamb_squares(int64_t g, int64_t row, const S* grad, const RowTotals& totals, double* results) const {
+    const S factor = is_row_wise(rates_.kind) ? factor_of(rates_, sum_after(g, row, grad, totals)) : S{1};
+    find_lamb_squares(row, grad, factor, results);
+  }
+
+ private:
+  T* row_at(int64_t row) const { return static_cast<T*>(table_.data) + row * table_.step; }
+
+  S sum_after(int64_t g, int64_t row, const S* grad, const RowTotals& totals) const {
+    const S mean = totals.mean_squares != nullptr ? static_cast<S>(totals.mean_squares[g])
+                   : table_.width == 0            ? S{0}
+                                       : square_sum(grad, table_.width) / static_cast<S>(table_.width);
+    return row_sum_after(rates_, row_sums_[rows_are_groups_ ? g : row], mean);
+  }
+
+  void find_lamb_squares(int64_t row, const S* grad, S factor, double* results) const {
+    results[0] = results[1] = 0;
+    S values[kChanged], steps[kChanged];
+    for (int64_t first = 0; first < table_.width; first += kChanged) {
+      const int64_t n = std::min(kChanged, table_.width - first), at = row * table_.width + first;
+      const T* elements = row_at(row) + first;
+      for (int64_t c = 0; c < n; ++c) {
+        values[c] = load(elements[c]);
+        S moment = first_[at + c], second = second_ == nullptr ? S{0} : second_[at + c];
+        const S adams = second_ == nullptr ? row_wise_adam_step(rates_, grad[first + c], moment, factor)
+                                           : adam_step(rates_, grad[first + c], moment, second);
+        steps[c] = lamb_step(rates_, values[c], adams);
+      }
+      results[0] += static_cast<double>(square_sum(values, n));
+      results[1] += static_cast<double>(square_sum(steps, n));
+    }
+  }
+
+  /// Takes the step of n elements; those of their state begin at `at`.
+  template <class N>
+  void step(S* row, int64_t at, N n, const S* grad, const RowScale<S>& of_row) const {
+    const Rates<S> rates = rates_;
+    const RowScale<S> scale = of_row;
+    S* first = first_ == nullptr ? nullptr : first_ + at;
+    S* second = second_ == nullptr ? nullptr : second_ + at;
+    const auto each = [&](const auto& after) {
+      for (int64_t c = 0; c < n; ++c) row[c] = after(c);
+    };
+    switch (rates.kind) {
+      case UpdateKind::kSgd:
+        return each([&](int64_t c) { return stepped(rates, row[c], grad[c]); });
+      case UpdateKind::kAdagrad:
+        return each([&](int64_t c) { return stepped(rates, row[c], adagrad_step(rates, grad[c], first[c])); });
+      case UpdateKind::kRowWiseAdagrad:
+        return each([&](int64_t c) { return stepped(rates, row[c], grad[c] * scale.factor); });
+      case UpdateKind::kAdam:
+        return each([&](int64_t c) { return stepped(rates, row[c], adam_step(rates, grad[c], first[c], second[c])); });
+      case UpdateKind::kRowWiseAdam:
+        return each([&](int64_t c) {
+          return stepped(rates, row[c], row_wise_adam_step(rates, grad[c], first[c], scale.factor));
+        });
+      case UpdateKind::kLamb:
+        return each([&](int64_t c) {
+          const S adams = adam_step(rates, grad[c], first[c], second[c]);
+          return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
+        });
+      case UpdateKind::kRowWiseLamb:
+        return each([&](int64_t c) {
+          const S adams = row_wise_adam_step(rates, grad[c], first[c], scale.factor);
+          return lamb_stepped(rates, row[c], lamb_step(rates, row[c], adams), scale.ratio);
+        });
+    }
+  }
+
+  /// Calls `change` with n elements in the type of sums, and stores what it makes of them.
+  template <class N, class Change>
+  void with_values(int64_t row, int64_t first, N n, const Change& change) const {
+    T* elements = row_at(row) + first;
+    if constexpr (std::is_same_v<T, S>) {
+      change(elements);
+    } else {
+      S values[kChanged];
+      for (int64_t c = 0; c < n; ++c) values[c] = load(elements[c]);
+      change(values);
+      if (rounding_.is_on) return store_at_random(values, row, first, n);
+      for (int64_t c = 0; c < n; ++c) elements[c] = static_cast<T>(values[c]);
+    }
+  }
+
+  void store_at_random(const float* values, int64_t row, int64_t first, int64_t n) const {
+    T* elements = row_at(row) + first;
+    RandomBits bits;
+    for (int64_t c = 0; c < n; ++c) {
+      const int64_t column = rounding_.first_column + first + c;
+      if (c == 0 || column % RandomBits::kColumns == 0)
+        bits = random_bits(rounding_, rounding_.first_row + row, column);
+      elements[c] = round_to<T>(values[c], bits.of(column));
+    }
+  }
+
+  Rows table_;
+  Rates<S> rates_;
+  StochasticRounding rounding_;
+  bool rows_are_groups_;
+  S* first_;    // per element; null: none
+  S* second_;   // per element; null: none
+  S* row_sums_ = nullptr;
+};
+
+/// Calls `use(g, sums)` for each group in [begin, end) with the sums of all columns, which it may change.
+template <class T, class Use>
+void for_each_row_sum(const GradRows& grads, const int64_t* order, const int64_t* starts, int64_t begin, int64_t end,
+                      const Use& use) {
+  constexpr int64_t kShort = 256;
+  alignas(64) Sum<T> few[kShort];
+  std::vector<Sum<T>> many(static_cast<size_t>(grads.width > kShort ? grads.width : 0));
+  Sum<T>* row = many.empty() ? few : many.data();
+  if (grads.width == 0)
+    for (int64_t g = begin; g < end; ++g) use(g, row);
+  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
+    std::copy_n(sum, static_cast<int64_t>(n), row + first);
+    if (first + n == grads.width) use(g, row);
+  });
 }
 
-/// One sum of squares per row: the whole gradient of a row is needed before the row is updated.
+/// Updates the rows of the groups [begin, end), all of them the piece's.
 template <class T>
-void row_wise_adagrad(const Rows& table, Sum<T>* sums, const RowUpdate& update, const GradRows& grads,
-                      const int64_t* order, const int64_t* starts, const int64_t* rows, const double* mean_squares,
-                      int64_t begin, int64_t end) {
-  const auto lr = static_cast<Sum<T>>(update.lr), eps = static_cast<Sum<T>>(update.eps);
-  const auto rate_of = [&](int64_t g, Sum<T> mean) {
-    Sum<T>& sum = sums[rows[g]];
-    sum += mean;
-    return lr / (std::sqrt(sum) + eps);
+void update_piece(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order, const int64_t* starts,
+                  const int64_t* rows, const RowTotals& totals, int64_t begin, int64_t end) {
+  const Updater<T> updater(piece);
+  const int64_t first_row = piece.table.first_row;
+  const auto prefetch_later = [&](int64_t g) {
+    if (g + kAhead < end) updater.prefetch_row(rows[g + kAhead] - first_row);
   };
-  const auto go_down = [&](int64_t g, int64_t first, int64_t n, const Sum<T>* sum, Sum<T> rate) {
-    descend(static_cast<T*>(table.data) + rows[g] * table.step + first, n, sum, rate);
-  };
-  constexpr int64_t kWhole = 256;
-  if (const int64_t width = grads.width; mean_squares == nullptr && width <= kWhole) {
-    alignas(64) Sum<T> whole[kWhole];
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
-      std::copy_n(sum, static_cast<int64_t>(n), whole + first);
-      if (first + n < width) return;
-      if (g + kAhead < end) prefetch_update<T>(table, nullptr, nullptr, rows[g + kAhead]);
-      go_down(g, 0, width, whole, rate_of(g, square_sum(whole, width) / static_cast<Sum<T>>(width)));
+  if (is_row_wise(piece.update.kind) || is_lamb(piece.update.kind)) {
+    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
+      prefetch_later(g);
+      updater.add_l2(rows[g] - first_row, sum);
+      updater.change_whole(g, rows[g] - first_row, sum, totals);
     });
     return;
   }
-  for (int64_t g = begin; g < end; ++g) {
-    double mean = 0;
-    if (mean_squares != nullptr) {
-      mean = mean_squares[g];
-    } else {
-      for_each_sum<T>(grads, order, starts, g, g + 1, [&](int64_t, int64_t, int64_t n, const Sum<T>* sum) {
-        mean += static_cast<double>(square_sum(sum, n)) / static_cast<double>(grads.width);
-      });
-    }
-    const Sum<T> rate = rate_of(g, static_cast<Sum<T>>(mean));
-    for_each_sum<T>(grads, order, starts, g, g + 1,
-                    [&](int64_t, int64_t first, int64_t n, const Sum<T>* sum) { go_down(g, first, n, sum, rate); });
-  }
+  for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
+    if (first == 0) prefetch_later(g);
+    updater.change(rows[g] - first_row, first, n, sum);
+  });
 }
 
 }  // namespace
 
-SHARDWISE_KERNEL void grad_squares(const GradRows& grads, const int64_t* order, const int64_t* starts, double* results,
-                                   int64_t begin, int64_t end) {
+SHARDWISE_KERNEL void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order,
+                                   const int64_t* starts, const int64_t* rows, double* results, int64_t begin,
+                                   int64_t end) {
   with_element(grads.element, [&]<class T>(T) {
-    std::fill(results + begin, results + end, 0.0);
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t, int64_t n, const Sum<T>* sum) {
-      results[g] += static_cast<double>(square_sum(sum, n));
+    const Updater<T> updater(piece);
+    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
+      updater.add_l2(rows[g] - piece.table.first_row, sum);
+      results[g] = static_cast<double>(square_sum(sum, grads.width));
     });
   });
 }
 
-SHARDWISE_KERNEL void update_rows(const Rows& table, const RowState& state, const RowUpdate& update,
-                                  const GradRows& grads, const int64_t* order, const int64_t* starts,
-                                  const int64_t* rows, const double* mean_squares, int64_t begin, int64_t end) {
+SHARDWISE_KERNEL void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const int64_t* order,
+                                   const int64_t* starts, const int64_t* rows, const RowTotals& totals, double* results,
+                                   int64_t begin, int64_t end) {
   with_element(grads.element, [&]<class T>(T) {
-    auto *first_state = static_cast<Sum<T>*>(state.first), *second_state = static_cast<Sum<T>*>(state.second);
-    if (update.kind == RowUpdate::Kind::kRowWiseAdagrad)
-      return row_wise_adagrad<T>(table, first_state, update, grads, order, starts, rows, mean_squares, begin, end);
-    for_each_sum<T>(grads, order, starts, begin, end, [&](int64_t g, int64_t first, auto n, const Sum<T>* sum) {
-      if (first == 0 && g + kAhead < end) prefetch_update<T>(table, first_state, second_state, rows[g + kAhead]);
-      T* row = static_cast<T*>(table.data) + rows[g] * table.step + first;
-      const int64_t at = rows[g] * table.width + first;
-      if (update.kind == RowUpdate::Kind::kSgd)
-        descend(row, n, sum, static_cast<Sum<T>>(update.lr));
-      else if (update.kind == RowUpdate::Kind::kAdagrad)
-        adagrad(row, first_state + at, n, sum, update);
-      else
-        adam(row, first_state + at, second_state + at, n, sum, update);
+    const Updater<T> updater(piece);
+    for_each_row_sum<T>(grads, order, starts, begin, end, [&](int64_t g, Sum<T>* sum) {
+      updater.add_l2(rows[g] - piece.table.first_row, sum);
+      updater.lamb_squares(g, rows[g] - piece.table.first_row, sum, totals, results + 2 * g);
     });
+  });
+}
+
+SHARDWISE_KERNEL void update_rows(const UpdatedPiece* pieces, int64_t n_pieces, const GradRows& grads,
+                                  const int64_t* order, const int64_t* starts, const int64_t* rows,
+                                  const RowTotals& totals, int64_t begin, int64_t end) {
+  const auto first_from = [&](int64_t row) { return std::lower_bound(rows + begin, rows + end, row) - rows; };
+  with_element(grads.element, [&]<class T>(T) {
+    for (int64_t p = 0; p < n_pieces; ++p) {
+      const Rows& table = pieces[p].table;
+      update_piece<T>(pieces[p], grads, order, starts, rows, totals, first_from(table.first_row),
+                      first_from(table.first_row + table.n_rows));
+    }
   });
 }
 

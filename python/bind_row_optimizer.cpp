@@ -12,13 +12,12 @@ RowOptimizer::Kind kind_named(const std::string& name) {
   if (name == "adagrad") return Kind::kAdagrad;
   if (name == "row_wise_adagrad") return Kind::kRowWiseAdagrad;
   if (name == "adam") return Kind::kAdam;
+  if (name == "row_wise_adam") return Kind::kRowWiseAdam;
+  if (name == "lamb") return Kind::kLamb;
+  if (name == "row_wise_lamb") return Kind::kRowWiseLamb;
   TORCH_CHECK_VALUE(false, "[RowOptimizer] there is no kind \"", name,
-                    "\". Use \"sgd\", \"adagrad\", \"row_wise_adagrad\" or \"adam\".");
-}
-
-RowOptimizer::Options options(const std::string& kind, double lr, double eps, double beta1, double beta2,
-                              double initial_accumulator_value) {
-  return {kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value};
+                    "\". Use \"sgd\", \"adagrad\", \"row_wise_adagrad\", \"adam\", \"row_wise_adam\", \"lamb\" or "
+                    "\"row_wise_lamb\".");
 }
 
 /// Calls a Python function from whatever thread a backward runs on.
@@ -39,19 +38,26 @@ void bind_row_optimizer(py::module_& module) {
   py::class_<RowOptimizer, std::shared_ptr<RowOptimizer>>(
       module, "RowOptimizer", "What the backward of lookups in one table applies to its rows. See shardwise.optim.")
       .def(py::init([](const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
-                       double beta2, double initial_accumulator_value) {
+                       double beta2, double initial_accumulator_value, double weight_decay,
+                       bool decoupled_weight_decay, bool stochastic_rounding, uint64_t seed) {
              const py::gil_scoped_release no_gil;
-             return std::make_shared<RowOptimizer>(table,
-                                                   options(kind, lr, eps, beta1, beta2, initial_accumulator_value));
+             return std::make_shared<RowOptimizer>(
+                 table, RowOptimizer::Options{kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value,
+                                              weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
            }),
            py::arg("table"), py::arg("kind"), py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"),
-           py::arg("initial_accumulator_value"))
+           py::arg("initial_accumulator_value"), py::arg("weight_decay") = 0.0,
+           py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0)
       .def(
           "set_options",
-          [](RowOptimizer& self, double lr, double eps, double beta1, double beta2) {
-            self.set_options({self.options().kind, lr, eps, beta1, beta2});
+          [](RowOptimizer& self, double lr, double eps, double beta1, double beta2, double weight_decay,
+             bool decoupled_weight_decay, bool stochastic_rounding, uint64_t seed) {
+            self.set_options({self.options().kind, lr, eps, beta1, beta2, self.options().initial_accumulator,
+                              weight_decay, decoupled_weight_decay, stochastic_rounding, seed});
           },
-          py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), "The numbers of the steps from now on.")
+          py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), py::arg("weight_decay") = 0.0,
+          py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0,
+          "The numbers of the steps from now on.")
       .def("set_before_step", &set_before_step, py::arg("function"), "Called before each step.")
       .def_property("n_steps", &RowOptimizer::n_steps, &RowOptimizer::set_n_steps, "Backwards so far.")
       .def_property_readonly("state", &RowOptimizer::state,

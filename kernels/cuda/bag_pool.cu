@@ -19,40 +19,41 @@ __device__ bool is_padding(const Bags& bags, int64_t id) { return bags.padding >
 
 /// Calls `use(k, pack)` for each id k of the bag whose row is in this piece, in order. Returns how many ids count, those of other pieces
 /// too.
-template <int kN, class T, class Use>
-__device__ int64_t for_each_row(const Rows& table, const Ids& ids, const Bags& bags, const Bag& bag, int64_t column,
+template <int kN, class T, class Table, class Use>
+__device__ int64_t for_each_row(const Table& table, const Ids& ids, const Bags& bags, const Bag& bag, int64_t column,
                                 const T*, const Use& use) {
   int64_t n_counting = 0;
   for (int64_t first = bag.begin; first < bag.end; first += kRows) {
-    int64_t rows[kRows];
+    const T* rows[kRows];
     Pack<T, kN> packs[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      rows[r] = -1;
+      rows[r] = nullptr;
       if (first + r >= bag.end) continue;
       const int64_t id = id_at(ids, first + r);
       if (is_padding(bags, id)) continue;
       ++n_counting;
-      rows[r] = row_of(table, id);
+      rows[r] = static_cast<const T*>(row_at(table, id));
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-      if (rows[r] >= 0) packs[r] = load<kN>(static_cast<const T*>(table.data) + rows[r] * table.step + column);
+      if (rows[r] != nullptr) packs[r] = load<kN>(rows[r] + column);
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-      if (rows[r] >= 0) use(first + r, packs[r]);
+      if (rows[r] != nullptr) use(first + r, packs[r]);
   }
   return n_counting;
 }
 
-template <class T, int kN>
-__global__ void __launch_bounds__(kThreads) sum_bags(Rows table, Ids ids, Bags bags, bool is_mean, T* results) {
+template <class T, int kN, class Table>
+__global__ void __launch_bounds__(kThreads)
+    sum_bags(Table table, int64_t width, Ids ids, Bags bags, bool is_mean, T* results) {
   const int64_t index = team_index();
   if (index >= bags.n) return;
   const Bag bag(bags, index);
   const auto* weights = static_cast<const T*>(bags.weights);
   const int64_t step = int64_t{gridDim.y} * blockDim.x * kN;
-  for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < table.width; column += step) {
+  for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < width; column += step) {
     Sum<T> sum[kN] = {};
     const auto add = [&](int64_t k, const Pack<T, kN>& pack) {
       const Sum<T> weight = weights == nullptr ? Sum<T>{1} : static_cast<Sum<T>>(weights[k]);
@@ -63,18 +64,18 @@ __global__ void __launch_bounds__(kThreads) sum_bags(Rows table, Ids ids, Bags b
     if (is_mean && n > 1)
 #pragma unroll
       for (int c = 0; c < kN; ++c) sum[c] /= static_cast<Sum<T>>(n);
-    store_sums(results + index * table.width + column, sum);
+    store_sums(results + index * width + column, sum);
   }
 }
 
-template <class T, int kN>
+template <class T, int kN, class Table>
 __global__ void __launch_bounds__(kThreads)
-    max_bags(Rows table, Ids ids, Bags bags, Sum<T> none, T* results, int64_t* chosen) {
+    max_bags(Table table, int64_t width, Ids ids, Bags bags, Sum<T> none, T* results, int64_t* chosen) {
   const int64_t index = team_index();
   if (index >= bags.n) return;
   const Bag bag(bags, index);
   const int64_t step = int64_t{gridDim.y} * blockDim.x * kN;
-  for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < table.width; column += step) {
+  for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < width; column += step) {
     Sum<T> largest[kN];
     int64_t places[kN];
 #pragma unroll
@@ -93,10 +94,10 @@ __global__ void __launch_bounds__(kThreads)
     if (n == 0)
 #pragma unroll
       for (int c = 0; c < kN; ++c) largest[c] = 0;
-    store_sums(results + index * table.width + column, largest);
+    store_sums(results + index * width + column, largest);
     if (chosen == nullptr) continue;
 #pragma unroll
-    for (int c = 0; c < kN; ++c) chosen[index * table.width + column + c] = places[c];
+    for (int c = 0; c < kN; ++c) chosen[index * width + column + c] = places[c];
   }
 }
 
@@ -143,22 +144,33 @@ __global__ void __launch_bounds__(kThreads) dot(Rows table, Ids ids, int64_t pad
   if (threadIdx.x == 0) results[k] = static_cast<T>(sum);
 }
 
+/// `any`: one of the pieces.
+template <class Table>
+void pool_in(const Table& table, const Rows& any, int64_t alignment, const Ids& ids, const Bags& bags, Pooling pooling,
+             double none, void* results, int64_t* chosen, void* stream) {
+  with_packs(any.element, std::min(alignment, alignment_of({results}, {})), [&]<class T, int kN>(T, Columns<kN>) {
+    const Teams teams(divided_up(any.width, kN));
+    auto* into = static_cast<T*>(results);
+    if (pooling == Pooling::kMax)
+      launch("pool", max_bags<T, kN, Table>, teams, bags.n, 1, false, stream, table, any.width, ids, bags,
+             static_cast<Sum<T>>(none), into, chosen);
+    else
+      launch("pool", sum_bags<T, kN, Table>, teams, bags.n, 1, false, stream, table, any.width, ids, bags,
+             pooling == Pooling::kMean, into);
+  });
+}
+
 }  // namespace
 
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
           int64_t* chosen, void* stream) {
-  const int64_t bytes = size_of(table.element);
-  const int64_t alignment = alignment_of({table.data, results}, {table.step * bytes, table.width * bytes});
-  with_packs(table.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
-    const Teams teams(divided_up(table.width, kN));
-    auto* into = static_cast<T*>(results);
-    if (pooling == Pooling::kMax)
-      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, static_cast<Sum<T>>(none),
-             into, chosen);
-    else
-      launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean,
-             into);
-  });
+  pool_in(table, table, alignment_of_rows(table), ids, bags, pooling, none, results, chosen, stream);
+}
+
+void pool(const Pieces& pieces, const Rows* there, const Ids& ids, const Bags& bags, Pooling pooling, double none,
+          void* results, int64_t* chosen, void* stream) {
+  pool_in(Pieces{there, pieces.n}, pieces.at[0], alignment_of_rows(pieces), ids, bags, pooling, none, results, chosen,
+          stream);
 }
 
 void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,

@@ -10,6 +10,7 @@
 
 #include "kernels/bag_pool.h"
 #include "kernels/id_groups.h"
+#include "kernels/pieces.h"
 #include "kernels/row_lookup.h"
 #include "kernels/row_norms.h"
 #include "kernels/row_sums.h"
@@ -18,6 +19,9 @@
 namespace shardwise::kernels::cuda {
 
 void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream);
+/// `pieces.at` is in the host's memory, and again in the device's, `there`.
+void look_up(const Pieces& pieces, const Rows* there, const Ids& ids, Miss miss, void* results, int64_t result_step,
+             void* stream);
 
 /// `range` is in device memory.
 void range_of(const Ids& ids, IdRange* range, void* stream);
@@ -38,7 +42,7 @@ struct Groups {
   int64_t n_ids;
 };
 
-/// Bytes of `scratch` (its address a multiple of 16) that the next three need: 8 per id, and 1/64 of the gradients in float
+/// Bytes of `scratch` (its address a multiple of 16) that sums of groups need: 24 per id, and 1/64 of the gradients in float
 /// (double). Many warps sum the gradients of an id that occurs very often; their partial sums are added in a second kernel.
 int64_t sum_scratch(const GradRows& grads, int64_t n_ids);
 
@@ -49,13 +53,19 @@ void clear(void* memory, int64_t n_bytes, void* stream);
 void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,
                 void* scratch, void* stream);
 
-void grad_squares(const GradRows& grads, const Groups& groups, double* results, void* scratch, void* stream);
+void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  double* results, void* scratch, void* stream);
+void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  const RowTotals& totals, double* results, void* scratch, void* stream);
 
-void update_rows(const Rows& table, const RowState& state, const RowUpdate& update, const GradRows& grads,
-                 const Groups& groups, const int64_t* rows, const double* mean_squares, void* scratch, void* stream);
+/// `pieces` are in the host's memory, and again in the device's where there are several.
+void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, int64_t n_pieces, const GradRows& grads,
+                 const Groups& groups, const int64_t* rows, const RowTotals& totals, void* scratch, void* stream);
 
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
           int64_t* chosen, void* stream);
+void pool(const Pieces& pieces, const Rows* there, const Ids& ids, const Bags& bags, Pooling pooling, double none,
+          void* results, int64_t* chosen, void* stream);
 
 void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
                  void* stream);

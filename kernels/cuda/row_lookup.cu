@@ -8,19 +8,18 @@ namespace {
 
 constexpr int kRows = 4;  // in flight per thread
 
-/// Steps and widths in words. Results bypass the caches, which keep the table's rows.
-template <class Word>
+/// Widths in words. Results bypass the caches, which keep the tables' rows.
+template <class Word, class Table>
 __global__ void __launch_bounds__(kThreads)
-    copy_rows(Rows table, int64_t step, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {
+    copy_rows(Table table, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {
   const int64_t first = int64_t{blockIdx.x} * kRows * blockDim.y + threadIdx.y;
   const Word* from[kRows];
   Word* into[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t i = first + r * int64_t{blockDim.y};
-    const int64_t row = i < ids.n ? row_of(table, id_at(ids, i)) : -1;
-    from[r] = row < 0 ? nullptr : static_cast<const Word*>(table.data) + row * step;
-    into[r] = i < ids.n && (row >= 0 || !keeps) ? results + i * result_step : nullptr;
+    from[r] = i < ids.n ? static_cast<const Word*>(row_at(table, id_at(ids, i))) : nullptr;
+    into[r] = i < ids.n && (from[r] != nullptr || !keeps) ? results + i * result_step : nullptr;
   }
   for (int64_t c = int64_t{blockIdx.y} * blockDim.x + threadIdx.x; c < width; c += int64_t{gridDim.y} * blockDim.x) {
     Word words[kRows];
@@ -32,17 +31,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace
-
-void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream) {
-  const int64_t bytes = size_of(table.element);
+/// `alignment`: of the rows; `any`: one of the pieces.
+template <class Table>
+void look_up_in(const Table& table, const Rows& any, int64_t alignment, const Ids& ids, Miss miss, void* results,
+                int64_t result_step, void* stream) {
+  const int64_t bytes = size_of(any.element);
   const auto copy = [&]<class Word>(Word) {
     constexpr int64_t kBytes = sizeof(Word);
-    const int64_t width = table.width * bytes / kBytes;
-    launch("look_up", copy_rows<Word>, Teams(width), ids.n, kRows, false, stream, table, table.step * bytes / kBytes,
-           ids, miss == Miss::kKeep, static_cast<Word*>(results), result_step * bytes / kBytes, width);
+    const int64_t width = any.width * bytes / kBytes;
+    launch("look_up", copy_rows<Word, Table>, Teams(width), ids.n, kRows, false, stream, table, ids,
+           miss == Miss::kKeep, static_cast<Word*>(results), result_step * bytes / kBytes, width);
   };
-  switch (alignment_of({table.data, results}, {table.step * bytes, result_step * bytes, table.width * bytes})) {
+  switch (std::min(alignment, alignment_of({results}, {result_step * bytes}))) {
     case 16:
       return copy(uint4{});
     case 8:
@@ -52,6 +52,17 @@ void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_
     default:
       return copy(static_cast<unsigned short>(0));
   }
+}
+
+}  // namespace
+
+void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream) {
+  look_up_in(table, table, alignment_of_rows(table), ids, miss, results, result_step, stream);
+}
+
+void look_up(const Pieces& pieces, const Rows* there, const Ids& ids, Miss miss, void* results, int64_t result_step,
+             void* stream) {
+  look_up_in(Pieces{there, pieces.n}, pieces.at[0], alignment_of_rows(pieces), ids, miss, results, result_step, stream);
 }
 
 }  // namespace shardwise::kernels::cuda

@@ -63,15 +63,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-int64_t alignment_of(const Rows& table) {
-  const int64_t bytes = size_of(table.element);
-  return cuda::alignment_of({table.data}, {table.step * bytes, table.width * bytes});
-}
-
 }  // namespace
 
 void row_powers(const Rows& table, const int64_t* rows, int64_t n, double p, double* results, void* stream) {
-  with_packs(table.element, alignment_of(table), [&]<class T, int kN>(T, Columns<kN>) {
+  with_packs(table.element, alignment_of_rows(table), [&]<class T, int kN>(T, Columns<kN>) {
     const Teams teams(std::max<int64_t>(1, divided_up(table.width, kN)));
     launch("row_powers", find_powers<T, kN>, teams, n, 1, true, stream, table, rows, n, Power{p}, results);
   });
@@ -79,7 +74,7 @@ void row_powers(const Rows& table, const int64_t* rows, int64_t n, double p, dou
 
 void shorten_rows(const Rows& table, const int64_t* rows, int64_t n, double p, double max_norm, const double* powers,
                   void* stream) {
-  with_packs(table.element, alignment_of(table), [&]<class T, int kN>(T, Columns<kN>) {
+  with_packs(table.element, alignment_of_rows(table), [&]<class T, int kN>(T, Columns<kN>) {
     const Teams teams(divided_up(table.width, kN));
     launch("shorten_rows", scale_rows<T, kN>, teams, n, 1, true, stream, table, rows, n, Power{p}, max_norm, powers);
   });

@@ -21,7 +21,7 @@ struct WrittenRows {
 
 int64_t sum_scratch(const GradRows& grads, int64_t n_ids) {
   const int64_t n_parts = 2 * stretches(n_ids), sum_bytes = grads.element == Element::kDouble ? 8 : 4;
-  return divided_up(n_parts * grads.width * sum_bytes, 16) * 16 + n_ids * 8;
+  return divided_up(n_parts * grads.width * sum_bytes, 16) * 16 + 3 * n_ids * 8;
 }
 
 void sum_groups(const GradRows& grads, const Groups& groups, const int64_t* rows, void* results, int64_t result_step,

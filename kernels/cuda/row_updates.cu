@@ -1,26 +1,132 @@
 // kernels/cuda/row_updates.cu: sums of groups, applied to rows at once.
 #include "kernels/cuda/group_sum.h"
+#include "kernels/pieces.h"
+#include "kernels/update_steps.h"
+
+#include <algorithm>
 
 namespace shardwise::kernels::cuda {
 namespace {
 
-template <class T, int kN>
-__device__ double square_sum(const Sum<T> (&sum)[kN], const T*) {
+/// The only piece.
+template <class S>
+struct OnePiece {
+  UpdatedPiece piece;
+  Rates<S> rates;
+
+  __device__ const UpdatedPiece* of(int64_t) const { return &piece; }
+  __device__ const Rates<S>& rates_of(const UpdatedPiece&) const { return rates; }
+};
+
+/// One of several, which lie in device memory.
+template <class S>
+struct SomePieces {
+  const UpdatedPiece* pieces;
+  int64_t n;
+
+  __device__ const UpdatedPiece* of(int64_t row) const {
+    const int64_t found = piece_with(pieces, n, row);
+    return found < 0 ? nullptr : pieces + found;
+  }
+  __device__ Rates<S> rates_of(const UpdatedPiece& piece) const { return Rates<S>(piece.update); }
+};
+
+/// RowTotals, or what was found in their place.
+struct Totals {
+  const double* squares = nullptr;  // to be divided by n_squares
+  double n_squares = 1;
+  const double* ratios = nullptr;
+  const double* pairs = nullptr;  // of lamb_squares(), instead of ratios
+};
+
+template <class S, int kN>
+__device__ double square_sum(const S (&values)[kN]) {
   double squares = 0;
 #pragma unroll
-  for (int c = 0; c < kN; ++c) squares += static_cast<double>(sum[c] * sum[c]);
+  for (int c = 0; c < kN; ++c) squares += static_cast<double>(values[c] * values[c]);
   return squares;
 }
 
+/// One team's columns of a row, its gradient with l2 * row, and its state.
+template <class T, int kN>
+struct RowColumns {
+  using S = Sum<T>;
+  int64_t row;
+  T* at;
+  S* first = nullptr;   // per element; null: none
+  S* second = nullptr;  // per element; null: none
+  S* number = nullptr;  // per row
+  S values[kN] = {};
+  S grad[kN];
+  Pack<S, kN> moments[2];
+
+  __device__ RowColumns(const UpdatedPiece& piece, const Rates<S>& rates, int64_t group, int64_t number_of_row,
+                        int64_t column, bool is_in_row, const S (&sum)[kN])
+      : row(number_of_row - piece.table.first_row),
+        at(static_cast<T*>(piece.table.data) + row * piece.table.step + column) {
+    auto *states = static_cast<S*>(piece.state.first), *seconds = static_cast<S*>(piece.state.second);
+    if (is_row_wise(rates.kind)) {
+      S*& numbers = has_moments(rates.kind) ? seconds : states;
+      number = numbers + (piece.state.rows_are_groups ? group : row);
+      numbers = nullptr;
+    }
+    const int64_t place = row * piece.table.width + column;
+    if (states != nullptr) first = states + place;
+    if (seconds != nullptr) second = seconds + place;
+    if (is_in_row) {
+      const auto before = load<kN>(at);
+#pragma unroll
+      for (int c = 0; c < kN; ++c) values[c] = static_cast<S>(before.at[c]);
+      if (first != nullptr) moments[0] = load<kN>(first);
+      if (second != nullptr) moments[1] = load<kN>(second);
+    }
+#pragma unroll
+    for (int c = 0; c < kN; ++c) grad[c] = rates.l2 == 0 ? sum[c] : sum[c] + rates.l2 * values[c];
+  }
+
+  /// The number of the row after the step, the same for all threads of the team.
+  __device__ S number_after(const Rates<S>& rates, const Totals& totals, int64_t group) const {
+    const double squares = totals.squares == nullptr ? team_sum(square_sum(grad)) : totals.squares[group];
+    const S before = team_first(threadIdx.x == 0 ? *number : S{0});
+    return row_sum_after(rates, before, static_cast<S>(squares / totals.n_squares));
+  }
+
+  /// Takes Adam's step of a column, in `moments`.
+  __device__ S adams_step(const Rates<S>& rates, int c, S factor) {
+    return is_row_wise(rates.kind) ? row_wise_adam_step(rates, grad[c], moments[0].at[c], factor)
+                                   : adam_step(rates, grad[c], moments[0].at[c], moments[1].at[c]);
+  }
+
+  /// The squares of these columns and of LAMB's step there. Pre: moments as they were.
+  __device__ void add_lamb_squares(const Rates<S>& rates, S factor, bool is_in_row, double (&squares)[2]) const {
+    if (!is_in_row) return;
+    RowColumns copy = *this;
+    S steps[kN];
+#pragma unroll
+    for (int c = 0; c < kN; ++c) steps[c] = lamb_step(rates, values[c], copy.adams_step(rates, c, factor));
+    squares[0] += square_sum(values);
+    squares[1] += square_sum(steps);
+  }
+};
+
 /// Keeps only the squares of each group.
-template <class T>
-struct Squares {
+template <class T, class Source>
+struct SquaresOf {
+  Source source;
+  const int64_t* rows;
   double* results;
   double squares = 0;
 
   template <int kN>
-  __device__ void take(int64_t, int64_t, int64_t, bool, const Sum<T> (&sum)[kN]) {
-    squares += square_sum(sum, static_cast<const T*>(nullptr));
+  __device__ void take(int64_t group, int64_t, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
+    const UpdatedPiece* piece = source.of(rows[group]);
+    if (piece == nullptr) return;
+    if (piece->update.l2 == 0) {
+      squares += square_sum(sum);
+      return;
+    }
+    const auto& rates = source.rates_of(*piece);
+    squares += square_sum(RowColumns<T, kN>(*piece, rates, group, rows[group], column, is_in_row, sum).grad);
   }
   __device__ void end(int64_t group) {
     const double total = team_sum(squares);
@@ -28,125 +134,192 @@ struct Squares {
   }
 };
 
-/// The constants of a RowUpdate in the type of sums.
-template <class S>
-struct Rates {
-  S lr;
-  S eps;
-  S beta1;
-  S beta2;
-};
-
-template <class T>
-struct UpdatedRows {
-  RowUpdate::Kind kind;
-  Rates<Sum<T>> rates;
-  T* table;
-  int64_t step;
-  int64_t width;
-  Sum<T>* first;
-  Sum<T>* second;
+/// Keeps the squares of rows and of LAMB's steps.
+template <class T, class Source>
+struct LambSquares {
+  Source source;
   const int64_t* rows;
-  const double* squares;  // of row-wise Adagrad, to be divided by `n_squares`; null: of the sum, if it is a whole row
-  double n_squares;
-  Sum<T> rate = 0;  // of row-wise Adagrad, for the whole row
+  Totals totals;
+  double* results;
+  double squares[2] = {0, 0};
+  Sum<T> factor = 1;
 
   template <int kN>
-  __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&grad)[kN]) {
-    const int64_t row = rows[group];
-    if (kind == RowUpdate::Kind::kRowWiseAdagrad && tile == 0) find_rate(group, row, grad);
+  __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
+    const UpdatedPiece* piece = source.of(rows[group]);
+    if (piece == nullptr || !is_lamb(piece->update.kind)) return;
+    const auto& rates = source.rates_of(*piece);
+    const RowColumns<T, kN> columns(*piece, rates, group, rows[group], column, is_in_row, sum);
+    if (tile == 0 && is_row_wise(rates.kind)) factor = factor_of(rates, columns.number_after(rates, totals, group));
+    columns.add_lamb_squares(rates, factor, is_in_row, squares);
+  }
+  __device__ void end(int64_t group) {
+    const double of_row = team_sum(squares[0]), of_step = team_sum(squares[1]);
+    if (threadIdx.x > 0) return;
+    results[2 * group] = of_row;
+    results[2 * group + 1] = of_step;
+  }
+};
+
+template <class T, class Source>
+struct UpdatedRows {
+  using S = Sum<T>;
+  Source source;
+  const int64_t* rows;
+  Totals totals;
+  RowScale<S> scale = {};  // of the whole row
+
+  template <int kN>
+  __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const S (&sum)[kN]) {
+    const UpdatedPiece* piece = source.of(rows[group]);
+    if (piece == nullptr) return;
+    const auto& rates = source.rates_of(*piece);
+    RowColumns<T, kN> columns(*piece, rates, group, rows[group], column, is_in_row, sum);
+    if (tile == 0) find_scale(rates, columns, group, is_in_row);
     if (!is_in_row) return;
-    T* at = table + row * step + column;
-    const auto before = load<kN>(at);
-    Sum<T> after[kN];
 #pragma unroll
-    for (int c = 0; c < kN; ++c) after[c] = static_cast<Sum<T>>(before.at[c]);
-    if (kind == RowUpdate::Kind::kSgd || kind == RowUpdate::Kind::kRowWiseAdagrad)
-      descend(after, grad, kind == RowUpdate::Kind::kSgd ? rates.lr : rate);
-    else if (kind == RowUpdate::Kind::kAdagrad)
-      adagrad(after, grad, first + row * width + column);
-    else
-      adam(after, grad, first + row * width + column, second + row * width + column);
-    store_sums(at, after);
+    for (int c = 0; c < kN; ++c) columns.values[c] = after(rates, columns, c);
+    if (columns.first != nullptr) store<kN>(columns.first, columns.moments[0]);
+    if (columns.second != nullptr) store<kN>(columns.second, columns.moments[1]);
+    if constexpr (sizeof(T) == 2)
+      if (piece->update.rounding.is_on) round_at_random(piece->update.rounding, columns.row, column, columns.values);
+    store_sums(columns.at, columns.values);
   }
   __device__ void end(int64_t) const {}
 
  private:
   template <int kN>
-  __device__ void find_rate(int64_t group, int64_t row, const Sum<T> (&grad)[kN]) {
-    const double mean =
-        (squares == nullptr ? team_sum(square_sum(grad, static_cast<const T*>(nullptr))) : squares[group]) / n_squares;
-    const Sum<T> sum = team_first(threadIdx.x == 0 ? first[row] : Sum<T>{0}) + static_cast<Sum<T>>(mean);
-    if (threadIdx.x == 0) first[row] = sum;
-    rate = rates.lr / (sqrt(sum) + rates.eps);
+  __device__ void find_scale(const Rates<S>& rates, const RowColumns<T, kN>& columns, int64_t group, bool is_in_row) {
+    if (is_row_wise(rates.kind)) {
+      const S number = columns.number_after(rates, totals, group);
+      if (threadIdx.x == 0) *columns.number = number;
+      scale.factor = factor_of(rates, number);
+    }
+    if (!is_lamb(rates.kind)) return;
+    if (totals.ratios != nullptr) {
+      scale.ratio = static_cast<S>(totals.ratios[group]);
+    } else if (totals.pairs != nullptr) {
+      scale.ratio = static_cast<S>(trust_ratio(totals.pairs[2 * group], totals.pairs[2 * group + 1]));
+    } else {
+      double squares[2] = {0, 0};
+      columns.add_lamb_squares(rates, scale.factor, is_in_row, squares);
+      const double of_row = team_sum(squares[0]), of_step = team_sum(squares[1]);
+      scale.ratio = static_cast<S>(trust_ratio(of_row, of_step));
+    }
   }
 
   template <int kN>
-  __device__ void descend(Sum<T> (&row)[kN], const Sum<T> (&grad)[kN], Sum<T> by) const {
-#pragma unroll
-    for (int c = 0; c < kN; ++c) row[c] -= by * grad[c];
+  __device__ S after(const Rates<S>& rates, RowColumns<T, kN>& columns, int c) const {
+    const S row = columns.values[c], grad = columns.grad[c];
+    switch (rates.kind) {
+      case UpdateKind::kSgd:
+        return stepped(rates, row, grad);
+      case UpdateKind::kAdagrad:
+        return stepped(rates, row, adagrad_step(rates, grad, columns.moments[0].at[c]));
+      case UpdateKind::kRowWiseAdagrad:
+        return stepped(rates, row, grad * scale.factor);
+      case UpdateKind::kAdam:
+      case UpdateKind::kRowWiseAdam:
+        return stepped(rates, row, columns.adams_step(rates, c, scale.factor));
+      default:
+        return lamb_stepped(rates, row, lamb_step(rates, row, columns.adams_step(rates, c, scale.factor)), scale.ratio);
+    }
   }
 
   template <int kN>
-  __device__ void adagrad(Sum<T> (&row)[kN], const Sum<T> (&grad)[kN], Sum<T>* sums) const {
-    auto sum = load<kN>(sums);
+  __device__ static void round_at_random(const StochasticRounding& rounding, int64_t row, int64_t first,
+                                         float (&values)[kN]) {
+    RandomBits bits;
 #pragma unroll
     for (int c = 0; c < kN; ++c) {
-      sum.at[c] += grad[c] * grad[c];
-      row[c] -= rates.lr * grad[c] / (sqrt(sum.at[c]) + rates.eps);
+      const int64_t column = rounding.first_column + first + c;
+      if (c == 0 || column % RandomBits::kColumns == 0)
+        bits = random_bits(rounding, rounding.first_row + row, column);
+      values[c] = std::is_same_v<T, __half> ? rounded_to_half(values[c], bits.of(column))
+                                            : rounded_to_bfloat16(values[c], bits.of(column));
     }
-    store<kN>(sums, sum);
-  }
-
-  template <int kN>
-  __device__ void adam(Sum<T> (&row)[kN], const Sum<T> (&grad)[kN], Sum<T>* firsts, Sum<T>* seconds) const {
-    auto m = load<kN>(firsts), v = load<kN>(seconds);
-#pragma unroll
-    for (int c = 0; c < kN; ++c) {
-      m.at[c] += (1 - rates.beta1) * (grad[c] - m.at[c]);
-      v.at[c] += (1 - rates.beta2) * (grad[c] * grad[c] - v.at[c]);
-      row[c] -= rates.lr * m.at[c] / (sqrt(v.at[c]) + rates.eps);
-    }
-    store<kN>(firsts, m);
-    store<kN>(seconds, v);
   }
 };
 
+/// Where sum_scratch() has room for numbers of groups: three of each.
+double* numbers_in(void* scratch, const GradRows& grads, int64_t n_ids) {
+  return reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, n_ids)) - 3 * n_ids;
+}
+
+int64_t alignment_of_all(const UpdatedPiece* pieces, int64_t n_pieces, const GradRows& grads, const void* scratch) {
+  const int64_t bytes = size_of(grads.element);
+  int64_t alignment = alignment_of({grads.data, scratch}, {grads.step * bytes, grads.width * bytes});
+  for (int64_t p = 0; p < n_pieces; ++p) {
+    const UpdatedPiece& piece = pieces[p];
+    alignment = std::min(alignment, alignment_of({piece.table.data, piece.state.first, piece.state.second},
+                                                 {piece.table.step * bytes}));
+  }
+  return alignment;
+}
+
+/// The gradients' squares and LAMB's, where rows are too wide for them to be found in passing.
+template <class T, int kN, class Source>
+Totals found_totals(const Source& source, bool any_row_wise, bool any_lamb, const GradRows& grads, const Groups& groups,
+                    const int64_t* rows, const RowTotals& given, void* scratch, void* stream) {
+  Totals totals{given.mean_squares, given.mean_squares == nullptr ? static_cast<double>(grads.width) : 1.0,
+                given.ratios};
+  if (Teams(divided_up(grads.width, kN)).tiles <= 1) return totals;
+  double* found = numbers_in(scratch, grads, groups.n_ids);
+  if (any_row_wise && given.mean_squares == nullptr) {
+    for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream,
+                        SquaresOf<T, Source>{source, rows, found});
+    totals.squares = found;
+  }
+  if (any_lamb && given.ratios == nullptr) {
+    for_each_sum<T, kN>("lamb_squares", grads, groups, true, scratch, stream,
+                        LambSquares<T, Source>{source, rows, totals, found + groups.n_ids});
+    totals.pairs = found + groups.n_ids;
+  }
+  return totals;
+}
+
 }  // namespace
 
-void grad_squares(const GradRows& grads, const Groups& groups, double* results, void* scratch, void* stream) {
-  const int64_t bytes = size_of(grads.element);
-  const int64_t alignment = alignment_of({grads.data, scratch}, {grads.step * bytes, grads.width * bytes});
-  if (grads.width == 0 && groups.n > 0)
-    check(
-        cudaMemsetAsync(results, 0, static_cast<size_t>(groups.n) * sizeof(double), static_cast<cudaStream_t>(stream)),
-        "grad_squares");
-  with_packs(grads.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
-    for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream, Squares<T>{results});
+void grad_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  double* results, void* scratch, void* stream) {
+  with_packs(grads.element, alignment_of_all(&piece, 1, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
+    using S = Sum<T>;
+    for_each_sum<T, kN>("grad_squares", grads, groups, true, scratch, stream,
+                        SquaresOf<T, OnePiece<S>>{{piece, Rates<S>(piece.update)}, rows, results});
   });
 }
 
-void update_rows(const Rows& table, const RowState& state, const RowUpdate& update, const GradRows& grads,
-                 const Groups& groups, const int64_t* rows, const double* mean_squares, void* scratch, void* stream) {
-  const int64_t bytes = size_of(grads.element);
-  const int64_t alignment = alignment_of({grads.data, table.data, state.first, state.second, scratch},
-                                         {grads.step * bytes, grads.width * bytes, table.step * bytes});
-  const bool is_row_wise = update.kind == RowUpdate::Kind::kRowWiseAdagrad;
-  with_packs(grads.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
+void lamb_squares(const UpdatedPiece& piece, const GradRows& grads, const Groups& groups, const int64_t* rows,
+                  const RowTotals& totals, double* results, void* scratch, void* stream) {
+  with_packs(grads.element, alignment_of_all(&piece, 1, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
-    const double* squares = mean_squares;
-    if (is_row_wise && mean_squares == nullptr && Teams(divided_up(grads.width, kN)).tiles > 1) {
-      double* found =
-          reinterpret_cast<double*>(static_cast<char*>(scratch) + sum_scratch(grads, groups.n_ids)) - groups.n_ids;
-      grad_squares(grads, groups, found, scratch, stream);
-      squares = found;
-    }
-    const Rates<S> rates{static_cast<S>(update.lr), static_cast<S>(update.eps), static_cast<S>(update.beta1),
-                         static_cast<S>(update.beta2)};
-    for_each_sum<T, kN>("update_rows", grads, groups, is_row_wise, scratch, stream,
-                        UpdatedRows<T>{update.kind, rates, static_cast<T*>(table.data), table.step, table.width,
-                                       static_cast<S*>(state.first), static_cast<S*>(state.second), rows, squares,
-                                       mean_squares == nullptr ? static_cast<double>(grads.width) : 1.0});
+    const OnePiece<S> source{piece, Rates<S>(piece.update)};
+    Totals found = found_totals<T, kN>(source, is_row_wise(piece.update.kind), false, grads, groups, rows, totals,
+                                       scratch, stream);
+    for_each_sum<T, kN>("lamb_squares", grads, groups, true, scratch, stream,
+                        LambSquares<T, OnePiece<S>>{source, rows, found, results});
+  });
+}
+
+void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, int64_t n_pieces, const GradRows& grads,
+                 const Groups& groups, const int64_t* rows, const RowTotals& totals, void* scratch, void* stream) {
+  const auto any = [&](bool (*is_so)(UpdateKind)) {
+    return std::any_of(pieces, pieces + n_pieces, [&](const UpdatedPiece& piece) { return is_so(piece.update.kind); });
+  };
+  const bool any_row_wise = any([](UpdateKind kind) { return is_row_wise(kind); });
+  const bool any_lamb = any([](UpdateKind kind) { return is_lamb(kind); });
+  with_packs(grads.element, alignment_of_all(pieces, n_pieces, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
+    using S = Sum<T>;
+    const auto update = [&](const auto& source) {
+      const Totals found = found_totals<T, kN>(source, any_row_wise, any_lamb, grads, groups, rows, totals, scratch,
+                                               stream);
+      for_each_sum<T, kN>("update_rows", grads, groups, any_row_wise || any_lamb, scratch, stream,
+                          UpdatedRows<T, std::decay_t<decltype(source)>>{source, rows, found});
+    };
+    if (n_pieces == 1)
+      update(OnePiece<S>{pieces[0], Rates<S>(pieces[0].update)});
+    else if (n_pieces > 1)
+      update(SomePieces<S>{pieces_there, n_pieces});
   });
 }
 

@@ -1,5 +1,6 @@
 #include "ops/embedding/gradient_sink.h"
 
+#include "ops/embedding/split_rows.h"
 #include "placements/partial.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
@@ -53,18 +54,6 @@ void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped
   }
 }
 
-/// The mean square of each group's gradient over its whole row; undefined where this rank has whole rows.
-at::Tensor mean_squares(const Spec& spec, const RowGrads& grads, const IdGroups& groups) {
-  bool are_whole = true;
-  for (const Placement& placement : spec.placements()) are_whole &= !placement.is_shard(1);
-  if (are_whole) return {};
-  at::Tensor squares = grad_squares(grads, groups);
-  for (size_t m = 0; m < spec.placements().size(); ++m)
-    if (spec.placements()[m].is_shard(1))
-      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), squares, Reduce::kSum);
-  return squares.div_(static_cast<double>(spec.sizes()[1]));
-}
-
 at::Tensor dense(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
   Shards pieces;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -92,12 +81,9 @@ void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const Spec
                     c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
   WriteWatch::note_write(*maybe_dtensor(table));
   optimizer.begin_step();
-  const bool needs_squares = optimizer.options().kind == RowOptimizer::Kind::kRowWiseAdagrad;
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    const IdGroups groups = groups_in(spec->boxes()[i], boxes[i].ids, skipped);
-    const at::Tensor squares = needs_squares ? mean_squares(*spec, boxes[i].grads, groups) : at::Tensor();
-    optimizer.update_rows(maybe_dtensor(table)->shards()[i], i, boxes[i].grads, groups, squares);
-  }
+  std::vector<IdGroups> groups;
+  for (size_t i = 0; i < boxes.size(); ++i) groups.push_back(groups_in(spec->boxes()[i], boxes[i].ids, skipped));
+  update_boxes(optimizer, *spec, maybe_dtensor(table)->shards(), boxes, groups);
   if (table.is_inference())
     count_inference_write();
   else

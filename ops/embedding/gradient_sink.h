@@ -27,7 +27,7 @@ struct GradientSink {
   /// The gradient of layout `spec`, from this rank's gradient rows for each of its boxes. The id `skipped` has no gradient. Sparse
   /// gradients are coalesced and hold only rows with ids; the result is undefined where an optimizer took it. Dense gradients cost the
   /// memory of this rank's rows, the others that of the rows with ids. Collective over the mesh's members where `spec` is Partial, or
-  /// where row-wise Adagrad needs sums over sharded columns.
+  /// where a row-wise optimizer or LAMB needs sums over rows whose columns are sharded.
   at::Tensor take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const;
 };
 

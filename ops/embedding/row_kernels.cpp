@@ -1,12 +1,10 @@
 #include "ops/embedding/row_kernels.h"
 
-#include "kernels/cuda/kernels.h"
-#include "ops/embedding/kernel_launch.h"
+#include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,90 +13,6 @@
 #include <vector>
 
 namespace shardwise {
-namespace {
-
-namespace cuda = kernels::cuda;
-
-std::optional<kernels::Element> maybe_element(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return kernels::Element::kFloat;
-    case at::kDouble:
-      return kernels::Element::kDouble;
-    case at::kBFloat16:
-      return kernels::Element::kBFloat16;
-    case at::kHalf:
-      return kernels::Element::kHalf;
-    default:
-      return {};
-  }
-}
-
-kernels::Element element_of(at::ScalarType dtype) {
-  const auto element = maybe_element(dtype);
-  TORCH_CHECK_TYPE(element,
-                   fmt::format("[embedding] the table is {}. Gradients, sums and norms of its rows take float32, "
-                               "float64, bfloat16 and float16.",
-                               c10::toString(dtype)));
-  return *element;
-}
-
-/// Kernels that only copy take any dtype as one of its size.
-kernels::Element element_of_copies(const at::Tensor& rows) {
-  return rows.element_size() == 8   ? kernels::Element::kDouble
-         : rows.element_size() == 4 ? kernels::Element::kFloat
-                                    : kernels::Element::kHalf;
-}
-
-at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
-
-at::TensorOptions numbers_like(const at::Tensor& tensor) {
-  return at::TensorOptions().dtype(at::kLong).device(tensor.device());
-}
-
-/// `rows` with stride 1 along the last dim.
-at::Tensor with_dense_rows(const at::Tensor& rows) {
-  return rows.stride(-1) == 1 || rows.size(-1) <= 1 ? rows : rows.contiguous();
-}
-
-// The kernels' views of tensors.
-
-const int64_t* numbers_of(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
-}
-
-kernels::Ids ids_of(const at::Tensor& ids) {
-  return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
-}
-
-/// Pre: with_dense_rows().
-kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row, kernels::Element element) {
-  return {rows.mutable_data_ptr(), element, first_row, rows.size(0), rows.size(1), rows.stride(0)};
-}
-kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {
-  return rows_of(rows, first_row, element_of(rows.scalar_type()));
-}
-
-kernels::GradRows grad_rows_of(const RowGrads& grads) {
-  return {grads.values.const_data_ptr(), element_of(grads.values.scalar_type()),
-          grads.values.size(1),          grads.values.stride(0),
-          numbers_of(grads.row_of),      grads.factors.defined() ? grads.factors.const_data_ptr() : nullptr,
-          numbers_of(grads.chosen)};
-}
-
-kernels::Bags bags_of(const IdBags& bags) {
-  return {bags.offsets.const_data_ptr<int64_t>(), bags.offsets.numel(), bags.ids.numel(), bags.padding,
-          bags.weights.defined() ? bags.weights.const_data_ptr() : nullptr};
-}
-
-int64_t row_bytes(int64_t width, kernels::Element element) {
-  return std::max<int64_t>(width, 1) * kernels::size_of(element);
-}
-int64_t row_bytes(const kernels::Rows& rows) { return row_bytes(rows.width, rows.element); }
-int64_t row_bytes(const kernels::GradRows& rows) { return row_bytes(rows.width, rows.element); }
-int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::max<int64_t>(bags.n, 1); }
-
-}  // namespace
 
 RowGrads RowGrads::columns(int64_t begin, int64_t width) const {
   if (width == values.size(1)) return *this;
@@ -233,26 +147,6 @@ at::Tensor one_by_one(const RowGrads& grads) {
   return grads.factors.defined() ? values * grads.factors.unsqueeze(1) : values;
 }
 
-/// Runs a kernel that sums gradients by groups: `on_cpu(order, starts, begin, end)` for parts of [0, n), or
-/// `on_gpu(groups, scratch, stream)`.
-template <class OnCpu, class OnGpu>
-void run_sums(const kernels::GradRows& grads, const IdGroups& id_groups, int64_t n, int64_t bytes_per_item,
-              const OnCpu& on_cpu, const OnGpu& on_gpu) {
-  const cuda::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
-                            id_groups.order.numel()};
-  run_kernel(
-      id_groups.order.device(),
-      [&] {
-        share_out(n, bytes_per_item,
-                  [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); });
-      },
-      [&](auto stream) {
-        const at::Tensor scratch =
-            at::empty({cuda::sum_scratch(grads, groups.n_ids)}, id_groups.order.options().dtype(at::kByte));
-        on_gpu(groups, scratch.mutable_data_ptr(), stream);
-      });
-}
-
 }  // namespace
 
 at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
@@ -295,39 +189,6 @@ at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_row
         cuda::sum_groups(rows, on_gpu, numbers, into, rows.width, scratch, stream);
       });
   return result;
-}
-
-at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups) {
-  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
-  const kernels::GradRows rows = grad_rows_of(grads);
-  auto* into = squares.mutable_data_ptr<double>();
-  run_sums(
-      rows, groups, groups.n(), row_bytes(rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::grad_squares(rows, order, starts, into, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::grad_squares(rows, on_gpu, into, scratch, stream);
-      });
-  return squares;
-}
-
-void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
-                 const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares) {
-  const auto memory = [&](size_t i) { return i < state.size() ? state[i].mutable_data_ptr() : nullptr; };
-  const kernels::RowState row_state{memory(0), memory(1)};
-  const kernels::Rows table = rows_of(rows, 0);
-  const kernels::GradRows grad_rows = grad_rows_of(grads);
-  const int64_t* numbers = numbers_of(groups.rows);
-  const auto* squares = mean_squares.defined() ? mean_squares.const_data_ptr<double>() : nullptr;
-  run_sums(
-      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
-      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
-        kernels::update_rows(table, row_state, update, grad_rows, order, starts, numbers, squares, begin, end);
-      },
-      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
-        cuda::update_rows(table, row_state, update, grad_rows, on_gpu, numbers, squares, scratch, stream);
-      });
 }
 
 at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& bags, kernels::Pooling pooling,

@@ -7,6 +7,7 @@
 #include "kernels/row_updates.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <utility>
@@ -60,10 +61,35 @@ at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups);
 /// The same as a dense gradient [n_rows, width], zeros in rows without ids. Nothing larger than the result is allocated.
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows);
 
-/// The sum of squares of each group's summed gradient over these columns, float64 [groups].
-at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups);
-/// One step of an optimizer on the rows that groups name, see kernels/row_updates.h. `state`: the piece's state tensors, at most two.
-/// `mean_squares`, of row-wise Adagrad: float64 [groups], over whole rows; undefined where this piece has whole rows.
+/// The sum of squares of each group's summed gradient over these columns, float64 [groups]. With `l2` of the gradient + l2 * row of `rows`.
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows = {}, double l2 = 0);
+
+/// A piece of a table and what an optimizer changes there, see kernels/row_updates.h.
+struct UpdatedRows {
+  at::Tensor rows;                          // [n, width]; its row 0 is row `first_row` of those that groups name
+  c10::SmallVector<at::Tensor, 2> state;    // as kernels::RowState: none, one or two
+  kernels::RowUpdate update;
+  int64_t first_row = 0;
+  bool rows_are_groups = false;  // the state's number per row is [groups]
+};
+
+/// Sums over whole rows, float64 [groups]; undefined where the pieces have whole rows, and where the update needs none.
+struct RowSums {
+  at::Tensor mean_squares;  // of gradients, of row-wise kinds
+  at::Tensor ratios;        // LAMB's trust ratios
+};
+
+/// The sums of squares over these columns of each row and of LAMB's step in it, float64 [groups, 2]. Changes nothing.
+at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const IdGroups& groups,
+                        const at::Tensor& mean_squares = {});
+
+/// One step of optimizers on the rows that groups name, in one call for several pieces: of one table or of several tables of one dtype
+/// and width, each by its own numbers. Pieces ascend by `first_row` and do not overlap; rows of no piece are left out.
+///
+///   pieces of tables of 10 and 5 rows, first_row 0 and 10, group_ids(ids, 0, 15): id 12 is row 2 of the second table
+void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const IdGroups& groups,
+                 const RowSums& sums = {});
+/// The same for one piece. `state`: the piece's state tensors, at most two.
 void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
                  const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares);
 

@@ -1,5 +1,7 @@
 #include "ops/embedding/row_optimizer.h"
 
+#include "ops/embedding/split_rows.h"
+
 #include <c10/core/UndefinedTensorImpl.h>
 #include <fmt/format.h>
 
@@ -35,7 +37,8 @@ void check_options(const RowOptimizer::Options& options) {
   check(options.eps >= 0, "eps", options.eps, "a number of 0 or more");
   check(options.initial_accumulator >= 0, "initial_accumulator_value", options.initial_accumulator,
         "a number of 0 or more");
-  if (options.kind != RowOptimizer::Kind::kAdam) return;
+  check(options.weight_decay >= 0, "weight_decay", options.weight_decay, "a number of 0 or more");
+  if (!kernels::has_moments(options.kind)) return;
   check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "one in [0, 1)");
   check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "one in [0, 1)");
 }
@@ -45,16 +48,17 @@ at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
   const Spec& spec = *spec_of(table);
   const auto dtype = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (!per_row) return full(spec.sizes(), value, spec.mesh(), spec.placements().vec(), dtype);
-  Placements placements = spec.placements().vec();
-  for (Placement& placement : placements) {
-    if (placement.is_shard(1)) placement = Placement::replicate();
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !placement.in_pieces(),
-        fmt::format("[{}] row-wise Adagrad keeps one number per row, and {} may split a row. Use Adagrad, or shard by "
-                    "Shard(0) or Shard(1).",
-                    kFuseOptimizer, to_string(placement)));
-  }
-  return full({spec.sizes()[0]}, value, spec.mesh(), std::move(placements), dtype);
+  return full({spec.sizes()[0]}, value, spec.mesh(), placements_of_rows(spec), dtype);
+}
+
+/// The part of `state` for a box of the table; undefined where it is kept with other boxes.
+at::Tensor state_of_box(const at::Tensor& state, const Spec& table, size_t box) {
+  const Shards& shards = maybe_dtensor(state)->shards();
+  if (state.dim() == 2 || !table.layout().in_pieces()) return shards[box];
+  const auto& kept = spec_of(state)->boxes();
+  for (size_t i = 0; i < kept.size(); ++i)
+    if (kept[i].interval(0) == table.boxes()[box].interval(0)) return shards[i];
+  return {};
 }
 
 /// The tables with a fused optimizer. An entry counts while its table and its optimizer live.
@@ -81,15 +85,20 @@ RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : op
   check_options(options);
   table_ = spec_of(table);
   if (options.kind == Kind::kSgd) return;
-  const bool is_adam = options.kind == Kind::kAdam;
-  const double initial = is_adam ? 0 : options.initial_accumulator;
-  for (int i = 0; i < (is_adam ? 2 : 1); ++i)
-    state_.push_back(state_of(table, options.kind == Kind::kRowWiseAdagrad, initial));
+  const bool is_row_wise = kernels::is_row_wise(options.kind);
+  if (kernels::has_moments(options.kind)) {
+    state_ = {state_of(table, false, 0), state_of(table, is_row_wise, 0)};
+  } else {
+    state_ = {state_of(table, is_row_wise, options.initial_accumulator)};
+  }
 }
 
 void RowOptimizer::set_options(const Options& options) {
   check_options(options);
-  options_ = {options_.kind, options.lr, options.eps, options.beta1, options.beta2, options_.initial_accumulator};
+  const Options before = options_;
+  options_ = options;
+  options_.kind = before.kind;
+  options_.initial_accumulator = before.initial_accumulator;
 }
 
 void RowOptimizer::begin_step() {
@@ -97,18 +106,27 @@ void RowOptimizer::begin_step() {
   ++n_steps_;
 }
 
-kernels::RowUpdate RowOptimizer::update() const {
-  kernels::RowUpdate update{options_.kind, options_.lr, options_.eps, options_.beta1, options_.beta2};
-  if (options_.kind == Kind::kAdam)
-    update.lr *= std::sqrt(1 - std::pow(options_.beta2, n_steps_)) / (1 - std::pow(options_.beta1, n_steps_));
+kernels::RowUpdate RowOptimizer::update(size_t box) const {
+  const Options& o = options_;
+  kernels::RowUpdate update{o.kind, o.lr, o.eps, o.beta1, o.beta2};
+  const double second_bias = std::sqrt(1 - std::pow(o.beta2, n_steps_));
+  if (kernels::has_moments(o.kind)) update.correction = second_bias / (1 - std::pow(o.beta1, n_steps_));
+  if (kernels::is_lamb(o.kind)) update.eps *= second_bias;  // beside the corrected root, where the paper has it
+  (o.is_decoupled || kernels::is_lamb(o.kind) ? update.decay : update.l2) = o.weight_decay;
+  const Dims& at = table_->boxes()[box].offsets;
+  update.rounding = {o.rounds_at_random, o.seed, static_cast<uint32_t>(n_steps_), at[0], at[1]};
   return update;
+}
+
+UpdatedRows RowOptimizer::updated_rows(const at::Tensor& piece, size_t box) const {
+  UpdatedRows updated{piece, {}, update(box)};
+  for (const at::Tensor& each : state_) updated.state.push_back(state_of_box(each, *table_, box));
+  return updated;
 }
 
 void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
                                const at::Tensor& mean_squares) const {
-  c10::SmallVector<at::Tensor, 2> state;
-  for (const at::Tensor& each : state_) state.push_back(maybe_dtensor(each)->shards()[box]);
-  shardwise::update_rows(piece, state, update(), grads, groups, mean_squares);
+  shardwise::update_rows(updated_rows(piece, box), grads, groups, {mean_squares, {}});
 }
 
 namespace {

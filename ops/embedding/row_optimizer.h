@@ -26,10 +26,18 @@ class RowOptimizer {
     double beta1 = 0.9;  // of Adam
     double beta2 = 0.999;
     double initial_accumulator = 0;  // of Adagrad
+    double weight_decay = 0;
+    /// Weights decay beside the gradient, as in torch.optim.AdamW, and not within it. LAMB's always do, within its trust ratio.
+    bool is_decoupled = false;
+    /// Tables of 16 bits are rounded up or down at random, see kernels/stochastic_rounding.h, and not to the nearest: by `seed`, the number
+    /// of the step, and the element's row and column, so alike for every layout, number of ranks and number of threads.
+    bool rounds_at_random = false;
+    uint64_t seed = 0;
   };
 
-  /// Allocates the state, laid out as the table: [rows, columns] for Adagrad, [rows] for row-wise Adagrad, two of [rows, columns] for
-  /// Adam; float32 (float64 for double tables). Throws: c10::ValueError for a table that is not a 2-D floating DTensor or is Partial, and
+  /// Allocates the state, laid out as the table: Adagrad's sums, Adam's and LAMB's two moments. Of row-wise kinds the sums, or the second
+  /// moments, are [rows]: replicated where columns are sharded; of rows that lie in several pieces, with the first of these.
+  /// float32 (float64 for double tables). Throws: c10::ValueError for a table that is not a 2-D floating DTensor or is Partial, and
   /// for options out of range.
   RowOptimizer(const at::Tensor& table, const Options& options);
 
@@ -47,12 +55,16 @@ class RowOptimizer {
 
   /// Begins a step. Its update_rows() calls follow, one per piece.
   void begin_step();
-  /// Updates the rows of piece number `box` with the groups' gradients. `mean_squares`: see ops/embedding/row_kernels.h.
+  /// Piece number `box` with its state and the numbers of this step, for the functions of ops/embedding/row_kernels.h. Callers may set
+  /// `first_row`, and update the pieces of several tables in one call.
+  UpdatedRows updated_rows(const at::Tensor& piece, size_t box) const;
+  /// Updates the rows of piece number `box` with the groups' gradients. `mean_squares`: of row-wise kinds, where the piece has not all of
+  /// the columns; see ops/embedding/row_kernels.h.
   void update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
                    const at::Tensor& mean_squares) const;
 
  private:
-  kernels::RowUpdate update() const;
+  kernels::RowUpdate update(size_t box) const;
 
   SpecPtr table_;
   Options options_;

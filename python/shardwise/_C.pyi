@@ -300,12 +300,16 @@ class RowOptimizer:
     def __init__(
         self,
         table: torch.Tensor,
-        kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam"],
+        kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"],
         lr: float,
         eps: float,
         beta1: float,
         beta2: float,
         initial_accumulator_value: float,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None: ...
     @property
     def n_steps(self) -> int: ...
@@ -313,7 +317,17 @@ class RowOptimizer:
     def n_steps(self, n: int) -> None: ...
     @property
     def state(self) -> list[torch.Tensor]: ...
-    def set_options(self, lr: float, eps: float, beta1: float, beta2: float) -> None: ...
+    def set_options(
+        self,
+        lr: float,
+        eps: float,
+        beta1: float,
+        beta2: float,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None: ...
     def set_before_step(self, function: Callable[[], object]) -> None: ...
 
 def fuse_optimizer(table: torch.Tensor, optimizer: RowOptimizer) -> None: ...

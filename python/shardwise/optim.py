@@ -10,6 +10,12 @@ step() has nothing left to do. Other uses of a table than lookups give gradients
 
 A table has one such optimizer at a time, while that lives: `close()` it, or drop it, and lookups give gradients again. A table that is
 cast or laid out anew needs a new one: lookups say so.
+
+All take `weight_decay`, which moves the rows that ids name, and, for tables of float16 and bfloat16, `stochastic_rounding`: a row's new
+value, computed in float32, is rounded up or down at random, so that steps too small for 16 bits are not lost. The random numbers depend
+on `seed`, the table's place among the optimizer's tables, the step, the row and the column alone: any number of ranks and threads and
+any layout give the same. `row_wise=True` keeps one number per row where there was one per element. Where a row's columns lie on several
+ranks, row-wise kinds and FusedLAMB exchange a few numbers for each row that ids name.
 """
 
 import weakref
@@ -20,13 +26,13 @@ import torch
 
 from shardwise import _C
 
-__all__ = ["FusedAdagrad", "FusedAdam", "FusedSGD"]
+__all__ = ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedSGD"]
 
 
 class _FusedOptimizer(torch.optim.Optimizer):
-    """What the three share: a C++ optimizer per table, made when its group is added."""
+    """What they share: a C++ optimizer per table, made when its group is added."""
 
-    _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam"]
+    _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"]
     _state_names: tuple[str, ...] = ()
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
@@ -41,7 +47,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         made: dict[torch.Tensor, _C.RowOptimizer] = {}
         try:
             for table in group["params"]:
-                made[table] = self._fused(table, group)
+                made[table] = self._fused(table, group, len(self._rows) + len(made))
         except Exception:
             self.param_groups.pop()
             for table, rows in made.items():
@@ -88,9 +94,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
             f"[{name}] belongs to its tables and cannot be copied. Make one for the copies and load its state_dict()."
         )
 
-    def _fused(self, table: torch.Tensor, group: dict[str, Any]) -> _C.RowOptimizer:
+    def _fused(self, table: torch.Tensor, group: dict[str, Any], place: int) -> _C.RowOptimizer:
         rows = _C.RowOptimizer(
-            table, self._kind, **_numbers(group), initial_accumulator_value=group.get("initial_accumulator_value", 0.0)
+            table,
+            self._kind,
+            **_numbers(group, place),
+            initial_accumulator_value=group.get("initial_accumulator_value", 0.0),
         )
         if not table.requires_grad:
             raise ValueError(
@@ -102,7 +111,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         def take_over() -> None:
             optimizer, own = owner(), weak_rows()
             if optimizer is not None and own is not None:
-                own.set_options(**_numbers(optimizer._group_of(own)))
+                own.set_options(**_numbers(optimizer._group_of(own), place))
 
         rows.set_before_step(take_over)
         _C.fuse_optimizer(table, rows)
@@ -112,23 +121,43 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return next(g for g in self.param_groups for table in g["params"] if self._rows.get(table) is rows)
 
 
-def _numbers(group: dict[str, Any]) -> dict[str, float]:
+def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:
+    """The options of the table at `place` in C++."""
     beta1, beta2 = group.get("betas", (0.0, 0.0))
-    return {"lr": float(group["lr"]), "eps": float(group.get("eps", 0.0)), "beta1": beta1, "beta2": beta2}
+    return {
+        "lr": float(group["lr"]),
+        "eps": float(group.get("eps", 0.0)),
+        "beta1": beta1,
+        "beta2": beta2,
+        "weight_decay": float(group.get("weight_decay", 0.0)),
+        "decoupled_weight_decay": bool(group.get("decoupled_weight_decay", False)),
+        "stochastic_rounding": bool(group.get("stochastic_rounding", False)),
+        "seed": (int(group.get("seed", 0)) + place) % 2**64,
+    }
 
 
 class FusedSGD(_FusedOptimizer):
-    """row -= lr * gradient, as torch.optim.SGD without momentum. No state."""
+    """row -= lr * (gradient + weight_decay * row), as torch.optim.SGD without momentum. No state."""
 
     _kind = "sgd"
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3) -> None:
-        super().__init__(params, {"lr": lr})
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "stochastic_rounding": stochastic_rounding, "seed": seed}
+        super().__init__(params, defaults)
 
 
 class FusedAdagrad(_FusedOptimizer):
     """Adagrad (Duchi, Hazan, Singer, 2011) as torch.optim.Adagrad has it; with `row_wise` one sum of mean squares a row, as TorchRec
-    and FBGEMM have it. State: "sum", float32 (float64 of doubles) of the table's shape, or [rows].
+    and FBGEMM have it. `weight_decay` adds weight_decay * row to the gradient; with `decoupled_weight_decay` it is
+    row *= 1 - lr * weight_decay beside the step. State: "sum", float32 (float64 of doubles) of the table's shape, or [rows].
     """
 
     _state_names = ("sum",)
@@ -140,20 +169,87 @@ class FusedAdagrad(_FusedOptimizer):
         eps: float = 1e-10,
         row_wise: bool = False,
         initial_accumulator_value: float = 0.0,
+        *,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adagrad" if row_wise else "adagrad"
-        super().__init__(params, {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value})
+        defaults = {
+            "lr": lr,
+            "eps": eps,
+            "initial_accumulator_value": initial_accumulator_value,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
 
 
 class FusedAdam(_FusedOptimizer):
-    """Adam (Kingma, Ba, 2014) on the rows that ids name, as torch.optim.SparseAdam has it: the moments of other rows stand still.
-    State: "exp_avg" and "exp_avg_sq", float32 (float64 of doubles) of the table's shape.
+    """Adam (Kingma, Ba, 2014) on the rows that ids name, as torch.optim.SparseAdam has it: the moments of other rows stand still. With
+    `row_wise` the second moment is one of mean squares a row, as in FBGEMM's partial row-wise Adam. `weight_decay` adds
+    weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is AdamW's (Loshchilov, Hutter, 2019).
+    State: "exp_avg" and "exp_avg_sq", float32 (float64 of doubles) of the table's shape; with `row_wise` the second is [rows].
     """
 
-    _kind = "adam"
     _state_names = ("exp_avg", "exp_avg_sq")
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        row_wise: bool = False,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        self._kind = "row_wise_adam" if row_wise else "adam"
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
+
+
+class FusedLAMB(_FusedOptimizer):
+    """LAMB (You et al., 2020) with each row as a layer of its own, as FBGEMM has it: Adam's step, to which `weight_decay` adds
+    weight_decay * row, is scaled to the length of the row; where one of both is 0, it is taken as it is. With `row_wise` the second
+    moment is one of mean squares a row (FBGEMM's partial row-wise LAMB). State: as FusedAdam's.
+    """
+
+    _state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        *,
+        row_wise: bool = False,
+        weight_decay: float = 0.0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._kind = "row_wise_lamb" if row_wise else "lamb"
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "stochastic_rounding": stochastic_rounding,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)

@@ -186,16 +186,12 @@ struct Case {
     const GradRows there = grads(data.there, row_of_there.there, factors.there, chosen_there.there);
     write_sums(here, there, true);
     write_sums(here, there, false);
-    Both<double> squares(n_groups);
-    grad_squares(here, order.here.data(), starts.here.data(), squares.here.data(), 0, n_groups);
-    cuda::grad_squares(there, groups(), squares.there, sum_scratch.there, nullptr);
-    compare("squares", squares, 1e-4);
-    for (double& square : squares.here) square /= static_cast<double>(width);
-    const Both<double> means(squares.here);
     using Kind = RowUpdate::Kind;
-    for (const Kind update : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam})
-      take_in(update, here, there, nullptr);
-    take_in(Kind::kRowWiseAdagrad, here, there, &means);
+    for (const Kind update : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam, Kind::kRowWiseAdam,
+                              Kind::kLamb, Kind::kRowWiseLamb}) {
+      take_in({update, 0.1, 1e-3, 0.9, 0.99}, here, there);
+      take_in({update, 0.1, 1e-3, 0.9, 0.99, 0.5, 0.01, 0.02, {true, 7, 3, kFirstRow, 5}}, here, there);
+    }
   }
 
   void write_sums(const GradRows& here, const GradRows& there, bool to_rows) {
@@ -208,20 +204,108 @@ struct Case {
     compare("sums", results, kClose);
   }
 
-  void take_in(RowUpdate::Kind kind, const GradRows& here, const GradRows& there, const Both<double>* means) {
-    const RowUpdate update{kind, 0.1, 1e-3, 0.9, 0.99};
-    const int64_t n_state = kind == RowUpdate::Kind::kRowWiseAdagrad ? kRows : kRows * width;
+  /// By totals found in passing, and by given ones.
+  void take_in(const RowUpdate& update, const GradRows& here, const GradRows& there) {
+    const std::string name = "update " + std::to_string(static_cast<int>(update.kind));
+    const auto piece_of = [&](const void* data, S* first, S* second) {
+      Rows piece = rows_of(data);
+      piece.first_row = 0;
+      return UpdatedPiece{piece, {first, second}, update};
+    };
+    Both<S> first(numbers<S>(kRows * width, 0.5, 1)), second(numbers<S>(kRows * width, 0.5, 1));
+    const UpdatedPiece whole = piece_of(table.here.data(), first.here.data(), second.here.data());
+    const UpdatedPiece whole_there = piece_of(table.there, first.there, second.there);
+    Both<double> squares(n_groups), pairs(2 * n_groups);
+    grad_squares(whole, here, order.here.data(), starts.here.data(), rows.here.data(), squares.here.data(), 0,
+                 n_groups);
+    cuda::grad_squares(whole_there, there, groups(), rows.there, squares.there, sum_scratch.there, nullptr);
+    compare(name + " squares", squares, 1e-4);
+    if (is_lamb(update.kind)) {
+      lamb_squares(whole, here, order.here.data(), starts.here.data(), rows.here.data(), {}, pairs.here.data(), 0,
+                   n_groups);
+      cuda::lamb_squares(whole_there, there, groups(), rows.there, {}, pairs.there, sum_scratch.there, nullptr);
+      compare(name + " LAMB's squares", pairs, 1e-4);
+    }
+    for (double& square : squares.here) square /= static_cast<double>(width);
+    const Both<double> means(squares.here), ratios(numbers<double>(n_groups, 0.5, 2));
+    const RowTotals given{means.here.data(), ratios.here.data()}, given_there{means.there, ratios.there};
+    for (const bool are_given : {false, true}) {
+      Both<T> updated(table.here);
+      Both<S> one(first.here), two(second.here);
+      const UpdatedPiece piece = piece_of(updated.here.data(), one.here.data(), two.here.data());
+      const UpdatedPiece piece_there = piece_of(updated.there, one.there, two.there);
+      update_rows(&piece, 1, here, order.here.data(), starts.here.data(), rows.here.data(),
+                  are_given ? given : RowTotals{}, 0, n_groups);
+      cuda::update_rows(&piece_there, nullptr, 1, there, groups(), rows.there, are_given ? given_there : RowTotals{},
+                        sum_scratch.there, nullptr);
+      // A number on the edge between two roundings may be rounded to either.
+      compare(name + " rows", updated, update.rounding.is_on ? 3 * kClose : kClose);
+      compare(name + " first", one, kClose < 1e-5 ? 1e-10 : 1e-4);
+      compare(name + " second", two, kClose < 1e-5 ? 1e-10 : 1e-4);
+    }
+  }
+
+  /// The piece as three, the second without rows and with another update, against the whole.
+  void in_pieces() {
+    now += " in pieces";
+    constexpr int64_t kParts[] = {0, 21, 21, kRows};
+    const auto pieces_of = [&](const T* data, S* first, S* second) {
+      std::vector<UpdatedPiece> pieces;
+      for (int p = 0; p < 3; ++p) {
+        const int64_t begin = kParts[p];
+        RowUpdate update{p == 0 ? RowUpdate::Kind::kRowWiseLamb : RowUpdate::Kind::kAdam, 0.1 * (p + 1), 1e-3, 0.9, 0.99};
+        update.rounding = {true, 5, 2, begin, 0};
+        pieces.push_back({{const_cast<T*>(data) + begin * step, kElement<T>, begin, kParts[p + 1] - begin, width, step},
+                          {first + begin * width, second + begin * width},
+                          update});
+      }
+      return pieces;
+    };
+    const auto rows_of_pieces = [&](const T* data) {
+      std::vector<Rows> pieces;
+      for (UpdatedPiece& piece : pieces_of(data, nullptr, nullptr)) {
+        pieces.push_back(piece.table);
+        pieces.back().first_row += kFirstRow;
+      }
+      return pieces;
+    };
+    const Both<Rows> parts_here(rows_of_pieces(table.here.data())), parts(rows_of_pieces(table.there));
+    const Pieces here{parts_here.here.data(), 3}, there{parts.here.data(), 3};
+    Both<T> rows_found(numbers<T>(n * width)), pooled(n * width);
+    look_up(here, ids_of(ids.here.data()), Miss::kZero, rows_found.here.data(), width, 0, n);
+    cuda::look_up(there, parts.there, ids_of(ids.there), Miss::kZero, rows_found.there, width, nullptr);
+    compare("rows of pieces", rows_found);
+    std::vector<T> expected(n * width);
+    look_up(rows_of(table.here.data()), ids_of(ids.here.data()), Miss::kZero, expected.data(), width, 0, n);
+    for (int64_t i = 0; i < n * width; ++i)
+      if (static_cast<Sum<T>>(expected[i]) != static_cast<Sum<T>>(rows_found.here[i]))
+        return complain("rows of pieces against those of one", i, static_cast<double>(rows_found.here[i]),
+                        static_cast<double>(expected[i]));
+    std::vector<int64_t> offsets(n);
+    for (int64_t k = 0; k < n; ++k) offsets[k] = k;
+    const Both<int64_t> begins(offsets);
+    for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax}) {
+      pool(here, ids_of(ids.here.data()), {begins.here.data(), n, n, 17, nullptr}, pooling, -3, pooled.here.data(),
+           nullptr, 0, n);
+      cuda::pool(there, parts.there, ids_of(ids.there), {begins.there, n, n, 17, nullptr}, pooling, -3, pooled.there,
+                 nullptr, nullptr);
+      compare("bags of pieces", pooled, kClose);
+    }
+    const Both<T> grads(numbers<T>(n * width));
     Both<T> updated(table.here);
-    Both<S> first(numbers<S>(n_state, 0.5, 1)), second(numbers<S>(n_state, 0.5, 1));
-    update_rows(rows_of(updated.here.data()), RowState{first.here.data(), second.here.data()}, update, here,
-                order.here.data(), starts.here.data(), rows.here.data(),
-                means == nullptr ? nullptr : means->here.data(), 0, n_groups);
-    cuda::update_rows(rows_of(updated.there), RowState{first.there, second.there}, update, there, groups(), rows.there,
-                      means == nullptr ? nullptr : means->there, sum_scratch.there, nullptr);
-    const std::string name = "update " + std::to_string(static_cast<int>(kind));
-    compare(name + " rows", updated, kClose);
-    compare(name + " first", first, kClose < 1e-5 ? 1e-10 : 1e-4);
-    compare(name + " second", second, kClose < 1e-5 ? 1e-10 : 1e-4);
+    Both<S> first(numbers<S>(kRows * width, 0.5, 1)), second(numbers<S>(kRows * width, 0.5, 1));
+    const auto of_host = pieces_of(updated.here.data(), first.here.data(), second.here.data());
+    const Both<UpdatedPiece> of_device(pieces_of(updated.there, first.there, second.there));
+    const auto grads_at = [&](const T* data) {
+      return GradRows{data, kElement<T>, width, width, nullptr, nullptr, nullptr};
+    };
+    update_rows(of_host.data(), 3, grads_at(grads.here.data()), order.here.data(), starts.here.data(), rows.here.data(),
+                {}, 0, n_groups);
+    cuda::update_rows(of_device.here.data(), of_device.there, 3, grads_at(grads.there), groups(), rows.there, {},
+                      sum_scratch.there, nullptr);
+    compare("updated pieces", updated, 3 * kClose);
+    compare("first of pieces", first, kClose < 1e-5 ? 1e-10 : 1e-4);
+    compare("second of pieces", second, kClose < 1e-5 ? 1e-10 : 1e-4);
   }
 
   /// Bags of every length, empty ones too.
@@ -311,6 +395,8 @@ void run_cases() {
         now = base;
         c.sums(grads);
       }
+      now = base;
+      c.in_pieces();
       now = base;
       c.bags(turn % 2 == 0, turn % 4 < 2 ? -1 : 17);
       const double norms[] = {1, 2, 3, std::numeric_limits<double>::infinity(), 0, 2.5};

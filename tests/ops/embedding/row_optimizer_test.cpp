@@ -2,12 +2,14 @@
 #include "ops/embedding/row_optimizer.h"
 #include "ops/embedding/lookup_options.h"
 #include "placements/partial.h"
+#include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <mutex>
 
 namespace shardwise::row_optimizer_test {
 namespace {
@@ -28,36 +30,46 @@ struct Judge {
   }
   void step(const at::Tensor& ids, const at::Tensor& grads) {
     ++n_steps;
-    const at::Tensor grad = at::zeros_like(table).index_add_(0, ids, grads);
+    const bool is_lamb = kernels::is_lamb(options.kind), is_row_wise = kernels::is_row_wise(options.kind);
+    const bool is_beside = options.is_decoupled || is_lamb;
+    at::Tensor grad = at::zeros_like(table).index_add_(0, ids, grads);
+    if (!is_beside) grad += options.weight_decay * table;
     const at::Tensor is_named = at::zeros({table.size(0), 1}, at::kBool).index_fill_(0, ids, 1);
-    at::Tensor step;
-    if (options.kind == Kind::kSgd) step = grad * options.lr;
-    if (options.kind == Kind::kAdagrad) {
-      first += grad.square();
-      step = options.lr * grad / (first.sqrt() + options.eps);
+    const at::Tensor squares = is_row_wise ? grad.square().mean(1, true).expand_as(grad) : grad.square();
+    at::Tensor step = grad;
+    if (options.kind == Kind::kAdagrad || options.kind == Kind::kRowWiseAdagrad) {
+      first = at::where(is_named, first + squares, first);
+      step = grad / (first.sqrt() + options.eps);
     }
-    if (options.kind == Kind::kRowWiseAdagrad) {
-      first += grad.square().mean(1, true);
-      step = options.lr * grad / (first.sqrt() + options.eps);
-    }
-    if (options.kind == Kind::kAdam) {
+    if (kernels::has_moments(options.kind)) {
       first = at::where(is_named, first.lerp(grad, 1 - options.beta1), first);
-      second = at::where(is_named, second.lerp(grad.square(), 1 - options.beta2), second);
-      const double rate =
-          options.lr * std::sqrt(1 - std::pow(options.beta2, n_steps)) / (1 - std::pow(options.beta1, n_steps));
-      step = rate * first / (second.sqrt() + options.eps);
+      second = at::where(is_named, second.lerp(squares, 1 - options.beta2), second);
+      const double first_bias = 1 - std::pow(options.beta1, n_steps), root = std::sqrt(1 - std::pow(options.beta2, n_steps));
+      // LAMB as its authors write it, Adam as torch.optim.SparseAdam.
+      step = is_lamb ? first / first_bias / (second.sqrt() / root + options.eps)
+                     : first * (root / first_bias) / (second.sqrt() + options.eps);
     }
-    table -= at::where(is_named, step, 0.0);
+    if (is_beside) step = step + options.weight_decay * table;
+    if (is_lamb) {
+      const at::Tensor of_row = table.norm(2, 1, true), of_step = step.norm(2, 1, true);
+      step = step * at::where(of_row.gt(0).logical_and(of_step.gt(0)), of_row / of_step, 1.0);
+    }
+    table -= at::where(is_named, options.lr * step, 0.0);
   }
 };
 
-/// Three steps of `kind` with these layouts.
-void expect_steps(Kind kind, const Dims& mesh_shape, const Placements& of_table, const Placements& of_ids,
+constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
+                           Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
+
+/// Three steps with these layouts.
+void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, const Placements& of_table, const Placements& of_ids,
                   LookupExchange exchange, at::ScalarType dtype = at::kDouble) {
   run_ranks(4, [&](World& world) {
     const LookupScope scope({.exchange = exchange});
     const auto mesh = make_mesh(mesh_shape, {3, 1, 0, 2});
-    const RowOptimizer::Options options{.kind = kind, .lr = 0.1, .eps = 1e-6};
+    RowOptimizer::Options options = given;
+    options.lr = 0.1;
+    options.eps = 1e-6;
     const at::Tensor start = at::arange(11 * 6, at::kDouble).view({11, 6}).remainder(7).sub(3).div(4);
     const at::Tensor table = lay_out(start.to(dtype), mesh, of_table).requires_grad_();
     const auto optimizer = std::make_shared<RowOptimizer>(table, options);
@@ -76,7 +88,7 @@ void expect_steps(Kind kind, const Dims& mesh_shape, const Placements& of_table,
     EXPECT_EQ(optimizer->n_steps(), 3);
     const double tolerance = dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 1e-5 : 2e-2;
     EXPECT_TRUE(full_tensor(table.detach()).to(at::kDouble).allclose(judge.table, tolerance, tolerance))
-        << to_string(of_table) << " " << to_string(of_ids) << " kind " << static_cast<int>(kind) << " on "
+        << to_string(of_table) << " " << to_string(of_ids) << " kind " << static_cast<int>(options.kind) << " on "
         << world.rank();
   });
 }
@@ -95,25 +107,100 @@ TEST(RowOptimizerTest, StepsAreDense) {
       {{2, 2}, {kReplicate, kRows}, {kRows, kRows}},
       {{2, 2}, {kReplicate, kReplicate}, {kRows, kRows}},
   };
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam})
+  for (const Kind kind : kKinds)
     for (const auto& [mesh, of_table, of_ids] : cases)
       for (const LookupExchange exchange : {LookupExchange::kReduceScatter, LookupExchange::kAllToAll})
-        expect_steps(kind, mesh, of_table, of_ids, exchange);
+        expect_steps({.kind = kind}, mesh, of_table, of_ids, exchange);
+}
+
+TEST(RowOptimizerTest, WeightsDecay) {
+  for (const Kind kind : kKinds)
+    for (const bool is_decoupled : {false, true})
+      for (const Placements& of_table : {Placements{kRows}, Placements{kColumns}})
+        expect_steps({.kind = kind, .weight_decay = 0.3, .is_decoupled = is_decoupled}, {4}, of_table, {kRows},
+                     LookupExchange::kAllToAll);
 }
 
 TEST(RowOptimizerTest, SeveralPiecesARankAreDense) {
-  const auto grid =
-      Placement::enumerable({{{0, 0}, {4, 3}, 2}, {{4, 0}, {7, 3}, 3}, {{0, 3}, {11, 1}, 3}, {{0, 4}, {11, 2}, 2}});
-  for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kAdam})
-    for (const Placement& of_ids : {kReplicate, kRows})
-      expect_steps(kind, {4}, {grid}, {of_ids}, LookupExchange::kAuto);
+  const std::vector<Placement> layouts = {
+      // Rows split among ranks, and among the pieces of one rank.
+      Placement::enumerable({{{0, 0}, {4, 3}, 2}, {{4, 0}, {7, 3}, 3}, {{0, 3}, {11, 1}, 3}, {{0, 4}, {11, 2}, 2}}),
+      // Some rows whole, one rank without a piece, pieces without elements.
+      Placement::enumerable({{{0, 0}, {3, 6}, 3},
+                             {{3, 0}, {4, 2}, 1},
+                             {{3, 2}, {4, 4}, 0},
+                             {{7, 0}, {4, 6}, 1},
+                             {{5, 2}, {0, 2}, 0},
+                             {{5, 2}, {3, 0}, 3}}),
+      // Whole rows, the last first.
+      Placement::enumerable({{{7, 0}, {4, 6}, 1}, {{0, 0}, {2, 6}, 1}, {{2, 0}, {0, 6}, 1}, {{2, 0}, {5, 6}, 2}})};
+  for (const Kind kind : kKinds)
+    for (const Placement& layout : layouts)
+      for (const Placement& of_ids : {kReplicate, kRows})
+        expect_steps({.kind = kind, .weight_decay = 0.2}, {4}, {layout}, {of_ids}, LookupExchange::kAuto);
+}
+
+TEST(RowOptimizerTest, OnlyRowsThatPiecesSplitAreTalkedAbout) {
+  // Rows [0, 6) whole on rank 0, rows [6, 8) split among ranks 1 and 2.
+  const auto layout = Placement::enumerable({{{0, 0}, {6, 4}, 0}, {{6, 0}, {2, 3}, 1}, {{6, 3}, {2, 1}, 2}});
+  const auto messages_of = [&](const at::Tensor& ids) {
+    return [&, ids](World& world) {
+      const auto mesh = make_mesh({4});
+      const at::Tensor table = lay_out(at::ones({8, 4}), mesh, {layout}).requires_grad_();
+      const auto optimizer =
+          std::make_shared<RowOptimizer>(table, RowOptimizer::Options{.kind = Kind::kRowWiseAdagrad});
+      fuse_optimizer(table, optimizer);
+      const at::Tensor rows = at::embedding(table, lay_out(ids, mesh, {kReplicate}));
+      const at::Tensor grad = lay_out(at::ones(rows.sizes()), mesh, {kReplicate});
+      full_tensor(rows.detach());
+      const CommTrace trace;
+      rows.backward(grad);
+      const bool shares = world.rank() == 1 || world.rank() == 2;
+      const int64_t n_split = ids.ge(6).sum().item<int64_t>();
+      EXPECT_EQ(trace.bytes_received(), shares ? n_split * 16 : 0) << "on " << world.rank();
+    };
+  };
+  run_ranks(4, messages_of(at::tensor({0, 3, 5, 3})));
+  run_ranks(4, messages_of(at::tensor({0, 6, 7, 3})));
 }
 
 TEST(RowOptimizerTest, SumsAndStateAreFloat32AtLeast) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-    for (const Kind kind : {Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam})
+    for (const Kind kind : kKinds)
+      expect_steps({.kind = kind}, {4}, {kRows}, {kRows}, LookupExchange::kAllToAll, dtype);
+}
 
-      expect_steps(kind, {4}, {kRows}, {kRows}, LookupExchange::kAllToAll, dtype);
+TEST(RowOptimizerTest, RoundingAtRandomIsTheSameForEveryLayout) {
+  at::Tensor first;
+  std::mutex mutex;
+  const auto expect_same = [&](int n_ranks, const Placements& of_table, LookupExchange exchange) {
+    run_ranks(n_ranks, [&](World&) {
+      const LookupScope scope({.exchange = exchange});
+      const auto mesh = make_mesh({n_ranks});
+      const at::Tensor start = at::arange(66, at::kDouble).view({11, 6}).remainder(7).sub(3).div(4);
+      const at::Tensor table = lay_out(start.to(at::kBFloat16), mesh, of_table).requires_grad_();
+      const auto optimizer = std::make_shared<RowOptimizer>(
+          table, RowOptimizer::Options{.kind = Kind::kAdagrad, .lr = 1e-3, .rounds_at_random = true, .seed = 5});
+      fuse_optimizer(table, optimizer);
+      for (int64_t step = 0; step < 3; ++step) {
+        const auto rows = at::embedding(table, lay_out(at::arange(11), mesh, {kReplicate}));
+        rows.backward(redistribute(lay_out(at::ones({11, 6}, at::kBFloat16), mesh, {kReplicate}),
+                                   without_partial(spec_of(rows)->placements())));
+      }
+      const at::Tensor found = full_tensor(table.detach());
+      EXPECT_FALSE(found.equal(start.to(at::kBFloat16)));
+      const std::lock_guard lock(mutex);
+      if (!first.defined()) first = found;
+      EXPECT_TRUE(found.equal(first)) << to_string(of_table) << " on " << n_ranks;
+    });
+  };
+  for (const LookupExchange exchange : {LookupExchange::kReduceScatter, LookupExchange::kAllToAll}) {
+    expect_same(1, {kRows}, exchange);
+    expect_same(4, {Placement::shard(0, {1, 6, 0, 4})}, exchange);
+    expect_same(3, {kColumns}, exchange);
+    expect_same(2, {kReplicate}, exchange);
+    expect_same(2, {Placement::enumerable({{{0, 0}, {4, 6}, 1}, {{4, 0}, {7, 2}, 0}, {{4, 2}, {7, 4}, 1}})}, exchange);
+  }
 }
 
 TEST(RowOptimizerTest, ReleasedTablesHaveGradientsAgain) {

@@ -1,0 +1,82 @@
+// kernels/stochastic_rounding.h: float32 numbers rounded up or down to bfloat16 or float16, each as likely as the number is near to it, so
+// that the mean of many roundings is the number.
+//
+// The random bits come from a counter-based generator, Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as
+// 1, 2, 3, 2011): they depend on the seed, the step, and the element's row and column in its table, not on who rounds it.
+#pragma once
+
+#include "kernels/rows.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace shardwise::kernels {
+
+/// Whether and how updates of 16-bit tables round.
+struct StochasticRounding {
+  bool is_on = false;  // else to the nearest
+  uint64_t seed = 0;
+  uint32_t step = 0;
+  int64_t first_row = 0;  // of the piece in its table
+  int64_t first_column = 0;
+};
+
+/// 16 random bits for each of the columns [8 n, 8 n + 8) of a row.
+struct RandomBits {
+  static constexpr int64_t kColumns = 8;
+  uint32_t words[4];
+
+  SHARDWISE_ANYWHERE uint32_t of(int64_t column) const {
+    const auto place = static_cast<uint64_t>(column) % kColumns;
+    return words[place / 2] >> (place % 2 * 16) & 0xffff;
+  }
+};
+
+SHARDWISE_ANYWHERE inline RandomBits random_bits(const StochasticRounding& rounding, int64_t row, int64_t column) {
+  RandomBits bits{{static_cast<uint32_t>(row), static_cast<uint32_t>(static_cast<uint64_t>(row) >> 32),
+                   static_cast<uint32_t>(column / RandomBits::kColumns), rounding.step}};
+  auto key0 = static_cast<uint32_t>(rounding.seed), key1 = static_cast<uint32_t>(rounding.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xd2511f53} * bits.words[0], b = uint64_t{0xcd9e8d57} * bits.words[2];
+    bits = {{static_cast<uint32_t>(b >> 32) ^ bits.words[1] ^ key0, static_cast<uint32_t>(b),
+             static_cast<uint32_t>(a >> 32) ^ bits.words[3] ^ key1, static_cast<uint32_t>(a)}};
+    key0 += 0x9e3779b9;
+    key1 += 0xbb67ae85;
+  }
+  return bits;
+}
+
+SHARDWISE_ANYWHERE inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+SHARDWISE_ANYWHERE inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// The number of bfloat16 next below or above `value` in magnitude, by 16 random bits. What is not finite, and what would not be finite
+/// any more, is left to rounding to the nearest.
+SHARDWISE_ANYWHERE inline float rounded_to_bfloat16(float value, uint32_t random) {
+  constexpr uint32_t kInfinity = 0x7f800000;
+  const uint32_t bits = bits_of(value), rounded = (bits + random) & 0xffff0000;
+  return (bits & kInfinity) == kInfinity || (rounded & kInfinity) == kInfinity ? value : float_of(rounded);
+}
+
+/// The same of float16, with its subnormal numbers, which are multiples of 2^-24.
+SHARDWISE_ANYWHERE inline float rounded_to_half(float value, uint32_t random) {
+  constexpr float kLeastNormal = 6.103515625e-5f, kLargest = 65504;
+  const float size = std::fabs(value);
+  if (!(size <= kLargest)) return value;
+  if (size >= kLeastNormal) {
+    const float rounded = float_of((bits_of(value) + (random >> 3)) & ~uint32_t{0x1fff});
+    return std::fabs(rounded) > kLargest ? value : rounded;
+  }
+  constexpr float kPerUnit = 16777216;
+  const float rounded = std::floor(size * kPerUnit + static_cast<float>(random) / 65536) / kPerUnit;
+  return std::copysign(rounded, value);
+}
+
+}  // namespace shardwise::kernels

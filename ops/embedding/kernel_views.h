@@ -1,0 +1,77 @@
+// ops/embedding/kernel_views.h: tensors as the kernels see them: pointers, steps and element types. For sources of this folder.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "ops/embedding/kernel_launch.h"
+#include "ops/embedding/row_kernels.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+namespace shardwise {
+
+namespace cuda = kernels::cuda;
+
+/// Nothing for a dtype that kernels cannot add.
+std::optional<kernels::Element> maybe_element(at::ScalarType dtype);
+/// Throws: c10::TypeError where maybe_element() has nothing.
+kernels::Element element_of(at::ScalarType dtype);
+/// Kernels that only copy take any dtype of 2, 4 or 8 bytes as one of its size.
+kernels::Element element_of_copies(const at::Tensor& rows);
+/// The dtype of sums: float64 of doubles, else float32.
+at::ScalarType sum_type(at::ScalarType dtype);
+/// int64, on the tensor's device.
+at::TensorOptions numbers_like(const at::Tensor& tensor);
+/// `rows` with stride 1 along the last dim.
+at::Tensor with_dense_rows(const at::Tensor& rows);
+
+/// Null of an undefined tensor.
+const int64_t* numbers_of(const at::Tensor& tensor);
+kernels::Ids ids_of(const at::Tensor& ids);
+/// Pre: with_dense_rows().
+kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row, kernels::Element element);
+kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row);
+kernels::GradRows grad_rows_of(const RowGrads& grads);
+kernels::Bags bags_of(const IdBags& bags);
+
+int64_t row_bytes(int64_t width, kernels::Element element);
+inline int64_t row_bytes(const kernels::Rows& rows) { return row_bytes(rows.width, rows.element); }
+inline int64_t row_bytes(const kernels::GradRows& rows) { return row_bytes(rows.width, rows.element); }
+inline int64_t ids_per_bag(const kernels::Bags& bags) { return 1 + bags.n_ids / std::max<int64_t>(bags.n, 1); }
+
+/// The bytes of `values` in memory of `like`'s device.
+template <class Value>
+at::Tensor on_device(const std::vector<Value>& values, const at::Tensor& like) {
+  static_assert(std::is_trivially_copyable_v<Value>);
+  const auto n_bytes = static_cast<int64_t>(values.size() * sizeof(Value));
+  const at::Tensor here = at::empty({n_bytes}, at::kByte);
+  std::memcpy(here.mutable_data_ptr(), values.data(), static_cast<size_t>(n_bytes));
+  return here.to(like.device());
+}
+
+/// Runs a kernel that sums gradients by groups: `on_cpu(order, starts, begin, end)` for parts of [0, n), or
+/// `on_gpu(groups, scratch, stream)`.
+template <class OnCpu, class OnGpu>
+void run_sums(const kernels::GradRows& grads, const IdGroups& id_groups, int64_t n, int64_t bytes_per_item,
+              const OnCpu& on_cpu, const OnGpu& on_gpu) {
+  const cuda::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
+                            id_groups.order.numel()};
+  run_kernel(
+      id_groups.order.device(),
+      [&] {
+        share_out(n, bytes_per_item,
+                  [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); });
+      },
+      [&](auto stream) {
+        const at::Tensor scratch =
+            at::empty({cuda::sum_scratch(grads, groups.n_ids)}, id_groups.order.options().dtype(at::kByte));
+        on_gpu(groups, scratch.mutable_data_ptr(), stream);
+      });
+}
+
+}  // namespace shardwise

@@ -1,0 +1,95 @@
+// ops/embedding/row_update_kernels.cpp: what row_kernels.h says of optimizers.
+#include "ops/embedding/kernel_views.h"
+
+#include <ATen/ops/empty.h>
+
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+kernels::UpdatedPiece updated_piece_of(const UpdatedRows& piece) {
+  const auto memory = [&](size_t i) {
+    return i < piece.state.size() && piece.state[i].defined() ? piece.state[i].mutable_data_ptr() : nullptr;
+  };
+  return {rows_of(piece.rows, piece.first_row), {memory(0), memory(1), piece.rows_are_groups}, piece.update};
+}
+
+kernels::RowTotals totals_of(const RowSums& sums) {
+  const auto numbers = [](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<double>() : nullptr;
+  };
+  return {numbers(sums.mean_squares), numbers(sums.ratios)};
+}
+
+}  // namespace
+
+at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at::Tensor& rows, double l2) {
+  at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  kernels::UpdatedPiece piece{{}, {}, {}};
+  if (l2 != 0) piece = {rows_of(rows, 0), {}, {}};
+  piece.table.width = grad_rows.width;
+  piece.update.l2 = l2;
+  const int64_t* numbers = numbers_of(groups.rows);
+  auto* into = squares.mutable_data_ptr<double>();
+  run_sums(
+      grad_rows, groups, groups.n(), row_bytes(grad_rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::grad_squares(piece, grad_rows, order, starts, numbers, into, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::grad_squares(piece, grad_rows, on_gpu, numbers, into, scratch, stream);
+      });
+  return squares;
+}
+
+at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const IdGroups& groups,
+                        const at::Tensor& mean_squares) {
+  at::Tensor squares = at::empty({groups.n(), 2}, grads.values.options().dtype(at::kDouble));
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  const kernels::UpdatedPiece updated = updated_piece_of(piece);
+  const kernels::RowTotals totals = totals_of({mean_squares, {}});
+  const int64_t* numbers = numbers_of(groups.rows);
+  auto* into = squares.mutable_data_ptr<double>();
+  run_sums(
+      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::lamb_squares(updated, grad_rows, order, starts, numbers, totals, into, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        cuda::lamb_squares(updated, grad_rows, on_gpu, numbers, totals, into, scratch, stream);
+      });
+  return squares;
+}
+
+void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const IdGroups& groups,
+                 const RowSums& sums) {
+  std::vector<kernels::UpdatedPiece> updated;
+  const kernels::GradRows grad_rows = grad_rows_of(grads);
+  for (const UpdatedRows& piece : pieces) {
+    updated.push_back(updated_piece_of(piece));
+    TORCH_INTERNAL_ASSERT(updated.back().table.width == grad_rows.width && updated.back().table.element == grad_rows.element,
+                          "pieces that are updated in one call have the gradients' width and dtype");
+  }
+  const kernels::RowTotals totals = totals_of(sums);
+  const int64_t* numbers = numbers_of(groups.rows);
+  const auto n_pieces = static_cast<int64_t>(updated.size());
+  run_sums(
+      grad_rows, groups, groups.n(), 4 * row_bytes(grad_rows),
+      [&](const int64_t* order, const int64_t* starts, int64_t begin, int64_t end) {
+        kernels::update_rows(updated.data(), n_pieces, grad_rows, order, starts, numbers, totals, begin, end);
+      },
+      [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
+        const at::Tensor there = on_device(updated, groups.rows);
+        cuda::update_rows(updated.data(), static_cast<const kernels::UpdatedPiece*>(there.const_data_ptr()), n_pieces,
+                          grad_rows, on_gpu, numbers, totals, scratch, stream);
+      });
+}
+
+void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
+                 const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares) {
+  update_rows(UpdatedRows{rows, {state.begin(), state.end()}, update}, grads, groups, {mean_squares, {}});
+}
+
+}  // namespace shardwise

@@ -1,0 +1,290 @@
+#include "ops/embedding/split_rows.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/messages.h"
+
+#include <ATen/ops/_unique2.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+bool has_part_of_rows(const Spec& table, const ShardMetadata& piece) {
+  return piece.sizes[0] > 0 && piece.sizes[1] > 0 && piece.sizes[1] < table.sizes()[1];
+}
+
+/// The same on all ranks.
+bool splits_rows(const Spec& table) {
+  if (table.layout().in_pieces())
+    return std::ranges::any_of(table.layout().pieces(),
+                               [&](const ShardMetadata& piece) { return has_part_of_rows(table, piece); });
+  return std::ranges::any_of(table.placements(), [](const Placement& placement) { return placement.is_shard(1); });
+}
+
+/// Rows that are taken, as intervals that neither touch nor overlap.
+class TakenRows {
+ public:
+  /// Takes the rows of `wanted` that are free. Returns them.
+  std::vector<Interval> take(Interval wanted) {
+    std::vector<Interval> free;
+    if (wanted.begin >= wanted.end) return free;
+    int64_t next = wanted.begin;
+    auto at = ends_.upper_bound(wanted.begin);
+    if (at != ends_.begin() && std::prev(at)->second >= wanted.begin) --at;
+    Interval whole = wanted;
+    while (at != ends_.end() && at->first <= wanted.end) {
+      if (next < at->first) free.push_back({next, at->first});
+      next = std::max(next, at->second);
+      whole = {std::min(whole.begin, at->first), std::max(whole.end, at->second)};
+      at = ends_.erase(at);
+    }
+    if (next < wanted.end) free.push_back({next, wanted.end});
+    ends_[whole.begin] = whole.end;
+    return free;
+  }
+
+ private:
+  std::map<int64_t, int64_t> ends_;  // by beginning
+};
+
+/// The places of the rows among `sorted`, which ascend, that lie in one of `intervals`.
+at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& intervals) {
+  TakenRows taken;
+  std::vector<Interval> apart;
+  for (const Interval& interval : intervals)
+    for (const Interval& free : taken.take(interval)) apart.push_back(free);
+  std::ranges::sort(apart, {}, &Interval::begin);
+  std::vector<int64_t> bounds;
+  for (const Interval& interval : apart) bounds.insert(bounds.end(), {interval.begin, interval.end});
+  const at::Tensor found = at::searchsorted(sorted, at::tensor(bounds, at::kLong).to(sorted.device())).cpu();
+  const auto* place = found.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> places{at::empty({0}, sorted.options())};
+  for (size_t i = 0; i < apart.size(); ++i) places.push_back(at::arange(place[2 * i], place[2 * i + 1], sorted.options()));
+  return at::cat(places);
+}
+
+/// Adds up numbers per row over all pieces that hold parts of the row.
+class RowTotal {
+ public:
+  RowTotal(const Spec& table, c10::ArrayRef<IdGroups> groups) : table_(table) {
+    if (!table.layout().in_pieces()) return;
+    std::vector<at::Tensor> rows;
+    for (size_t i = 0; i < groups.size(); ++i) rows.push_back(groups[i].rows + table.boxes()[i].offsets[0]);
+    if (rows.empty()) return;
+    named_ = std::get<0>(at::_unique2(at::cat(rows)));
+    for (const at::Tensor& of_box : rows) places_.push_back(at::searchsorted(named_, of_box));
+    find_shared();
+  }
+
+  /// Replaces the numbers [groups, n] of each box by their totals. Collective over the mesh's members.
+  void add_up(std::vector<at::Tensor>& numbers) const {
+    if (!table_.layout().in_pieces()) {
+      for (at::Tensor& of_box : numbers)
+        for (size_t m = 0; m < table_.placements().size(); ++m)
+          if (table_.placements()[m].is_shard(1))
+            all_reduce(*table_.mesh()->group(static_cast<int64_t>(m)), of_box, Reduce::kSum);
+      return;
+    }
+    add_up_pieces(numbers);
+  }
+
+ private:
+  struct Shared {
+    int64_t rank;
+    at::Tensor places;  // in named_, of the rows of which that rank has parts, too
+  };
+
+  void find_shared() {
+    std::map<int64_t, std::vector<Interval>> rows_of;
+    for (const ShardMetadata& piece : table_.layout().pieces())
+      if (has_part_of_rows(table_, piece)) rows_of[piece.rank].push_back(piece.box().interval(0));
+    const int64_t self = table_.mesh()->rank();
+    const auto own = rows_of.find(self);
+    if (own == rows_of.end()) return;
+    for (const auto& [rank, rows] : rows_of) {
+      if (rank == self) continue;
+      std::vector<Interval> both;
+      for (const Interval& theirs : rows)
+        for (const Interval& ours : own->second) {
+          const Interval common{std::max(theirs.begin, ours.begin), std::min(theirs.end, ours.end)};
+          if (common.begin < common.end) both.push_back(common);
+        }
+      if (both.empty()) continue;
+      at::Tensor places = places_within(named_, both);
+      if (places.numel() > 0) shared_.push_back({rank, std::move(places)});
+    }
+  }
+
+  /// In the order of ranks, so that all ranks that share a row have the same total.
+  void add_up_pieces(std::vector<at::Tensor>& numbers) const {
+    const Group& group = *table_.mesh()->group();
+    std::vector<Message> sends, receives;
+    at::Tensor own;
+    if (named_.defined() && !numbers.empty()) {
+      own = at::zeros({named_.numel(), numbers[0].size(1)}, numbers[0].options());
+      for (size_t i = 0; i < numbers.size(); ++i) own.index_add_(0, places_[i], numbers[i]);
+    }
+    for (const Shared& with : shared_) {
+      sends.push_back({with.rank, own.index_select(0, with.places)});
+      receives.push_back({with.rank, at::empty_like(sends.back().tensor)});
+    }
+    std::vector<at::Tensor> arrived;
+    for (const Message& message : receives) arrived.push_back(message.tensor);
+    exchange(group, table_.mesh()->device(), std::move(sends), std::move(receives))->wait();
+    if (!own.defined()) return;
+    at::Tensor total = at::zeros_like(own);
+    bool has_own = false;
+    const auto add_own = [&] {
+      if (!std::exchange(has_own, true)) total.add_(own);
+    };
+    for (size_t i = 0; i < shared_.size(); ++i) {
+      if (shared_[i].rank > table_.mesh()->rank()) add_own();
+      total.index_add_(0, shared_[i].places, arrived[i]);
+    }
+    add_own();
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = total.index_select(0, places_[i]);
+  }
+
+  const Spec& table_;
+  at::Tensor named_;                 // the rows that this rank's groups name, ascending
+  std::vector<at::Tensor> places_;   // in named_, of each box's groups
+  std::vector<Shared> shared_;       // by rank
+};
+
+/// Where a box of the numbers per row lies: in which of the table's boxes on this rank, and which of its groups name rows there.
+struct KeptRows {
+  size_t box;
+  at::Tensor groups;
+  at::Tensor rows;  // of the numbers' piece
+};
+
+KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<IdGroups> groups) {
+  size_t box = 0;
+  while (table.boxes()[box].sizes[1] == 0 || table.boxes()[box].interval(0).begin > kept.begin ||
+         table.boxes()[box].interval(0).end < kept.end)
+    ++box;
+  const at::Tensor rows = groups[box].rows + table.boxes()[box].offsets[0];
+  const at::Tensor places = places_within(rows, {kept});
+  return {box, places, rows.index_select(0, places) - kept.begin};
+}
+
+/// One step of an optimizer that needs sums over whole rows, on a table whose pieces have parts of rows.
+class SplitUpdate {
+ public:
+  SplitUpdate(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
+              c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups)
+      : table_(table), boxes_(boxes), groups_(groups), total_(table, groups), sums_(boxes.size()) {
+    for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
+    if (!kernels::is_row_wise(optimizer.options().kind) || !table.layout().in_pieces()) return;
+    numbers_ = optimizer.state().back();
+  }
+
+  void find_mean_squares() {
+    std::vector<at::Tensor> sums;
+    for (size_t i = 0; i < boxes_.size(); ++i)
+      sums.push_back(
+          grad_squares(boxes_[i].grads, groups_[i], updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
+    if (numbers_.defined()) add_numbers(sums);
+    total_.add_up(sums);
+    for (size_t i = 0; i < boxes_.size(); ++i) {
+      sums_[i].mean_squares = (sums[i].select(1, 0) / static_cast<double>(table_.sizes()[1])).contiguous();
+      if (!numbers_.defined()) continue;
+      updated_[i].state.back() = sums[i].select(1, 1).to(numbers_.scalar_type()).contiguous();
+      updated_[i].rows_are_groups = true;
+    }
+  }
+
+  void find_ratios() {
+    std::vector<at::Tensor> squares;
+    for (size_t i = 0; i < boxes_.size(); ++i)
+      squares.push_back(lamb_squares(updated_[i], boxes_[i].grads, groups_[i], sums_[i].mean_squares));
+    total_.add_up(squares);
+    for (size_t i = 0; i < boxes_.size(); ++i) {
+      const at::Tensor of_row = squares[i].select(1, 0), of_step = squares[i].select(1, 1);
+      const at::Tensor are_positive = of_row.gt(0).logical_and_(of_step.gt(0));
+      sums_[i].ratios = at::where(are_positive, of_row.div(of_step).sqrt_(), 1.0).contiguous();
+    }
+  }
+
+  void apply() {
+    for (size_t i = 0; i < boxes_.size(); ++i) update_rows(updated_[i], boxes_[i].grads, groups_[i], sums_[i]);
+    if (numbers_.defined())
+      for_each_kept([&](const at::Tensor& piece, const KeptRows& kept) {
+        piece.index_copy_(0, kept.rows, updated_[kept.box].state.back().index_select(0, kept.groups));
+      });
+  }
+
+ private:
+  template <class Use>
+  void for_each_kept(const Use& use) const {
+    const Spec& kept = *spec_of(numbers_);
+    for (size_t i = 0; i < kept.boxes().size(); ++i)
+      if (kept.boxes()[i].sizes[0] > 0)
+        use(maybe_dtensor(numbers_)->shards()[i], kept_rows(table_, kept.boxes()[i].interval(0), groups_));
+  }
+
+  /// Adds a column to `sums`: the number of each row, zeros in pieces that do not keep it.
+  void add_numbers(std::vector<at::Tensor>& sums) const {
+    for (at::Tensor& of_box : sums) of_box = at::cat({of_box, at::zeros_like(of_box)}, 1);
+    for_each_kept([&](const at::Tensor& piece, const KeptRows& kept) {
+      sums[kept.box].select(1, 1).index_copy_(0, kept.groups, piece.index_select(0, kept.rows).to(at::kDouble));
+    });
+  }
+
+  const Spec& table_;
+  c10::ArrayRef<BoxGrads> boxes_;
+  c10::ArrayRef<IdGroups> groups_;
+  RowTotal total_;
+  std::vector<UpdatedRows> updated_;
+  std::vector<RowSums> sums_;
+  at::Tensor numbers_;  // per row, of a row-wise optimizer of a table in pieces
+};
+
+}  // namespace
+
+Placements placements_of_rows(const Spec& table) {
+  Placements placements = table.placements().vec();
+  if (!table.layout().in_pieces()) {
+    for (Placement& placement : placements)
+      if (placement.is_shard(1)) placement = Placement::replicate();
+    return placements;
+  }
+  TakenRows taken;
+  std::vector<ShardMetadata> kept;
+  const auto keep = [&](Interval rows, int64_t rank) {
+    for (const Interval& free : taken.take(rows)) kept.push_back({{free.begin}, {free.length()}, rank});
+  };
+  for (const ShardMetadata& piece : table.layout().pieces())
+    if (piece.sizes[1] > 0) keep(piece.box().interval(0), piece.rank);
+  keep({0, table.sizes()[0]}, table.layout().grid().ranks[0]);  // of a table without columns
+  return {Placement::enumerable(std::move(kept))};
+}
+
+void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
+                  c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups) {
+  if (!table.is_member()) return;
+  const auto kind = optimizer.options().kind;
+  const bool is_row_wise = kernels::is_row_wise(kind), is_lamb = kernels::is_lamb(kind);
+  if (table.sizes()[1] > 0 && (is_row_wise || is_lamb) && splits_rows(table)) {
+    SplitUpdate update(optimizer, table, pieces, boxes, groups);
+    if (is_row_wise) update.find_mean_squares();
+    if (is_lamb) update.find_ratios();
+    return update.apply();
+  }
+  for (size_t i = 0; i < boxes.size(); ++i)
+    optimizer.update_rows(pieces[i], i, boxes[i].grads, groups[i], /*mean_squares=*/{});
+}
+
+}  // namespace shardwise

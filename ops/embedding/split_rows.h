@@ -1,0 +1,25 @@
+// ops/embedding/split_rows.h: optimizers that need sums over whole rows, on tables whose rows are split among pieces.
+//
+// Row-wise optimizers keep one number per row. Where columns are sharded by Shard(1) the ranks that share a row each keep that number.
+// Of a table in pieces the first piece of a row, by rank, keeps it:
+//
+//   pieces   rows [0, 4): columns [0, 3) on rank 0, [3, 6) on rank 1; rows [4, 9) on rank 1
+//   numbers  rows [0, 4) on rank 0, rows [4, 9) on rank 1
+#pragma once
+
+#include "ops/embedding/row_exchange.h"
+#include "ops/embedding/row_optimizer.h"
+
+namespace shardwise {
+
+/// The placements of one number per row of `table`.
+Placements placements_of_rows(const Spec& table);
+
+/// Updates each of this rank's boxes with the gradients of its groups; `pieces` are the boxes' rows. Where the optimizer needs sums over
+/// whole rows and pieces have parts of rows, the ranks that share named rows exchange a float64 per row (two of a table in pieces: with
+/// the row's number), and LAMB's two more; collective over the mesh's members then. Other rows need no message.
+/// Pre: begin_step(); pieces that share a row have groups of that row all or none.
+void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
+                  c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups);
+
+}  // namespace shardwise
