@@ -78,7 +78,8 @@ void sum_bags(const Table table, const Bags bags, const Id* ids, bool is_mean, T
 }
 
 template <class T, class Id, class Table>
-void max_bag(const Table& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result, int64_t* chosen) {
+void max_bag(const Table& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result,
+             int64_t* chosen) {
   const int64_t width = width_of(table);
   bool is_first = true;
   const auto take = [&](const T* row, int64_t place) {

@@ -88,8 +88,7 @@ class Updater {
     }
     for (int64_t first = 0; first < table_.width; first += kChanged) {
       const int64_t n = std::min(kChanged, table_.width - first);
-      with_values(row, first, n,
-                  [&](S* values) { step(values, row * table_.width + first, n, grad + first, scale); });
+      with_values(row, first, n, [&](S* values) { step(values, row * table_.width + first, n, grad + first, scale); });
     }
   }
 
@@ -105,7 +104,7 @@ class Updater {
   S sum_after(int64_t g, int64_t row, const S* grad, const RowTotals& totals) const {
     const S mean = totals.mean_squares != nullptr ? static_cast<S>(totals.mean_squares[g])
                    : table_.width == 0            ? S{0}
-                                       : square_sum(grad, table_.width) / static_cast<S>(table_.width);
+                                                  : square_sum(grad, table_.width) / static_cast<S>(table_.width);
     return row_sum_after(rates_, row_sums_[rows_are_groups_ ? g : row], mean);
   }
 
@@ -193,8 +192,8 @@ class Updater {
   Rates<S> rates_;
   StochasticRounding rounding_;
   bool rows_are_groups_;
-  S* first_;    // per element; null: none
-  S* second_;   // per element; null: none
+  S* first_;   // per element; null: none
+  S* second_;  // per element; null: none
   S* row_sums_ = nullptr;
 };
 

@@ -36,18 +36,20 @@ struct RowUpdate {
 using UpdateKind = RowUpdate::Kind;
 
 /// True where one number per row follows the mean square of the row's gradient.
-constexpr bool is_row_wise(UpdateKind kind) {
+SHARDWISE_ANYWHERE constexpr bool is_row_wise(UpdateKind kind) {
   return kind == UpdateKind::kRowWiseAdagrad || kind == UpdateKind::kRowWiseAdam || kind == UpdateKind::kRowWiseLamb;
 }
 /// True where a step depends on norms of the whole row.
-constexpr bool is_lamb(UpdateKind kind) { return kind == UpdateKind::kLamb || kind == UpdateKind::kRowWiseLamb; }
+SHARDWISE_ANYWHERE constexpr bool is_lamb(UpdateKind kind) {
+  return kind == UpdateKind::kLamb || kind == UpdateKind::kRowWiseLamb;
+}
 /// True where there are moments: of Adam and LAMB.
-constexpr bool has_moments(UpdateKind kind) { return kind >= UpdateKind::kAdam; }
+SHARDWISE_ANYWHERE constexpr bool has_moments(UpdateKind kind) { return kind >= UpdateKind::kAdam; }
 
 /// The state of a piece's rows, float (double for double tables): [n_rows, width] contiguous, [n_rows] where there is one number per row.
 struct RowState {
-  void* first;                // Adagrad's sums, or the first moment; null for SGD
-  void* second;               // the second moment
+  void* first;                   // Adagrad's sums, or the first moment; null for SGD
+  void* second;                  // the second moment
   bool rows_are_groups = false;  // the number per row is that of the groups: element g belongs to group g
 };
 

@@ -20,7 +20,7 @@ namespace shardwise::kernels {
 enum class Element : uint8_t { kFloat, kDouble, kBFloat16, kHalf };
 
 /// The bytes of one.
-constexpr int64_t size_of(Element element) {
+SHARDWISE_ANYWHERE constexpr int64_t size_of(Element element) {
   return element == Element::kDouble ? 8 : element == Element::kFloat ? 4 : 2;
 }
 

@@ -38,8 +38,8 @@ void bind_row_optimizer(py::module_& module) {
   py::class_<RowOptimizer, std::shared_ptr<RowOptimizer>>(
       module, "RowOptimizer", "What the backward of lookups in one table applies to its rows. See shardwise.optim.")
       .def(py::init([](const at::Tensor& table, const std::string& kind, double lr, double eps, double beta1,
-                       double beta2, double initial_accumulator_value, double weight_decay,
-                       bool decoupled_weight_decay, bool stochastic_rounding, uint64_t seed) {
+                       double beta2, double initial_accumulator_value, double weight_decay, bool decoupled_weight_decay,
+                       bool stochastic_rounding, uint64_t seed) {
              const py::gil_scoped_release no_gil;
              return std::make_shared<RowOptimizer>(
                  table, RowOptimizer::Options{kind_named(kind), lr, eps, beta1, beta2, initial_accumulator_value,

@@ -233,8 +233,7 @@ struct UpdatedRows {
 #pragma unroll
     for (int c = 0; c < kN; ++c) {
       const int64_t column = rounding.first_column + first + c;
-      if (c == 0 || column % RandomBits::kColumns == 0)
-        bits = random_bits(rounding, rounding.first_row + row, column);
+      if (c == 0 || column % RandomBits::kColumns == 0) bits = random_bits(rounding, rounding.first_row + row, column);
       values[c] = std::is_same_v<T, __half> ? rounded_to_half(values[c], bits.of(column))
                                             : rounded_to_bfloat16(values[c], bits.of(column));
     }
@@ -251,8 +250,8 @@ int64_t alignment_of_all(const UpdatedPiece* pieces, int64_t n_pieces, const Gra
   int64_t alignment = alignment_of({grads.data, scratch}, {grads.step * bytes, grads.width * bytes});
   for (int64_t p = 0; p < n_pieces; ++p) {
     const UpdatedPiece& piece = pieces[p];
-    alignment = std::min(alignment, alignment_of({piece.table.data, piece.state.first, piece.state.second},
-                                                 {piece.table.step * bytes}));
+    alignment = std::min(
+        alignment, alignment_of({piece.table.data, piece.state.first, piece.state.second}, {piece.table.step * bytes}));
   }
   return alignment;
 }
@@ -311,8 +310,8 @@ void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, i
   with_packs(grads.element, alignment_of_all(pieces, n_pieces, grads, scratch), [&]<class T, int kN>(T, Columns<kN>) {
     using S = Sum<T>;
     const auto update = [&](const auto& source) {
-      const Totals found = found_totals<T, kN>(source, any_row_wise, any_lamb, grads, groups, rows, totals, scratch,
-                                               stream);
+      const Totals found =
+          found_totals<T, kN>(source, any_row_wise, any_lamb, grads, groups, rows, totals, scratch, stream);
       for_each_sum<T, kN>("update_rows", grads, groups, any_row_wise || any_lamb, scratch, stream,
                           UpdatedRows<T, std::decay_t<decltype(source)>>{source, rows, found});
     };

@@ -19,6 +19,15 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 /// The same into `results` [ids, width], whose last dim has stride 1. Result rows whose id is in another piece keep their values.
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row);
 
+/// A piece of a table. Its row 0 is row `first_row` of those that ids count.
+struct TablePiece {
+  at::Tensor rows;  // [n, width]
+  int64_t first_row = 0;
+};
+/// lookup_rows() in several pieces at once: of one table or of several tables of one dtype (elements of 2, 4 or 8 bytes) and width, which
+/// are numbered one after the other. Pieces, at least one, ascend by `first_row` and do not overlap.
+at::Tensor lookup_rows(c10::ArrayRef<TablePiece> pieces, const at::Tensor& ids);
+
 /// The lowest and the highest id; nothing without ids.
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids);
 
@@ -66,8 +75,8 @@ at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at:
 
 /// A piece of a table and what an optimizer changes there, see kernels/row_updates.h.
 struct UpdatedRows {
-  at::Tensor rows;                          // [n, width]; its row 0 is row `first_row` of those that groups name
-  c10::SmallVector<at::Tensor, 2> state;    // as kernels::RowState: none, one or two
+  at::Tensor rows;                        // [n, width]; its row 0 is row `first_row` of those that groups name
+  c10::SmallVector<at::Tensor, 2> state;  // as kernels::RowState: none, one or two
   kernels::RowUpdate update;
   int64_t first_row = 0;
   bool rows_are_groups = false;  // the state's number per row is [groups]
@@ -110,6 +119,10 @@ struct IdBags {
 /// -infinity where other pieces have all rows of the bag, and 0 for an empty bag. `chosen`, unless null, gets the index of the id that
 /// each maximum came from, [bags, width].
 at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& bags, kernels::Pooling pooling,
+                     at::Tensor* chosen = nullptr);
+
+/// The same in several pieces at once, see lookup_rows().
+at::Tensor pool_rows(c10::ArrayRef<TablePiece> pieces, const IdBags& bags, kernels::Pooling pooling,
                      at::Tensor* chosen = nullptr);
 
 /// The gradient rows of a pooled lookup from that of its result, [bags, width]. `chosen`: of maxima.

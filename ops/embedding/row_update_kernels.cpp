@@ -68,9 +68,11 @@ void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const
   std::vector<kernels::UpdatedPiece> updated;
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   for (const UpdatedRows& piece : pieces) {
+    if (piece.rows.size(0) == 0) continue;
     updated.push_back(updated_piece_of(piece));
-    TORCH_INTERNAL_ASSERT(updated.back().table.width == grad_rows.width && updated.back().table.element == grad_rows.element,
-                          "pieces that are updated in one call have the gradients' width and dtype");
+    TORCH_INTERNAL_ASSERT(
+        updated.back().table.width == grad_rows.width && updated.back().table.element == grad_rows.element,
+        "pieces that are updated in one call have the gradients' width and dtype");
   }
   const kernels::RowTotals totals = totals_of(sums);
   const int64_t* numbers = numbers_of(groups.rows);

@@ -14,8 +14,8 @@ namespace shardwise::kernels {
 namespace {
 
 using Kind = UpdateKind;
-constexpr Kind kKinds[] = {Kind::kSgd,        Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
-                           Kind::kRowWiseAdam, Kind::kLamb,   Kind::kRowWiseLamb};
+constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
+                           Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
 
 /// A table with its state in float64, and its update.
 struct Optimized {
@@ -64,8 +64,7 @@ struct Optimized {
       }
       if (has_moments(u.kind)) {
         element(first, c) = u.beta1 * element(first, c) + (1 - u.beta1) * grad[c];
-        if (!is_row_wise(u.kind))
-          element(second, c) = u.beta2 * element(second, c) + (1 - u.beta2) * grad[c] * grad[c];
+        if (!is_row_wise(u.kind)) element(second, c) = u.beta2 * element(second, c) + (1 - u.beta2) * grad[c] * grad[c];
         const double v = is_row_wise(u.kind) ? number(second) : element(second, c);
         step[c] = u.correction * element(first, c) / (std::sqrt(v) + u.eps);
       }
@@ -152,9 +151,8 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
       // A number per row, even of rows without columns.
       for (Matrix* state : {&parts[p].first, &parts[p].second}) state->memory.resize(9 * 8 * (width + 1));
     }
-    const auto set_numbers = [&](Matrix Optimized::*state) {
-      for (int p = 0; p < 3; ++p)
-        std::copy_n((whole.*state).memory.begin(), 9 * 8, (parts[p].*state).memory.begin());
+    const auto set_numbers = [&](Matrix Optimized::* state) {
+      for (int p = 0; p < 3; ++p) std::copy_n((whole.*state).memory.begin(), 9 * 8, (parts[p].*state).memory.begin());
     };
     if (is_row_wise(kind)) set_numbers(has_moments(kind) ? &Optimized::second : &Optimized::first);
     const int64_t n = batch.groups.n;
@@ -180,7 +178,7 @@ TEST(RowUpdatesTest, ColumnsApartNeedTotalsOfRows) {
       expect_near(parts[p].table, columns_of(whole.table, kParts[p], kParts[p + 1] - kParts[p]),
                   "kind " + std::to_string(static_cast<int>(kind)) + " part " + std::to_string(p));
       if (!is_row_wise(kind)) continue;
-      const Matrix Optimized::*state = has_moments(kind) ? &Optimized::second : &Optimized::first;
+      const Matrix Optimized::* state = has_moments(kind) ? &Optimized::second : &Optimized::first;
       for (int64_t row = 0; row < 9; ++row)
         ASSERT_NEAR(reinterpret_cast<const double*>((parts[p].*state).memory.data())[row],
                     reinterpret_cast<const double*>((whole.*state).memory.data())[row], 1e-9);
@@ -282,7 +280,7 @@ TEST(StochasticRoundingTest, GivesTheNumbersNextToAValueAndItsMean) {
   check(1.0f, 1, 1, &rounded_to_bfloat16);
   check(1.0003f, 1, 1.0009765625f, &rounded_to_half);
   check(-3.001f, -3, -3.001953125f, &rounded_to_half);
-  check(1e-7f, 0x1p-24f, 0x1p-23f, &rounded_to_half);    // subnormal
+  check(1e-7f, 0x1p-24f, 0x1p-23f, &rounded_to_half);  // subnormal
   check(-1e-8f, 0, -0x1p-24f, &rounded_to_half);
   check(6.1e-5f, 1023 * 0x1p-24f, 0x1p-14f, &rounded_to_half);  // between the last subnormal and the first normal
   check(0, 0, 0, &rounded_to_half);

@@ -207,7 +207,9 @@ MAKERS = {
 SPLIT = EnumerableShard([Piece((0, 0), (4, 4), 1), Piece((0, 4), (4, 2), 0), Piece((4, 0), (7, 6), 2)])
 
 
-@pytest.mark.parametrize(("saved_as", "loaded_as"), [(Shard(0), SPLIT), (SPLIT, Shard(1)), (Shard(1), Shard(0))], ids=str)
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as"), [(Shard(0), SPLIT), (SPLIT, Shard(1)), (Shard(1), Shard(0))], ids=str
+)
 @pytest.mark.parametrize("name", MAKERS)
 def test_training_goes_on_from_state_in_another_layout(name, saved_as, loaded_as):
     dtype = torch.bfloat16 if "random" in name else torch.float64

@@ -44,7 +44,8 @@ struct Judge {
     if (kernels::has_moments(options.kind)) {
       first = at::where(is_named, first.lerp(grad, 1 - options.beta1), first);
       second = at::where(is_named, second.lerp(squares, 1 - options.beta2), second);
-      const double first_bias = 1 - std::pow(options.beta1, n_steps), root = std::sqrt(1 - std::pow(options.beta2, n_steps));
+      const double first_bias = 1 - std::pow(options.beta1, n_steps),
+                   root = std::sqrt(1 - std::pow(options.beta2, n_steps));
       // LAMB as its authors write it, Adam as torch.optim.SparseAdam.
       step = is_lamb ? first / first_bias / (second.sqrt() / root + options.eps)
                      : first * (root / first_bias) / (second.sqrt() + options.eps);
@@ -62,8 +63,8 @@ constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAda
                            Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
 
 /// Three steps with these layouts.
-void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, const Placements& of_table, const Placements& of_ids,
-                  LookupExchange exchange, at::ScalarType dtype = at::kDouble) {
+void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, const Placements& of_table,
+                  const Placements& of_ids, LookupExchange exchange, at::ScalarType dtype = at::kDouble) {
   run_ranks(4, [&](World& world) {
     const LookupScope scope({.exchange = exchange});
     const auto mesh = make_mesh(mesh_shape, {3, 1, 0, 2});
