@@ -10,6 +10,7 @@
 
 #include "kernels/bag_pool.h"
 #include "kernels/id_groups.h"
+#include "kernels/packed_rows.h"
 #include "kernels/pieces.h"
 #include "kernels/row_lookup.h"
 #include "kernels/row_norms.h"
@@ -71,6 +72,12 @@ void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element elem
                  void* stream);
 
 void dot_rows(const Rows& table, const Ids& ids, int64_t padding, const GradRows& grads, void* results, void* stream);
+
+void pack_rows(const Rows& table, const float* ranges, void* packed, void* stream);
+void look_up_packed(const PackedRows& table, const Ids& ids, Miss miss, Element element, void* results,
+                    int64_t result_step, void* stream);
+void pool_packed(const PackedRows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
+                 Element element, void* results, int64_t* chosen, void* stream);
 
 /// For the `n` rows at `rows`.
 void row_powers(const Rows& table, const int64_t* rows, int64_t n, double p, double* results, void* stream);

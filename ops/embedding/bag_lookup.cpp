@@ -1,5 +1,6 @@
 #include "ops/embedding/bag_lookup.h"
 
+#include "ops/embedding/packed_rows.h"
 #include "placements/partial.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -55,6 +56,15 @@ void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::T
   chosen.copy_(at::where(is_larger, others_chosen, chosen));
 }
 
+/// What piece number `box` has of the bags.
+at::Tensor pool_piece(const BagLookup& call, const at::Tensor& piece, size_t box, const at::TensorOptions& options,
+                      at::Tensor* chosen) {
+  const Box& at = call.lookup.table->boxes()[box];
+  if (!call.is_packed) return pool_rows(piece, at.offsets[0], call.bags, call.pooling, chosen);
+  return pool_packed_rows(piece, at.sizes[1], c10::typeMetaToScalarType(options.dtype()), at.offsets[0], call.bags,
+                          call.pooling, chosen);
+}
+
 /// For a table in several pieces per rank: each piece adds what it has in its columns.
 at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
   const bool is_max = call.pooling == Pooling::kMax;
@@ -64,7 +74,7 @@ at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const 
     const Box& box = call.lookup.table->boxes()[i];
     const auto column_block = [&](const at::Tensor& tensor) { return tensor.narrow(1, box.offsets[1], box.sizes[1]); };
     at::Tensor chosen;
-    const at::Tensor pooled = pool_rows(pieces[i], box.offsets[0], call.bags, call.pooling, is_max ? &chosen : nullptr);
+    const at::Tensor pooled = pool_piece(call, pieces[i], i, options, is_max ? &chosen : nullptr);
     if (is_max)
       take_larger(column_block(result), column_block(call.chosen), pooled, chosen);
     else
@@ -77,11 +87,12 @@ at::Tensor pool_pieces(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const 
 at::Tensor pool_here(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& options) {
   at::Tensor* chosen = call.pooling == Pooling::kMax ? &call.chosen : nullptr;
   if (call.lookup.row_exchange) {
-    call.rows = call.lookup.row_exchange->fetch(pieces);
+    const RowExchange& exchange = *call.lookup.row_exchange;
+    call.rows = call.is_packed ? exchange.fetch_packed(pieces) : exchange.fetch(pieces);
     return pool_rows(call.rows, 0, call.bags, call.pooling, chosen);
   }
   if (call.lookup.table->layout().in_pieces()) return pool_pieces(call, pieces, options);
-  return pool_rows(pieces[0], call.lookup.table->boxes()[0].offsets[0], call.bags, call.pooling, chosen);
+  return pool_piece(call, pieces[0], 0, options, chosen);
 }
 
 /// The maxima over all ranks' rows. Where several ranks have the maximum, it came from the first id: the least index over the ranks.
@@ -107,18 +118,23 @@ at::Tensor reduce_maxima(BagLookup& call, const at::Tensor& found, bool needs_ch
 }  // namespace
 
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& weight, const at::Tensor& weights, bool needs_grad) {
+  return pool_bags_of(call, maybe_dtensor(weight)->shards(),
+                      at::TensorOptions().dtype(weight.scalar_type()).device(weight.device()), weights, needs_grad);
+}
+
+at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces_of_table, const at::TensorOptions& like,
+                        const at::Tensor& weights, bool needs_grad) {
   const BelowAutograd guard;
   call.found = spec_of_bags(call, call.lookup.plan->found);
   Placements moved = spec_of_bags(call, call.lookup.plan->result)->placements().vec();
   Shards pieces;
-  if (weight.is_meta()) {
+  if (like.device().is_meta()) {
     if (call.pooling == Pooling::kMax) moved = without_partial(moved);
     return empty(call.found->sizes(), call.found->mesh(), std::move(moved), call.found->dtype());
   }
   if (call.found->is_member()) {
     call.bags = own_bags(call, weights);
-    pieces.push_back(pool_here(call, maybe_dtensor(weight)->shards(),
-                               at::TensorOptions().dtype(weight.scalar_type()).device(weight.device())));
+    pieces.push_back(pool_here(call, pieces_of_table, like));
   }
   if (!needs_grad || !call.wants_weights) call.rows = at::Tensor();
   at::Tensor result = wrap(call.found, std::move(pieces));

@@ -18,6 +18,7 @@ struct BagLookup {
   int64_t padding = -1;  // an id that does not count; -1: none
   bool by_freq = false;
   bool wants_weights = false;  // the weights of ids need a gradient
+  bool is_packed = false;      // the table's pieces are packed, see packed_rows.h: there is no backward then
   GradientSink sink;
 
   TableLookup lookup;
@@ -39,6 +40,17 @@ struct BagLookup {
 /// The pooled rows of `table`, laid out as the lookup's plan says. `weights`: undefined, or laid out as the lookup's ids. `needs_grad`: a
 /// backward may follow. Pre: `lookup` was started. Collective over the mesh's members where something moves.
 at::Tensor pool_bags(BagLookup& call, const at::Tensor& table, const at::Tensor& weights, bool needs_grad);
+
+/// The same of a table's pieces on this rank: of the table's dtype or, where `call.is_packed`, packed. `like`: dtype and device of the
+/// result.
+at::Tensor pool_bags_of(BagLookup& call, c10::ArrayRef<at::Tensor> pieces, const at::TensorOptions& like,
+                        const at::Tensor& weights, bool needs_grad);
+
+/// The arguments of F.embedding_bag, checked, and moved to where the lookup needs them: the lookup is started. `weights` becomes
+/// distributed, or stays undefined. `mode`: 0 sum, 1 mean, 2 max. Throws, on all ranks alike: c10::ValueError, c10::TypeError,
+/// c10::IndexError.
+BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
+                     at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx);
 
 struct BagGradients {
   at::Tensor table;    // undefined where an optimizer took it, or it is not needed

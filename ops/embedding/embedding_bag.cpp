@@ -72,10 +72,10 @@ int64_t padding_of(std::optional<int64_t> padding_idx, int64_t n_rows) {
 }
 
 /// Moves the bags' ids to where the lookup needs them. Ids whose shards begin within bags are gathered.
-void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
+void start(BagLookup& call, const SpecPtr& table, at::Tensor ids) {
   const BelowAutograd guard;
-  const auto gathered = [&] { return redistribute(ids, Placements(spec_of(table)->mesh()->ndim())); };
-  const auto planned = [&] { return plan_lookup(spec_of(table), spec_of(ids), call.options, call.offsets.n()); };
+  const auto gathered = [&] { return redistribute(ids, Placements(table->mesh()->ndim())); };
+  const auto planned = [&] { return plan_lookup(table, spec_of(ids), call.options, call.offsets.n()); };
   if (!call.offsets.fit(spec_of(ids)->layout())) ids = gathered();
   LookupPlanPtr plan = planned();
   if (plan->ids != spec_of(ids)->placements() &&
@@ -83,7 +83,7 @@ void start(BagLookup& call, const at::Tensor& table, at::Tensor ids) {
     ids = gathered();
     plan = planned();
   }
-  call.lookup = TableLookup::start(kEmbeddingBag, spec_of(table), ids, std::move(plan), call.options);
+  call.lookup = TableLookup::start(kEmbeddingBag, table, ids, std::move(plan), call.options);
 }
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -100,23 +100,10 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   TORCH_CHECK_NOT_IMPLEMENTED(
       !weight._fw_grad(/*level=*/0).defined() && !(per_sample_weights && per_sample_weights->_fw_grad(0).defined()),
       fmt::format("[{}] has no forward-mode derivative. Use embedding() and a sum, mean or amax.", kEmbeddingBag));
-  BagLookup call;
-  call.pooling = pooling_of(mode);
-  const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/call.pooling != Pooling::kMax);
-  TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.",
-                                                    kEmbeddingBag, fmt::join(indices.sizes(), ", "), indices.dim()));
-  call.options = LookupScope::current();
+  const at::Tensor table = prepared_table(kEmbeddingBag, weight, /*passes_sums=*/pooling_of(mode) != Pooling::kMax);
+  at::Tensor weights = per_sample_weights.value_or(at::Tensor());
+  BagLookup call = start_bags(spec_of(table), indices, offsets, mode, weights, include_last_offset, padding_idx);
   call.by_freq = by_freq;
-  call.padding = padding_of(padding_idx, table.size(0));
-  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *spec_of(table));
-  call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), spec_of(table)->mesh());
-  at::Tensor weights = prepared_weights(call, per_sample_weights, ids, *spec_of(table));
-  if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
-    ids = ids.narrow(0, 0, n_used);
-    if (weights.defined()) weights = weights.narrow(0, 0, n_used);
-  }
-  start(call, table, ids);
-  if (weights.defined()) weights = redistribute(weights, call.lookup.plan->ids);
   const bool needs_grad =
       c10::GradMode::is_enabled() && (weight.requires_grad() || (weights.defined() && weights.requires_grad()));
   if (!needs_grad) return with_nothing_else(pool_bags(call, table, weights, false));
@@ -131,6 +118,26 @@ Results embed_bags_unpadded(const at::Tensor& weight, const at::Tensor& indices,
 }
 
 }  // namespace
+
+BagLookup start_bags(const SpecPtr& table, const at::Tensor& indices, const at::Tensor& offsets, int64_t mode,
+                     at::Tensor& weights, bool include_last_offset, std::optional<int64_t> padding_idx) {
+  BagLookup call;
+  call.pooling = pooling_of(mode);
+  TORCH_CHECK_VALUE(indices.dim() == 1, fmt::format("[{}] ids of shape [{}] have {} dims. Give them flat.",
+                                                    kEmbeddingBag, fmt::join(indices.sizes(), ", "), indices.dim()));
+  call.options = LookupScope::current();
+  call.padding = padding_of(padding_idx, table->sizes()[0]);
+  at::Tensor ids = prepared_ids(kEmbeddingBag, indices, *table);
+  call.offsets = BagOffsets::read(kEmbeddingBag, offsets, include_last_offset, ids.numel(), table->mesh());
+  weights = prepared_weights(call, weights, ids, *table);
+  if (const int64_t n_used = call.offsets.n_ids(); n_used < ids.numel()) {  // ids beyond the last offset
+    ids = ids.narrow(0, 0, n_used);
+    if (weights.defined()) weights = weights.narrow(0, 0, n_used);
+  }
+  start(call, table, ids);
+  if (weights.defined()) weights = redistribute(weights, call.lookup.plan->ids);
+  return call;
+}
 
 void register_embedding_bag() {
   add_composition("embedding_bag", &embed_bags_unpadded);

@@ -1,8 +1,10 @@
 #include "ops/embedding/row_exchange.h"
 
+#include "ops/embedding/packed_rows.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -268,6 +270,36 @@ at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
   if (!ids_are_equal_) look_up_own(rows, pieces);
   messages->wait();
   for (const auto& [values, place] : column_blocks) place.copy_(values);
+  return rows;
+}
+
+at::Tensor RowExchange::fetch_packed(c10::ArrayRef<at::Tensor> pieces) const {
+  const auto options = groups_.rows.options();
+  const int64_t self = table_->mesh()->rank();
+  const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options.dtype(table_->dtype()));
+  std::vector<Message> sends, receives;
+  std::vector<std::pair<at::Tensor, at::Tensor>> arrived;  // packed, and where they are unpacked to
+  for (const IncomingRequest& incoming : incoming_) {
+    const Box& box = table_->boxes()[incoming.box];
+    if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
+    const at::Tensor& piece = pieces[incoming.box];
+    const at::Tensor found = at::empty({incoming.n(), piece.size(1)}, piece.options());
+    sends.push_back(
+        {incoming.rank, found, [=, this] { lookup_rows_into(found, piece, ids_of(incoming), box.offsets[0]); }});
+  }
+  for (const Request& request : requests_) {
+    if (request.rank == self || request.n() == 0 || request.box.sizes[1] == 0) continue;
+    const int64_t n_words = kernels::packed_words(request.box.sizes[1]);
+    arrived.emplace_back(at::empty({request.n(), n_words}, options.dtype(at::kInt)), part_of(request, rows));
+    receives.push_back({request.rank, arrived.back().first});
+  }
+  const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
+  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
+    lookup_packed_rows_into(part_of(request, rows), pieces[incoming.box], ids_of(incoming), request.box.offsets[0]);
+  });
+  messages->wait();
+  for (const auto& [words, place] : arrived)
+    lookup_packed_rows_into(place, words, at::arange(words.size(0), options), 0);
   return rows;
 }
 

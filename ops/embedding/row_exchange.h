@@ -46,6 +46,9 @@ class RowExchange {
   /// The rows of groups(), [groups, columns]. Each row is received once.
   at::Tensor fetch(c10::ArrayRef<at::Tensor> pieces) const;
 
+  /// The same of packed rows (packed_rows.h): `pieces` are packed, rows are sent so, and are unpacked where they arrive.
+  at::Tensor fetch_packed(c10::ArrayRef<at::Tensor> pieces) const;
+
   /// The reverse: sends the sums [groups, columns] per group to their rows' owners. Returns what arrives for each of this rank's boxes.
   std::vector<BoxGrads> scatter_gradients(const at::Tensor& sums) const;
 

@@ -8,6 +8,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -15,6 +17,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -23,14 +26,6 @@ namespace {
 
 bool has_part_of_rows(const Spec& table, const ShardMetadata& piece) {
   return piece.sizes[0] > 0 && piece.sizes[1] > 0 && piece.sizes[1] < table.sizes()[1];
-}
-
-/// The same on all ranks.
-bool splits_rows(const Spec& table) {
-  if (table.layout().in_pieces())
-    return std::ranges::any_of(table.layout().pieces(),
-                               [&](const ShardMetadata& piece) { return has_part_of_rows(table, piece); });
-  return std::ranges::any_of(table.placements(), [](const Placement& placement) { return placement.is_shard(1); });
 }
 
 /// Rows that are taken, as intervals that neither touch nor overlap.
@@ -71,33 +66,43 @@ at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& 
   const at::Tensor found = at::searchsorted(sorted, at::tensor(bounds, at::kLong).to(sorted.device())).cpu();
   const auto* place = found.const_data_ptr<int64_t>();
   std::vector<at::Tensor> places{at::empty({0}, sorted.options())};
-  for (size_t i = 0; i < apart.size(); ++i) places.push_back(at::arange(place[2 * i], place[2 * i + 1], sorted.options()));
+  for (size_t i = 0; i < apart.size(); ++i)
+    places.push_back(at::arange(place[2 * i], place[2 * i + 1], sorted.options()));
   return at::cat(places);
 }
 
-/// Adds up numbers per row over all pieces that hold parts of the row.
+/// The numbers of a table's rows that groups name.
+std::vector<at::Tensor> named_rows(const Spec& table, c10::ArrayRef<IdGroups> groups) {
+  std::vector<at::Tensor> rows;
+  for (size_t i = 0; i < groups.size(); ++i) rows.push_back(groups[i].rows + table.boxes()[i].offsets[0]);
+  return rows;
+}
+
+at::Tensor combined(const at::Tensor& a, const at::Tensor& b, Reduce reduce) {
+  return reduce == Reduce::kMin ? at::minimum(a, b) : a + b;
+}
+
+/// Reduces numbers per row over all pieces that hold parts of the row.
 class RowTotal {
  public:
-  RowTotal(const Spec& table, c10::ArrayRef<IdGroups> groups) : table_(table) {
-    if (!table.layout().in_pieces()) return;
-    std::vector<at::Tensor> rows;
-    for (size_t i = 0; i < groups.size(); ++i) rows.push_back(groups[i].rows + table.boxes()[i].offsets[0]);
-    if (rows.empty()) return;
+  /// `rows`: of each of this rank's boxes, ascending. `reduce`: kSum or kMin.
+  RowTotal(const Spec& table, const std::vector<at::Tensor>& rows, Reduce reduce) : table_(table), reduce_(reduce) {
+    if (!table.layout().in_pieces() || rows.empty()) return;
     named_ = std::get<0>(at::_unique2(at::cat(rows)));
     for (const at::Tensor& of_box : rows) places_.push_back(at::searchsorted(named_, of_box));
     find_shared();
   }
 
-  /// Replaces the numbers [groups, n] of each box by their totals. Collective over the mesh's members.
-  void add_up(std::vector<at::Tensor>& numbers) const {
+  /// Replaces the numbers [rows, n] of each box by their totals. Collective over the mesh's members.
+  void find(std::vector<at::Tensor>& numbers) const {
     if (!table_.layout().in_pieces()) {
       for (at::Tensor& of_box : numbers)
         for (size_t m = 0; m < table_.placements().size(); ++m)
           if (table_.placements()[m].is_shard(1))
-            all_reduce(*table_.mesh()->group(static_cast<int64_t>(m)), of_box, Reduce::kSum);
+            all_reduce(*table_.mesh()->group(static_cast<int64_t>(m)), of_box, reduce_);
       return;
     }
-    add_up_pieces(numbers);
+    find_in_pieces(numbers);
   }
 
  private:
@@ -128,13 +133,13 @@ class RowTotal {
   }
 
   /// In the order of ranks, so that all ranks that share a row have the same total.
-  void add_up_pieces(std::vector<at::Tensor>& numbers) const {
+  void find_in_pieces(std::vector<at::Tensor>& numbers) const {
     const Group& group = *table_.mesh()->group();
     std::vector<Message> sends, receives;
     at::Tensor own;
     if (named_.defined() && !numbers.empty()) {
-      own = at::zeros({named_.numel(), numbers[0].size(1)}, numbers[0].options());
-      for (size_t i = 0; i < numbers.size(); ++i) own.index_add_(0, places_[i], numbers[i]);
+      own = nothing(numbers[0]);
+      for (size_t i = 0; i < numbers.size(); ++i) take_in(own, places_[i], numbers[i]);
     }
     for (const Shared& with : shared_) {
       sends.push_back({with.rank, own.index_select(0, with.places)});
@@ -144,23 +149,34 @@ class RowTotal {
     for (const Message& message : receives) arrived.push_back(message.tensor);
     exchange(group, table_.mesh()->device(), std::move(sends), std::move(receives))->wait();
     if (!own.defined()) return;
-    at::Tensor total = at::zeros_like(own);
+    at::Tensor total = nothing(own);
     bool has_own = false;
-    const auto add_own = [&] {
-      if (!std::exchange(has_own, true)) total.add_(own);
+    const auto take_in_own = [&] {
+      if (!std::exchange(has_own, true)) total = combined(total, own, reduce_);
     };
     for (size_t i = 0; i < shared_.size(); ++i) {
-      if (shared_[i].rank > table_.mesh()->rank()) add_own();
-      total.index_add_(0, shared_[i].places, arrived[i]);
+      if (shared_[i].rank > table_.mesh()->rank()) take_in_own();
+      take_in(total, shared_[i].places, arrived[i]);
     }
-    add_own();
+    take_in_own();
     for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = total.index_select(0, places_[i]);
   }
 
+  /// What changes nothing, for each of the rows.
+  at::Tensor nothing(const at::Tensor& like) const {
+    const double value = reduce_ == Reduce::kMin ? std::numeric_limits<double>::infinity() : 0;
+    return at::full({named_.numel(), like.size(1)}, value, like.options());
+  }
+  /// Pre: no place comes twice.
+  void take_in(const at::Tensor& totals, const at::Tensor& places, const at::Tensor& numbers) const {
+    totals.index_copy_(0, places, combined(totals.index_select(0, places), numbers, reduce_));
+  }
+
   const Spec& table_;
-  at::Tensor named_;                 // the rows that this rank's groups name, ascending
-  std::vector<at::Tensor> places_;   // in named_, of each box's groups
-  std::vector<Shared> shared_;       // by rank
+  Reduce reduce_;
+  at::Tensor named_;                // the rows of all boxes of this rank, ascending
+  std::vector<at::Tensor> places_;  // in named_, of each box's rows
+  std::vector<Shared> shared_;      // by rank
 };
 
 /// Where a box of the numbers per row lies: in which of the table's boxes on this rank, and which of its groups name rows there.
@@ -185,7 +201,11 @@ class SplitUpdate {
  public:
   SplitUpdate(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
               c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups)
-      : table_(table), boxes_(boxes), groups_(groups), total_(table, groups), sums_(boxes.size()) {
+      : table_(table),
+        boxes_(boxes),
+        groups_(groups),
+        total_(table, named_rows(table, groups), Reduce::kSum),
+        sums_(boxes.size()) {
     for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
     if (!kernels::is_row_wise(optimizer.options().kind) || !table.layout().in_pieces()) return;
     numbers_ = optimizer.state().back();
@@ -194,10 +214,9 @@ class SplitUpdate {
   void find_mean_squares() {
     std::vector<at::Tensor> sums;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      sums.push_back(
-          grad_squares(boxes_[i].grads, groups_[i], updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
+      sums.push_back(grad_squares(boxes_[i].grads, groups_[i], updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
     if (numbers_.defined()) add_numbers(sums);
-    total_.add_up(sums);
+    total_.find(sums);
     for (size_t i = 0; i < boxes_.size(); ++i) {
       sums_[i].mean_squares = (sums[i].select(1, 0) / static_cast<double>(table_.sizes()[1])).contiguous();
       if (!numbers_.defined()) continue;
@@ -210,7 +229,7 @@ class SplitUpdate {
     std::vector<at::Tensor> squares;
     for (size_t i = 0; i < boxes_.size(); ++i)
       squares.push_back(lamb_squares(updated_[i], boxes_[i].grads, groups_[i], sums_[i].mean_squares));
-    total_.add_up(squares);
+    total_.find(squares);
     for (size_t i = 0; i < boxes_.size(); ++i) {
       const at::Tensor of_row = squares[i].select(1, 0), of_step = squares[i].select(1, 1);
       const at::Tensor are_positive = of_row.gt(0).logical_and_(of_step.gt(0));
@@ -253,6 +272,23 @@ class SplitUpdate {
 };
 
 }  // namespace
+
+bool splits_rows(const Spec& table) {
+  if (table.layout().in_pieces())
+    return std::ranges::any_of(table.layout().pieces(),
+                               [&](const ShardMetadata& piece) { return has_part_of_rows(table, piece); });
+  return std::ranges::any_of(table.placements(), [](const Placement& placement) { return placement.is_shard(1); });
+}
+
+void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Reduce reduce) {
+  if (!table.is_member() || !splits_rows(table)) return;
+  std::vector<at::Tensor> rows;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const Interval of_box = table.boxes()[i].interval(0);
+    rows.push_back(at::arange(of_box.begin, of_box.end, numbers[i].options().dtype(at::kLong)));
+  }
+  RowTotal(table, rows, reduce).find(numbers);
+}
 
 Placements placements_of_rows(const Spec& table) {
   Placements placements = table.placements().vec();

@@ -1,4 +1,4 @@
-// ops/embedding/split_rows.h: optimizers that need sums over whole rows, on tables whose rows are split among pieces.
+// ops/embedding/split_rows.h: what is computed of whole rows, on tables whose rows are split among pieces: optimizers' sums and norms.
 //
 // Row-wise optimizers keep one number per row. Where columns are sharded by Shard(1) the ranks that share a row each keep that number.
 // Of a table in pieces the first piece of a row, by rank, keeps it:
@@ -11,6 +11,13 @@
 #include "ops/embedding/row_optimizer.h"
 
 namespace shardwise {
+
+/// True where some piece has a part of the columns of its rows. The same on all ranks.
+bool splits_rows(const Spec& table);
+
+/// Reduces numbers of all rows over the pieces that have parts of the row: `numbers` [rows of the box, n], of each of this rank's boxes.
+/// `reduce`: kSum or kMin. Collective over the mesh's members where rows are split.
+void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Reduce reduce);
 
 /// The placements of one number per row of `table`.
 Placements placements_of_rows(const Spec& table);

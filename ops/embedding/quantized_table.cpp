@@ -1,0 +1,176 @@
+#include "ops/embedding/quantized_table.h"
+
+#include "ops/embedding/bag_lookup.h"
+#include "ops/embedding/packed_rows.h"
+#include "ops/embedding/split_rows.h"
+#include "placements/partial.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kQuantize = "quantize_rows";
+constexpr const char* kLookup = "aten::embedding";
+constexpr int64_t kRowsAtOnce = 1 << 16;
+
+void check_quantizable(const at::Tensor& table) {
+  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
+                                                  "distribute_tensor(x, mesh, [Replicate()]).",
+                                                  kQuantize, fmt::join(table.sizes(), ", ")));
+  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
+                                                  kQuantize, fmt::join(table.sizes(), ", "), table.dim()));
+  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
+                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kQuantize,
+                               c10::toString(table.scalar_type())));
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
+                                "redistribute().",
+                                kQuantize, to_string(spec_of(table)->placements())));
+  TORCH_CHECK_VALUE(!table.is_meta(), fmt::format("[{}] the table is on meta and has no values. Give it memory with "
+                                                  "Module.to_empty() and load it first.",
+                                                  kQuantize));
+}
+
+/// The least number of each row and the negative of the largest, float32 [rows, 2]: the least of both over pieces are those of the whole.
+/// Infinities without columns.
+at::Tensor range_of_rows(const at::Tensor& piece) {
+  const int64_t n = piece.size(0);
+  at::Tensor range = at::full({n, 2}, std::numeric_limits<float>::infinity(), piece.options().dtype(at::kFloat));
+  if (piece.size(1) == 0) return range;
+  for (int64_t begin = 0; begin < n; begin += kRowsAtOnce) {
+    const int64_t n_rows = std::min(kRowsAtOnce, n - begin);
+    const at::Tensor rows = piece.narrow(0, begin, n_rows);
+    range.narrow(0, begin, n_rows).copy_(at::stack({rows.amin({1}), rows.amax({1}).neg()}, 1));
+  }
+  return range;
+}
+
+/// One row of the table, of those that the ranks know to have a number that is not finite; the number of rows where none has.
+int64_t bad_row(const Spec& table, const std::vector<at::Tensor>& ranges) {
+  int64_t first = table.sizes()[0];
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (table.boxes()[i].sizes[1] == 0) continue;
+    const at::Tensor bad = ranges[i].isfinite().logical_not().any(1).nonzero();
+    if (bad.numel() > 0) first = std::min(first, table.boxes()[i].offsets[0] + bad[0].item<int64_t>());
+  }
+  if (!table.is_member()) return first;
+  const at::Tensor of_all = at::full({1}, first, at::TensorOptions().dtype(at::kLong).device(table.mesh()->device()));
+  all_reduce(*table.mesh()->group(), of_all, Reduce::kMin);
+  return of_all.item<int64_t>();
+}
+
+}  // namespace
+
+std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(dtype == at::kChar,
+                   fmt::format("[{}] rows cannot be {}. Use int8.", kQuantize, c10::toString(dtype)));
+  check_quantizable(table);
+  const BelowAutograd guard;
+  const CommScope scope(kQuantize);
+  const std::shared_ptr<QuantizedTable> result(new QuantizedTable);
+  const SpecPtr& spec = result->spec_ = spec_of(table);
+  const Shards& pieces = maybe_dtensor(table)->shards();
+  std::vector<at::Tensor> ranges;
+  for (const at::Tensor& piece : pieces) ranges.push_back(range_of_rows(piece));
+  const int64_t bad = bad_row(*spec, ranges);
+  TORCH_CHECK_VALUE(bad == spec->sizes()[0],
+                    fmt::format("[{}] row {} of the table has a number that is not finite, or is not as float32. Rows "
+                                "of 8 bits have a least and a largest number: replace it first, with nan_to_num().",
+                                kQuantize, bad));
+  reduce_split_rows(*spec, ranges, Reduce::kMin);  // the least of all pieces' are the whole rows'
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    ranges[i].select(1, 1).neg_();
+    result->pieces_.push_back(pack_rows(pieces[i], ranges[i]));
+  }
+  return result;
+}
+
+int64_t QuantizedTable::n_bytes() const {
+  int64_t n = 0;
+  for (const at::Tensor& piece : pieces_) n += piece.numel() * piece.element_size();
+  return n;
+}
+
+at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
+  const BelowAutograd guard;
+  const at::Tensor own = prepared_ids(kLookup, ids, *spec_);
+  const CommScope scope(kLookup);
+  const LookupOptions& options = LookupScope::current();
+  TableLookup lookup = TableLookup::start(kLookup, spec_, own, plan_lookup(spec_, spec_of(own), options), options);
+  const SpecPtr& found = lookup.plan->rows;
+  Shards pieces;
+  if (found->is_member()) {
+    if (lookup.plan->ids_are_equal) lookup = lookup.with_exchange();
+    const Dims& sizes = found->boxes()[0].sizes;
+    if (const auto& exchange = lookup.row_exchange) {
+      pieces.push_back(lookup_rows(exchange->fetch_packed(pieces_), exchange->groups().group_of, 0).view(sizes));
+    } else {
+      const at::Tensor here = lookup.own_ids();
+      pieces.push_back(at::zeros(sizes, at::TensorOptions().dtype(spec_->dtype()).device(spec_->mesh()->device())));
+      const int64_t first_column = spec_->layout().in_pieces() ? 0 : spec_->boxes()[0].offsets[1];
+      const at::Tensor rows = pieces[0].view({here.numel(), sizes.back()});
+      for (size_t i = 0; i < pieces_.size() && rows.numel() > 0; ++i) {
+        const Box& box = spec_->boxes()[i];
+        lookup_packed_rows_into(rows.narrow(1, box.offsets[1] - first_column, box.sizes[1]), pieces_[i], here,
+                                box.offsets[0]);
+      }
+    }
+  }
+  const at::Tensor result = wrap(found, std::move(pieces));
+  return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
+}
+
+at::Tensor QuantizedTable::lookup_bags(const at::Tensor& ids, const std::optional<at::Tensor>& offsets,
+                                       const std::string& mode, const std::optional<at::Tensor>& per_sample_weights,
+                                       bool include_last_offset, std::optional<int64_t> padding_idx) const {
+  TORCH_CHECK_VALUE(mode == "sum" || mode == "mean" || mode == "max",
+                    fmt::format("[lookup_bags] there is no mode \"{}\". Use \"sum\", \"mean\" or \"max\".", mode));
+  TORCH_CHECK_VALUE(ids.dim() == (offsets ? 1 : 2),
+                    fmt::format("[lookup_bags] ids have shape [{}]. Give [bags, ids of a bag], or flat ones with "
+                                "offsets.",
+                                fmt::join(ids.sizes(), ", ")));
+  at::Tensor flat = ids, begins, weights = per_sample_weights.value_or(at::Tensor());
+  if (offsets) {
+    begins = *offsets;
+  } else {
+    begins = at::arange(ids.size(0), at::kLong).mul_(ids.size(1));
+    flat = ids.reshape({-1});
+    if (weights.defined()) weights = weights.reshape({-1});
+  }
+  const BelowAutograd guard;
+  const CommScope scope("aten::embedding_bag");
+  BagLookup call = start_bags(spec_, flat, begins,
+                              mode == "sum"    ? 0
+                              : mode == "mean" ? 1
+                                               : 2,
+                              weights, offsets && include_last_offset, padding_idx);
+  call.is_packed = true;
+  return pool_bags_of(call, pieces_, at::TensorOptions().dtype(spec_->dtype()).device(spec_->mesh()->device()), weights,
+                      /*needs_grad=*/false);
+}
+
+at::Tensor QuantizedTable::dequantized() const {
+  const BelowAutograd guard;
+  Shards pieces;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Dims& sizes = spec_->boxes()[i].sizes;
+    pieces.push_back(lookup_packed_rows(pieces_[i], sizes[1], spec_->dtype(),
+                                        at::arange(sizes[0], pieces_[i].options().dtype(at::kLong)), 0));
+  }
+  return wrap(spec_, std::move(pieces));
+}
+
+}  // namespace shardwise

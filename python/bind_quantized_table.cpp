@@ -1,0 +1,62 @@
+#include "ops/embedding/quantized_table.h"
+#include "python/bindings.h"
+#include "python/casters.h"
+
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+py::tuple shape_of(const QuantizedTable& table) {
+  return py::make_tuple(table.spec()->sizes()[0], table.spec()->sizes()[1]);
+}
+
+py::tuple placements_of(const QuantizedTable& table) { return py::tuple(py::cast(table.spec()->placements().vec())); }
+
+std::string repr(const QuantizedTable& table) {
+  return "QuantizedTable(int8 with a scale and an offset per row, of " + to_string(*table.spec()) + ")";
+}
+
+}  // namespace
+
+void bind_quantized_table(py::module_& module) {
+  using torch::wrap_pybind_function_no_gil;
+  py::class_<QuantizedTable, std::shared_ptr<QuantizedTable>>(
+      module, "QuantizedTable",
+      "A table of 8-bit rows with a float32 scale and offset each, to be looked up in and not trained: see "
+      "quantize_rows().")
+      .def("lookup", wrap_pybind_function_no_gil(&QuantizedTable::lookup), py::arg("ids"),
+           "The rows of `ids`, a DTensor of int64 or int32: F.embedding(ids, table.dequantize()) in dtype and layout, "
+           "over the "
+           "same exchange (lookup_exchange chooses it), but rows travel as 8 bits, a scale and an offset.\n\n"
+           "Raises as F.embedding does.")
+      .def("lookup_bags", wrap_pybind_function_no_gil(&QuantizedTable::lookup_bags), py::arg("ids"),
+           py::arg("offsets") = py::none(), py::arg("mode") = "mean", py::kw_only(),
+           py::arg("per_sample_weights") = py::none(), py::arg("include_last_offset") = false,
+           py::arg("padding_idx") = py::none(),
+           "Sums, means or maxima of bags of rows, as F.embedding_bag(ids, table.dequantize(), offsets, mode=mode, "
+           "...): ids "
+           "[bags, n], or flat ones with `offsets`. Rows are pooled as they are unpacked.\n\n"
+           "Raises as F.embedding_bag does.")
+      .def("dequantize", wrap_pybind_function_no_gil(&QuantizedTable::dequantized),
+           "The table that lookups read, as a DTensor of the dtype and layout of the one that was quantised.")
+      .def_property_readonly("shape", &shape_of, "Rows and columns.")
+      .def_property_readonly("placements", &placements_of, "The layout, that of the table that was quantised.")
+      .def_property_readonly(
+          "device_mesh", [](const QuantizedTable& self) { return self.spec()->mesh(); }, "The mesh that it lies on.")
+      .def_property_readonly("nbytes", &QuantizedTable::n_bytes, "Bytes on this rank.")
+      .def("__repr__", &repr);
+  module.def(
+      "quantize_rows", wrap_pybind_function_no_gil(&QuantizedTable::of), py::arg("table"), py::arg("dtype") = at::kChar,
+      "Rounds a table (a 2-D floating DTensor of any layout that is not Partial) row by row to 8 bits: scale is the "
+      "range of "
+      "the row / 255, offset its least number, and an element changes by at most scale / 2. Rows whose columns lie on "
+      "several "
+      "ranks are rounded as whole ones, so that every layout gives the same numbers; this costs a message of 8 bytes "
+      "a row. `dtype`: torch.int8.\n\n"
+      "Raises TypeError or ValueError, on all ranks alike, for another table or dtype, and where a row has a number "
+      "that "
+      "is not finite.");
+}
+
+}  // namespace shardwise
