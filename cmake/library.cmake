@@ -1,6 +1,6 @@
-# libshardwise: placements/ and plans/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
+# libshardwise: placements/, plans/ and wrappers/embedding_plan/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
 
-file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp plans/*.cpp)
+file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp plans/*.cpp wrappers/embedding_plan/*.cpp)
 add_library(shardwise_placements OBJECT ${placements_sources})
 target_link_libraries(shardwise_placements PUBLIC shardwise_base)
 set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)

@@ -1,4 +1,4 @@
-# placements_test and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# placements_test (with the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
 # cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
@@ -13,7 +13,7 @@ if(NOT TARGET GTest::gtest_main)
   FetchContent_MakeAvailable(googletest)
 endif()
 
-file(GLOB placements_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp)
+file(GLOB placements_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
 if(placements_tests)
   add_executable(placements_test ${placements_tests})
   target_link_libraries(placements_test PRIVATE shardwise_placements GTest::gtest_main)

@@ -34,6 +34,7 @@ ORDER = [
     "ops/sparse",
     "ops/embedding",
     "ops",
+    "wrappers/embedding_plan",
     "wrappers",
     "shardwise",
     "python",
@@ -45,10 +46,11 @@ FAMILIES = {room for room in ORDER if room.startswith("ops/") and room not in ("
 NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
 EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
+EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"placements", "plans", "wrappers/embedding_plan"}
 EXCEPT["python"] = {"kernels"}
 NO_KERNELS = {room for room in ORDER if room.startswith("runtime/")}  # rows of tables are the lookups' business
 
-PURE = {"kernels", "placements", "plans"}
+PURE = {"kernels", "placements", "plans", "wrappers/embedding_plan"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 FORBIDDEN_IN_PURE = re.compile(r"^(torch|ATen|caffe2|c10/core)/")
 FORBIDDEN_OUTSIDE_PYTHON = re.compile(r"^(Python\.h|pybind11/|torch/csrc/utils/pybind)")

@@ -4,58 +4,86 @@
 //   tables + ranks + options -> plan_embeddings() -> EmbeddingPlan: per table its treatment and slices, per rank its groups of slices
 #pragma once
 
-#include "placements/box.h"
+#include "wrappers/embedding_plan/plan_options.h"
+#include "wrappers/embedding_plan/table_config.h"
+#include "wrappers/embedding_plan/table_slice.h"
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace shardwise {
 
-/// What becomes of the rows of one sample: all of them, or one row.
-enum class Combiner : uint8_t { kNone, kSum, kMean, kMax };
-
-/// "none", "sum", "mean", "max".
-std::string_view to_string(Combiner combiner);
-/// The reverse. Throws: c10::ValueError naming the four words.
-Combiner combiner_from_string(std::string_view name);
-
-/// One table: [n_rows, n_columns].
-struct TableConfig {
-  std::string name;
-  int64_t n_rows = 0;
-  int64_t n_columns = 0;
-  std::string dtype = "float32";  // as torch names it, without "torch."
+/// Slices of one rank that are looked up together (D5): tables of one width, dtype and combiner, one after another by rows. Replicated tables
+/// have groups of their own, which come first and are the same on every rank: their gradients are averaged, the others' are not.
+struct EmbeddingGroup {
+  bool is_replicated = false;
+  int64_t n_columns = 0;  // of the slices
+  std::string dtype;
   Combiner combiner = Combiner::kSum;
-  double ids_per_sample = 1;  // of all its inputs together, on average
-  double skew = 0;            // of ids: the exponent of Zipf's law; 0: uniform
-
-  int64_t n_elements() const { return n_rows * n_columns; }
+  int64_t n_rows = 0;  // of all slices together
+  bool operator==(const EmbeddingGroup&) const = default;
 };
 
-enum class Treatment : uint8_t {
-  kReplicated,     // whole on every rank (data-parallel)
-  kTableParallel,  // whole columns on some ranks: one slice, or several of columns
-  kRowParallel,    // rows over all ranks
+/// What a plan asks of one rank in a step, by the model of load_model.h.
+struct RankLoad {
+  int64_t weight_bytes = 0;
+  int64_t state_bytes = 0;  // of the optimizer
+  double lookups =
+      0;  // rows read: those other ranks ask for, each once per asking rank, and those of replicated tables
+  double exchange_bytes = 0;  // that cross links to or from this rank: ids, vectors, gradients, the all-reduce's
+  double seconds = 0;
+
+  int64_t n_bytes() const { return weight_bytes + state_bytes; }
+  bool operator==(const RankLoad&) const = default;
 };
 
-/// A box of one table on one rank, and its place among the rows of its group there.
-struct TableSlice {
-  size_t table = 0;  // index into EmbeddingPlan::tables
-  int64_t rank = 0;  // in [0, n_ranks)
-  Interval rows;     // of the table
-  Interval columns;
-  size_t group = 0;       // index into RankEmbeddings::groups of `rank`
-  int64_t first_row = 0;  // of the slice, among the group's rows: the offset that its ids get (D5)
+struct RankEmbeddings {
+  std::vector<EmbeddingGroup> groups;
+  /// Slices that are not replicated, as indices of (table, slice of it): by table.
+  std::vector<std::pair<size_t, size_t>> sharded;
+  RankLoad load;
+  bool operator==(const RankEmbeddings&) const = default;
 };
 
-struct TablePlan {
-  Treatment treatment = Treatment::kReplicated;
-  /// By first row, then first column. A replicated table has one per rank.
-  std::vector<TableSlice> slices;
-  std::string reason;  // why it is where it is, one sentence
+/// Where everything is, what that costs, and why. The same on every rank that makes it of the same arguments.
+struct EmbeddingPlan {
+  std::vector<TableConfig> tables;
+  int64_t n_ranks = 0;
+  EmbeddingPlanOptions options;
+  std::vector<TablePlan> table_plans;  // per table
+  std::vector<RankEmbeddings> ranks;   // per rank
+  /// No plan that keeps to the options has a most loaded rank of less: see load_bound.h.
+  double bound_seconds = 0;
+
+  /// Throws: c10::IndexError for a rank that is not one of the plan's.
+  void check_rank(int64_t rank) const;
+  /// Slices of replicated tables, then the others: by group, then by first row.
+  std::vector<TableSlice> slices_on(int64_t rank) const;
+  /// The rank of the longest step, the first of equals.
+  int64_t most_loaded_rank() const;
+  /// That rank's seconds.
+  double seconds() const { return ranks[most_loaded_rank()].load.seconds; }
+  /// The rank of the most bytes, the first of equals.
+  int64_t heaviest_rank() const;
+
+  bool operator==(const EmbeddingPlan&) const = default;
 };
+
+/// Places tables on ranks. Thresholds choose treatments as slice_rules.h says, and the strategy deals the slices; kCostBalanced is
+/// cost_balanced.h's.
+///
+/// Throws: c10::ValueError for tables and options that cannot be, for fewer slices than ranks (naming the threshold to lower), and where
+/// a rank needs more than memory_per_rank. Cost: O((slices + ranks) log), and less than 10 s for 10,000 tables on 4,096 ranks under
+/// kCostBalanced.
+EmbeddingPlan plan_embeddings(std::vector<TableConfig> tables, int64_t n_ranks,
+                              const EmbeddingPlanOptions& options = {});
+
+/// The plan of slices that somebody else chose: groups, first rows, loads and bound are worked out. Slices need a rank, rows and columns; for
+/// replicated tables, and row-parallel ones in balanced parts, they may be left out.
+///
+/// Throws: c10::ValueError naming the table, where its slices are not on ranks of the plan, overlap, or leave a part of it out.
+EmbeddingPlan arrange_embeddings(std::vector<TableConfig> tables, int64_t n_ranks, const EmbeddingPlanOptions& options,
+                                 std::vector<TablePlan> table_plans);
 
 }  // namespace shardwise

@@ -1,0 +1,212 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "wrappers/embedding_plan/embedding_plan.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+using Pair = std::pair<int64_t, int64_t>;
+
+Pair pair_of(Interval interval) { return {interval.begin, interval.end}; }
+
+/// "float32" of a torch.dtype or of its name.
+std::string dtype_name(const std::variant<std::string, at::ScalarType>& dtype) {
+  std::string name;
+  if (const auto* text = std::get_if<std::string>(&dtype)) {
+    name = *text;
+  } else {
+    name = py::str(py::cast(std::get<at::ScalarType>(dtype)));
+    name = name.substr(name.find('.') + 1);
+  }
+  element_bytes(name);
+  return name;
+}
+
+EmbeddingPlan plan_tables(std::vector<TableConfig> tables, int64_t n_ranks, const std::string& strategy,
+                          std::optional<int64_t> column_slice_threshold, std::optional<int64_t> row_slice_threshold,
+                          std::optional<int64_t> data_parallel_threshold, std::optional<int64_t> memory_per_rank,
+                          int64_t batch_per_rank, int64_t state_bytes_per_element, int64_t state_bytes_per_row,
+                          std::vector<int64_t> mesh_shape, const MaybeLinks& links,
+                          const std::optional<std::tuple<double, double, double>>& machine) {
+  EmbeddingPlanOptions options;
+  options.strategy = strategy_from_string(strategy);
+  options.column_slice_threshold = column_slice_threshold;
+  options.row_slice_threshold = row_slice_threshold;
+  options.data_parallel_threshold = data_parallel_threshold;
+  options.memory_per_rank = memory_per_rank;
+  options.batch_per_rank = batch_per_rank;
+  options.state_bytes_per_element = state_bytes_per_element;
+  options.state_bytes_per_row = state_bytes_per_row;
+  options.mesh_shape = std::move(mesh_shape);
+  options.links = to_links(links);
+  if (machine)
+    std::tie(options.machine.memory_gb_per_s, options.machine.ns_per_row, options.machine.ns_per_segment) = *machine;
+  return plan_embeddings(std::move(tables), n_ranks, options);
+}
+
+constexpr const char* kTableConfig =
+    "One embedding table of [n_rows, n_columns], as its planner knows it.\n\n"
+    "`dtype`: a torch.dtype or its name. `combiner`: \"sum\", \"mean\", \"max\" or \"none\". `ids_per_sample`: of all "
+    "its "
+    "inputs together,\n"
+    "on average. `skew`: of ids, the exponent of Zipf's law with row 0 the most frequent; 0 is uniform.";
+
+constexpr const char* kEmbeddingPlan =
+    "Which rank holds which part of which embedding table, what that costs in a step, and why. Made by "
+    "plan_embeddings.";
+
+constexpr const char* kPlanEmbeddings =
+    "Places embedding tables on ranks, without communication; the same on every rank.\n\n"
+    "Thresholds are in elements: a table of at most `data_parallel_threshold` is replicated, one of at least "
+    "`row_slice_threshold` is\n"
+    "sharded by rows over all ranks, the others are table-parallel, in N slices of columns where they exceed "
+    "`column_slice_threshold`:\n"
+    "the smallest power of two at which a slice does not, and at most the ranks and the columns. Without that "
+    "threshold "
+    "the largest\n"
+    "slices are halved until each rank has one.\n"
+    "`strategy` deals the slices: \"basic\" (in turn), \"memory_balanced\" (by bytes, forth and back), "
+    "\"memory_optimized\" (largest first\n"
+    "onto the lightest rank), or \"cost_balanced\", which chooses what thresholds leave open, too, for the least time "
+    "of the "
+    "most loaded\n"
+    "rank.\n"
+    "`memory_per_rank`: bytes of tables and optimizer state. `batch_per_rank`: samples of a step. "
+    "`state_bytes_per_element` and\n"
+    "`state_bytes_per_row`: of the optimizer. `mesh_shape` and `links`: the ranks as a mesh, and (latency in us, GB/s "
+    "each "
+    "way) per mesh\n"
+    "dim; all ranks in one dim, 20 us and 10 GB/s, where they are left out. `machine`: (GB/s of memory, ns to reach a "
+    "row, ns "
+    "per slice\n"
+    "and asking rank), 10, 20 and 50 where it is left out.\n\n"
+    "Raises ValueError for tables and options that cannot be, for fewer slices than ranks (it names the threshold to "
+    "lower), and where a\n"
+    "rank needs more than `memory_per_rank`.";
+
+void bind_table_config(py::module_& module) {
+  py::class_<TableConfig>(module, "TableConfig", kTableConfig)
+      .def(py::init([](std::string name, int64_t n_rows, int64_t n_columns,
+                       const std::variant<std::string, at::ScalarType>& dtype, const std::string& combiner,
+                       double ids_per_sample, double skew) {
+             return TableConfig{std::move(name), n_rows, n_columns, dtype_name(dtype), combiner_from_string(combiner),
+                                ids_per_sample,  skew};
+           }),
+           py::arg("name"), py::arg("n_rows"), py::arg("n_columns"), py::kw_only(), py::arg("dtype") = "float32",
+           py::arg("combiner") = "sum", py::arg("ids_per_sample") = 1.0, py::arg("skew") = 0.0)
+      .def_readonly("name", &TableConfig::name)
+      .def_readonly("n_rows", &TableConfig::n_rows)
+      .def_readonly("n_columns", &TableConfig::n_columns)
+      .def_readonly("dtype", &TableConfig::dtype, "As torch names it, without \"torch.\".")
+      .def_property_readonly("combiner", [](const TableConfig& self) { return std::string(to_string(self.combiner)); })
+      .def_readonly("ids_per_sample", &TableConfig::ids_per_sample)
+      .def_readonly("skew", &TableConfig::skew)
+      .def_property_readonly("n_elements", &TableConfig::n_elements)
+      .def(
+          "__eq__", [](const TableConfig& self, const TableConfig& other) { return self == other; }, py::is_operator())
+      .def("__repr__", [](const TableConfig& self) {
+        return fmt::format("TableConfig(\"{}\", {}, {}, dtype=\"{}\", combiner=\"{}\", ids_per_sample={}, skew={})",
+                           self.name, self.n_rows, self.n_columns, self.dtype, to_string(self.combiner),
+                           self.ids_per_sample, self.skew);
+      });
+}
+
+void bind_slices(py::module_& module) {
+  py::class_<TableSlice>(module, "TableSlice", "A box of one table on one rank, and its place in a group there.")
+      .def_readonly("table", &TableSlice::table, "Index of the table.")
+      .def_readonly("rank", &TableSlice::rank)
+      .def_property_readonly(
+          "rows", [](const TableSlice& self) { return pair_of(self.rows); }, "(begin, end) of the table's rows.")
+      .def_property_readonly("columns", [](const TableSlice& self) { return pair_of(self.columns); })
+      .def_readonly("group", &TableSlice::group, "Index into the groups of `rank`.")
+      .def_readonly("first_row", &TableSlice::first_row, "Among the group's rows: the offset that its ids get.")
+      .def("__repr__", [](const TableSlice& self) {
+        return fmt::format("TableSlice(table={}, rank={}, rows=({}, {}), columns=({}, {}), group={}, first_row={})",
+                           self.table, self.rank, self.rows.begin, self.rows.end, self.columns.begin, self.columns.end,
+                           self.group, self.first_row);
+      });
+  py::class_<TablePlan>(module, "TablePlan", "What becomes of one table.")
+      .def_property_readonly(
+          "treatment", [](const TablePlan& self) { return std::string(to_string(self.treatment)); },
+          "\"replicated\", \"table-parallel\" or \"row-parallel\".")
+      .def_property_readonly(
+          "slices",
+          [](const TablePlan& self) { return std::vector<TableSlice>(self.slices.begin(), self.slices.end()); },
+          "By first row, then first column; of a replicated table one per rank.")
+      .def_readonly("reason", &TablePlan::reason, "Why it is where it is.");
+  py::class_<EmbeddingGroup>(module, "EmbeddingGroup", "Slices of one rank that are looked up together.")
+      .def_readonly("is_replicated", &EmbeddingGroup::is_replicated)
+      .def_readonly("n_columns", &EmbeddingGroup::n_columns)
+      .def_readonly("dtype", &EmbeddingGroup::dtype)
+      .def_property_readonly("combiner",
+                             [](const EmbeddingGroup& self) { return std::string(to_string(self.combiner)); })
+      .def_readonly("n_rows", &EmbeddingGroup::n_rows, "Of all its slices.");
+  py::class_<RankLoad>(module, "RankLoad", "What a plan asks of one rank in a step.")
+      .def_readonly("weight_bytes", &RankLoad::weight_bytes)
+      .def_readonly("state_bytes", &RankLoad::state_bytes, "Of the optimizer.")
+      .def_property_readonly("n_bytes", &RankLoad::n_bytes, "Both.")
+      .def_readonly("lookups", &RankLoad::lookups, "Rows read, expected.")
+      .def_readonly("exchange_bytes", &RankLoad::exchange_bytes, "To and from this rank, expected.")
+      .def_readonly("seconds", &RankLoad::seconds)
+      .def("__repr__", [](const RankLoad& self) {
+        return fmt::format(
+            "RankLoad(weight_bytes={}, state_bytes={}, lookups={:.1f}, exchange_bytes={:.1f}, seconds={:.3g})",
+            self.weight_bytes, self.state_bytes, self.lookups, self.exchange_bytes, self.seconds);
+      });
+}
+
+void bind_plan_value(py::module_& module) {
+  using torch::wrap_pybind_function_no_gil;
+  py::class_<EmbeddingPlan>(module, "EmbeddingPlan", kEmbeddingPlan)
+      .def_readonly("tables", &EmbeddingPlan::tables)
+      .def_readonly("n_ranks", &EmbeddingPlan::n_ranks)
+      .def_property_readonly("strategy",
+                             [](const EmbeddingPlan& self) { return std::string(to_string(self.options.strategy)); })
+      .def_readonly("table_plans", &EmbeddingPlan::table_plans, "One per table.")
+      .def("groups", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
+             self.check_rank(rank);
+             return self.ranks[rank].groups;
+           }),
+           py::arg("rank"), "Of this rank; replicated ones first, the same on every rank.")
+      .def("slices", wrap_pybind_function_no_gil(&EmbeddingPlan::slices_on), py::arg("rank"),
+           "Of this rank, by group, then by first row.")
+      .def("load", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
+             self.check_rank(rank);
+             return self.ranks[rank].load;
+           }),
+           py::arg("rank"), "What a step asks of this rank.")
+      .def_property_readonly("most_loaded_rank", &EmbeddingPlan::most_loaded_rank, "Of the longest step.")
+      .def_property_readonly("heaviest_rank", &EmbeddingPlan::heaviest_rank, "Of the most bytes.")
+      .def_property_readonly("seconds", &EmbeddingPlan::seconds, "Of a step on the most loaded rank.")
+      .def_readonly("bound_seconds", &EmbeddingPlan::bound_seconds,
+                    "The most loaded rank of no plan within the options has less.")
+      .def(
+          "__eq__", [](const EmbeddingPlan& self, const EmbeddingPlan& other) { return self == other; },
+          py::is_operator())
+      .def("__repr__", [](const EmbeddingPlan& self) {
+        return fmt::format("EmbeddingPlan({} tables on {} ranks, {})", self.tables.size(), self.n_ranks,
+                           to_string(self.options.strategy));
+      });
+}
+
+}  // namespace
+
+void bind_embedding_plan(py::module_& module) {
+  bind_table_config(module);
+  bind_slices(module);
+  bind_plan_value(module);
+  module.def("plan_embeddings", torch::wrap_pybind_function_no_gil(&plan_tables), kPlanEmbeddings, py::arg("tables"),
+             py::arg("n_ranks"), py::kw_only(), py::arg("strategy") = "memory_optimized",
+             py::arg("column_slice_threshold") = py::none(), py::arg("row_slice_threshold") = py::none(),
+             py::arg("data_parallel_threshold") = py::none(), py::arg("memory_per_rank") = py::none(),
+             py::arg("batch_per_rank") = 1024, py::arg("state_bytes_per_element") = 0,
+             py::arg("state_bytes_per_row") = 0, py::arg("mesh_shape") = std::vector<int64_t>{},
+             py::arg("links") = py::none(), py::arg("machine") = py::none());
+  for (const char* name : {"TableConfig", "TableSlice", "TablePlan", "EmbeddingGroup", "RankLoad", "EmbeddingPlan"})
+    module.attr(name).attr("__module__") = "shardwise";
+}
+
+}  // namespace shardwise

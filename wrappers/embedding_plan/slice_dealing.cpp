@@ -1,0 +1,128 @@
+#include "wrappers/embedding_plan/slice_dealing.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <queue>
+
+namespace shardwise::detail {
+
+namespace {
+
+/// Indices of the slices, largest first; equal ones in their own order.
+std::vector<size_t> by_size(const std::vector<LooseSlice>& slices) {
+  std::vector<size_t> order(slices.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return slices[a].n_bytes > slices[b].n_bytes; });
+  return order;
+}
+
+std::vector<int64_t> deal_to_lightest(const std::vector<LooseSlice>& slices, int64_t n_ranks) {
+  using Entry = std::pair<int64_t, int64_t>;  // bytes, rank: the lower rank first among equals
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> lightest;
+  for (int64_t rank = 0; rank < n_ranks; ++rank) lightest.emplace(0, rank);
+  std::vector<int64_t> ranks(slices.size());
+  for (const size_t i : by_size(slices)) {
+    const auto [n_bytes, rank] = lightest.top();
+    lightest.pop();
+    ranks[i] = rank;
+    lightest.emplace(n_bytes + slices[i].n_bytes, rank);
+  }
+  return ranks;
+}
+
+/// False where items of these sizes, largest first, do not fit into ranks of `capacity` because of those above a third of it.
+bool large_ones_fit(const std::vector<double>& sizes, int64_t n_ranks, double capacity) {
+  const auto n_large = static_cast<int64_t>(
+      std::ranges::partition_point(sizes, [&](double size) { return size > capacity / 3; }) - sizes.begin());
+  if (n_large > 2 * n_ranks) return false;
+  // At most two to a rank: what is beyond n_ranks pairs best as the smallest with the largest that is left.
+  for (int64_t i = n_ranks; i < n_large; ++i)
+    if (sizes[i] + sizes[2 * n_ranks - 1 - i] > capacity) return false;
+  return true;
+}
+
+}  // namespace
+
+std::vector<LooseSlice> loose_slices(const LoadModel& model, const std::vector<Slicing>& slicings) {
+  std::vector<LooseSlice> slices;
+  for (size_t t = 0; t < slicings.size(); ++t) {
+    if (slicings[t].treatment != Treatment::kTableParallel) continue;
+    const TableConfig& table = model.tables()[t];
+    for (int64_t i = 0; i < slicings[t].n_slices; ++i) {
+      const int64_t n_columns = balanced_part(table.n_columns, slicings[t].n_slices, i).length();
+      slices.push_back({t, n_columns, model.slice_bytes(t, table.n_rows, n_columns)});
+    }
+  }
+  return slices;
+}
+
+std::vector<int64_t> deal(const std::vector<LooseSlice>& slices, int64_t n_ranks, EmbeddingStrategy strategy) {
+  if (strategy == EmbeddingStrategy::kMemoryOptimized) return deal_to_lightest(slices, n_ranks);
+  std::vector<int64_t> ranks(slices.size());
+  if (strategy == EmbeddingStrategy::kBasic) {
+    for (size_t i = 0; i < slices.size(); ++i) ranks[i] = static_cast<int64_t>(i) % n_ranks;
+    return ranks;
+  }
+  int64_t turn = 0;  // forth, then back
+  for (const size_t i : by_size(slices)) {
+    const int64_t at = turn++ % (2 * n_ranks);
+    ranks[i] = at < n_ranks ? at : 2 * n_ranks - 1 - at;
+  }
+  return ranks;
+}
+
+double heaviest_bound(std::vector<double> sizes, int64_t n_ranks) {
+  if (sizes.empty()) return 0;
+  std::ranges::sort(sizes, std::greater<>());
+  const double sum = std::accumulate(sizes.begin(), sizes.end(), 0.0);
+  double bound = std::max(sum / static_cast<double>(n_ranks), sizes[0]);
+  if (large_ones_fit(sizes, n_ranks, bound)) return bound;
+  double fits = 2 * bound;  // whatever does not fit is a bound, so bisection ends at one
+  while (!large_ones_fit(sizes, n_ranks, fits)) fits *= 2;
+  for (int i = 0; i < 60 && bound < fits * (1 - 1e-12); ++i) {
+    const double middle = (bound + fits) / 2;
+    (large_ones_fit(sizes, n_ranks, middle) ? fits : bound) = middle;
+  }
+  return bound;
+}
+
+std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::vector<Slicing>& slicings,
+                             const std::vector<LooseSlice>& slices, const std::vector<int64_t>& ranks,
+                             int64_t n_ranks) {
+  std::vector<TablePlan> plans(tables.size());
+  size_t next = 0;  // of the loose slices, which come in the order of tables
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const TableConfig& table = tables[t];
+    plans[t].treatment = slicings[t].treatment;
+    plans[t].reason = slicings[t].reason;
+    TableSlice whole{t, 0, {0, table.n_rows}, {0, table.n_columns}};
+    std::vector<TableSlice> placed;
+    switch (slicings[t].treatment) {
+      case Treatment::kReplicated:
+        plans[t].slices = SliceList::on_every_rank(whole, n_ranks);
+        continue;
+      case Treatment::kRowParallel:
+        for (whole.rank = 0; whole.rank < n_ranks; ++whole.rank) {
+          whole.rows = balanced_part(table.n_rows, n_ranks, whole.rank);
+          placed.push_back(whole);
+        }
+        break;
+      case Treatment::kTableParallel:
+        for (; next < slices.size() && slices[next].table == t; ++next) {
+          auto met = std::ranges::find(placed, ranks[next], &TableSlice::rank);
+          if (met == placed.end()) met = placed.insert(met, {t, ranks[next], whole.rows, {0, 0}});
+          met->columns.end += slices[next].n_columns;
+        }
+        for (size_t i = 1; i < placed.size(); ++i) {
+          const int64_t begin = placed[i - 1].columns.end;
+          placed[i].columns = {begin, begin + placed[i].columns.length()};
+        }
+        break;
+    }
+    plans[t].slices = std::move(placed);
+  }
+  return plans;
+}
+
+}  // namespace shardwise::detail

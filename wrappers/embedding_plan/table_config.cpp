@@ -1,0 +1,85 @@
+#include "wrappers/embedding_plan/table_config.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <unordered_set>
+#include <utility>
+
+namespace shardwise {
+
+namespace {
+
+constexpr std::array<std::pair<Combiner, std::string_view>, 4> kCombiners{
+    {{Combiner::kNone, "none"}, {Combiner::kSum, "sum"}, {Combiner::kMean, "mean"}, {Combiner::kMax, "max"}}};
+
+constexpr std::array<std::pair<std::string_view, int64_t>, 6> kDtypes{
+    {{"float32", 4}, {"float64", 8}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"uint8", 1}}};
+
+constexpr int64_t kMaxElements = int64_t{1} << 50;  // whose bytes, with those of an optimizer's state, count in 64 bits
+
+void check_table(const TableConfig& table) {
+  TORCH_CHECK_VALUE(!table.name.empty(), "[plan_embeddings] a table has an empty name. Give each table a name.");
+  TORCH_CHECK_VALUE(
+      table.n_rows > 0 && table.n_columns > 0,
+      fmt::format("[plan_embeddings] table \"{}\" is [{}, {}]: it has no elements. Give at least 1 row and 1 column.",
+                  table.name, table.n_rows, table.n_columns));
+  TORCH_CHECK_VALUE(
+      table.n_rows <= kMaxElements / table.n_columns,
+      fmt::format("[plan_embeddings] table \"{}\" is [{}, {}]: more than {} elements. Give a smaller one.", table.name,
+                  table.n_rows, table.n_columns, kMaxElements));
+  TORCH_CHECK_VALUE(std::isfinite(table.ids_per_sample) && table.ids_per_sample > 0,
+                    fmt::format("[plan_embeddings] table \"{}\" has {} ids per sample: a number above 0 is needed.",
+                                table.name, table.ids_per_sample));
+  TORCH_CHECK_VALUE(
+      std::isfinite(table.skew) && table.skew >= 0 && table.skew <= 16,
+      fmt::format("[plan_embeddings] table \"{}\" has skew {}: Zipf's exponent is in [0, 16], 0 for uniform ids.",
+                  table.name, table.skew));
+  element_bytes(table.dtype);
+}
+
+}  // namespace
+
+std::string_view to_string(Combiner combiner) {
+  for (const auto& [each, name] : kCombiners)
+    if (each == combiner) return name;
+  return "";
+}
+
+Combiner combiner_from_string(std::string_view name) {
+  for (const auto& [combiner, each] : kCombiners)
+    if (each == name) return combiner;
+  TORCH_CHECK_VALUE(false, fmt::format("[TableConfig] combiner \"{}\" is not known. Use \"none\", \"sum\", \"mean\" or "
+                                       "\"max\".",
+                                       name));
+}
+
+int64_t element_bytes(std::string_view dtype) {
+  for (const auto& [name, n_bytes] : kDtypes)
+    if (name == dtype) return n_bytes;
+  TORCH_CHECK_VALUE(false,
+                    fmt::format("[TableConfig] dtype \"{}\" is not one of tables. Use float32, float64, float16, "
+                                "bfloat16, int8 or uint8.",
+                                dtype));
+}
+
+void check_tables(const std::vector<TableConfig>& tables) {
+  TORCH_CHECK_VALUE(!tables.empty(), "[plan_embeddings] there are no tables to place. Give at least one.");
+  std::unordered_set<std::string_view> names;
+  int64_t n_elements = 0;
+  for (const TableConfig& table : tables) {
+    check_table(table);
+    TORCH_CHECK_VALUE(
+        names.insert(table.name).second,
+        fmt::format("[plan_embeddings] two tables have the name \"{}\". Give each a name of its own.", table.name));
+    n_elements += table.n_elements();
+    TORCH_CHECK_VALUE(n_elements <= kMaxElements,
+                      fmt::format("[plan_embeddings] the tables up to \"{}\" have {} elements together. At most {} can "
+                                  "be planned.",
+                                  table.name, n_elements, kMaxElements));
+  }
+}
+
+}  // namespace shardwise
