@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "placements",
     "plans",
+    "wrappers/embedding_plan",
     "kernels",
     "runtime/comm",
     "runtime/threads",
@@ -36,6 +37,7 @@ ORDER = [
     "ops",
     "wrappers/embedding_plan",
     "wrappers",
+    "wrappers/distributed_embedding",
     "shardwise",
     "python",
 ]
@@ -47,6 +49,7 @@ NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
 EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
 EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"placements", "plans", "wrappers/embedding_plan"}
+EXCEPT["wrappers/distributed_embedding"] = EXCEPT["wrappers"] - {"kernels"}
 EXCEPT["python"] = {"kernels"}
 NO_KERNELS = {room for room in ORDER if room.startswith("runtime/")}  # rows of tables are the lookups' business
 

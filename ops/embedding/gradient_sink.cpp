@@ -54,22 +54,18 @@ void complete(const SpecPtr& spec, std::vector<BoxGrads>& boxes, int64_t skipped
   }
 }
 
-at::Tensor dense(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+at::Tensor dense(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
   Shards pieces;
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    const Box& box = spec->boxes()[i];
-    pieces.push_back(sum_rows(boxes[i].grads, groups_in(box, boxes[i].ids, skipped), box.sizes[0]));
-  }
+  for (size_t i = 0; i < boxes.size(); ++i)
+    pieces.push_back(sum_rows(boxes[i].grads, boxes[i].groups, spec->boxes()[i].sizes[0]));
   return wrap(spec, std::move(pieces));
 }
 
-at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
   Shards pieces;
   for (size_t i = 0; i < boxes.size(); ++i) {
-    const Box& box = spec->boxes()[i];
-    const IdGroups groups = groups_in(box, boxes[i].ids, skipped);
-    const at::Tensor sums = sum_groups(boxes[i].grads, groups);
-    pieces.push_back(at::_sparse_coo_tensor_unsafe(groups.rows.unsqueeze(0), sums, box.sizes,
+    const at::Tensor sums = sum_groups(boxes[i].grads, boxes[i].groups);
+    pieces.push_back(at::_sparse_coo_tensor_unsafe(boxes[i].groups.rows.unsqueeze(0), sums, spec->boxes()[i].sizes,
                                                    sums.options().layout(at::kSparse), /*is_coalesced=*/true));
   }
   return wrap_sparse(spec->with_placements(without_partial(spec->placements())), std::move(pieces),
@@ -78,12 +74,10 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGrads> boxes, int64_t sk
 
 /// Updates the rows of `table` and bumps its version: a backward that saved the table will say that it changed.
 void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec,
-                    c10::ArrayRef<BoxGrads> boxes, int64_t skipped) {
+                    c10::ArrayRef<BoxGroups> boxes) {
   WriteWatch::note_write(*maybe_dtensor(table));
   optimizer.begin_step();
-  std::vector<IdGroups> groups;
-  for (size_t i = 0; i < boxes.size(); ++i) groups.push_back(groups_in(spec->boxes()[i], boxes[i].ids, skipped));
-  update_boxes(optimizer, *spec, maybe_dtensor(table)->shards(), boxes, groups);
+  update_boxes(optimizer, *spec, maybe_dtensor(table)->shards(), boxes);
   if (table.is_inference())
     count_inference_write();
   else
@@ -110,8 +104,16 @@ void GradientSink::check_dense_on_meta(const char* op) const {
 at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const {
   const BelowAutograd guard;
   if (is_complete()) complete(spec, boxes, skipped);
-  if (!optimizer) return is_sparse ? sparse(spec, boxes, skipped) : dense(spec, boxes, skipped);
-  apply_gradient(table, *optimizer, spec, boxes, skipped);
+  std::vector<BoxGroups> grouped;
+  for (size_t i = 0; i < boxes.size(); ++i)
+    grouped.push_back({groups_in(spec->boxes()[i], boxes[i].ids, skipped), boxes[i].grads});
+  return take_groups(spec, grouped);
+}
+
+at::Tensor GradientSink::take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const {
+  const BelowAutograd guard;
+  if (!optimizer) return is_sparse ? sparse(spec, boxes) : dense(spec, boxes);
+  apply_gradient(table, *optimizer, spec, boxes);
   return {};
 }
 

@@ -29,6 +29,8 @@ struct GradientSink {
   /// memory of this rank's rows, the others that of the rows with ids. Collective over the mesh's members where `spec` is Partial, or
   /// where a row-wise optimizer or LAMB needs sums over rows whose columns are sharded.
   at::Tensor take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const;
+  /// The same of gradient rows that are grouped already. Pre: `spec` is not Partial, or gradients are dense.
+  at::Tensor take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const;
 };
 
 }  // namespace shardwise

@@ -22,6 +22,12 @@ struct BoxGrads {
   RowGrads grads;
 };
 
+/// Gradient rows of one of this rank's boxes, grouped by row of the box.
+struct BoxGroups {
+  IdGroups groups;
+  RowGrads grads;
+};
+
 class RowExchange {
  public:
   /// Exchanges counts and ids among the ranks that differ only along the mesh dims `along`. `ids`: this rank's, of any shape, sharded

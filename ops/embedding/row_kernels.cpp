@@ -150,13 +150,18 @@ at::Tensor one_by_one(const RowGrads& grads) {
 }  // namespace
 
 at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
+  at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
+  sum_groups_into(sums, grads, groups);
+  return sums;
+}
+
+void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGroups& groups) {
   if (!maybe_element(grads.values.scalar_type())) {
-    const at::Tensor sums = at::zeros({groups.n(), grads.values.size(1)}, grads.values.options());
     const at::Tensor group_of =
         at::arange(groups.n(), groups.rows.options()).repeat_interleave(groups.starts.diff(), 0, groups.order.numel());
-    return sums.index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
+    sums.zero_().index_add_(0, group_of, one_by_one(grads).index_select(0, groups.order));
+    return;
   }
-  at::Tensor sums = at::empty({groups.n(), grads.values.size(1)}, grads.values.options());
   const kernels::GradRows rows = grad_rows_of(grads);
   void* into = sums.mutable_data_ptr();
   run_sums(
@@ -167,7 +172,6 @@ at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups) {
       [&](const cuda::Groups& on_gpu, void* scratch, auto stream) {
         cuda::sum_groups(rows, on_gpu, nullptr, into, rows.width, scratch, stream);
       });
-  return sums;
 }
 
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows) {

@@ -67,6 +67,8 @@ struct RowGrads {
 
 /// The sum of each group's gradients, [groups, width]. Summed in the order of ids, in float32 or float64, and rounded once.
 at::Tensor sum_groups(const RowGrads& grads, const IdGroups& groups);
+/// The same into `sums`, contiguous.
+void sum_groups_into(const at::Tensor& sums, const RowGrads& grads, const IdGroups& groups);
 /// The same as a dense gradient [n_rows, width], zeros in rows without ids. Nothing larger than the result is allocated.
 at::Tensor sum_rows(const RowGrads& grads, const IdGroups& groups, int64_t n_rows);
 

@@ -72,9 +72,9 @@ at::Tensor places_within(const at::Tensor& sorted, const std::vector<Interval>& 
 }
 
 /// The numbers of a table's rows that groups name.
-std::vector<at::Tensor> named_rows(const Spec& table, c10::ArrayRef<IdGroups> groups) {
+std::vector<at::Tensor> named_rows(const Spec& table, c10::ArrayRef<BoxGroups> boxes) {
   std::vector<at::Tensor> rows;
-  for (size_t i = 0; i < groups.size(); ++i) rows.push_back(groups[i].rows + table.boxes()[i].offsets[0]);
+  for (size_t i = 0; i < boxes.size(); ++i) rows.push_back(boxes[i].groups.rows + table.boxes()[i].offsets[0]);
   return rows;
 }
 
@@ -186,12 +186,12 @@ struct KeptRows {
   at::Tensor rows;  // of the numbers' piece
 };
 
-KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<IdGroups> groups) {
+KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<BoxGroups> boxes) {
   size_t box = 0;
   while (table.boxes()[box].sizes[1] == 0 || table.boxes()[box].interval(0).begin > kept.begin ||
          table.boxes()[box].interval(0).end < kept.end)
     ++box;
-  const at::Tensor rows = groups[box].rows + table.boxes()[box].offsets[0];
+  const at::Tensor rows = boxes[box].groups.rows + table.boxes()[box].offsets[0];
   const at::Tensor places = places_within(rows, {kept});
   return {box, places, rows.index_select(0, places) - kept.begin};
 }
@@ -200,11 +200,10 @@ KeptRows kept_rows(const Spec& table, Interval kept, c10::ArrayRef<IdGroups> gro
 class SplitUpdate {
  public:
   SplitUpdate(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
-              c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups)
+              c10::ArrayRef<BoxGroups> boxes)
       : table_(table),
         boxes_(boxes),
-        groups_(groups),
-        total_(table, named_rows(table, groups), Reduce::kSum),
+        total_(table, named_rows(table, boxes), Reduce::kSum),
         sums_(boxes.size()) {
     for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
     if (!kernels::is_row_wise(optimizer.options().kind) || !table.layout().in_pieces()) return;
@@ -214,7 +213,7 @@ class SplitUpdate {
   void find_mean_squares() {
     std::vector<at::Tensor> sums;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      sums.push_back(grad_squares(boxes_[i].grads, groups_[i], updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
+      sums.push_back(grad_squares(boxes_[i].grads, boxes_[i].groups, updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
     if (numbers_.defined()) add_numbers(sums);
     total_.find(sums);
     for (size_t i = 0; i < boxes_.size(); ++i) {
@@ -228,7 +227,7 @@ class SplitUpdate {
   void find_ratios() {
     std::vector<at::Tensor> squares;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      squares.push_back(lamb_squares(updated_[i], boxes_[i].grads, groups_[i], sums_[i].mean_squares));
+      squares.push_back(lamb_squares(updated_[i], boxes_[i].grads, boxes_[i].groups, sums_[i].mean_squares));
     total_.find(squares);
     for (size_t i = 0; i < boxes_.size(); ++i) {
       const at::Tensor of_row = squares[i].select(1, 0), of_step = squares[i].select(1, 1);
@@ -238,7 +237,7 @@ class SplitUpdate {
   }
 
   void apply() {
-    for (size_t i = 0; i < boxes_.size(); ++i) update_rows(updated_[i], boxes_[i].grads, groups_[i], sums_[i]);
+    for (size_t i = 0; i < boxes_.size(); ++i) update_rows(updated_[i], boxes_[i].grads, boxes_[i].groups, sums_[i]);
     if (numbers_.defined())
       for_each_kept([&](const at::Tensor& piece, const KeptRows& kept) {
         piece.index_copy_(0, kept.rows, updated_[kept.box].state.back().index_select(0, kept.groups));
@@ -251,7 +250,7 @@ class SplitUpdate {
     const Spec& kept = *spec_of(numbers_);
     for (size_t i = 0; i < kept.boxes().size(); ++i)
       if (kept.boxes()[i].sizes[0] > 0)
-        use(maybe_dtensor(numbers_)->shards()[i], kept_rows(table_, kept.boxes()[i].interval(0), groups_));
+        use(maybe_dtensor(numbers_)->shards()[i], kept_rows(table_, kept.boxes()[i].interval(0), boxes_));
   }
 
   /// Adds a column to `sums`: the number of each row, zeros in pieces that do not keep it.
@@ -263,8 +262,7 @@ class SplitUpdate {
   }
 
   const Spec& table_;
-  c10::ArrayRef<BoxGrads> boxes_;
-  c10::ArrayRef<IdGroups> groups_;
+  c10::ArrayRef<BoxGroups> boxes_;
   RowTotal total_;
   std::vector<UpdatedRows> updated_;
   std::vector<RowSums> sums_;
@@ -309,18 +307,18 @@ Placements placements_of_rows(const Spec& table) {
 }
 
 void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
-                  c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups) {
+                  c10::ArrayRef<BoxGroups> boxes) {
   if (!table.is_member()) return;
   const auto kind = optimizer.options().kind;
   const bool is_row_wise = kernels::is_row_wise(kind), is_lamb = kernels::is_lamb(kind);
   if (table.sizes()[1] > 0 && (is_row_wise || is_lamb) && splits_rows(table)) {
-    SplitUpdate update(optimizer, table, pieces, boxes, groups);
+    SplitUpdate update(optimizer, table, pieces, boxes);
     if (is_row_wise) update.find_mean_squares();
     if (is_lamb) update.find_ratios();
     return update.apply();
   }
   for (size_t i = 0; i < boxes.size(); ++i)
-    optimizer.update_rows(pieces[i], i, boxes[i].grads, groups[i], /*mean_squares=*/{});
+    optimizer.update_rows(pieces[i], i, boxes[i].grads, boxes[i].groups, /*mean_squares=*/{});
 }
 
 }  // namespace shardwise

@@ -27,6 +27,6 @@ Placements placements_of_rows(const Spec& table);
 /// the row's number), and LAMB's two more; collective over the mesh's members then. Other rows need no message.
 /// Pre: begin_step(); pieces that share a row have groups of that row all or none.
 void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
-                  c10::ArrayRef<BoxGrads> boxes, c10::ArrayRef<IdGroups> groups);
+                  c10::ArrayRef<BoxGroups> boxes);
 
 }  // namespace shardwise

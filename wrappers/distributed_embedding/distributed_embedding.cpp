@@ -1,0 +1,99 @@
+#include "wrappers/distributed_embedding/distributed_embedding.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
+#include "wrappers/distributed_embedding/layer_name.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+void check_features(const std::vector<Feature>& features, const TableLanes& lanes) {
+  std::vector<bool> is_used(lanes.tables.size());
+  for (const Feature& feature : features) {
+    TORCH_CHECK_VALUE(feature.table < lanes.tables.size(),
+                      fmt::format("[{}] feature {} is of table {}, there are {} tables. Use an index below that.", kLayer,
+                                  feature.name, feature.table, lanes.tables.size()));
+    is_used[feature.table] = true;
+  }
+  for (size_t t = 0; t < is_used.size(); ++t)
+    TORCH_CHECK_VALUE(is_used[t], fmt::format("[{}] table {} has no input. Leave it out, or name it in input_table_map.",
+                                              kLayer, lanes.tables[t].name));
+}
+
+std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const std::vector<FeatureInput>& inputs,
+                               const TableLanes& lanes) {
+  TORCH_CHECK_VALUE(inputs.size() == features.size(),
+                    fmt::format("[{}] got {} inputs for {} features. Give one for each, in their order.", kLayer,
+                                inputs.size(), features.size()));
+  std::vector<FeatureIds> ids;
+  for (size_t f = 0; f < features.size(); ++f) {
+    const LayerTable& table = lanes.tables[features[f].table];
+    ids.push_back(
+        FeatureIds::of(features[f], inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
+    if (table.is_replicated) check_range(features[f], ids.back().ids, table);
+  }
+  return ids;
+}
+
+}  // namespace
+
+DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
+                                           const MeshPtr& mesh, std::vector<Feature> features, Options options) {
+  auto layer = std::make_shared<LayerTables>(TableLanes::of(configs, plans, mesh), std::move(features));
+  check_features(layer->features, layer->lanes);
+  if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
+  layer->is_sparse = options.is_sparse;
+  exchange_ = std::make_shared<IdExchange>(layer->lanes);
+  layer_ = std::move(layer);
+}
+
+std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const std::vector<FeatureInput>& inputs,
+                                                                          InputError error) {
+  const BelowAutograd guard;
+  const CommScope scope(kLayer, CommScope::Cause::kProgram);
+  auto lookup = std::make_shared<Lookup>();
+  LookupStep& step = lookup->step_;
+  step.layer = layer_;
+  step.requests = RowRequests(layer_->lanes);
+  if (error.kind == InputError::Kind::kNone) {
+    try {
+      step.ids = ids_of(layer_->features, inputs, layer_->lanes);
+      step.requests = RowRequests(layer_->lanes, layer_->features, step.ids);
+      for (size_t f = 0; f < inputs.size(); ++f)
+        if (inputs[f].weights && inputs[f].weights->requires_grad()) {
+          step.weighted.push_back(f);
+          lookup->weights_.push_back(*inputs[f].weights);
+        }
+    } catch (const std::exception&) {
+      error = InputError::current();
+    }
+  }
+  lookup->exchange_ = exchange_;
+  lookup->ids_ = exchange_->start(step.requests, error);
+  return lookup;
+}
+
+void DistributedEmbedding::Lookup::fetch() {
+  if (rows_) return;
+  const BelowAutograd guard;
+  const CommScope scope(kLayer, CommScope::Cause::kProgram);
+  step_.incoming = ids_.finish(step_.requests);
+  rows_.emplace(step_);
+}
+
+std::vector<at::Tensor> DistributedEmbedding::Lookup::wait(const std::vector<at::Tensor>& tables) {
+  TORCH_CHECK(step_.layer, fmt::format("[{}] this lookup was waited for already. start() another.", kLayer));
+  step_.layer->memory.check(tables);
+  fetch();
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& each : weights_) weights.push_back(each.reshape(-1));
+  const auto result = combine(std::move(step_), std::move(*rows_), tables, weights);
+  step_ = {};
+  return result;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,64 @@
+// wrappers/distributed_embedding/distributed_embedding.h: many embedding tables on many ranks behind one layer.
+//
+//   DistributedEmbedding layer(configs, plan.tables, mesh, features);
+//   std::vector<at::Tensor> tables = layer.tables();                  // DTensors; initialise them, make them parameters
+//   auto vectors = layer.start(inputs).wait(tables);                  // one exchange of ids, one of rows
+//   loss(vectors).backward();                                         // one exchange of gradients
+//
+// Every rank gives the ids of its own samples and gets their vectors, as plain tensors. Tables are DTensors, in blocks of memory that
+// the layer owns (table_lanes.h). The exchange of ids costs a second message where a pair of ranks asks for many more rows than the step
+// before; other than that their number does not depend on that of tables or features.
+#pragma once
+
+#include "wrappers/distributed_embedding/lookup_step.h"
+
+#include <optional>
+
+namespace shardwise {
+
+class DistributedEmbedding {
+ public:
+  struct Options {
+    /// Gradients of tables are those of the mean of all ranks' losses, else of their sum.
+    bool mean_gradients = true;
+    /// Gradients that no fused optimizer takes are sparse.
+    bool is_sparse = false;
+  };
+
+  /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError for a plan that does not fit the mesh or
+  /// the tables, for a feature of no table and a table without one. Sends nothing.
+  DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans, const MeshPtr& mesh,
+                       std::vector<Feature> features, Options options);
+
+  const TableLanes& lanes() const { return layer_->lanes; }
+  const std::vector<Feature>& features() const { return layer_->features; }
+  /// New tensors of the layer's memory, uninitialised at first.
+  std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
+
+  /// A lookup of which the ids are on their way.
+  class Lookup {
+   public:
+    /// Sends for the rows, whose values are those of now. Collective; wait() does it where this has not.
+    void fetch();
+    /// The vectors by feature. `tables`: the layer's own, or parameters made of them. Collective where fetch() was not called.
+    std::vector<at::Tensor> wait(const std::vector<at::Tensor>& tables);
+
+   private:
+    friend class DistributedEmbedding;
+    std::shared_ptr<IdExchange> exchange_;  // outlives the step
+    IdExchange::Step ids_;
+    LookupStep step_;
+    std::vector<at::Tensor> weights_;  // of the step's weighted features
+    std::optional<RowsUnderWay> rows_;
+  };
+
+  /// Sends ids to the ranks that own their rows. `inputs`: by feature. Collective; lookups are fetched in the order in which they were
+  /// started. `error`: what is wrong with this rank's inputs already. Throws: at fetch(), on all ranks, what is wrong with the first rank's.
+  std::shared_ptr<Lookup> start(const std::vector<FeatureInput>& inputs, InputError error = {});
+
+ private:
+  LayerTablesPtr layer_;
+  std::shared_ptr<IdExchange> exchange_;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,47 @@
+// wrappers/distributed_embedding/feature_ids.h: this rank's ids of one input of the layer.
+#pragma once
+
+#include "ops/embedding/row_kernels.h"
+#include "wrappers/embedding_plan/embedding_plan.h"
+
+#include <optional>
+#include <string>
+
+namespace shardwise {
+
+/// An input: where its ids go, and what becomes of their rows.
+struct Feature {
+  std::string name;
+  size_t table = 0;  // index into TableLanes::tables
+  Combiner combiner = Combiner::kSum;
+};
+
+/// What a program gives for one feature: ids [samples] or [samples, ids per sample], or flat ids with `offsets` or `lengths`.
+struct FeatureInput {
+  at::Tensor ids;
+  std::optional<at::Tensor> offsets;  // [samples + 1]: sample i has the ids [offsets[i], offsets[i + 1])
+  std::optional<at::Tensor> lengths;  // [samples]
+  std::optional<at::Tensor> weights;  // of the ids' shape and the table's dtype; with sums and means only
+};
+
+/// The same, flat.
+struct FeatureIds {
+  at::Tensor ids;                           // [n] int64, on the CPU
+  std::optional<kernels::Pooling> pooling;  // none: rows are not combined, or each sample has one id
+  at::Tensor offsets;                       // with pooling: [samples] int64, on the table's device
+  at::Tensor weights;                       // [n]; undefined: 1
+  std::vector<int64_t> sizes;               // of the result, without columns
+
+  /// The bags of samples, of ids numbered otherwise.
+  IdBags bags(at::Tensor numbers) const { return {std::move(numbers), offsets, -1, weights}; }
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);
+  }
+
+  /// Throws: c10::TypeError and c10::ValueError that name the feature.
+  static FeatureIds of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
+                       c10::Device device);
+};
+
+}  // namespace shardwise

@@ -1,0 +1,247 @@
+#include "wrappers/distributed_embedding/id_exchange.h"
+
+#include "runtime/comm/group_backend.h"
+#include "wrappers/distributed_embedding/layer_name.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using Kind = InputError::Kind;
+
+std::string text_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours ? ours->what_without_backtrace() : error.what();
+}
+
+/// The room of the next message, after one that named `n` rows and had room for `room`: a little more than `n`, and no less than before
+/// unless it was twice too much.
+int64_t next_room(int64_t n, int64_t room) {
+  const int64_t wanted = n + n / 16 + 16;
+  return n > room || wanted < room / 2 ? wanted : room;
+}
+
+at::Tensor bytes_of_text(const std::string& text, c10::Device device) {
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes.to(device);
+}
+
+}  // namespace
+
+InputError InputError::current() {
+  try {
+    throw;
+  } catch (const c10::IndexError& error) {
+    return {Kind::kIndex, text_of(error)};
+  } catch (const c10::TypeError& error) {
+    return {Kind::kType, text_of(error)};
+  } catch (const c10::ValueError& error) {
+    return {Kind::kValue, text_of(error)};
+  } catch (const std::exception& error) {
+    return {Kind::kRuntime, text_of(error)};
+  }
+}
+
+void InputError::raise() const {
+  TORCH_CHECK_INDEX(kind != Kind::kIndex, text);
+  TORCH_CHECK_TYPE(kind != Kind::kType, text);
+  TORCH_CHECK_VALUE(kind != Kind::kValue, text);
+  TORCH_CHECK(false, text);
+}
+
+IdExchange::IdExchange(const TableLanes& lanes)
+    : lanes_(&lanes),
+      word_(at::kInt),
+      sent_room_(static_cast<size_t>(lanes.n_ranks())),
+      received_room_(static_cast<size_t>(lanes.n_ranks())) {
+  for (const Lane& lane : lanes.lanes)
+    for (const int64_t height : lane.heights)
+      if (height > std::numeric_limits<int32_t>::max()) word_ = at::kLong;
+}
+
+at::Tensor IdExchange::words(int64_t n) const { return at::empty({n}, word_); }
+
+template <class Word>
+at::Tensor IdExchange::first_message(const RowRequests& requests, const InputError& error, int64_t rank) const {
+  const int64_t room = sent_room_[static_cast<size_t>(rank)];
+  std::vector<Word> rows;
+  const at::Tensor message = words(head_words() + room);
+  auto* head = message.mutable_data_ptr<Word>();
+  std::fill_n(head, message.numel(), Word{0});
+  head[0] = static_cast<Word>(error.kind);
+  if (error.kind != Kind::kNone) {
+    head[1] = static_cast<Word>(error.text.size());
+    return message;
+  }
+  int64_t n = 0;
+  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) {
+    head[1 + lane] = static_cast<Word>(requests.n_from(lane, rank));
+    n += requests.n_from(lane, rank);
+  }
+  Word* const place = head + head_words();
+  if (n <= room) {
+    requests.write_rows(*lanes_, rank, place);
+  } else {
+    rows.resize(static_cast<size_t>(n));
+    requests.write_rows(*lanes_, rank, rows.data());
+    std::copy_n(rows.begin(), room, place);
+  }
+  return message;
+}
+
+IdExchange::Step IdExchange::start(const RowRequests& requests, const InputError& error) {
+  const Group& group = *lanes_->mesh->group();
+  const c10::Device device(lanes_->mesh->device_type());
+  Step step;
+  step.exchange_ = this;
+  step.error_ = error;
+  step.sent_room_ = sent_room_;
+  step.received_room_ = received_room_;
+  std::vector<Message> sends, receives;
+  for (int64_t rank = 0; rank < lanes_->n_ranks(); ++rank) {
+    const auto at = static_cast<size_t>(rank);
+    if (rank == lanes_->own_rank()) {
+      step.sent_.emplace_back();
+      step.received_.emplace_back();
+      continue;
+    }
+    step.sent_.push_back((word_ == at::kInt ? first_message<int32_t>(requests, error, rank)
+                                            : first_message<int64_t>(requests, error, rank))
+                             .to(device));
+    step.received_.push_back(words(head_words() + received_room_[at]).to(device));
+    sends.push_back({group.ranks[at], step.sent_.back()});
+    receives.push_back({group.ranks[at], step.received_.back()});
+  }
+  step.messages_ = exchange(group, device, std::move(sends), std::move(receives));
+  return step;
+}
+
+IncomingRows IdExchange::Step::finish(const RowRequests& requests) {
+  messages_->wait();
+  return exchange_->word_ == at::kInt ? exchange_->read<int32_t>(*this, requests)
+                                      : exchange_->read<int64_t>(*this, requests);
+}
+
+int64_t IdExchange::n_rows(const std::vector<int64_t>& head) const {
+  int64_t n = 0;
+  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += head[1 + lane];
+  return n;
+}
+
+/// Ranks with wrong inputs send their texts to all, whose lengths the heads said.
+void IdExchange::raise_first_error(const Step& step, const std::vector<std::vector<int64_t>>& heads) {
+  const Group& group = *lanes_->mesh->group();
+  const c10::Device device(lanes_->mesh->device_type());
+  std::vector<Message> sends, receives;
+  std::vector<at::Tensor> texts(heads.size());
+  bool is_wrong = false;
+  for (size_t rank = 0; rank < heads.size(); ++rank) {
+    is_wrong |= heads[rank][0] != 0;
+    if (static_cast<int64_t>(rank) == lanes_->own_rank()) continue;
+    if (step.error_.kind != Kind::kNone && !step.error_.text.empty())
+      sends.push_back({group.ranks[rank], bytes_of_text(step.error_.text, device)});
+    if (heads[rank][0] != 0 && heads[rank][1] > 0) {
+      texts[rank] = at::empty({heads[rank][1]}, at::TensorOptions().dtype(at::kByte).device(device));
+      receives.push_back({group.ranks[rank], texts[rank]});
+    }
+  }
+  if (!is_wrong) return;
+  exchange(group, device, std::move(sends), std::move(receives))->wait();
+  for (size_t rank = 0; rank < heads.size(); ++rank) {
+    if (heads[rank][0] == 0) continue;
+    if (static_cast<int64_t>(rank) == lanes_->own_rank()) step.error_.raise();
+    const at::Tensor bytes = texts[rank].defined() ? texts[rank].cpu() : at::empty({0}, at::kByte);
+    const std::string text(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
+    InputError{static_cast<Kind>(heads[rank][0]), fmt::format("{} (on rank {})", text, group.ranks[rank])}.raise();
+  }
+}
+
+template <class Word>
+IncomingRows IdExchange::read(Step& step, const RowRequests& requests) {
+  const Group& group = *lanes_->mesh->group();
+  const c10::Device device(lanes_->mesh->device_type());
+  const auto own = static_cast<size_t>(lanes_->own_rank());
+  const size_t n_lanes = lanes_->lanes.size(), n_ranks = step.received_.size();
+  std::vector<std::vector<int64_t>> heads;
+  std::vector<at::Tensor> received;
+  for (size_t rank = 0; rank < n_ranks; ++rank) {
+    heads.emplace_back(static_cast<size_t>(head_words()));
+    received.push_back(rank == own ? at::Tensor() : step.received_[rank].cpu());
+    if (rank != own) {
+      std::copy_n(received[rank].template const_data_ptr<Word>(), head_words(), heads[rank].begin());
+      continue;
+    }
+    heads[rank][0] = static_cast<int64_t>(step.error_.kind);
+    for (size_t lane = 0; lane < n_lanes; ++lane) heads[rank][1 + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
+  }
+  raise_first_error(step, heads);
+
+  // What did not fit. Ranks that have nothing more to say to each other stay away.
+  std::vector<Message> sends, receives;
+  std::vector<at::Tensor> rest(n_ranks);
+  for (size_t rank = 0; rank < n_ranks; ++rank) {
+    if (rank == own) continue;
+    int64_t n_sent = 0;
+    for (size_t lane = 0; lane < n_lanes; ++lane) n_sent += requests.n_from(lane, static_cast<int64_t>(rank));
+    if (const int64_t room = step.sent_room_[rank]; n_sent > room) {
+      std::vector<Word> rows(static_cast<size_t>(n_sent));
+      requests.write_rows(*lanes_, static_cast<int64_t>(rank), rows.data());
+      const at::Tensor more = words(n_sent - room);
+      std::copy(rows.begin() + room, rows.end(), more.template mutable_data_ptr<Word>());
+      sends.push_back({group.ranks[rank], more.to(device)});
+    }
+    if (const int64_t room = step.received_room_[rank]; n_rows(heads[rank]) > room) {
+      rest[rank] = words(n_rows(heads[rank]) - room).to(device);
+      receives.push_back({group.ranks[rank], rest[rank]});
+    }
+    sent_room_[rank] = next_room(n_sent, sent_room_[rank]);
+    received_room_[rank] = next_room(n_rows(heads[rank]), received_room_[rank]);
+  }
+  if (!sends.empty() || !receives.empty())
+    exchange(group, device, std::move(sends), std::move(receives), /*by_all=*/false)->wait();
+
+  IncomingRows incoming;
+  std::vector<Word*> next;  // by lane
+  for (size_t lane = 0; lane < n_lanes; ++lane) {
+    incoming.counts.emplace_back();
+    incoming.firsts.emplace_back();
+    int64_t n = 0;
+    for (size_t rank = 0; rank < n_ranks; ++rank) {
+      incoming.firsts[lane].push_back(n);
+      incoming.counts[lane].push_back(heads[rank][1 + lane]);
+      n += heads[rank][1 + lane];
+    }
+    incoming.rows.push_back(words(n));
+    next.push_back(incoming.rows[lane].template mutable_data_ptr<Word>());
+  }
+  for (size_t rank = 0; rank < n_ranks; ++rank) {
+    std::vector<Word> rows(static_cast<size_t>(n_rows(heads[rank])));
+    if (rank == own) {
+      requests.write_rows(*lanes_, static_cast<int64_t>(rank), rows.data());
+    } else {
+      const auto n_first = std::min(n_rows(heads[rank]), step.received_room_[rank]);
+      std::copy_n(received[rank].template const_data_ptr<Word>() + head_words(), n_first, rows.begin());
+      if (rest[rank].defined()) {
+        const at::Tensor more = rest[rank].cpu();
+        std::copy_n(more.template const_data_ptr<Word>(), more.numel(), rows.begin() + n_first);
+      }
+    }
+    const Word* from = rows.data();
+    for (size_t lane = 0; lane < n_lanes; ++lane) {
+      next[lane] = std::copy_n(from, heads[rank][1 + lane], next[lane]);
+      from += heads[rank][1 + lane];
+    }
+  }
+  for (at::Tensor& rows : incoming.rows) rows = rows.to(device);
+  return incoming;
+}
+
+}  // namespace shardwise

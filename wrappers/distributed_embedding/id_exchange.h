@@ -1,0 +1,80 @@
+// wrappers/distributed_embedding/id_exchange.h: each rank tells the others which of their rows it asks for, in one message per pair.
+//
+// A receiver must know a message's length. Both ends of a pair remember how many rows the last ones named, and make the message a little
+// longer than that: its first words say how many there are. What does not fit follows in a second message, whose length both then know, and
+// the next one is longer. So steps like the one before take one exchange.
+//
+// A rank whose input is wrong says so in place of its rows, and all ranks throw its error.
+#pragma once
+
+#include "runtime/comm/messages.h"
+#include "wrappers/distributed_embedding/row_requests.h"
+
+#include <optional>
+#include <string>
+
+namespace shardwise {
+
+/// What is wrong with a rank's input, as its exception has it.
+struct InputError {
+  enum class Kind : uint8_t { kNone, kRuntime, kValue, kIndex, kType };
+  Kind kind = Kind::kNone;
+  std::string text;
+
+  /// The exception being handled.
+  static InputError current();
+  /// Throws: the C++ exception of its kind.
+  [[noreturn]] void raise() const;
+};
+
+/// The rows of this rank's blocks that all ranks ask for.
+struct IncomingRows {
+  std::vector<at::Tensor> rows;               // by lane: int32 or int64 [n], those of rank 0 first, ascending within a rank
+  std::vector<std::vector<int64_t>> counts;  // by lane and rank
+  std::vector<std::vector<int64_t>> firsts;  // by lane and rank: the first of a rank's
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (at::Tensor& each : rows) visit(each);
+  }
+};
+
+class IdExchange {
+ public:
+  /// `lanes` outlives it.
+  explicit IdExchange(const TableLanes& lanes);
+
+  /// The first messages of one step, under way. Steps are finished in the order in which they were started.
+  class Step {
+   public:
+    /// Collective. Throws: on all ranks what the first rank with a wrong input has to say.
+    IncomingRows finish(const RowRequests& requests);
+
+   private:
+    friend class IdExchange;
+    IdExchange* exchange_ = nullptr;
+    InputError error_;
+    std::vector<int64_t> sent_room_, received_room_;  // rows per message, by rank
+    std::vector<at::Tensor> sent_, received_;         // by rank
+    std::shared_ptr<Messages> messages_;
+  };
+
+  /// Collective: tells all ranks what this one asks for, or what is wrong.
+  Step start(const RowRequests& requests, const InputError& error);
+
+ private:
+  template <class Word>
+  at::Tensor first_message(const RowRequests& requests, const InputError& error, int64_t rank) const;
+  template <class Word>
+  IncomingRows read(Step& step, const RowRequests& requests);
+  void raise_first_error(const Step& step, const std::vector<std::vector<int64_t>>& heads);
+  int64_t n_rows(const std::vector<int64_t>& head) const;
+  int64_t head_words() const { return 1 + std::max<int64_t>(1, static_cast<int64_t>(lanes_->lanes.size())); }
+  at::Tensor words(int64_t n) const;
+
+  const TableLanes* lanes_;
+  at::ScalarType word_;
+  std::vector<int64_t> sent_room_, received_room_;  // of the next step
+};
+
+}  // namespace shardwise

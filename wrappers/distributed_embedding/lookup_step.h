@@ -1,0 +1,75 @@
+// wrappers/distributed_embedding/lookup_step.h: one lookup of all features in all tables, and its backward.
+//
+//   each rank                                             the owners of the rows
+//   ids of all features -> rows of tables, each once  ->  one message per pair: which rows        (id_exchange.h)
+//   arrivals, pooled per sample                       <-  one message per pair and lane: the rows
+//   backward: sums per row                            ->  one message per pair and lane: their gradients, summed by row and applied
+#pragma once
+
+#include "ops/embedding/gradient_sink.h"
+#include "wrappers/distributed_embedding/id_exchange.h"
+#include "wrappers/distributed_embedding/table_memory.h"
+
+#include <memory>
+#include <vector>
+
+namespace shardwise {
+
+/// What the steps of a layer share.
+struct LayerTables {
+  TableLanes lanes;
+  std::vector<Feature> features;
+  TableMemory memory;
+  /// Gradients are multiplied by it. 1 / ranks: they are those of the mean of the ranks' losses, as data parallelism has it.
+  double gradient_factor = 1;
+  bool is_sparse = false;  // gradients that no fused optimizer takes
+
+  LayerTables(TableLanes of, std::vector<Feature> for_features)
+      : lanes(std::move(of)), features(std::move(for_features)), memory(lanes) {}
+  LayerTables(const LayerTables&) = delete;
+  LayerTables& operator=(const LayerTables&) = delete;
+};
+using LayerTablesPtr = std::shared_ptr<const LayerTables>;
+
+/// What a step knows besides the values of rows.
+struct LookupStep {
+  LayerTablesPtr layer;
+  std::vector<FeatureIds> ids;  // by feature
+  RowRequests requests;
+  IncomingRows incoming;
+  std::vector<GradientSink> sinks;  // by table
+  // Of the forward, for the backward.
+  std::vector<at::Tensor> chosen;  // by feature: of maxima
+  std::vector<size_t> weighted;    // features whose weights are differentiated
+  // Kept where there are any: by lane, and by table the memory of those that are replicated.
+  std::vector<at::Tensor> arrivals, replicated;
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (FeatureIds& each : ids) each.for_each_tensor(visit);
+    requests.for_each_tensor(visit);
+    incoming.for_each_tensor(visit);
+    for (auto* tensors : {&chosen, &arrivals, &replicated})
+      for (at::Tensor& tensor : *tensors) visit(tensor);
+  }
+};
+
+/// The rows of each lane that this rank asks for, on their way: what their owners' blocks hold now.
+class RowsUnderWay {
+ public:
+  /// Collective.
+  explicit RowsUnderWay(const LookupStep& step);
+  /// By lane.
+  std::vector<at::Tensor> wait();
+
+ private:
+  std::vector<at::Tensor> arrivals_;
+  std::shared_ptr<Messages> messages_;
+};
+
+/// The result of each feature, [samples, columns] or, not combined, [ids..., columns]; differentiable by `tables` (the layer's, perhaps
+/// parameters) and by `weights` (those of the step's `weighted` features, in their order). No messages; its backward is collective.
+std::vector<at::Tensor> combine(LookupStep step, RowsUnderWay rows, const std::vector<at::Tensor>& tables,
+                                const std::vector<at::Tensor>& weights);
+
+}  // namespace shardwise

@@ -1,0 +1,254 @@
+#include "wrappers/distributed_embedding/row_gradients.h"
+
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using kernels::Pooling;
+
+/// The gradient rows of one feature's ids, of all columns. `grad`: of its result.
+RowGrads grads_of_feature(const FeatureIds& feature, const at::Tensor& grad, const at::Tensor& chosen) {
+  const at::Tensor rows = grad.reshape({-1, grad.size(-1)});
+  if (feature.pooling)
+    return grads_of_bags(rows, feature.bags(feature.ids.to(grad.device())), *feature.pooling, chosen);
+  return {rows.stride(1) == 1 || rows.size(1) <= 1 ? rows : rows.contiguous()};
+}
+
+/// The same with a row of values for each id.
+RowGrads one_by_one(RowGrads grads, int64_t n_ids) {
+  if (!grads.row_of.defined()) return grads;
+  at::Tensor values = grads.values.index_select(0, grads.row_of);
+  if (grads.chosen.defined()) {
+    const at::Tensor own = at::arange(n_ids, grads.chosen.options()).unsqueeze(1);
+    values = values * grads.chosen.index_select(0, grads.row_of).eq(own);
+  }
+  return {values, {}, grads.factors, {}};
+}
+
+/// The gradient rows of the ids of several features, one after the other.
+RowGrads joined(std::vector<RowGrads> parts, const std::vector<int64_t>& n_ids) {
+  if (parts.size() == 1) return std::move(parts[0]);
+  const bool has_maxima = std::ranges::any_of(parts, [](const RowGrads& each) { return each.chosen.defined(); });
+  const bool has_factors = std::ranges::any_of(parts, [](const RowGrads& each) { return each.factors.defined(); });
+  std::vector<at::Tensor> values, rows, factors;
+  int64_t first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (has_maxima) parts[i] = one_by_one(std::move(parts[i]), n_ids[i]);
+    const auto numbers = at::TensorOptions().dtype(at::kLong).device(parts[i].values.device());
+    values.push_back(parts[i].values);
+    rows.push_back((parts[i].row_of.defined() ? parts[i].row_of : at::arange(n_ids[i], numbers)) + first);
+    first += parts[i].values.size(0);
+    const auto sums = parts[i].values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    if (has_factors)
+      factors.push_back(parts[i].factors.defined() ? parts[i].factors
+                                                   : at::ones({n_ids[i]}, parts[i].values.options().dtype(sums)));
+  }
+  return {at::cat(values), at::cat(rows), has_factors ? at::cat(factors) : at::Tensor(), {}};
+}
+
+/// By table: what becomes of its gradients. Collective calls are in the same order on all ranks.
+class Backward {
+ public:
+  Backward(const LookupStep& step, const std::vector<at::Tensor>& grads) : step_(step), lanes_(step.layer->lanes) {
+    for (size_t f = 0; f < grads.size(); ++f) of_features_.push_back(grad_of(f, grads[f]));
+  }
+
+  std::vector<at::Tensor> tables() {
+    send_sums();
+    std::vector<at::Tensor> result;
+    for (size_t t = 0; t < lanes_.tables.size(); ++t)
+      result.push_back(lanes_.tables[t].is_replicated ? replicated(t) : sharded(t));
+    return result;
+  }
+
+  /// Of a feature's weights: per id the dot product of its row and its gradient.
+  at::Tensor weights(size_t f) const {
+    const size_t t = step_.layer->features[f].table;
+    const LayerTable& table = lanes_.tables[t];
+    const FeatureIds& feature = step_.ids[f];
+    const RowGrads& grads = of_features_[f];
+    at::Tensor sum;
+    if (table.is_replicated) {
+      sum = weights_grad(step_.replicated[t], 0,
+                         feature.bags(feature.ids.to(grads.values.device())), grads);
+    } else {
+      for (size_t part = 0; part < table.parts.size(); ++part) {
+        const size_t lane = lanes_.lane_of(table, part);
+        const at::Tensor numbers =
+            step_.requests.arrivals(lanes_, *step_.requests.of_table(t), f, part).to(grads.values.device());
+        const Interval columns = table.parts[part];
+        const at::Tensor own = weights_grad(step_.arrivals[lane], 0, feature.bags(numbers),
+                                            grads.columns(columns.begin, columns.length()));
+        sum = sum.defined() ? sum.add_(own) : own;
+      }
+    }
+    if (*feature.pooling != Pooling::kMean) return sum;
+    const at::Tensor ends = at::cat({feature.offsets.slice(0, 1), at::full({1}, sum.numel(), feature.offsets.options())});
+    const at::Tensor lengths = ends.sub(feature.offsets).to(sum.scalar_type());
+    return sum.div_(lengths.index_select(0, grads.row_of));
+  }
+
+ private:
+  RowGrads grad_of(size_t f, const at::Tensor& grad) const {
+    const FeatureIds& feature = step_.ids[f];
+    const LayerTable& table = lanes_.tables[step_.layer->features[f].table];
+    if (grad.defined()) return grads_of_feature(feature, grad, step_.chosen[f]);
+    std::vector<int64_t> sizes = feature.sizes;
+    sizes.push_back(table.spec->sizes()[1]);
+    return grads_of_feature(feature, at::zeros(sizes, options(table.spec->dtype())), step_.chosen[f]);
+  }
+
+  at::TensorOptions options(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(lanes_.mesh->device_type());
+  }
+
+  RowGrads of_table(const std::vector<size_t>& features) const {
+    std::vector<RowGrads> parts;
+    std::vector<int64_t> n_ids;
+    for (const size_t f : features) {
+      parts.push_back(of_features_[f]);
+      n_ids.push_back(step_.ids[f].ids.numel());
+    }
+    return joined(std::move(parts), n_ids);
+  }
+
+  /// Sums the gradients of each row that this rank asked for, and sends them to its owner.
+  void send_sums() {
+    std::vector<at::Tensor> sums;  // by lane, as the arrivals
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane)
+      sums.push_back(
+          at::empty({step_.requests.n_arrivals(lane), lanes_.lanes[lane].width}, options(lanes_.lanes[lane].dtype)));
+    for (const TableRequests& table : step_.requests.tables()) {
+      const RowGrads grads = of_table(table.features);
+      const c10::Device device = grads.values.device();
+      for (const RowRequest& request : table.requests) {
+        if (request.n() == 0) continue;
+        const LaneSlice& slice = lanes_.tables[table.table].slices[request.slice];
+        const IdGroups part = groups_on(device, table.groups, request.begin, request.end);
+        sum_groups_into(sums[slice.lane].narrow(0, request.arrival, request.n()),
+                        grads.columns(slice.columns.begin, slice.columns.length()), part);
+      }
+    }
+    exchange_sums(sums);
+  }
+
+  static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
+    return {groups.rows.narrow(0, begin, end - begin).to(device), groups.starts.narrow(0, begin, end - begin + 1).to(device),
+            groups.order.to(device), {}};
+  }
+
+  void exchange_sums(const std::vector<at::Tensor>& sums) {
+    const Group& group = *lanes_.mesh->group();
+    std::vector<Message> sends, receives;
+    std::vector<std::pair<at::Tensor, at::Tensor>> own;
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      const int64_t width = lanes_.lanes[lane].width;
+      arrived_.push_back(at::empty({step_.incoming.rows[lane].numel(), width}, sums[lane].options()));
+      for (int64_t rank = 0; rank < lanes_.n_ranks(); ++rank) {
+        const auto at_rank = static_cast<size_t>(rank);
+        const at::Tensor sent =
+            sums[lane].narrow(0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
+        const at::Tensor place = arrived_[lane].narrow(0, step_.incoming.firsts[lane][at_rank],
+                                                       step_.incoming.counts[lane][at_rank]);
+        if (rank == lanes_.own_rank()) {
+          own.emplace_back(place, sent);
+          continue;
+        }
+        if (sent.numel() > 0) sends.push_back({group.ranks[at_rank], sent});
+        if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
+      }
+    }
+    const auto messages =
+        exchange(group, c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
+    for (const auto& [place, sent] : own) place.copy_(sent);
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      groups_.push_back(group_ids(step_.incoming.rows[lane], 0, step_.layer->lanes.lanes[lane].heights[own_rank()]));
+      rows_.push_back(groups_.back().rows.cpu());
+    }
+    messages->wait();
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      grads_.push_back({arrived_[lane]});
+      scale(grads_.back(), arrived_[lane].size(0));
+    }
+  }
+
+  void scale(RowGrads& grads, int64_t n_ids) const {
+    if (step_.layer->gradient_factor == 1) return;
+    const auto dtype = grads.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    grads.scale(at::full({n_ids}, step_.layer->gradient_factor, grads.values.options().dtype(dtype)));
+  }
+
+  size_t own_rank() const { return static_cast<size_t>(lanes_.own_rank()); }
+
+  at::Tensor sharded(size_t t) const {
+    const LayerTable& table = lanes_.tables[t];
+    std::vector<BoxGroups> boxes;
+    for (const Box& box : table.spec->boxes()) {
+      const auto slice = std::ranges::find_if(table.slices, [&](const LaneSlice& each) {
+        return each.rank == lanes_.own_rank() && each.rows == box.interval(0) && each.columns == box.interval(1);
+      });
+      if (slice == table.slices.end()) {  // no rows
+        const at::Tensor none = at::empty({0}, options(at::kLong));
+        boxes.push_back({{none, at::zeros({1}, options(at::kLong)), none, {}},
+                         {at::empty({0, box.sizes[1]}, options(table.spec->dtype()))}});
+        continue;
+      }
+      const IdGroups& groups = groups_[slice->lane];
+      const auto* rows = rows_[slice->lane].const_data_ptr<int64_t>();
+      const auto first_from = [&](int64_t row) { return std::lower_bound(rows, rows + groups.n(), row) - rows; };
+      const int64_t begin = first_from(slice->first_row), end = first_from(slice->first_row + slice->rows.length());
+      boxes.push_back({{groups.rows.narrow(0, begin, end - begin) - slice->first_row,
+                        groups.starts.narrow(0, begin, end - begin + 1), groups.order, {}},
+                       grads_[slice->lane]});
+    }
+    return step_.sinks[t].take_groups(table.spec, boxes);
+  }
+
+  /// Partial: reduced with those of other replicated leaves at the end of the backward; or taken by an optimizer.
+  at::Tensor replicated(size_t t) const {
+    std::vector<size_t> features;
+    std::vector<at::Tensor> ids;
+    for (size_t f = 0; f < step_.ids.size(); ++f)
+      if (step_.layer->features[f].table == t) {
+        features.push_back(f);
+        ids.push_back(step_.ids[f].ids);
+      }
+    if (features.empty()) return {};
+    RowGrads grads = of_table(features);
+    const at::Tensor all_ids = at::cat(ids).to(grads.values.device());
+    scale(grads, all_ids.numel());
+    return step_.sinks[t].take(lanes_.tables[t].spec->with_placements({Placement::partial()}), {{all_ids, grads}},
+                               /*skipped=*/-1);
+  }
+
+  const LookupStep& step_;
+  const TableLanes& lanes_;
+  std::vector<RowGrads> of_features_;
+  // By lane: gradients of this rank's rows, from all ranks.
+  std::vector<at::Tensor> arrived_;
+  std::vector<RowGrads> grads_;
+  std::vector<IdGroups> groups_;
+  std::vector<at::Tensor> rows_;  // of the groups, on the CPU
+};
+
+}  // namespace
+
+StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads) {
+  Backward backward(step, grads);
+  StepGradients result;
+  for (const size_t f : step.weighted) result.weights.push_back(backward.weights(f));
+  result.tables = backward.tables();
+  return result;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,61 @@
+// wrappers/distributed_embedding/table_lanes.h: which slices of which tables lie in which block of memory of which rank.
+//
+// A lane is all that has one width and dtype. On each rank the slices of a lane lie one below the other in one block, so that one kernel
+// call serves them all and one message per pair of ranks brings their rows:
+//
+//   tables a [10, 8], b [4, 8] on rank 0, c [7, 16] on ranks 0 and 1, 8 columns each:
+//   lane 0 (width 8, float32)    rank 0: a, rows 0 to 9; b, rows 10 to 13; c[:, 0:8], rows 14 to 20    rank 1: c[:, 8:16], rows 0 to 6
+#pragma once
+
+#include "runtime/tensor/spec.h"
+#include "wrappers/embedding_plan/embedding_plan.h"
+
+#include <vector>
+
+namespace shardwise {
+
+struct Lane {
+  int64_t width = 0;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> heights;  // rows of the block, by rank
+};
+
+/// A slice, and its place in its rank's block of its lane.
+struct LaneSlice {
+  int64_t rank = 0;
+  Interval rows, columns;  // of the table
+  size_t lane = 0;
+  int64_t first_row = 0;  // in the block
+  size_t part = 0;        // index into LayerTable::parts
+};
+
+/// A table of the layer.
+struct LayerTable {
+  std::string name;
+  SpecPtr spec;
+  bool is_replicated = false;     // no slices then: every rank has it outside of the lanes
+  std::vector<LaneSlice> slices;  // by first row, then first column
+  std::vector<Interval> parts;    // the slices' columns, ascending, each once
+};
+
+/// All tables of a layer, on a 1-D mesh. A value, equal on all ranks.
+struct TableLanes {
+  MeshPtr mesh;
+  std::vector<LayerTable> tables;
+  std::vector<Lane> lanes;  // those of larger elements first
+
+  /// Throws: c10::ValueError for a mesh of several dims, and for a plan of another number of ranks.
+  static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
+                       const MeshPtr& mesh);
+
+  /// Of the slices with the columns of part number `part`.
+  static size_t lane_of(const LayerTable& table, size_t part);
+
+  int64_t n_ranks() const { return mesh->size(); }
+  int64_t own_rank() const { return mesh->group()->index; }
+};
+
+/// "float32" -> at::kFloat. Throws: c10::TypeError for what is no floating dtype.
+at::ScalarType table_dtype(std::string_view name);
+
+}  // namespace shardwise

@@ -1,0 +1,72 @@
+#include "wrappers/distributed_embedding/table_memory.h"
+
+#include "runtime/tensor/dtensor_impl.h"
+#include "wrappers/distributed_embedding/layer_name.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
+  const auto options = at::TensorOptions().device(lanes.mesh->device_type());
+  for (const Lane& lane : lanes.lanes)
+    blocks_.push_back(
+        at::empty({lane.heights[static_cast<size_t>(lanes.own_rank())], lane.width}, options.dtype(lane.dtype)));
+  for (const LayerTable& table : lanes.tables) {
+    replicated_.emplace_back();
+    if (table.is_replicated)
+      replicated_.back().push_back(at::empty(table.spec->sizes(), options.dtype(table.spec->dtype())));
+  }
+}
+
+std::vector<at::Tensor> TableMemory::pieces_of(size_t t) const {
+  const LayerTable& table = lanes_->tables[t];
+  if (table.is_replicated) return replicated_[t];
+  std::vector<at::Tensor> pieces;
+  for (const Box& box : table.spec->boxes()) {
+    const auto slice = std::ranges::find_if(table.slices, [&](const LaneSlice& each) {
+      return each.rank == lanes_->own_rank() && each.rows == box.interval(0) && each.columns == box.interval(1);
+    });
+    pieces.push_back(slice == table.slices.end()  // no rows
+                         ? at::empty(box.sizes, at::TensorOptions()
+                                                    .dtype(table.spec->dtype())
+                                                    .device(lanes_->mesh->device_type()))
+                         : blocks_[slice->lane].narrow(0, slice->first_row, slice->rows.length()));
+  }
+  return pieces;
+}
+
+std::vector<at::Tensor> TableMemory::tables() const {
+  std::vector<at::Tensor> tables;
+  for (size_t t = 0; t < lanes_->tables.size(); ++t) {
+    Shards pieces;
+    for (const at::Tensor& piece : pieces_of(t)) pieces.push_back(piece.alias());
+    tables.push_back(wrap(lanes_->tables[t].spec, std::move(pieces)));
+  }
+  return tables;
+}
+
+void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
+  TORCH_CHECK_VALUE(tables.size() == lanes_->tables.size(),
+                    fmt::format("[{}] got {} tables, has {}. Give all, in their order.", kLayer, tables.size(),
+                                lanes_->tables.size()));
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const auto* impl = maybe_dtensor(tables[t]);
+    bool is_ours = impl != nullptr && impl->spec() == lanes_->tables[t].spec;
+    if (is_ours) {
+      const Shards& shards = impl->shards();
+      const auto pieces = pieces_of(t);
+      for (size_t i = 0; is_ours && i < shards.size(); ++i)
+        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == pieces[i].const_data_ptr();
+    }
+    TORCH_CHECK_VALUE(is_ours, fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
+                                           "read other memory. Write to it with copy_(), load_state_dict() without "
+                                           "assign=True, or set_weights().",
+                                           kLayer, lanes_->tables[t].name));
+  }
+}
+
+}  // namespace shardwise
