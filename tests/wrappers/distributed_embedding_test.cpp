@@ -176,6 +176,8 @@ std::vector<FeatureInput> with_leaves(std::vector<FeatureInput> inputs, Tensors&
   return inputs;
 }
 
+DistributedEmbedding::Inputs given(const std::vector<FeatureInput>& inputs) { return {inputs.begin(), inputs.end()}; }
+
 struct DenseAnswer {
   std::vector<Tensors> results, weight_grads;  // by rank and feature
   Tensors table_grads;
@@ -232,7 +234,7 @@ void expect_dense(uint32_t seed, int64_t n_ranks, int64_t n_tables, bool mean_gr
     for (int64_t step = 0; step < 2; ++step) {  // the second knows the messages' lengths
       Tensors weights;
       const auto inputs = with_leaves(problem.inputs[rank], weights);
-      const Tensors results = layer.start(inputs)->wait(tables);
+      const Tensors results = layer.start(given(inputs))->wait(tables);
       const std::string where = fmt::format("seed {}, rank {} of {}, step {}", seed, rank, n_ranks, step);
       for (size_t f = 0; f < results.size(); ++f)
         expect_equal(results[f], dense.results[rank][f], fmt::format("{}, result {}", where, f));
@@ -283,9 +285,9 @@ TEST(DistributedEmbeddingTest, TwoExchangesForwardAndOneBackwardWhateverTheNumbe
       DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
       const Tensors tables = filled(layer, problem.values);
       const auto inputs = repeated_ids(problem, world.rank());
-      layer.start(inputs)->wait(tables);
+      layer.start(given(inputs))->wait(tables);
       const CommTrace forward;
-      const Tensors results = layer.start(inputs)->wait(tables);
+      const Tensors results = layer.start(given(inputs))->wait(tables);
       EXPECT_LE(forward.total_count(), 2) << n_tables << " tables";
       Tensors grads;
       for (const at::Tensor& result : results) grads.push_back(at::ones_like(result));
@@ -308,7 +310,7 @@ TEST(DistributedEmbeddingTest, StepsOfAnySizeFollowEachOther) {
     const Tensors tables = filled(layer, problem.values);
     for (const int64_t n : {3, 0, 40, 41, 7, 50, 1}) {
       const at::Tensor ids = at::arange(n).add(world.rank()).remainder(50);
-      const Tensors results = layer.start({{ids, {}, {}, {}}, {ids.flip(0), {}, {}, {}}})->wait(tables);
+      const Tensors results = layer.start({FeatureInput{ids, {}, {}, {}}, FeatureInput{ids.flip(0), {}, {}, {}}})->wait(tables);
       EXPECT_TRUE(results[0].equal(problem.values[0].index_select(0, ids))) << n;
       EXPECT_TRUE(results[1].equal(problem.values[1].index_select(0, ids.flip(0)))) << n;
     }
@@ -321,9 +323,12 @@ TEST(DistributedEmbeddingTest, LookupsMayBeStartedAheadOfEachOther) {
     DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
     const Tensors tables = filled(layer, problem.values);
     const auto ids_of = [&](int64_t n) { return at::arange(n).mul(7).add(world.rank()).remainder(50); };
-    auto next = layer.start({{ids_of(3), {}, {}, {}}, {ids_of(4), {}, {}, {}}});
+    const auto start_of = [&](int64_t n) {
+      return layer.start({FeatureInput{ids_of(n), {}, {}, {}}, FeatureInput{ids_of(n + 1), {}, {}, {}}});
+    };
+    auto next = start_of(3);
     for (int64_t n = 4; n < 20; n += 5) {
-      const auto now = std::exchange(next, layer.start({{ids_of(n), {}, {}, {}}, {ids_of(n + 1), {}, {}, {}}}));
+      const auto now = std::exchange(next, start_of(n));
       now->fetch();
       const Tensors results = now->wait(tables);
       const int64_t before = n == 4 ? 3 : n - 5;
@@ -403,7 +408,7 @@ TEST(DistributedEmbeddingTest, D10FusedOptimizersUpdateTheTables) {
     }
     const auto rank = static_cast<size_t>(world.rank());
     Tensors weights;
-    const Tensors results = layer.start(with_leaves(problem.inputs[rank], weights))->wait(tables);
+    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)))->wait(tables);
     torch::autograd::backward(results, problem.grads[rank]);
     for (size_t t = 0; t < tables.size(); ++t) {
       EXPECT_FALSE(tables[t].grad().defined());
@@ -411,6 +416,101 @@ TEST(DistributedEmbeddingTest, D10FusedOptimizersUpdateTheTables) {
                    fmt::format("table {}", t));
     }
   });
+}
+
+/// The inputs of one feature of all ranks, one after the other: fixed numbers of ids, without weights.
+FeatureInput of_all_samples(const Problem& problem, size_t f) {
+  Tensors ids;
+  for (const auto& inputs : problem.inputs) ids.push_back(inputs[f].ids.to(at::kLong));
+  return {at::cat(ids), {}, {}, {}};
+}
+
+/// A problem whose ranks have samples as start_owner_lookup() deals them: `n_samples` in all.
+Problem dealt_samples(uint32_t seed, int64_t n_ranks, int64_t n_samples) {
+  Problem problem = Maker(seed, n_ranks, at::kDouble).problem(5);
+  std::mt19937 random(seed);
+  for (size_t t = 0; t < problem.plans.size(); ++t) {  // whole rows only
+    const bool has_rows = std::ranges::any_of(problem.plans[t].slices, [&](const TableSlice& slice) {
+      return slice.rows.length() < problem.configs[t].n_rows;
+    });
+    if (has_rows)
+      problem.plans[t] = {Treatment::kTableParallel,
+                          {{t, static_cast<int64_t>(random() % static_cast<uint32_t>(n_ranks)), {0, problem.configs[t].n_rows},
+                            {0, problem.configs[t].n_columns}}},
+                          ""};
+  }
+  std::vector<int64_t> per_sample;
+  for (size_t f = 0; f < problem.features.size(); ++f) per_sample.push_back(random() % 4);  // 0: ids [samples]
+  for (int64_t rank = 0; rank < n_ranks; ++rank) {
+    const auto at_rank = static_cast<size_t>(rank);
+    const int64_t n = n_samples / n_ranks + (rank < n_samples % n_ranks ? 1 : 0);
+    for (size_t f = 0; f < problem.features.size(); ++f) {
+      std::vector<int64_t> sizes{n};
+      if (per_sample[f] > 0) sizes.push_back(per_sample[f]);
+      const TableConfig& config = problem.configs[problem.features[f].table];
+      at::Tensor ids = at::empty(sizes, at::kLong);
+      for (int64_t i = 0; i < ids.numel(); ++i)
+        ids.view(-1)[i] = static_cast<int64_t>(random() % static_cast<uint32_t>(config.n_rows));
+      problem.inputs[at_rank][f] = {ids, {}, {}, {}};
+      if (problem.features[f].combiner != Combiner::kNone) sizes.resize(1);
+      sizes.push_back(config.n_columns);
+      problem.grads[at_rank][f] = (at::rand(sizes, at::kDouble) * 16).round() / 16;
+    }
+  }
+  return problem;
+}
+
+TEST(DistributedEmbeddingTest, D7IdsThatComeByTableAreDense) {
+  for (uint32_t seed = 0; seed < 24; ++seed) {
+    const int64_t n_ranks = 1 + seed % 4, n_samples = seed % 3 == 0 ? 2 : 5 + seed % 6;
+    const Problem problem = dealt_samples(seed, n_ranks, n_samples);
+    const DenseAnswer dense = dense_answer(problem, true);
+    run_ranks(n_ranks, [&](World& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {.dp_input = false});
+      const Tensors tables = filled(layer, problem.values);
+      DistributedEmbedding::Inputs inputs;
+      for (size_t f = 0; f < problem.features.size(); ++f) {
+        const LayerTable& table = layer.lanes().tables[problem.features[f].table];
+        inputs.emplace_back();
+        if (table.is_replicated)
+          inputs.back() = problem.inputs[rank][f];
+        else if (!layer.pieces(problem.features[f].table).empty())
+          inputs.back() = of_all_samples(problem, f);
+      }
+      const CommTrace trace;
+      const Tensors results = layer.start(inputs)->wait(tables);
+      EXPECT_LE(trace.total_count(), 2);
+      torch::autograd::backward(results, problem.grads[rank]);
+      const std::string where = fmt::format("seed {}, rank {} of {}", seed, rank, n_ranks);
+      for (size_t f = 0; f < results.size(); ++f)
+        expect_equal(results[f], dense.results[rank][f], fmt::format("{}, result {}", where, f));
+      for (size_t t = 0; t < tables.size(); ++t)
+        expect_equal(full_tensor(tables[t].grad()), dense.table_grads[t], fmt::format("{}, table {}", where, t));
+    });
+  }
+}
+
+TEST(DistributedEmbeddingTest, D7WrongIdsByTableAreTheSameErrorOnAllRanks) {
+  const Problem problem = round_robin(3, 3);
+  const FeatureInput good{at::arange(6), {}, {}, {}};
+  const std::vector<std::pair<std::optional<FeatureInput>, std::string>> wrong{
+      {std::nullopt, "feature f1 has no ids on rank 1, which has columns of table t1"},
+      {FeatureInput{at::arange(7), {}, {}, {}}, "rank 1 gives 7 samples, those before it 6"},
+      {FeatureInput{at::full({6}, 50), {}, {}, {}}, "feature f1 has id 50"}};
+  for (const auto& [input, words] : wrong)
+    run_ranks(3, [&](World& world) {
+      DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {.dp_input = false});
+      const Tensors tables = filled(layer, problem.values);
+      DistributedEmbedding::Inputs inputs(3);
+      inputs[static_cast<size_t>(world.rank())] = world.rank() == 1 ? input : good;
+      try {
+        layer.start(inputs)->wait(tables);
+        ADD_FAILURE() << "no error: " << words;
+      } catch (const c10::Error& error) {
+        expect_error(words, error.what_without_backtrace());
+      }
+    });
 }
 
 TEST(DistributedEmbeddingTest, SparseGradientsAreDenseOnes) {
@@ -421,7 +521,7 @@ TEST(DistributedEmbeddingTest, SparseGradientsAreDenseOnes) {
     const Tensors tables = filled(layer, problem.values);
     const auto rank = static_cast<size_t>(world.rank());
     Tensors weights;
-    const Tensors results = layer.start(with_leaves(problem.inputs[rank], weights))->wait(tables);
+    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)))->wait(tables);
     torch::autograd::backward(results, problem.grads[rank]);
     for (size_t t = 0; t < tables.size(); ++t) {
       ASSERT_TRUE(tables[t].grad().is_sparse());

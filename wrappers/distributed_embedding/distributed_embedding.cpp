@@ -3,6 +3,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
+#include "wrappers/distributed_embedding/whole_tables.h"
 
 #include <fmt/format.h>
 
@@ -24,7 +25,7 @@ void check_features(const std::vector<Feature>& features, const TableLanes& lane
                                               kLayer, lanes.tables[t].name));
 }
 
-std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const std::vector<FeatureInput>& inputs,
+std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const DistributedEmbedding::Inputs& inputs,
                                const TableLanes& lanes) {
   TORCH_CHECK_VALUE(inputs.size() == features.size(),
                     fmt::format("[{}] got {} inputs for {} features. Give one for each, in their order.", kLayer,
@@ -32,8 +33,10 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const std::
   std::vector<FeatureIds> ids;
   for (size_t f = 0; f < features.size(); ++f) {
     const LayerTable& table = lanes.tables[features[f].table];
+    TORCH_CHECK_VALUE(inputs[f], fmt::format("[{}] feature {} has no ids. Give an empty tensor where there are none.",
+                                             kLayer, features[f].name));
     ids.push_back(
-        FeatureIds::of(features[f], inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
+        FeatureIds::of(features[f], *inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
     if (table.is_replicated) check_range(features[f], ids.back().ids, table);
   }
   return ids;
@@ -47,38 +50,65 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   check_features(layer->features, layer->lanes);
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
   layer->is_sparse = options.is_sparse;
+  dp_input_ = options.dp_input;
+  if (!dp_input_) check_owners(layer->lanes);
   exchange_ = std::make_shared<IdExchange>(layer->lanes);
   layer_ = std::move(layer);
 }
 
-std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const std::vector<FeatureInput>& inputs,
-                                                                          InputError error) {
+std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const Inputs& inputs, InputError error) {
   const BelowAutograd guard;
   const CommScope scope(kLayer, CommScope::Cause::kProgram);
   auto lookup = std::make_shared<Lookup>();
   LookupStep& step = lookup->step_;
   step.layer = layer_;
+  if (!dp_input_) {
+    lookup->at_owners_ = start_owner_lookup(layer_, inputs, error);
+    return lookup;
+  }
   step.requests = RowRequests(layer_->lanes);
   if (error.kind == InputError::Kind::kNone) {
     try {
       step.ids = ids_of(layer_->features, inputs, layer_->lanes);
       step.requests = RowRequests(layer_->lanes, layer_->features, step.ids);
       for (size_t f = 0; f < inputs.size(); ++f)
-        if (inputs[f].weights && inputs[f].weights->requires_grad()) {
+        if (inputs[f]->weights && inputs[f]->weights->requires_grad()) {
           step.weighted.push_back(f);
-          lookup->weights_.push_back(*inputs[f].weights);
+          lookup->weights_.push_back(*inputs[f]->weights);
         }
     } catch (const std::exception&) {
       error = InputError::current();
     }
   }
+  note_traffic(step);
   lookup->exchange_ = exchange_;
   lookup->ids_ = exchange_->start(step.requests, error);
   return lookup;
 }
 
+void DistributedEmbedding::note_traffic(const LookupStep& step) {
+  const TableLanes& lanes = layer_->lanes;
+  traffic_.assign(lanes.tables.size(), {});
+  for (size_t f = 0; f < step.ids.size(); ++f) traffic_[layer_->features[f].table].n_ids += step.ids[f].ids.numel();
+  for (const TableRequests& table : step.requests.tables()) {
+    Traffic& own = traffic_[table.table];
+    own.n_rows = table.groups.n();
+    for (const RowRequest& request : table.requests) {
+      const LaneSlice& slice = lanes.tables[table.table].slices[request.slice];
+      if (slice.rank != lanes.own_rank())
+        own.bytes += request.n() * slice.columns.length() * lanes.tables[table.table].spec->element_bytes();
+    }
+  }
+}
+
+at::Tensor DistributedEmbedding::gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const {
+  const BelowAutograd guard;
+  const CommScope scope("DistributedEmbedding.get_weights", CommScope::Cause::kProgram);
+  return shardwise::gathered_rows(layer_->lanes, layer_->memory, table, rows, root);
+}
+
 void DistributedEmbedding::Lookup::fetch() {
-  if (rows_) return;
+  if (rows_ || at_owners_) return;
   const BelowAutograd guard;
   const CommScope scope(kLayer, CommScope::Cause::kProgram);
   step_.incoming = ids_.finish(step_.requests);
@@ -88,6 +118,11 @@ void DistributedEmbedding::Lookup::fetch() {
 std::vector<at::Tensor> DistributedEmbedding::Lookup::wait(const std::vector<at::Tensor>& tables) {
   TORCH_CHECK(step_.layer, fmt::format("[{}] this lookup was waited for already. start() another.", kLayer));
   step_.layer->memory.check(tables);
+  if (at_owners_) {
+    const CommScope scope(kLayer, CommScope::Cause::kProgram);
+    step_ = {};
+    return combine_at_owners(std::move(*at_owners_), tables);
+  }
   fetch();
   std::vector<at::Tensor> weights;
   for (const at::Tensor& each : weights_) weights.push_back(each.reshape(-1));

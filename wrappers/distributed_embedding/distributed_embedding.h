@@ -10,7 +10,7 @@
 // before; other than that their number does not depend on that of tables or features.
 #pragma once
 
-#include "wrappers/distributed_embedding/lookup_step.h"
+#include "wrappers/distributed_embedding/owner_lookup.h"
 
 #include <optional>
 
@@ -23,7 +23,10 @@ class DistributedEmbedding {
     bool mean_gradients = true;
     /// Gradients that no fused optimizer takes are sparse.
     bool is_sparse = false;
+    /// Each rank gives the ids of its own samples; else those of all samples for the tables that it has columns of (owner_lookup.h).
+    bool dp_input = true;
   };
+  using Inputs = std::vector<std::optional<FeatureInput>>;
 
   /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError for a plan that does not fit the mesh or
   /// the tables, for a feature of no table and a table without one. Sends nothing.
@@ -34,6 +37,20 @@ class DistributedEmbedding {
   const std::vector<Feature>& features() const { return layer_->features; }
   /// New tensors of the layer's memory, uninitialised at first.
   std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
+
+  /// This rank's parts of a table, of the layer's memory.
+  std::vector<TablePiece> pieces(size_t table) const { return layer_->memory.pieces(table); }
+  /// See whole_tables.h.
+  at::Tensor gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const;
+
+  /// What lookups asked for.
+  struct Traffic {
+    int64_t n_ids = 0;   // of this rank
+    int64_t n_rows = 0;  // that they name, each once
+    int64_t bytes = 0;   // of those rows that come from other ranks, forward; as many go back as gradients
+  };
+  /// By table: of the lookup that was started last.
+  const std::vector<Traffic>& traffic() const { return traffic_; }
 
   /// A lookup of which the ids are on their way.
   class Lookup {
@@ -50,15 +67,20 @@ class DistributedEmbedding {
     LookupStep step_;
     std::vector<at::Tensor> weights_;  // of the step's weighted features
     std::optional<RowsUnderWay> rows_;
+    std::optional<OwnerStep> at_owners_;  // in place of all that
   };
 
-  /// Sends ids to the ranks that own their rows. `inputs`: by feature. Collective; lookups are fetched in the order in which they were
+  /// Sends ids to the ranks that own their rows. `inputs`: by feature; none may be missing unless they come by table. Collective; lookups are fetched in the order in which they were
   /// started. `error`: what is wrong with this rank's inputs already. Throws: at fetch(), on all ranks, what is wrong with the first rank's.
-  std::shared_ptr<Lookup> start(const std::vector<FeatureInput>& inputs, InputError error = {});
+  std::shared_ptr<Lookup> start(const Inputs& inputs, InputError error = {});
 
  private:
+  void note_traffic(const LookupStep& step);
+
   LayerTablesPtr layer_;
+  bool dp_input_;
   std::shared_ptr<IdExchange> exchange_;
+  std::vector<Traffic> traffic_;
 };
 
 }  // namespace shardwise

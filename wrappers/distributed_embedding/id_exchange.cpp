@@ -1,25 +1,14 @@
 #include "wrappers/distributed_embedding/id_exchange.h"
 
-#include "runtime/comm/group_backend.h"
-#include "wrappers/distributed_embedding/layer_name.h"
-
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 namespace shardwise {
 namespace {
 
 using Kind = InputError::Kind;
-
-std::string text_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  return ours ? ours->what_without_backtrace() : error.what();
-}
 
 /// The room of the next message, after one that named `n` rows and had room for `room`: a little more than `n`, and no less than before
 /// unless it was twice too much.
@@ -28,34 +17,7 @@ int64_t next_room(int64_t n, int64_t room) {
   return n > room || wanted < room / 2 ? wanted : room;
 }
 
-at::Tensor bytes_of_text(const std::string& text, c10::Device device) {
-  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  return bytes.to(device);
-}
-
 }  // namespace
-
-InputError InputError::current() {
-  try {
-    throw;
-  } catch (const c10::IndexError& error) {
-    return {Kind::kIndex, text_of(error)};
-  } catch (const c10::TypeError& error) {
-    return {Kind::kType, text_of(error)};
-  } catch (const c10::ValueError& error) {
-    return {Kind::kValue, text_of(error)};
-  } catch (const std::exception& error) {
-    return {Kind::kRuntime, text_of(error)};
-  }
-}
-
-void InputError::raise() const {
-  TORCH_CHECK_INDEX(kind != Kind::kIndex, text);
-  TORCH_CHECK_TYPE(kind != Kind::kType, text);
-  TORCH_CHECK_VALUE(kind != Kind::kValue, text);
-  TORCH_CHECK(false, text);
-}
 
 IdExchange::IdExchange(const TableLanes& lanes)
     : lanes_(&lanes),
@@ -136,34 +98,6 @@ int64_t IdExchange::n_rows(const std::vector<int64_t>& head) const {
   return n;
 }
 
-/// Ranks with wrong inputs send their texts to all, whose lengths the heads said.
-void IdExchange::raise_first_error(const Step& step, const std::vector<std::vector<int64_t>>& heads) {
-  const Group& group = *lanes_->mesh->group();
-  const c10::Device device(lanes_->mesh->device_type());
-  std::vector<Message> sends, receives;
-  std::vector<at::Tensor> texts(heads.size());
-  bool is_wrong = false;
-  for (size_t rank = 0; rank < heads.size(); ++rank) {
-    is_wrong |= heads[rank][0] != 0;
-    if (static_cast<int64_t>(rank) == lanes_->own_rank()) continue;
-    if (step.error_.kind != Kind::kNone && !step.error_.text.empty())
-      sends.push_back({group.ranks[rank], bytes_of_text(step.error_.text, device)});
-    if (heads[rank][0] != 0 && heads[rank][1] > 0) {
-      texts[rank] = at::empty({heads[rank][1]}, at::TensorOptions().dtype(at::kByte).device(device));
-      receives.push_back({group.ranks[rank], texts[rank]});
-    }
-  }
-  if (!is_wrong) return;
-  exchange(group, device, std::move(sends), std::move(receives))->wait();
-  for (size_t rank = 0; rank < heads.size(); ++rank) {
-    if (heads[rank][0] == 0) continue;
-    if (static_cast<int64_t>(rank) == lanes_->own_rank()) step.error_.raise();
-    const at::Tensor bytes = texts[rank].defined() ? texts[rank].cpu() : at::empty({0}, at::kByte);
-    const std::string text(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
-    InputError{static_cast<Kind>(heads[rank][0]), fmt::format("{} (on rank {})", text, group.ranks[rank])}.raise();
-  }
-}
-
 template <class Word>
 IncomingRows IdExchange::read(Step& step, const RowRequests& requests) {
   const Group& group = *lanes_->mesh->group();
@@ -182,7 +116,9 @@ IncomingRows IdExchange::read(Step& step, const RowRequests& requests) {
     heads[rank][0] = static_cast<int64_t>(step.error_.kind);
     for (size_t lane = 0; lane < n_lanes; ++lane) heads[rank][1 + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
   }
-  raise_first_error(step, heads);
+  std::vector<InputError::Notice> notices;
+  for (const auto& head : heads) notices.push_back({static_cast<Kind>(head[0]), head[1]});
+  raise_first(*lanes_->mesh, step.error_, notices);
 
   // What did not fit. Ranks that have nothing more to say to each other stay away.
   std::vector<Message> sends, receives;

@@ -8,24 +8,10 @@
 #pragma once
 
 #include "runtime/comm/messages.h"
+#include "wrappers/distributed_embedding/input_error.h"
 #include "wrappers/distributed_embedding/row_requests.h"
 
-#include <optional>
-#include <string>
-
 namespace shardwise {
-
-/// What is wrong with a rank's input, as its exception has it.
-struct InputError {
-  enum class Kind : uint8_t { kNone, kRuntime, kValue, kIndex, kType };
-  Kind kind = Kind::kNone;
-  std::string text;
-
-  /// The exception being handled.
-  static InputError current();
-  /// Throws: the C++ exception of its kind.
-  [[noreturn]] void raise() const;
-};
 
 /// The rows of this rank's blocks that all ranks ask for.
 struct IncomingRows {
@@ -67,7 +53,6 @@ class IdExchange {
   at::Tensor first_message(const RowRequests& requests, const InputError& error, int64_t rank) const;
   template <class Word>
   IncomingRows read(Step& step, const RowRequests& requests);
-  void raise_first_error(const Step& step, const std::vector<std::vector<int64_t>>& heads);
   int64_t n_rows(const std::vector<int64_t>& head) const;
   int64_t head_words() const { return 1 + std::max<int64_t>(1, static_cast<int64_t>(lanes_->lanes.size())); }
   at::Tensor words(int64_t n) const;

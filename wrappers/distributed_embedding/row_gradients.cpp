@@ -1,12 +1,10 @@
 #include "wrappers/distributed_embedding/row_gradients.h"
 
-#include "runtime/tensor/dtensor_impl.h"
+#include "wrappers/distributed_embedding/feature_gradients.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -15,46 +13,6 @@ namespace shardwise {
 namespace {
 
 using kernels::Pooling;
-
-/// The gradient rows of one feature's ids, of all columns. `grad`: of its result.
-RowGrads grads_of_feature(const FeatureIds& feature, const at::Tensor& grad, const at::Tensor& chosen) {
-  const at::Tensor rows = grad.reshape({-1, grad.size(-1)});
-  if (feature.pooling)
-    return grads_of_bags(rows, feature.bags(feature.ids.to(grad.device())), *feature.pooling, chosen);
-  return {rows.stride(1) == 1 || rows.size(1) <= 1 ? rows : rows.contiguous()};
-}
-
-/// The same with a row of values for each id.
-RowGrads one_by_one(RowGrads grads, int64_t n_ids) {
-  if (!grads.row_of.defined()) return grads;
-  at::Tensor values = grads.values.index_select(0, grads.row_of);
-  if (grads.chosen.defined()) {
-    const at::Tensor own = at::arange(n_ids, grads.chosen.options()).unsqueeze(1);
-    values = values * grads.chosen.index_select(0, grads.row_of).eq(own);
-  }
-  return {values, {}, grads.factors, {}};
-}
-
-/// The gradient rows of the ids of several features, one after the other.
-RowGrads joined(std::vector<RowGrads> parts, const std::vector<int64_t>& n_ids) {
-  if (parts.size() == 1) return std::move(parts[0]);
-  const bool has_maxima = std::ranges::any_of(parts, [](const RowGrads& each) { return each.chosen.defined(); });
-  const bool has_factors = std::ranges::any_of(parts, [](const RowGrads& each) { return each.factors.defined(); });
-  std::vector<at::Tensor> values, rows, factors;
-  int64_t first = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (has_maxima) parts[i] = one_by_one(std::move(parts[i]), n_ids[i]);
-    const auto numbers = at::TensorOptions().dtype(at::kLong).device(parts[i].values.device());
-    values.push_back(parts[i].values);
-    rows.push_back((parts[i].row_of.defined() ? parts[i].row_of : at::arange(n_ids[i], numbers)) + first);
-    first += parts[i].values.size(0);
-    const auto sums = parts[i].values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    if (has_factors)
-      factors.push_back(parts[i].factors.defined() ? parts[i].factors
-                                                   : at::ones({n_ids[i]}, parts[i].values.options().dtype(sums)));
-  }
-  return {at::cat(values), at::cat(rows), has_factors ? at::cat(factors) : at::Tensor(), {}};
-}
 
 /// By table: what becomes of its gradients. Collective calls are in the same order on all ranks.
 class Backward {
@@ -176,16 +134,8 @@ class Backward {
       rows_.push_back(groups_.back().rows.cpu());
     }
     messages->wait();
-    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      grads_.push_back({arrived_[lane]});
-      scale(grads_.back(), arrived_[lane].size(0));
-    }
-  }
-
-  void scale(RowGrads& grads, int64_t n_ids) const {
-    if (step_.layer->gradient_factor == 1) return;
-    const auto dtype = grads.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    grads.scale(at::full({n_ids}, step_.layer->gradient_factor, grads.values.options().dtype(dtype)));
+    for (const at::Tensor& arrived : arrived_)
+      grads_.push_back(scaled({arrived}, step_.layer->gradient_factor, arrived.size(0)));
   }
 
   size_t own_rank() const { return static_cast<size_t>(lanes_.own_rank()); }
@@ -194,10 +144,8 @@ class Backward {
     const LayerTable& table = lanes_.tables[t];
     std::vector<BoxGroups> boxes;
     for (const Box& box : table.spec->boxes()) {
-      const auto slice = std::ranges::find_if(table.slices, [&](const LaneSlice& each) {
-        return each.rank == lanes_.own_rank() && each.rows == box.interval(0) && each.columns == box.interval(1);
-      });
-      if (slice == table.slices.end()) {  // no rows
+      const LaneSlice* slice = lanes_.own_slice(table, box);
+      if (slice == nullptr) {  // no rows
         const at::Tensor none = at::empty({0}, options(at::kLong));
         boxes.push_back({{none, at::zeros({1}, options(at::kLong)), none, {}},
                          {at::empty({0, box.sizes[1]}, options(table.spec->dtype()))}});
@@ -224,9 +172,8 @@ class Backward {
         ids.push_back(step_.ids[f].ids);
       }
     if (features.empty()) return {};
-    RowGrads grads = of_table(features);
-    const at::Tensor all_ids = at::cat(ids).to(grads.values.device());
-    scale(grads, all_ids.numel());
+    const at::Tensor all_ids = at::cat(ids).to(lanes_.mesh->device_type());
+    const RowGrads grads = scaled(of_table(features), step_.layer->gradient_factor, all_ids.numel());
     return step_.sinks[t].take(lanes_.tables[t].spec->with_placements({Placement::partial()}), {{all_ids, grads}},
                                /*skipped=*/-1);
   }

@@ -64,6 +64,13 @@ at::ScalarType table_dtype(std::string_view name) {
                    fmt::format("[{}] a table is of dtype {}. Use float32, float64, float16 or bfloat16.", kLayer, name));
 }
 
+const LaneSlice* TableLanes::own_slice(const LayerTable& table, const Box& box) const {
+  const auto slice = std::ranges::find_if(table.slices, [&](const LaneSlice& each) {
+    return each.rank == own_rank() && each.rows == box.interval(0) && each.columns == box.interval(1);
+  });
+  return slice == table.slices.end() ? nullptr : &*slice;
+}
+
 size_t TableLanes::lane_of(const LayerTable& table, size_t part) {
   return std::ranges::find(table.slices, part, &LaneSlice::part)->lane;
 }

@@ -48,6 +48,8 @@ struct TableLanes {
   static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                        const MeshPtr& mesh);
 
+  /// This rank's slice that is `box` of the table; null where that has no rows.
+  const LaneSlice* own_slice(const LayerTable& table, const Box& box) const;
   /// Of the slices with the columns of part number `part`.
   static size_t lane_of(const LayerTable& table, size_t part);
 

@@ -22,19 +22,18 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
   }
 }
 
-std::vector<at::Tensor> TableMemory::pieces_of(size_t t) const {
+std::vector<TablePiece> TableMemory::pieces(size_t t) const {
   const LayerTable& table = lanes_->tables[t];
-  if (table.is_replicated) return replicated_[t];
-  std::vector<at::Tensor> pieces;
+  std::vector<TablePiece> pieces;
   for (const Box& box : table.spec->boxes()) {
-    const auto slice = std::ranges::find_if(table.slices, [&](const LaneSlice& each) {
-      return each.rank == lanes_->own_rank() && each.rows == box.interval(0) && each.columns == box.interval(1);
-    });
-    pieces.push_back(slice == table.slices.end()  // no rows
-                         ? at::empty(box.sizes, at::TensorOptions()
-                                                    .dtype(table.spec->dtype())
-                                                    .device(lanes_->mesh->device_type()))
-                         : blocks_[slice->lane].narrow(0, slice->first_row, slice->rows.length()));
+    pieces.push_back({{}, box.interval(0), box.interval(1)});
+    if (table.is_replicated)
+      pieces.back().values = replicated_[t][0];
+    else if (const LaneSlice* slice = lanes_->own_slice(table, box))
+      pieces.back().values = blocks_[slice->lane].narrow(0, slice->first_row, slice->rows.length());
+    else  // no rows
+      pieces.back().values =
+          at::empty(box.sizes, at::TensorOptions().dtype(table.spec->dtype()).device(lanes_->mesh->device_type()));
   }
   return pieces;
 }
@@ -42,9 +41,9 @@ std::vector<at::Tensor> TableMemory::pieces_of(size_t t) const {
 std::vector<at::Tensor> TableMemory::tables() const {
   std::vector<at::Tensor> tables;
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
-    Shards pieces;
-    for (const at::Tensor& piece : pieces_of(t)) pieces.push_back(piece.alias());
-    tables.push_back(wrap(lanes_->tables[t].spec, std::move(pieces)));
+    Shards shards;
+    for (const TablePiece& piece : pieces(t)) shards.push_back(piece.values.alias());
+    tables.push_back(wrap(lanes_->tables[t].spec, std::move(shards)));
   }
   return tables;
 }
@@ -58,9 +57,9 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
     bool is_ours = impl != nullptr && impl->spec() == lanes_->tables[t].spec;
     if (is_ours) {
       const Shards& shards = impl->shards();
-      const auto pieces = pieces_of(t);
+      const auto own = pieces(t);
       for (size_t i = 0; is_ours && i < shards.size(); ++i)
-        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == pieces[i].const_data_ptr();
+        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == own[i].values.const_data_ptr();
     }
     TORCH_CHECK_VALUE(is_ours, fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
                                            "read other memory. Write to it with copy_(), load_state_dict() without "

@@ -10,6 +10,12 @@
 
 namespace shardwise {
 
+/// A part of a table in this rank's memory.
+struct TablePiece {
+  at::Tensor values;       // [rows, columns]
+  Interval rows, columns;  // of the table
+};
+
 class TableMemory {
  public:
   /// Allocates it, on the mesh's device, uninitialised.
@@ -21,13 +27,13 @@ class TableMemory {
   /// This rank's block of a lane: [rows, width].
   const at::Tensor& block(size_t lane) const { return blocks_[lane]; }
 
+  /// This rank's pieces of a table, as its spec orders them; those without rows too.
+  std::vector<TablePiece> pieces(size_t table) const;
+
   /// Throws: c10::ValueError where a table is not of the layout and memory that tables() gave it, which lookups read.
   void check(c10::ArrayRef<at::Tensor> tables) const;
 
  private:
-  /// This rank's pieces of a table, as its spec orders them.
-  std::vector<at::Tensor> pieces_of(size_t table) const;
-
   const TableLanes* lanes_;
   std::vector<at::Tensor> blocks_;                   // by lane
   std::vector<std::vector<at::Tensor>> replicated_;  // by table; the one piece of a replicated one

@@ -1,0 +1,102 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "wrappers/distributed_embedding/distributed_embedding.h"
+
+#include <fmt/format.h>
+
+#include <tuple>
+
+namespace shardwise {
+namespace {
+
+using Layer = DistributedEmbedding;
+using MaybeTensor = std::optional<at::Tensor>;
+/// ids, offsets, lengths, weights.
+using PyInput = std::tuple<at::Tensor, MaybeTensor, MaybeTensor, MaybeTensor>;
+/// name, table, combiner.
+using PyFeature = std::tuple<std::string, size_t, std::string>;
+/// The kind of a Python exception, and its text.
+using PyError = std::pair<std::string, std::string>;
+
+std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
+                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients,
+                            bool sparse, bool dp_input) {
+  std::vector<Feature> features;
+  for (const auto& [name, table, combiner] : given) features.push_back({name, table, combiner_from_string(combiner)});
+  const py::gil_scoped_release no_gil;
+  return std::make_shared<Layer>(configs, plans, mesh, std::move(features),
+                                 Layer::Options{mean_gradients, sparse, dp_input});
+}
+
+InputError to_error(const std::optional<PyError>& error) {
+  using Kind = InputError::Kind;
+  if (!error) return {};
+  const auto& [kind, text] = *error;
+  return {kind == "ValueError"   ? Kind::kValue
+          : kind == "IndexError" ? Kind::kIndex
+          : kind == "TypeError"  ? Kind::kType
+                                 : Kind::kRuntime,
+          text};
+}
+
+std::shared_ptr<Layer::Lookup> start(Layer& layer, const std::vector<std::optional<PyInput>>& given,
+                                     const std::optional<PyError>& error) {
+  Layer::Inputs inputs;
+  for (const auto& input : given) {
+    inputs.emplace_back();
+    if (!input) continue;
+    const auto& [ids, offsets, lengths, weights] = *input;
+    inputs.back() = FeatureInput{ids, offsets, lengths, weights};
+  }
+  const py::gil_scoped_release no_gil;
+  return layer.start(inputs, to_error(error));
+}
+
+py::slice slice_of(const Interval& interval) { return {interval.begin, interval.end, 1}; }
+
+std::vector<std::tuple<at::Tensor, py::slice, py::slice>> pieces(const Layer& layer, size_t table) {
+  TORCH_CHECK_INDEX(table < layer.lanes().tables.size(),
+                    fmt::format("[DistributedEmbedding] there is no table {}: it has {}. Use an index below that.", table,
+                                layer.lanes().tables.size()));
+  std::vector<std::tuple<at::Tensor, py::slice, py::slice>> result;
+  for (const TablePiece& piece : layer.pieces(table))
+    result.emplace_back(piece.values, slice_of(piece.rows), slice_of(piece.columns));
+  return result;
+}
+
+std::vector<std::tuple<int64_t, int64_t, int64_t>> traffic(const Layer& layer) {
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> result;
+  for (const auto& [n_ids, n_rows, bytes] : layer.traffic()) result.emplace_back(n_ids, n_rows, bytes);
+  return result;
+}
+
+}  // namespace
+
+void bind_distributed_embedding(py::module_& module) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Layer, std::shared_ptr<Layer>> layer(module, "DistributedEmbedding",
+                                                  "The tables and lookups of shardwise.DistributedEmbedding.");
+  layer
+      .def(py::init(&make), py::arg("tables"), py::arg("plans"), py::arg("mesh"), py::arg("features"),
+           py::arg("mean_gradients") = true, py::arg("sparse") = false, py::arg("dp_input") = true)
+      .def("tables", &Layer::tables, no_gil, "The tables as DTensors of the layer's memory, uninitialised at first.")
+      .def("pieces", &pieces, py::arg("table"),
+           "This rank's parts of a table: (values, rows, columns), the latter as slices of the table.")
+      .def(
+          "gathered_rows",
+          [](const Layer& self, size_t table, int64_t begin, int64_t end, std::optional<int64_t> root) {
+            const py::gil_scoped_release no_gil;
+            const at::Tensor rows = self.gathered_rows(table, {begin, end}, root);
+            return rows.defined() ? std::optional(rows) : std::nullopt;
+          },
+          py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
+          "Rows of a whole table on the rank `root` of the mesh, or on all. Collective: one exchange.")
+      .def("traffic", &traffic, "Per table (ids, rows, bytes) of the last lookup: see shardwise.TableTraffic.")
+      .def("start", &start, py::arg("inputs"), py::arg("error") = py::none(),
+           "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
+  py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup", "A lookup of which the ids are on their way.")
+      .def("fetch", &Layer::Lookup::fetch, no_gil, "Sends for the rows. Collective.")
+      .def("wait", &Layer::Lookup::wait, py::arg("tables"), no_gil, "The vectors by feature. Collective without fetch().");
+}
+
+}  // namespace shardwise

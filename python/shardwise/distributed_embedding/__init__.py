@@ -1,0 +1,7 @@
+"""Hundreds of embedding tables on many ranks behind one layer."""
+
+from shardwise.distributed_embedding.inputs import RaggedIds
+from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup
+from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
+
+__all__ = ["DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "RaggedIds"]

@@ -1,0 +1,81 @@
+"""What programs give a DistributedEmbedding as the ids of one feature, as the C++ layer takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# ids, offsets, lengths, weights.
+Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedIds:
+    """Ids of samples that have different numbers of them, or ids with weights.
+
+    ids [n] with offsets [samples + 1] (sample i has the ids from offsets[i] to offsets[i + 1]) or lengths [samples]; without either, ids
+    [samples] or [samples, ids per sample]. weights: of the ids' shape and the table's dtype; each row counts so many times.
+    """
+
+    ids: torch.Tensor
+    offsets: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+
+
+def is_keyed(inputs: Any) -> bool:
+    """True for TorchRec's KeyedJaggedTensor, told by its name: TorchRec need not be installed."""
+    return type(inputs).__name__ == "KeyedJaggedTensor"
+
+
+def in_order(inputs: Any, names: Sequence[str]) -> list[Any]:
+    """The inputs in the order of the features: from a sequence, from a dict by name, or from a KeyedJaggedTensor.
+
+    Raises ValueError for too many, too few and unknown names.
+    """
+    if is_keyed(inputs):
+        inputs = {key: jagged_of(inputs[key]) for key in inputs.keys()}  # noqa: SIM118
+    if isinstance(inputs, Mapping):
+        missing, unknown = [n for n in names if n not in inputs], [n for n in inputs if n not in names]
+        if missing or unknown:
+            raise ValueError(
+                f"[DistributedEmbedding] inputs lack the features {missing}, and have {unknown}, which are none. Give one "
+                f"for each of {list(names)}."
+            )
+        return [inputs[name] for name in names]
+    if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence):
+        raise TypeError(
+            f"[DistributedEmbedding] got a {type(inputs).__name__}. Give a list with the ids of each feature, a dict by "
+            "feature, or a KeyedJaggedTensor."
+        )
+    if len(inputs) != len(names):
+        raise ValueError(
+            f"[DistributedEmbedding] got {len(inputs)} inputs for {len(names)} features. Give one for each of {list(names)}."
+        )
+    return list(inputs)
+
+
+def jagged_of(jagged: Any) -> RaggedIds:
+    """Of one feature of a KeyedJaggedTensor."""
+    return RaggedIds(jagged.values(), lengths=jagged.lengths(), weights=jagged.weights_or_none())
+
+
+def parts_of(value: Any, name: str) -> Parts:
+    """Raises TypeError for what is no feature's ids."""
+    if isinstance(value, RaggedIds):
+        return value.ids, value.offsets, value.lengths, value.weights
+    if isinstance(value, torch.Tensor):
+        if not value.is_nested:
+            return value, None, None, None
+        if value.layout != torch.jagged:
+            raise TypeError(f"[DistributedEmbedding] feature {name} is a nested tensor of layout {value.layout}. Use jagged.")
+        return value.values(), value.offsets(), None, None
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, torch.Tensor) for part in value):
+        return value[0], value[1], None, None
+    raise TypeError(
+        f"[DistributedEmbedding] feature {name} is a {type(value).__name__}. Give ids as a tensor, (ids, offsets), RaggedIds or "
+        "a nested tensor."
+    )

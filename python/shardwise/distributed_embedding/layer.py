@@ -1,0 +1,214 @@
+"""DistributedEmbedding: the layer, its parameters and its lookups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise._C import EmbeddingPlan, TableConfig
+from shardwise.device_mesh import DeviceMesh, init_device_mesh
+from shardwise.distributed_embedding import report, weights
+from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, parts_of
+from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.placement_types import Replicate
+
+
+class EmbeddingLookup:
+    """A lookup under way: DistributedEmbedding.start() gives it. Lookups of a layer are fetched in the order in which they started."""
+
+    def __init__(self, layer: DistributedEmbedding, inputs: Any) -> None:
+        self._layer = layer
+        self._names = list(layer.feature_names) if isinstance(inputs, Mapping) or is_keyed(inputs) else None
+        self._nested: dict[int, torch.Tensor] = {}
+        parts: list[Parts] = []
+        error = None
+        try:
+            for index, (value, name) in enumerate(zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)):
+                parts.append(parts_of(value, name))
+                if isinstance(value, torch.Tensor) and value.is_nested and layer.combiners[index] == "none":
+                    self._nested[index] = value
+        except (TypeError, ValueError) as wrong:
+            error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
+        self._lookup = layer._core.start([] if error else parts, error)
+
+    def fetch(self) -> EmbeddingLookup:
+        """Sends for the rows, as they are now; ids must have arrived. Collective; wait() does it where this was not called."""
+        self._lookup.fetch()
+        return self
+
+    def wait(self) -> list[torch.Tensor] | dict[str, torch.Tensor]:
+        """The vectors of this rank's samples: a list in the order of the inputs, or a dict by feature where the inputs were one."""
+        vectors = self._lookup.wait(self._layer._parameters_in_order())
+        for index, ids in self._nested.items():
+            vectors[index] = torch.nested.nested_tensor_from_jagged(vectors[index], offsets=ids.offsets())
+        return vectors if self._names is None else dict(zip(self._names, vectors, strict=True))
+
+
+class DistributedEmbedding(nn.Module):
+    """Embedding tables, placed on the ranks by a plan, looked up by two exchanges per step however many there are.
+
+        tables = [sw.TableConfig("user", 1_000_000, 64), sw.TableConfig("item", 50_000, 64, combiner="mean")]
+        layer = sw.DistributedEmbedding(tables, strategy="memory_balanced", row_slice_threshold=10_000_000)
+        user, item = layer([user_ids, item_ids])      # each rank gives its own samples' ids and gets their vectors
+        (loss(user, item)).backward()                 # one exchange: each row's gradient goes to its owner
+
+    tables: TableConfigs, or nn.Embedding and nn.EmbeddingBag modules, whose values (rank 0's) are taken. TableConfigs' values are drawn
+    as nn.Embedding draws them, from N(0, 1), the same on any number of ranks.
+    mesh: 1-D; all ranks on CPUs where there is none.
+    plan: an EmbeddingPlan; made by plan_embeddings() from `strategy` and the other options where there is none.
+    input_table_map: for each input its table, by index or name; one input per table, in their order, where there is none. A table may have
+    several inputs.
+    input_names: of the inputs; those of their tables where there are none, with a number where a table has several.
+    gradients: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel has them for the
+    dense part; "sum": of their sum.
+    sparse: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) take them row by
+    row and leave none.
+
+    Inputs: a list in the order of the inputs, a dict by name, or a KeyedJaggedTensor, of ids [samples], [samples, ids per sample],
+    (ids, offsets), RaggedIds, or jagged nested tensors. Batches may differ between ranks. Results: [samples, columns], combined as the
+    table's config says, or [ids..., columns] with combiner "none". A weighted mean divides by the number of ids.
+
+    Parameters are DTensors, `tables.<name>`, in the layer's own memory.
+
+    Collective, backward too: every rank calls it, with no samples if need be. Cost of a step: two exchanges and one in the backward, of each
+    row that a rank's ids name once; while a pair of ranks asks for many more rows than before, one more.
+    Raises, on all ranks and before any row is sent: IndexError naming feature and id for one out of range, TypeError and ValueError for
+    what is wrong with any rank's inputs.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig | nn.Embedding | nn.EmbeddingBag],
+        *,
+        mesh: DeviceMesh | None = None,
+        plan: EmbeddingPlan | None = None,
+        input_table_map: Sequence[int | str] | None = None,
+        input_names: Sequence[str] | None = None,
+        gradients: str = "mean",
+        sparse: bool = False,
+        **plan_options: Any,
+    ) -> None:
+        super().__init__()
+        if gradients not in ("mean", "sum"):
+            raise ValueError(f'[DistributedEmbedding] gradients are "{gradients}". Use "mean" or "sum".')
+        self.mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),)) if mesh is None else mesh
+        self.configs = [table if isinstance(table, TableConfig) else config_of(table, i) for i, table in enumerate(tables)]
+        if plan is None:
+            plan = _C.plan_embeddings(self.configs, self.mesh.size(), **plan_options)
+        elif plan_options:
+            raise TypeError(f"[DistributedEmbedding] got a plan, and {sorted(plan_options)}. Plan with these, or leave them out.")
+        self.plan = plan
+        names = [config.name for config in self.configs]
+        inputs = range(len(names)) if input_table_map is None else [index_of(table, names) for table in input_table_map]
+        self.feature_names = feature_names(names, inputs) if input_names is None else list(input_names)
+        if len(self.feature_names) != len(inputs) or len(set(self.feature_names)) != len(inputs):
+            raise ValueError(
+                f"[DistributedEmbedding] input_names are {self.feature_names} for {len(inputs)} inputs. Give each one of its own."
+            )
+        self.combiners = [self.configs[table].combiner for table in inputs]
+        features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
+        self._core = _C.DistributedEmbedding(self.configs, plan.tables, self.mesh, features, gradients == "mean", sparse)
+        self.tables = nn.ParameterDict(
+            {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
+        )
+        self.reset_parameters()
+        for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
+            if isinstance(table, nn.Module):
+                take_values(parameter, table)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.start(inputs).wait()
+
+    def start(self, inputs: Any) -> EmbeddingLookup:
+        """Sends the ids; what is computed until the lookup's wait() goes on meanwhile."""
+        return EmbeddingLookup(self, inputs)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all values from N(0, 1), as nn.Embedding."""
+        for parameter in self._parameters_in_order():
+            parameter.normal_()
+
+    def pieces(self, table: int | str) -> list[tuple[torch.Tensor, slice, slice]]:
+        """This rank's parts of a table: (values, rows, columns), of the layer's memory, the latter as slices of the table."""
+        return self._core.pieces(index_of(table, [config.name for config in self.configs]))
+
+    def get_weights(self, all_ranks: bool = False) -> list[np.ndarray[Any, Any]] | None:
+        """All tables whole, as arrays in the order of the tables, on rank 0 or on all ranks; None elsewhere. bfloat16 becomes float32.
+
+        Collective. Rows travel in chunks of 64 MiB, from their owners' memory to the rank that takes them, each once. Cost there: all
+        tables and one chunk.
+        """
+        return weights.get_weights(self, all_ranks)
+
+    def set_weights(self, arrays: Sequence[np.ndarray[Any, Any] | torch.Tensor | str | os.PathLike[str]]) -> None:
+        """Takes whole tables in their order: arrays, the same on all ranks, or paths of .npy files, of which each rank reads its own rows
+        and columns by memory map. A layer on other ranks, with another plan, may have written them.
+
+        Collective; no values travel. Raises, on all ranks and with nothing written, ValueError for another number of tables or other
+        shapes, all named, and what NumPy raises for files that it cannot read.
+        """
+        weights.set_weights(self, arrays)
+
+    def explain(self) -> str:
+        """Table by table, as this rank sees it: size, treatment, ranks, bytes here, ids expected and asked for in the last lookup, the
+        rows they named, and the bytes of those that came from other ranks; then the totals. Sends nothing."""
+        return report.explained(self)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.configs)} tables, {len(self.feature_names)} inputs, {self.mesh.size()} ranks"
+
+    def _parameters_in_order(self) -> list[nn.Parameter]:
+        return [self.tables[config.name] for config in self.configs]
+
+
+def config_of(module: nn.Module, index: int) -> TableConfig:
+    """Of an nn.Embedding or nn.EmbeddingBag, by the name "table_<index>"."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        raise TypeError(
+            f"[DistributedEmbedding] table {index} is a {type(module).__name__}. Give TableConfig, nn.Embedding or nn.EmbeddingBag."
+        )
+    wanted = {name: getattr(module, name) for name in ("max_norm", "padding_idx") if getattr(module, name) is not None}
+    wanted |= {name: True for name in ("scale_grad_by_freq",) if getattr(module, name)}
+    if wanted:
+        raise ValueError(f"[DistributedEmbedding] table {index} has {wanted}, which the layer has not. Use F.embedding for it.")
+    return TableConfig(
+        f"table_{index}",
+        module.num_embeddings,
+        module.embedding_dim,
+        dtype=str(module.weight.dtype).removeprefix("torch."),
+        combiner=module.mode if isinstance(module, nn.EmbeddingBag) else "none",
+    )
+
+
+@torch.no_grad()
+def take_values(parameter: nn.Parameter, module: nn.Module) -> None:
+    weight = module.weight
+    if not isinstance(weight, DTensor):
+        weight = distribute_tensor(weight.detach(), parameter.device_mesh, parameter.placements)
+    parameter.copy_(weight)
+
+
+def index_of(table: int | str, names: Sequence[str]) -> int:
+    if isinstance(table, str) and table in names:
+        return names.index(table)
+    if isinstance(table, int) and 0 <= table < len(names):
+        return table
+    raise ValueError(f"[DistributedEmbedding] input_table_map names table {table!r}. There are {list(names)}.")
+
+
+def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:
+    """Of each input: its table's name, with a number where the table has several."""
+    several = {table for table in inputs if list(inputs).count(table) > 1}
+    seen: dict[int, int] = {}
+    names = []
+    for table in inputs:
+        seen[table] = seen.get(table, -1) + 1
+        names.append(f"{tables[table]}_{seen[table]}" if table in several else tables[table])
+    return names

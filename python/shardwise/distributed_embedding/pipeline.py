@@ -1,0 +1,36 @@
+"""The exchange of the next batch's ids under the computation of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from shardwise.distributed_embedding.layer import DistributedEmbedding
+
+
+class EmbeddingPipeline:
+    """Batches with their vectors, the ids of the next batch on their way while a program computes with this one.
+
+        for batch, vectors in sw.EmbeddingPipeline(layer, loader, lambda batch: batch["ids"]):
+            loss = model(batch, vectors)
+            loss.backward()
+            optimizer.step()
+
+    batches: the same number on every rank; a rank with fewer makes the others wait. ids_of: a batch's inputs for the layer.
+    The rows are those after the step before: only ids are sent ahead. Cost: the ids of one more batch in memory.
+    """
+
+    def __init__(self, layer: DistributedEmbedding, batches: Iterable[Any], ids_of: Callable[[Any], Any]) -> None:
+        self._layer = layer
+        self._batches = batches
+        self._ids_of = ids_of
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        now = None
+        for batch in self._batches:
+            later = (batch, self._layer.start(self._ids_of(batch)))
+            if now is not None:
+                yield now[0], now[1].wait()
+            now = later
+        if now is not None:
+            yield now[0], now[1].wait()

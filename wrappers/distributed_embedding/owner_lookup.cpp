@@ -1,0 +1,243 @@
+#include "wrappers/distributed_embedding/owner_lookup.h"
+
+#include "ops/embedding/saved_state.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/tensor/below_autograd.h"
+#include "wrappers/distributed_embedding/layer_name.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+int64_t n_samples_of(const FeatureIds& ids) { return ids.sizes[0]; }
+/// 0 where results have no dim for the rows of a sample, else one more than these.
+int64_t rows_code_of(const FeatureIds& ids) { return ids.sizes.size() == 1 ? 0 : ids.sizes[1] + 1; }
+
+bool has_part(const LayerTable& table, int64_t rank) {
+  return table.is_replicated || std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
+}
+
+/// What this rank combines for all samples in one slice: [rows, columns of the slice].
+at::Tensor combined_by(const FeatureIds& ids, const at::Tensor& rows, at::Tensor* chosen) {
+  const at::Tensor numbers = ids.ids.to(rows.device());
+  if (!ids.pooling) return lookup_rows(rows, numbers, 0);
+  return pool_rows(rows, 0, ids.bags(numbers), *ids.pooling, *ids.pooling == kernels::Pooling::kMax ? chosen : nullptr);
+}
+
+/// What this rank combines for all samples, by feature and slice of its table.
+std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
+  const TableLanes& lanes = step.layer->lanes;
+  std::vector<std::vector<at::Tensor>> combined(step.ids.size());
+  for (size_t f = 0; f < step.ids.size(); ++f) {
+    const auto& slices = lanes.tables[step.layer->features[f].table].slices;
+    combined[f].resize(slices.size());
+    step.chosen[f].resize(std::max<size_t>(slices.size(), 1));
+    for (size_t place = 0; place < slices.size(); ++place)
+      if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank())
+        combined[f][place] = combined_by(
+            *step.ids[f], step.layer->memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
+            &step.chosen[f][place]);
+  }
+  return combined;
+}
+
+std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables) {
+  const BelowAutograd guard;
+  const TableLanes& lanes = step.layer->lanes;
+  const int64_t own = lanes.own_rank();
+  const std::vector<MessageRows> rows = message_rows(step);
+  const MessageRows& of_self = rows[static_cast<size_t>(own)];
+  step.chosen.resize(step.ids.size());
+  const auto combined = combined_here(step);
+  const LaneTensors sent = lane_tensors(
+      lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
+  const LaneTensors received =
+      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
+  for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
+    rows[static_cast<size_t>(rank)].for_each([&](const MessageRows::Part& part) {
+      if (part.slice.rank != own) return;
+      const int64_t first = step.samples_of(rank).begin * step.rows_per_sample[part.feature];
+      sent[part.slice.lane][static_cast<size_t>(rank)]
+          .narrow(0, part.first, part.n)
+          .copy_(combined[part.feature][part.place].narrow(0, first, part.n));
+    });
+  exchange_lanes(lanes, sent, received);
+
+  std::vector<std::vector<at::Tensor>> parts(step.ids.size());
+  of_self.for_each([&](const MessageRows::Part& part) {
+    parts[part.feature].push_back(
+        received[part.slice.lane][static_cast<size_t>(part.slice.rank)].narrow(0, part.first, part.n));
+  });
+  std::vector<at::Tensor> results;
+  for (size_t f = 0; f < step.ids.size(); ++f) {
+    const size_t t = step.layer->features[f].table;
+    if (lanes.tables[t].is_replicated) {
+      std::vector<int64_t> sizes = step.ids[f]->sizes;
+      sizes.push_back(lanes.tables[t].spec->sizes()[1]);
+      results.push_back(
+          combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0], &step.chosen[f][0]).view(sizes));
+      continue;
+    }
+    const at::Tensor whole = at::cat(parts[f], 1);
+    const int64_t per_sample = step.rows_per_sample[f];
+    results.push_back(step.has_rows[f] ? whole.view({-1, per_sample, whole.size(1)}) : whole);
+  }
+  return results;
+}
+
+struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tables, OwnerStep& step) {
+    variable_list results = results_of_owners(step, tables);
+    for (const at::Tensor& table : tables) step.sinks.push_back(GradientSink::of(table, step.layer->is_sparse));
+    ctx->set_materialize_grads(false);
+    keep_state(ctx, std::move(step));
+    return results;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    for (const at::Tensor& grad : grads)
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
+          fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
+    const BelowAutograd guard;
+    const CommScope scope("DistributedEmbedding_backward");
+    variable_list result = owner_gradients(kept_state<OwnerStep>(ctx), grads);
+    result.emplace_back();  // the step is no variable
+    return result;
+  }
+};
+
+/// This rank's ids, and the numbers that all ranks must agree on: kind and length of an error, samples, rows per sample by feature; -1 where
+/// this rank does not know.
+std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureIds>>& ids,
+                                const InputError& error) {
+  std::vector<int64_t> numbers{static_cast<int64_t>(error.kind), error.notice().length, -1, -1};
+  for (size_t f = 0; f < layer->features.size(); ++f) {
+    const bool knows = f < ids.size() && ids[f];
+    numbers.push_back(knows ? rows_code_of(*ids[f]) : -1);
+    if (!knows) continue;
+    int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 3 : 2];
+    TORCH_CHECK_VALUE(samples == -1 || samples == n_samples_of(*ids[f]),
+                      fmt::format("[{}] feature {} has {} samples, those before it {}. Give the same number for all.", kLayer,
+                                  layer->features[f].name, n_samples_of(*ids[f]), samples));
+    samples = n_samples_of(*ids[f]);
+  }
+  return numbers;
+}
+
+std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const std::optional<FeatureInput>& input) {
+  const TableLanes& lanes = layer->lanes;
+  const Feature& feature = layer->features[f];
+  const LayerTable& table = lanes.tables[feature.table];
+  if (!has_part(table, lanes.own_rank())) return std::nullopt;
+  TORCH_CHECK_VALUE(input, fmt::format("[{}] feature {} has no ids on rank {}, which has columns of table {}. With "
+                                       "dp_input=False each rank gives the ids of all samples for its tables.",
+                                       kLayer, feature.name, lanes.own_rank(), table.name));
+  TORCH_CHECK_VALUE(!input->weights || !input->weights->requires_grad(),
+                    fmt::format("[{}] the weights of feature {} want a gradient, which dp_input=False has not. Detach "
+                                "them, or use dp_input=True.",
+                                kLayer, feature.name));
+  TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
+                    fmt::format("[{}] feature {} is ragged and its rows are not combined, so that no rank knows how many "
+                                "it gets. Combine them, or use dp_input=True.",
+                                kLayer, feature.name));
+  FeatureIds ids = FeatureIds::of(feature, *input, table.spec->dtype(), c10::Device(lanes.mesh->device_type()));
+  check_range(feature, ids.ids, table);
+  return ids;
+}
+
+}  // namespace
+
+void check_owners(const TableLanes& lanes) {
+  for (const LayerTable& table : lanes.tables)
+    for (const LaneSlice& slice : table.slices)
+      TORCH_CHECK_VALUE(slice.rows.length() == table.spec->sizes()[0],
+                        fmt::format("[{}] table {} is sharded by rows, so that no rank can combine all of a sample's. With "
+                                    "dp_input=False give no row_slice_threshold, or a higher one.",
+                                    kLayer, table.name));
+}
+
+OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
+                             InputError error) {
+  const BelowAutograd guard;
+  const TableLanes& lanes = layer->lanes;
+  const Group& group = *lanes.mesh->group();
+  OwnerStep step;
+  step.layer = layer;
+  std::vector<int64_t> numbers;
+  try {
+    if (error.kind == InputError::Kind::kNone)
+      TORCH_CHECK_VALUE(inputs.size() == layer->features.size(),
+                        fmt::format("[{}] got {} inputs for {} features. Give one for each, None where the table is "
+                                    "elsewhere.",
+                                    kLayer, inputs.size(), layer->features.size()));
+    for (size_t f = 0; error.kind == InputError::Kind::kNone && f < inputs.size(); ++f)
+      step.ids.push_back(own_ids(layer, f, inputs[f]));
+    numbers = numbers_of(layer, step.ids, error);
+  } catch (const std::exception&) {
+    error = InputError::current();
+    numbers = numbers_of(layer, {}, error);
+  }
+  const auto n = static_cast<int64_t>(numbers.size());
+  const at::Tensor sent = at::tensor(numbers, at::kLong).repeat({group.size()}).to(lanes.mesh->device_type());
+  const at::Tensor arrived = at::empty_like(sent);
+  const std::vector<int64_t> splits(static_cast<size_t>(group.size()), n);
+  if (group.size() == 1)
+    arrived.copy_(sent);
+  else
+    all_to_all(group, arrived, sent, splits, splits);
+  const at::Tensor on_cpu = arrived.cpu().view({group.size(), n});
+  const auto all = on_cpu.accessor<int64_t, 2>();
+  std::vector<InputError::Notice> notices;
+  for (int64_t rank = 0; rank < group.size(); ++rank)
+    notices.push_back({static_cast<InputError::Kind>(all[rank][0]), all[rank][1]});
+  raise_first(*lanes.mesh, error, notices);
+
+  const auto agreed = [&](int64_t column, const std::string& what) {
+    int64_t value = -1;
+    for (int64_t rank = 0; rank < group.size(); ++rank) {
+      TORCH_CHECK_VALUE(value == -1 || all[rank][column] == -1 || all[rank][column] == value,
+                        fmt::format("[{}] rank {} gives {} {}, those before it {}. Give the same samples on all ranks that "
+                                    "have a table.",
+                                    kLayer, rank, all[rank][column], what, value));
+      if (all[rank][column] != -1) value = all[rank][column];
+    }
+    return value;
+  };
+  step.n_samples = agreed(2, "samples");
+  if (step.n_samples == -1) {  // all tables are replicated
+    step.n_samples = 0;
+    for (int64_t rank = 0; rank < group.size(); ++rank) step.n_samples += std::max<int64_t>(all[rank][3], 0);
+  } else {
+    for (int64_t rank = 0; rank < group.size(); ++rank) {
+      const int64_t expected = step.samples_of(rank).length();
+      TORCH_CHECK_VALUE(all[rank][3] == -1 || all[rank][3] == expected,
+                        fmt::format("[{}] rank {} gives {} samples for its replicated tables; {} of the {} samples are "
+                                    "its own. Give those.",
+                                    kLayer, rank, all[rank][3], expected, step.n_samples));
+    }
+  }
+  for (size_t f = 0; f < layer->features.size(); ++f) {
+    const int64_t code = agreed(4 + static_cast<int64_t>(f), "ids per sample of feature " + layer->features[f].name);
+    step.has_rows.push_back(code > 0);
+    step.rows_per_sample.push_back(code > 0 ? code - 1 : 1);
+  }
+  return step;
+}
+
+std::vector<at::Tensor> combine_at_owners(OwnerStep step, const std::vector<at::Tensor>& tables) {
+  const bool needs_grad =
+      c10::GradMode::is_enabled() && std::ranges::any_of(tables, [](const auto& each) { return each.requires_grad(); });
+  return needs_grad ? CombineAtOwners::apply(at::TensorList(tables), step) : results_of_owners(step, tables);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,59 @@
+#include "wrappers/distributed_embedding/whole_tables.h"
+
+#include "runtime/comm/messages.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+Interval common(const Interval& one, const Interval& other) {
+  const int64_t begin = std::max(one.begin, other.begin);
+  return {begin, std::max(begin, std::min(one.end, other.end))};
+}
+
+}  // namespace
+
+at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, size_t t, Interval rows,
+                         std::optional<int64_t> root) {
+  const LayerTable& table = lanes.tables[t];
+  const Group& group = *lanes.mesh->group();
+  const int64_t own = lanes.own_rank(), width = table.spec->sizes()[1];
+  const bool takes = !root || *root == own;
+  const auto options = at::TensorOptions().dtype(table.spec->dtype()).device(lanes.mesh->device_type());
+  at::Tensor result = takes ? at::empty({rows.length(), width}, options) : at::Tensor();
+  if (table.is_replicated) {
+    if (takes) result.copy_(memory.pieces(t)[0].values.narrow(0, rows.begin, rows.length()));
+    return result;
+  }
+  const auto place_of = [&](const LaneSlice& slice, const Interval& part) {
+    return result.narrow(0, part.begin - rows.begin, part.length()).narrow(1, slice.columns.begin, slice.columns.length());
+  };
+  std::vector<Message> sends, receives;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
+  for (const LaneSlice& slice : table.slices) {
+    const Interval part = common(slice.rows, rows);
+    if (part.length() == 0 || slice.columns.length() == 0) continue;
+    if (slice.rank == own) {
+      const at::Tensor held = memory.block(slice.lane)
+                                  .narrow(0, slice.first_row + part.begin - slice.rows.begin, part.length());
+      for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
+        if (rank != own && (!root || *root == rank)) sends.push_back({group.ranks[static_cast<size_t>(rank)], held});
+      if (takes) copies.emplace_back(held, place_of(slice, part));
+    } else if (takes) {
+      at::Tensor place = place_of(slice, part);
+      if (!place.is_contiguous()) {
+        copies.emplace_back(at::empty(place.sizes(), options), place);
+        place = copies.back().first;
+      }
+      receives.push_back({group.ranks[static_cast<size_t>(slice.rank)], place});
+    }
+  }
+  exchange(group, c10::Device(lanes.mesh->device_type()), std::move(sends), std::move(receives))->wait();
+  for (const auto& [from, to] : copies) to.copy_(from);
+  return result;
+}
+
+}  // namespace shardwise
