@@ -63,8 +63,10 @@ def jagged_of(jagged: Any) -> RaggedIds:
     return RaggedIds(jagged.values(), lengths=jagged.lengths(), weights=jagged.weights_or_none())
 
 
-def parts_of(value: Any, name: str) -> Parts:
-    """Raises TypeError for what is no feature's ids."""
+def parts_of(value: Any, name: str) -> Parts | None:
+    """None for None: the table is elsewhere. Raises TypeError for what is no feature's ids."""
+    if value is None:
+        return None
     if isinstance(value, RaggedIds):
         return value.ids, value.offsets, value.lengths, value.weights
     if isinstance(value, torch.Tensor):

@@ -26,7 +26,7 @@ class EmbeddingLookup:
         self._layer = layer
         self._names = list(layer.feature_names) if isinstance(inputs, Mapping) or is_keyed(inputs) else None
         self._nested: dict[int, torch.Tensor] = {}
-        parts: list[Parts] = []
+        parts: list[Parts | None] = []
         error = None
         try:
             for index, (value, name) in enumerate(zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)):
@@ -65,6 +65,9 @@ class DistributedEmbedding(nn.Module):
     input_table_map: for each input its table, by index or name; one input per table, in their order, where there is none. A table may have
     several inputs.
     input_names: of the inputs; those of their tables where there are none, with a number where a table has several.
+    dp_input: each rank gives the ids of its own samples. If False, each rank gives, for the tables that it has columns of, the ids of all
+    samples, those of rank 0 first and the same number from each rank (one more from the first ranks where that does not divide), and None
+    for the others; its own samples' for replicated tables.
     gradients: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel has them for the
     dense part; "sum": of their sum.
     sparse: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) take them row by
@@ -82,6 +85,9 @@ class DistributedEmbedding(nn.Module):
     what is wrong with any rank's inputs.
     """
 
+    # For DistributedDataParallel, which leaves the parameters of such a module to it.
+    reduces_gradients = True
+
     def __init__(
         self,
         tables: Sequence[TableConfig | nn.Embedding | nn.EmbeddingBag],
@@ -90,6 +96,7 @@ class DistributedEmbedding(nn.Module):
         plan: EmbeddingPlan | None = None,
         input_table_map: Sequence[int | str] | None = None,
         input_names: Sequence[str] | None = None,
+        dp_input: bool = True,
         gradients: str = "mean",
         sparse: bool = False,
         **plan_options: Any,
@@ -113,7 +120,7 @@ class DistributedEmbedding(nn.Module):
             )
         self.combiners = [self.configs[table].combiner for table in inputs]
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
-        self._core = _C.DistributedEmbedding(self.configs, plan.tables, self.mesh, features, gradients == "mean", sparse)
+        self._core = _C.DistributedEmbedding(self.configs, plan.tables, self.mesh, features, gradients == "mean", sparse, dp_input)
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )

@@ -27,6 +27,7 @@ _LESSONS = {
     "torch.distributed.checkpoint.default_planner": "load_plans",
     "torch.distributed.fsdp._fully_shard._fsdp_init": "data_parallel",
     "torch.distributed.optim.zero_redundancy_optimizer": "data_parallel",
+    "torch.nn.parallel.distributed": "data_parallel",
     "torch.distributed.tensor.experimental._func_map": "local_maps",
     "torch.utils._foreach_utils": "optimizers",
     "torch.optim.optimizer": "optimizers",

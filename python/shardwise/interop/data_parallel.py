@@ -1,7 +1,8 @@
-"""torch's own sharded data parallelism, which takes each rank's parameters for whole ones: it refuses ours, on all ranks alike.
+"""torch's own data parallelism, which takes each rank's parameters for whole ones.
 
 Its ranks would each do something else with a parameter that all of them hold together: fully_shard has each copy another part of it,
-ZeroRedundancyOptimizer has one step it, and that one would wait for the others.
+ZeroRedundancyOptimizer has one step it, and that one would wait for the others. These refuse our parameters, on all ranks alike.
+DistributedDataParallel leaves out those of layers that reduce their gradients themselves, and takes the rest of the model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ def teach(module: ModuleType) -> None:
     """Has the checks of `module`, which run before anything is sent, know our tensors."""
     if "_verify_managed_param" in vars(module):
         vars(module)["_verify_managed_param"] = _verifying(vars(module)["_verify_managed_param"])
+    wrapper = getattr(module, "DistributedDataParallel", None)
+    if wrapper is not None:
+        wrapper.__init__ = _leaving_out(wrapper.__init__)
     optimizer = getattr(module, "ZeroRedundancyOptimizer", None)
     if optimizer is not None:
         optimizer.add_param_group = _adding(optimizer.add_param_group)
@@ -37,6 +41,23 @@ def _verifying(original: Any) -> Any:
         original(name, parameter)
 
     return verify_managed_param
+
+
+def _leaving_out(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, module: torch.nn.Module, *arguments: Any, **options: Any) -> None:
+        own = {
+            f"{path}.{name}" if path else name
+            for path, part in module.named_modules()
+            if getattr(part, "reduces_gradients", False)
+            for name, _ in part.named_parameters()
+        }
+        if own:
+            ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+            module._ddp_params_and_buffers_to_ignore = ignored | own  # type: ignore[assignment]
+        original(self, module, *arguments, **options)
+
+    return __init__
 
 
 def _adding(original: Any) -> Any:

@@ -1,0 +1,151 @@
+"""Run by test_distributed_embedding.py under torchrun: distributed_embedding_program.py PARTS FOLDER, see run_parts()."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torchrun import run_parts
+
+import shardwise as sw
+
+SHAPES = [(60, 8), (9, 8), (200, 4), (33, 8), (5, 4)]
+PLANS = [
+    {"strategy": "basic"},
+    {"strategy": "memory_balanced", "column_slice_threshold": 200, "data_parallel_threshold": 30},
+    {"strategy": "memory_optimized", "row_slice_threshold": 400},
+    {"strategy": "cost_balanced"},
+]
+
+
+class Model(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = sw.DistributedEmbedding([sw.TableConfig(f"t{t}", *s) for t, s in enumerate(SHAPES)], **options)
+        self.over = nn.Linear(sum(columns for _, columns in SHAPES), 1)
+
+    def forward(self, ids):
+        return self.over(torch.cat(self.embedding(ids), 1)).square().mean()
+
+
+def batch(rank, step, n=6):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randint(rows, (n, 2), generator=generator) for rows, _ in SHAPES]
+
+
+def dense_model():
+    """The same values on one rank."""
+    torch.manual_seed(0)
+    tables = [torch.empty(shape).normal_() for shape in SHAPES]
+    return tables
+
+
+def torch_data_parallel(folder):
+    model = nn.parallel.DistributedDataParallel(Model(data_parallel_threshold=30, strategy="memory_optimized"))
+    whole = [torch.from_numpy(array) for array in model.module.embedding.get_weights(all_ranks=True)]
+    dense = nn.ModuleList([nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="sum") for table in whole])
+    over = nn.Linear(model.module.over.in_features, 1)
+    over.load_state_dict(model.module.over.state_dict())
+    ours = torch.optim.SGD(model.parameters(), lr=0.1)
+    theirs = torch.optim.SGD([*dense.parameters(), *over.parameters()], lr=0.1)
+    for step in range(3):
+        ours.zero_grad()
+        loss = model(batch(dist.get_rank(), step))
+        loss.backward()
+        ours.step()
+        theirs.zero_grad()
+        losses = [
+            over(torch.cat([table(ids) for table, ids in zip(dense, batch(rank, step), strict=True)], 1)).square().mean()
+            for rank in range(dist.get_world_size())
+        ]
+        (sum(losses) / len(losses)).backward()
+        theirs.step()
+        torch.testing.assert_close(loss, losses[dist.get_rank()])
+    for array, table in zip(model.module.embedding.get_weights(all_ranks=True), dense, strict=True):
+        torch.testing.assert_close(torch.from_numpy(array), table.weight.detach())
+    torch.testing.assert_close(model.module.over.weight, over.weight)
+
+
+def pipeline_overlaps(folder):
+    layer = Model().embedding
+    batches = [batch(dist.get_rank(), step) for step in range(5)]
+    expected = [layer(ids) for ids in batches]
+    for vectors, (_, own) in zip(expected, sw.EmbeddingPipeline(layer, batches, lambda ids: ids), strict=True):
+        torch.testing.assert_close(own, vectors)
+
+
+def trained(model, optimizers, steps):
+    for step in steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        # All ranks' samples on each: the same loss and, but for their sum, the same gradients on any number of ranks.
+        parts = [batch(part, step) for part in range(12)]
+        own = parts[dist.get_rank() :: dist.get_world_size()]
+        loss = model([torch.cat(ids) for ids in zip(*own, strict=True)])
+        loss.backward()
+        for parameter in model.over.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        for optimizer in optimizers:
+            optimizer.step()
+        total = loss.detach()
+        dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def optimizers_of(model):
+    return [
+        sw.optim.FusedAdagrad(list(model.embedding.parameters())[:3], lr=0.1),
+        torch.optim.Adam([*list(model.embedding.parameters())[3:], *model.over.parameters()], lr=0.05),
+    ]
+
+
+def saved(folder, number, model, optimizers):
+    weights, states = get_state_dict(model, optimizers)
+    dcp.save({"model": weights, "optimizers": states}, checkpoint_id=f"{folder}/{number}")
+
+
+def loaded(folder, number):
+    model = Model(**PLANS[number + 1])
+    optimizers = optimizers_of(model)
+    weights, states = get_state_dict(model, optimizers)
+    dcp.load({"model": weights, "optimizers": states}, checkpoint_id=f"{folder}/{number}")
+    set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=states)
+    return model, optimizers
+
+
+def reference(n_steps):
+    """The loss of step `n_steps` - 1 of a run without checkpoints, on these ranks."""
+    model = Model(**PLANS[0])
+    return trained(model, optimizers_of(model), range(n_steps))
+
+
+def save_0(folder):
+    model = Model(**PLANS[0])
+    optimizers = optimizers_of(model)
+    trained(model, optimizers, range(2))
+    saved(folder, 0, model, optimizers)
+
+
+def load_and_save(folder, number):
+    model, optimizers = loaded(folder, number)
+    loss = trained(model, optimizers, range(2 + number, 3 + number))
+    torch.testing.assert_close(loss, reference(3 + number), rtol=1e-4, atol=1e-5)
+    saved(folder, number + 1, model, optimizers)
+
+
+def load_0_save_1(folder):
+    load_and_save(folder, 0)
+
+
+def load_1_save_2(folder):
+    load_and_save(folder, 1)
+
+
+def load_2(folder):
+    load_and_save(folder, 2)
+
+
+if __name__ == "__main__":
+    run_parts(globals())

@@ -1,0 +1,74 @@
+// Wrong inputs of a layer of many tables: the same error on all ranks, and the layer goes on.
+#include "wrappers/distributed_embedding/distributed_embedding.h"
+
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
+#include "tests/support/embedding_problem.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+
+namespace shardwise::distributed_embedding_errors_test {
+namespace {
+
+TEST(DistributedEmbeddingErrorsTest, D11WrongInputsAreTheSameErrorOnAllRanks) {
+  const EmbeddingProblem problem = round_robin_problem(3, 3);
+  const at::Tensor good = at::arange(4), outside = at::tensor({1, 50, 2}, at::kLong);
+  const at::Tensor short_lengths = at::tensor({1, 2}, at::kLong);
+  const std::vector<std::pair<FeatureInput, std::string>> wrong{
+      {{outside, {}, {}, {}}, "[DistributedEmbedding] feature f1 has id 50: table t1 has 50 rows"},
+      {{good, {}, short_lengths, {}}, "the lengths of feature f1 add up to 3, it has 4 ids"},
+      {{good, short_lengths, {}, {}}, "the offsets of feature f1 go from 1 to 2, it has 4 ids"},
+      {{good, short_lengths, short_lengths, {}}, "feature f1 has offsets and lengths"},
+      {{good.to(at::kFloat), {}, {}, {}}, "the ids of feature f1 are Float"},
+      {{good.view({2, 2, 1}), {}, {}, {}}, "the ids of feature f1 have shape [2, 2, 1]"},
+      {{good, {}, {}, at::ones({4})}, "the weights of feature f1 are Float, its table Double"},
+      {{good, {}, {}, at::ones({3}, at::kDouble)}, "the weights of feature f1 have shape [3], its ids [4]"}};
+  for (const auto& [input, words] : wrong)
+    run_ranks(3, [&](World& world) {
+      DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
+      const Tensors tables = filled(layer, problem.values);
+      const FeatureInput fine{good, {}, {}, {}};
+      for (int64_t step = 0; step < 2; ++step) {
+        const auto lookup = layer.start({fine, world.rank() == 1 ? input : fine, fine});
+        try {
+          lookup->wait(tables);
+          ADD_FAILURE() << "no error: " << words;
+        } catch (const c10::Error& error) {
+          expect_error(words, error.what_without_backtrace());
+        }
+        const Tensors results = layer.start({fine, fine, fine})->wait(tables);  // and the layer goes on
+        EXPECT_TRUE(results[2].equal(problem.values[2].narrow(0, 0, 4)));
+      }
+    });
+}
+
+TEST(DistributedEmbeddingErrorsTest, TablesWithoutInputAndForeignTablesAreErrors) {
+  EmbeddingProblem problem = round_robin_problem(2, 1);
+  run_ranks(1, [&](World& world) {
+    const MeshPtr mesh = mesh_of(world);
+    const auto error_of = [&](const auto& body) {
+      try {
+        body();
+      } catch (const c10::Error& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string();
+    };
+    expect_error("table t1 has no input", error_of([&] {
+                   DistributedEmbedding(problem.configs, problem.plans, mesh, {problem.features[0]}, {});
+                 }));
+    DistributedEmbedding layer(problem.configs, problem.plans, mesh, problem.features, {});
+    Tensors tables = filled(layer, problem.values);
+    tables[1] = tables[1].detach().clone();
+    const FeatureInput fine{at::arange(4), {}, {}, {}};
+    expect_error("the parameter of table t1 is not the layer's own",
+                 error_of([&] { layer.start({fine, fine})->wait(tables); }));
+    expect_error("got 1 inputs for 2 features", error_of([&] { layer.start({fine})->wait(layer.tables()); }));
+  });
+}
+
+}  // namespace
+}  // namespace shardwise::distributed_embedding_errors_test
