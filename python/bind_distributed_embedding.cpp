@@ -92,6 +92,13 @@ void bind_distributed_embedding(py::module_& module) {
           py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
           "Rows of a whole table on the rank `root` of the mesh, or on all. Collective: one exchange.")
       .def("traffic", &traffic, "Per table (ids, rows, bytes) of the last lookup: see shardwise.TableTraffic.")
+      .def(
+          "raise_together",
+          [](const Layer& self, const std::optional<PyError>& error) {
+            const py::gil_scoped_release no_gil;
+            raise_together(*self.lanes().mesh, to_error(error));
+          },
+          py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
       .def("start", &start, py::arg("inputs"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup", "A lookup of which the ids are on their way.")

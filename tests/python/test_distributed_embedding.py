@@ -100,11 +100,11 @@ def test_d7_inputs_of_every_kind_are_dense():
     def body(rank):
         def vectors_of(value, combiner):
             config = sw.TableConfig("d", *SHAPES["d"], dtype=torch.float64, combiner=combiner)
-            layer = sw.DistributedEmbedding([config], row_slice_threshold=0)
+            layer = sw.DistributedEmbedding([config], row_slice_threshold=1)
             layer.set_weights([table.numpy()])
             return layer([value])[0]
 
-        dense = F.embedding_bag(ids, table, offsets[:-1])
+        dense = F.embedding_bag(ids, table, offsets[:-1], mode="sum")
         for value in [
             sw.RaggedIds(ids, offsets=offsets),
             sw.RaggedIds(ids.int(), lengths=lengths),
@@ -238,7 +238,7 @@ def test_d9_wrong_weights_are_errors_and_nothing_is_written(tmp_path):
             layer.set_weights([np.zeros((2, 2)) if n == "b" else np.zeros(1) if n == "e" else w for n, w in zip(SHAPES, good, strict=True)])
         with pytest.raises(ValueError, match="got 4 arrays for 5 tables"):
             layer.set_weights(good[1:])
-        with pytest.raises(ValueError):  # noqa: PT011 (NumPy's own words)
+        with pytest.raises(Exception, match="format version"):
             layer.set_weights([tmp_path / "corrupt.npy" if rank == 1 else good[0], *good[1:]])
         for array, name in zip(layer.get_weights(all_ranks=True), SHAPES, strict=True):
             np.testing.assert_array_equal(array, tables[name].detach().numpy())
@@ -356,8 +356,8 @@ def test_d11_bad_input_is_the_same_error_on_all_ranks():
 
 def test_d11_too_few_tables_name_the_threshold():
     def body(rank):
-        with pytest.raises(ValueError, match="column_slice_threshold"):
-            sw.DistributedEmbedding([sw.TableConfig("t", 3, 1)], column_slice_threshold=100)
+        with pytest.raises(ValueError, match="Lower column_slice_threshold"):
+            sw.DistributedEmbedding([sw.TableConfig("t", 30, 4)], column_slice_threshold=1000)
 
     run_ranks(2, body)
 

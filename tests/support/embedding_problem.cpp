@@ -49,6 +49,7 @@ class Maker {
     config.n_columns = 1 + below(6);
     config.dtype = dtype_ == at::kDouble ? "float64" : "float32";
     TablePlan plan;
+    std::vector<TableSlice> slices;
     const int64_t kind = below(5);
     if (kind == 0) {
       plan.treatment = Treatment::kReplicated;
@@ -56,28 +57,29 @@ class Maker {
       plan.treatment = Treatment::kRowParallel;
       int64_t rank = 0;
       for (const Interval& rows : parts_of(config.n_rows, n_ranks_)) {
-        if (rows.length() > 0) plan.slices.push_back({t, rank, rows, {0, config.n_columns}});
+        if (rows.length() > 0) slices.push_back({t, rank, rows, {0, config.n_columns}});
         ++rank;
       }
     } else if (kind == 2) {  // columns, two slices perhaps on one rank
       plan.treatment = Treatment::kTableParallel;
       for (const Interval& columns : parts_of(config.n_columns, 1 + below(3)))
-        if (columns.length() > 0) plan.slices.push_back({t, below(n_ranks_), {0, config.n_rows}, columns});
+        if (columns.length() > 0) slices.push_back({t, below(n_ranks_), {0, config.n_rows}, columns});
     } else if (kind == 3) {  // a grid
       plan.treatment = Treatment::kTableParallel;
       const auto columns = parts_of(config.n_columns, 2);
       for (const Interval& rows : parts_of(config.n_rows, 2))
         for (const Interval& each : columns)
-          if (rows.length() > 0 && each.length() > 0) plan.slices.push_back({t, below(n_ranks_), rows, each});
+          if (rows.length() > 0 && each.length() > 0) slices.push_back({t, below(n_ranks_), rows, each});
     } else {
       plan.treatment = Treatment::kTableParallel;
-      plan.slices.push_back({t, below(n_ranks_), {0, config.n_rows}, {0, config.n_columns}});
+      slices.push_back({t, below(n_ranks_), {0, config.n_rows}, {0, config.n_columns}});
     }
     const int64_t n_features = below(4) == 0 ? 2 : 1;
     for (int64_t f = 0; f < n_features; ++f)
       problem.features.push_back({fmt::format("f{}", problem.features.size()), t, static_cast<Combiner>(below(4))});
     problem.values.push_back(numbers({config.n_rows, config.n_columns}));
     problem.configs.push_back(std::move(config));
+    plan.slices = std::move(slices);
     problem.plans.push_back(std::move(plan));
   }
 

@@ -26,9 +26,9 @@ EmbeddingProblem dealt_samples(uint32_t seed, int64_t n_ranks, int64_t n_samples
   EmbeddingProblem problem = random_problem(seed, n_ranks, 5);
   std::mt19937 random(seed);
   for (size_t t = 0; t < problem.plans.size(); ++t) {  // whole rows only
-    const bool has_rows = std::ranges::any_of(problem.plans[t].slices, [&](const TableSlice& slice) {
-      return slice.rows.length() < problem.configs[t].n_rows;
-    });
+    bool has_rows = false;
+    for (const TableSlice& slice : problem.plans[t].slices)
+      has_rows |= slice.rows.length() < problem.configs[t].n_rows;
     if (has_rows)
       problem.plans[t] = {Treatment::kTableParallel,
                           {{t, static_cast<int64_t>(random() % static_cast<uint32_t>(n_ranks)), {0, problem.configs[t].n_rows},

@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/whole_tables.h"
@@ -118,6 +119,8 @@ void DistributedEmbedding::Lookup::fetch() {
 std::vector<at::Tensor> DistributedEmbedding::Lookup::wait(const std::vector<at::Tensor>& tables) {
   TORCH_CHECK(step_.layer, fmt::format("[{}] this lookup was waited for already. start() another.", kLayer));
   step_.layer->memory.check(tables);
+  for (const at::Tensor& table : tables)
+    if (auto* impl = maybe_dtensor(table); wants_gradient_layout(*impl)) lay_out_gradient(*impl);
   if (at_owners_) {
     const CommScope scope(kLayer, CommScope::Cause::kProgram);
     step_ = {};

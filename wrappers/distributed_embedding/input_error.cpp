@@ -1,5 +1,6 @@
 #include "wrappers/distributed_embedding/input_error.h"
 
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/messages.h"
 
 #include <ATen/ops/empty.h>
@@ -69,6 +70,13 @@ void raise_first(const DeviceMesh& mesh, const InputError& own, const std::vecto
   const at::Tensor bytes = texts[first].defined() ? texts[first].cpu() : at::empty({0}, at::kByte);
   const std::string text(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
   InputError{notices[first].kind, fmt::format("{} (on rank {})", text, group.ranks[first])}.raise();
+}
+
+void raise_together(const DeviceMesh& mesh, const InputError& own) {
+  const auto all = all_gather_numbers(*mesh.group(), {static_cast<int64_t>(own.kind), own.notice().length});
+  std::vector<InputError::Notice> notices;
+  for (const auto& numbers : all) notices.push_back({static_cast<Kind>(numbers[0]), numbers[1]});
+  raise_first(mesh, own, notices);
 }
 
 }  // namespace shardwise

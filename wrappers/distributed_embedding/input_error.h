@@ -31,4 +31,7 @@ struct InputError {
 /// Collective where there is an error: it sends the texts.
 void raise_first(const DeviceMesh& mesh, const InputError& own, const std::vector<InputError::Notice>& notices);
 
+/// The same where ranks do not know of each other yet. Collective: one exchange of two numbers.
+void raise_together(const DeviceMesh& mesh, const InputError& own);
+
 }  // namespace shardwise

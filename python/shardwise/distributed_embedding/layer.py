@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwise import _C
 from shardwise._C import EmbeddingPlan, TableConfig
-from shardwise.device_mesh import DeviceMesh, init_device_mesh
+from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, parts_of
 from shardwise.dtensor import DTensor, distribute_tensor
@@ -104,7 +104,7 @@ class DistributedEmbedding(nn.Module):
         super().__init__()
         if gradients not in ("mean", "sum"):
             raise ValueError(f'[DistributedEmbedding] gradients are "{gradients}". Use "mean" or "sum".')
-        self.mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),)) if mesh is None else mesh
+        self.mesh = mesh_or_world(mesh, "cpu")
         self.configs = [table if isinstance(table, TableConfig) else config_of(table, i) for i, table in enumerate(tables)]
         if plan is None:
             plan = _C.plan_embeddings(self.configs, self.mesh.size(), **plan_options)
@@ -120,7 +120,7 @@ class DistributedEmbedding(nn.Module):
             )
         self.combiners = [self.configs[table].combiner for table in inputs]
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
-        self._core = _C.DistributedEmbedding(self.configs, plan.tables, self.mesh, features, gradients == "mean", sparse, dp_input)
+        self._core = _C.DistributedEmbedding(self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input)
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )

@@ -14,7 +14,7 @@ def explained(layer: DistributedEmbedding) -> str:
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
     rows = []
     for index, (config, planned, (n_ids, n_rows, n_bytes)) in enumerate(
-        zip(layer.configs, layer.plan.tables, traffic, strict=True)
+        zip(layer.configs, layer.plan.table_plans, traffic, strict=True)
     ):
         here = sum(values.nbytes for values, _, _ in layer._core.pieces(index))
         ranks = sorted({piece.rank for piece in planned.slices})

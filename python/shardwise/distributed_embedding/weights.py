@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
@@ -41,7 +40,7 @@ def set_weights(layer: DistributedEmbedding, weights: Sequence[Array | torch.Ten
     arrays: list[Array] = []
     try:
         arrays = opened(layer, weights)
-    except (ValueError, TypeError, OSError) as wrong:
+    except Exception as wrong:  # the others learn of it
         error = wrong
     raise_together(layer, error)
     for index, array in enumerate(arrays):
@@ -71,14 +70,13 @@ def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
 
 
 def raise_together(layer: DistributedEmbedding, error: Exception | None) -> None:
-    """Raises this rank's error, or says which rank has one, on all ranks."""
-    texts: list[Any] = [None] * layer.mesh.size()
-    dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}", layer.mesh.get_group())
-    if error is not None:
-        raise error
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise ValueError(f"[set_weights] rank {rank} cannot read its part: {text}. Nothing was written.")
+    """Raises this rank's error, or that of the first rank which has one, on all ranks."""
+    try:
+        layer._core.raise_together(None if error is None else (type(error).__name__, str(error)))
+    except Exception:
+        if error is not None:
+            raise error from None
+        raise
 
 
 def chunks(n_rows: int, bytes_of_row: int, n_columns: int) -> Iterator[tuple[int, int]]:
