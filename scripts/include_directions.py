@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = [
     "placements",
     "plans",
-    "wrappers/embedding_plan",
     "kernels",
     "runtime/comm",
     "runtime/threads",

@@ -41,6 +41,7 @@ from shardwise._C import (
 from shardwise.debug import CommDebugMode, explain, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
+from shardwise.distributed_embedding import DistributedEmbedding, EmbeddingLookup, EmbeddingPipeline, RaggedIds
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, ones, rand, randn, zeros
 from shardwise.interop import from_torch, to_torch
@@ -50,6 +51,9 @@ __all__ = [
     "CommDebugMode",
     "DTensor",
     "DeviceMesh",
+    "DistributedEmbedding",
+    "EmbeddingLookup",
+    "EmbeddingPipeline",
     "EmbeddingPlan",
     "EnumerableShard",
     "Layout",
@@ -58,6 +62,7 @@ __all__ = [
     "Placement",
     "Plan",
     "QuantizedTable",
+    "RaggedIds",
     "Replicate",
     "Shard",
     "ShardMetadata",
