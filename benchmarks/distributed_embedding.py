@@ -65,16 +65,14 @@ def bound(problem, layer_plan=None):
 def compared(options, name, exponent):
     problem = Problem(options, exponent)
     calls = {side: make(problem) for side, make in sides().items() if options.sides is None or side in options.sides}
-    first = {side: call()[0] for side, call in calls.items()}
+    first = {side: call()[0]() for side, call in calls.items()}
     reference = next(iter(first.values()))
     for side, vectors in first.items():
         torch.testing.assert_close(vectors, reference, msg=lambda text, side=side: f"{side}: {text}")
     ms = ms_in_turns(calls, options.repeats)
     rows = {side: call()[1]() for side, call in calls.items()}
-    if "sum" not in options.loss:
-        for side in rows:
-            if side != "torch.distributed.tensor":
-                torch.testing.assert_close(rows[side], rows["shardwise"], msg=lambda text, side=side: f"{side}: {text}")
+    for side, values in rows.items():
+        torch.testing.assert_close(values, next(iter(rows.values())), msg=lambda text, side=side: f"{side}: {text}")
     counts = {}
     if "shardwise" in calls:
         with sw.CommDebugMode() as mode:
@@ -101,7 +99,6 @@ def main():
     parser.add_argument("--ids-per-sample", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--sides", nargs="+")
-    parser.add_argument("--loss", default="mean")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """The sides of benchmarks/distributed_embedding.py: each gives a call of one training step of many tables with SGD in or after the backward.
 
-A call takes nothing and returns this rank's vectors, [samples, tables * columns], and a function that gives this rank's rows of table 0.
+A call takes nothing and returns two functions: of this rank's vectors, [samples, tables * columns], and of table 0 whole.
 """
 
 import logging
@@ -33,7 +33,8 @@ def with_shardwise(problem, **plan_options):
     def call():
         vectors = torch.cat(layer(inputs), 1)
         vectors.backward(grad)
-        return vectors.detach(), lambda: problem.table(0) if optimizer is None else layer.tables["t0"].detach().full_tensor()
+        optimizer.step()
+        return vectors.detach, lambda: layer.tables["t0"].detach().full_tensor()
 
     return call
 
@@ -53,11 +54,16 @@ def with_torch_dtensor(problem):
         optimizer.zero_grad()
         vectors = [F.embedding(ids, table).sum(1).redistribute(placements=shard).to_local() for ids, table in zip(inputs, tables, strict=True)]
         vectors = torch.cat(vectors, 1)
-        vectors.backward(grad)
+        vectors.backward(grad / dist.get_world_size())
         optimizer.step()
-        return vectors.detach(), lambda: tables[0].detach().full_tensor()
+        return vectors.detach, lambda: tables[0].detach().full_tensor()
 
     return call
+
+
+def in_order(vectors, tables):
+    """The columns of these tables, in this order."""
+    return vectors.view(len(vectors), len(tables), -1)[:, tables].reshape(len(vectors), -1)
 
 
 def with_torchrec(problem):
@@ -93,12 +99,14 @@ def with_torchrec(problem):
     own = [problem.own(ids) for ids in problem.ids]
     values = torch.cat([ids.reshape(-1) for ids in own])
     lengths = torch.full((len(names) * len(own[0]),), own[0].shape[1])
-    grad = problem.own_gradient()
+    order = [names.index(name) for name in sharded(KeyedJaggedTensor(names, values, lengths=lengths)).wait().keys()]
+    grad = in_order(problem.own_gradient(), order)
 
     def call():
         result = sharded(KeyedJaggedTensor(names, values, lengths=lengths)).wait().values()
         result.backward(grad)
-        return result.detach(), lambda: table_0()
+        back = [order.index(table) for table in range(len(order))]
+        return lambda: in_order(result.detach(), back), table_0
 
     def table_0():
         whole = torch.zeros(problem.heights[0], problem.n_columns)

@@ -7,7 +7,6 @@
 #include "wrappers/distributed_embedding/row_gradients.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +25,7 @@ RowsUnderWay::RowsUnderWay(const LookupStep& step) {
   for (size_t lane = 0; lane < lanes.lanes.size(); ++lane) {
     const auto options = at::TensorOptions().dtype(lanes.lanes[lane].dtype).device(device);
     const int64_t width = lanes.lanes[lane].width;
-    arrivals_.push_back(at::empty({step.requests.n_arrivals(lane), width}, options));
+    arrivals_.push_back(step.layer->buffers.take(step.requests.n_arrivals(lane), width, options));
     const at::Tensor& block = step.layer->memory.block(lane);
     for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
       const auto at_rank = static_cast<size_t>(rank);
@@ -40,7 +39,7 @@ RowsUnderWay::RowsUnderWay(const LookupStep& step) {
       }
       if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
       if (asked.numel() == 0 || width == 0) continue;
-      const at::Tensor found = at::empty({asked.numel(), width}, options);
+      const at::Tensor found = step.layer->buffers.take(asked.numel(), width, options);
       sends.push_back({group.ranks[at_rank], found, [=] { lookup_rows_into(found, block, asked, 0); }});
     }
   }

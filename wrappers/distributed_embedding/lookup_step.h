@@ -8,6 +8,7 @@
 
 #include "ops/embedding/gradient_sink.h"
 #include "wrappers/distributed_embedding/id_exchange.h"
+#include "wrappers/distributed_embedding/row_buffers.h"
 #include "wrappers/distributed_embedding/table_memory.h"
 
 #include <memory>
@@ -20,6 +21,7 @@ struct LayerTables {
   TableLanes lanes;
   std::vector<Feature> features;
   TableMemory memory;
+  mutable RowBuffers buffers;
   /// Gradients are multiplied by it. 1 / ranks: they are those of the mean of the ranks' losses, as data parallelism has it.
   double gradient_factor = 1;
   bool is_sparse = false;  // gradients that no fused optimizer takes

@@ -84,8 +84,8 @@ class Backward {
   void send_sums() {
     std::vector<at::Tensor> sums;  // by lane, as the arrivals
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane)
-      sums.push_back(
-          at::empty({step_.requests.n_arrivals(lane), lanes_.lanes[lane].width}, options(lanes_.lanes[lane].dtype)));
+      sums.push_back(step_.layer->buffers.take(step_.requests.n_arrivals(lane), lanes_.lanes[lane].width,
+                                               options(lanes_.lanes[lane].dtype)));
     for (const TableRequests& table : step_.requests.tables()) {
       const RowGrads grads = of_table(table.features);
       const c10::Device device = grads.values.device();
@@ -111,7 +111,7 @@ class Backward {
     std::vector<std::pair<at::Tensor, at::Tensor>> own;
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       const int64_t width = lanes_.lanes[lane].width;
-      arrived_.push_back(at::empty({step_.incoming.rows[lane].numel(), width}, sums[lane].options()));
+      arrived_.push_back(step_.layer->buffers.take(step_.incoming.rows[lane].numel(), width, sums[lane].options()));
       for (int64_t rank = 0; rank < lanes_.n_ranks(); ++rank) {
         const auto at_rank = static_cast<size_t>(rank);
         const at::Tensor sent =

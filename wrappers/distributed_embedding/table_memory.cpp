@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/dtensor_impl.h"
 #include "wrappers/distributed_embedding/layer_name.h"
+#include "wrappers/distributed_embedding/row_buffers.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -12,9 +13,11 @@ namespace shardwise {
 
 TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
   const auto options = at::TensorOptions().device(lanes.mesh->device_type());
-  for (const Lane& lane : lanes.lanes)
+  for (const Lane& lane : lanes.lanes) {
     blocks_.push_back(
         at::empty({lane.heights[static_cast<size_t>(lanes.own_rank())], lane.width}, options.dtype(lane.dtype)));
+    prefer_large_pages(blocks_.back());
+  }
   for (const LayerTable& table : lanes.tables) {
     replicated_.emplace_back();
     if (table.is_replicated)

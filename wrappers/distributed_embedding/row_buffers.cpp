@@ -1,0 +1,62 @@
+#include "wrappers/distributed_embedding/row_buffers.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace shardwise {
+namespace {
+
+constexpr int64_t kMostIdle = 64;
+
+bool is_free(const at::Tensor& buffer) { return buffer.use_count() == 1 && buffer.storage().use_count() == 1; }
+
+}  // namespace
+
+at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptions& options) {
+  const int64_t n = n_rows * width;
+  const std::lock_guard lock(mutex_);
+  size_t best = buffers_.size();
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!is_free(buffers_[i])) continue;
+    const bool fits = buffers_[i].dtype() == options.dtype() && buffers_[i].device().type() == options.device().type() &&
+                      buffers_[i].numel() >= n;
+    if (fits && (best == buffers_.size() || buffers_[i].numel() < buffers_[best].numel()))
+      best = i;
+    else
+      ++idle_[i];
+  }
+  if (best == buffers_.size()) {
+    buffers_.push_back(at::empty({n + n / 8}, options));  // steps differ a little
+    idle_.push_back(0);
+    prefer_large_pages(buffers_.back());
+  }
+  idle_[best] = 0;
+  // A tensor of its own: the pool's has one owner while the memory is free.
+  const at::Tensor result = buffers_[best].narrow(0, 0, n).view({n_rows, width});
+  for (size_t i = buffers_.size(); i-- > 0;)
+    if (idle_[i] > kMostIdle) {
+      buffers_.erase(buffers_.begin() + static_cast<int64_t>(i));
+      idle_.erase(idle_.begin() + static_cast<int64_t>(i));
+    }
+  return result;
+}
+
+void prefer_large_pages(const at::Tensor& tensor) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = 4096;
+  constexpr size_t kLarge = 2 << 20;
+  if (!tensor.device().is_cpu() || tensor.nbytes() < kLarge) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
+  const auto end = (reinterpret_cast<uintptr_t>(tensor.mutable_data_ptr()) + tensor.nbytes()) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: where it fails nothing is lost
+#else
+  static_cast<void>(tensor);
+#endif
+}
+
+}  // namespace shardwise
