@@ -21,7 +21,7 @@ def with_shardwise(problem, **plan_options):
         sw.TableConfig(f"t{t}", n_rows, problem.n_columns, ids_per_sample=problem.ids_per_sample)
         for t, n_rows in enumerate(problem.heights)
     ]
-    layer = sw.DistributedEmbedding(configs, **plan_options)
+    layer = sw.DistributedEmbedding(configs, concatenate=True, **plan_options)
     with torch.no_grad():
         for t, table in enumerate(layer.tables.values()):
             for piece, rows, columns in layer.pieces(f"t{t}"):
@@ -31,7 +31,7 @@ def with_shardwise(problem, **plan_options):
     grad = problem.own_gradient()
 
     def call():
-        vectors = torch.cat(layer(inputs), 1)
+        vectors = layer(inputs)
         vectors.backward(grad)
         optimizer.step()
         return vectors.detach, lambda: layer.tables["t0"].detach().full_tensor()

@@ -20,12 +20,12 @@ using PyError = std::pair<std::string, std::string>;
 
 std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                             const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients,
-                            bool sparse, bool dp_input) {
+                            bool sparse, bool dp_input, bool concatenate) {
   std::vector<Feature> features;
   for (const auto& [name, table, combiner] : given) features.push_back({name, table, combiner_from_string(combiner)});
   const py::gil_scoped_release no_gil;
   return std::make_shared<Layer>(configs, plans, mesh, std::move(features),
-                                 Layer::Options{mean_gradients, sparse, dp_input});
+                                 Layer::Options{mean_gradients, sparse, dp_input, concatenate});
 }
 
 InputError to_error(const std::optional<PyError>& error) {
@@ -78,7 +78,8 @@ void bind_distributed_embedding(py::module_& module) {
                                                   "The tables and lookups of shardwise.DistributedEmbedding.");
   layer
       .def(py::init(&make), py::arg("tables"), py::arg("plans"), py::arg("mesh"), py::arg("features"),
-           py::arg("mean_gradients") = true, py::arg("sparse") = false, py::arg("dp_input") = true)
+           py::arg("mean_gradients") = true, py::arg("sparse") = false, py::arg("dp_input") = true,
+           py::arg("concatenate") = false)
       .def("tables", &Layer::tables, no_gil, "The tables as DTensors of the layer's memory, uninitialised at first.")
       .def("pieces", &pieces, py::arg("table"),
            "This rank's parts of a table: (values, rows, columns), the latter as slices of the table.")

@@ -309,6 +309,30 @@ def test_the_pipeline_gives_batches_with_their_vectors():
     run_ranks(2, body)
 
 
+def test_concatenated_vectors_are_those_of_torch_cat():
+    tables = {name: table for name, table in dense_tables().items() if name != "c"}
+    combined = [config for config in configs() if config.name != "c"]
+
+    def body(rank):
+        layers = [sw.DistributedEmbedding(combined, concatenate=joins, column_slice_threshold=60) for joins in (True, False)]
+        for layer in layers:
+            layer.set_weights([table.detach().numpy() for table in tables.values()])
+        ids = [ids_of(rank)[name] if name != "b" else ids_of(rank)[name][:, :1] for name in tables]
+        one, several = layers[0](ids), torch.cat(layers[1](ids), 1)
+        torch.testing.assert_close(one, several)
+        weights = torch.arange(one.numel(), dtype=one.dtype).view_as(one)
+        (one * weights).sum().backward()
+        (several * weights).sum().backward()
+        for own, other in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+            torch.testing.assert_close(own.grad.full_tensor(), other.grad.full_tensor())
+        with pytest.raises(ValueError, match=r"feature b has 2 samples, feature a 4|feature b has 2 samples"):
+            layers[0]([each[:2] if index == 1 and rank == 1 else each for index, each in enumerate(ids)])
+        with pytest.raises(ValueError, match="feature c is not combined"):
+            sw.DistributedEmbedding(configs(), concatenate=True)
+
+    run_ranks(2, body)
+
+
 def test_modules_as_tables():
     torch.manual_seed(1)
     bag, plain = nn.EmbeddingBag(11, 4, mode="mean"), nn.Embedding(6, 2)

@@ -13,6 +13,24 @@
 namespace shardwise {
 namespace {
 
+void check_may_concatenate(const LayerTables& layer, bool dp_input) {
+  TORCH_CHECK_VALUE(dp_input, fmt::format("[{}] concatenate=True goes with dp_input=True. Use torch.cat.", kLayer));
+  TORCH_CHECK_VALUE(!layer.features.empty(), fmt::format("[{}] there are no inputs to concatenate.", kLayer));
+  for (const Feature& feature : layer.features) {
+    TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone,
+                      fmt::format("[{}] feature {} is not combined: concatenate=True wants one vector per sample. Give its "
+                                  "table a combiner.",
+                                  kLayer, feature.name));
+    const Spec &own = *layer.lanes.tables[feature.table].spec,
+               &first = *layer.lanes.tables[layer.features[0].table].spec;
+    TORCH_CHECK_TYPE(own.dtype() == first.dtype(),
+                     fmt::format("[{}] table {} is {}, that of the first feature {}: concatenate=True wants one dtype. "
+                                 "Use that, or torch.cat.",
+                                 kLayer, layer.lanes.tables[feature.table].name, c10::toString(own.dtype()),
+                                 c10::toString(first.dtype())));
+  }
+}
+
 void check_features(const std::vector<Feature>& features, const TableLanes& lanes) {
   std::vector<bool> is_used(lanes.tables.size());
   for (const Feature& feature : features) {
@@ -24,6 +42,15 @@ void check_features(const std::vector<Feature>& features, const TableLanes& lane
   for (size_t t = 0; t < is_used.size(); ++t)
     TORCH_CHECK_VALUE(is_used[t], fmt::format("[{}] table {} has no input. Leave it out, or name it in input_table_map.",
                                               kLayer, lanes.tables[t].name));
+}
+
+/// Throws: c10::ValueError where results cannot stand side by side.
+void check_concatenation(const std::vector<Feature>& features, const std::vector<FeatureIds>& ids) {
+  for (size_t f = 1; f < ids.size(); ++f)
+    TORCH_CHECK_VALUE(ids[f].sizes == ids[0].sizes,
+                      fmt::format("[{}] feature {} has {} samples, feature {} {}: their vectors cannot be concatenated. Give "
+                                  "the same number for all, or use concatenate=False.",
+                                  kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
 }
 
 std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const DistributedEmbedding::Inputs& inputs,
@@ -52,6 +79,8 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
   layer->is_sparse = options.is_sparse;
   dp_input_ = options.dp_input;
+  layer->concatenates = options.concatenates;
+  if (layer->concatenates) check_may_concatenate(*layer, dp_input_);
   if (!dp_input_) check_owners(layer->lanes);
   exchange_ = std::make_shared<IdExchange>(layer->lanes);
   layer_ = std::move(layer);
@@ -71,6 +100,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
   if (error.kind == InputError::Kind::kNone) {
     try {
       step.ids = ids_of(layer_->features, inputs, layer_->lanes);
+      if (layer_->concatenates) check_concatenation(layer_->features, step.ids);
       step.requests = RowRequests(layer_->lanes, layer_->features, step.ids);
       for (size_t f = 0; f < inputs.size(); ++f)
         if (inputs[f]->weights && inputs[f]->weights->requires_grad()) {

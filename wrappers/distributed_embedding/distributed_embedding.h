@@ -25,6 +25,8 @@ class DistributedEmbedding {
     bool is_sparse = false;
     /// Each rank gives the ids of its own samples; else those of all samples for the tables that it has columns of (owner_lookup.h).
     bool dp_input = true;
+    /// Results are one tensor, [samples, columns of all features in their order].
+    bool concatenates = false;
   };
   using Inputs = std::vector<std::optional<FeatureInput>>;
 
@@ -57,7 +59,7 @@ class DistributedEmbedding {
    public:
     /// Sends for the rows, whose values are those of now. Collective; wait() does it where this has not.
     void fetch();
-    /// The vectors by feature. `tables`: the layer's own, or parameters made of them. Collective where fetch() was not called.
+    /// The vectors by feature, or the one tensor of all. `tables`: the layer's own, or parameters made of them. Collective where fetch() was not called.
     std::vector<at::Tensor> wait(const std::vector<at::Tensor>& tables);
 
    private:

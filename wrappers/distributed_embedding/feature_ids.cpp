@@ -116,7 +116,7 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
     const at::Tensor firsts =
         is_ragged ? offsets.narrow(0, 0, offsets.numel() - 1) : offsets_of_shape(input.ids);
     result.sizes = {firsts.numel()};
-    if (is_ragged || input.ids.dim() == 2 || input.weights)
+    if (is_ragged || firsts.numel() != n || input.weights)
       result.offsets = firsts.to(device);
     else
       result.pooling.reset();

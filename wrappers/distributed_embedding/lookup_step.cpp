@@ -7,6 +7,7 @@
 #include "wrappers/distributed_embedding/row_gradients.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +16,12 @@ namespace shardwise {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+Interval LayerTables::columns_of(size_t feature) const {
+  int64_t begin = 0;
+  for (size_t f = 0; f < feature; ++f) begin += lanes.tables[features[f].table].spec->sizes()[1];
+  return {begin, begin + lanes.tables[features[feature].table].spec->sizes()[1]};
+}
 
 RowsUnderWay::RowsUnderWay(const LookupStep& step) {
   const TableLanes& lanes = step.layer->lanes;
@@ -53,52 +60,74 @@ std::vector<at::Tensor> RowsUnderWay::wait() {
 
 namespace {
 
-/// A feature's result from the rows of one part of its table's columns: `numbers` are those of its ids in `rows`.
-at::Tensor combined(const FeatureIds& feature, const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) {
-  if (!feature.pooling) return lookup_rows(rows, numbers, 0);
-  return pool_rows(rows, 0, feature.bags(numbers), *feature.pooling,
-                   *feature.pooling == kernels::Pooling::kMax ? chosen : nullptr);
+/// Combines the rows of one part of a table's columns into `place`, whose last dim has stride 1: `numbers` are those of the ids in `rows`.
+void combine_into(const at::Tensor& place, const FeatureIds& feature, const at::Tensor& rows, const at::Tensor& numbers,
+                  at::Tensor* chosen) {
+  if (!feature.pooling)
+    lookup_rows_into(place, rows, numbers, 0);
+  else
+    place.copy_(pool_rows(rows, 0, feature.bags(numbers), *feature.pooling,
+                          *feature.pooling == kernels::Pooling::kMax ? chosen : nullptr));
 }
 
-/// Writes down which id each maximum came from.
-at::Tensor result_of(const LookupStep& step, size_t f, const std::vector<at::Tensor>& arrivals,
-                     at::TensorList tables, at::Tensor& chosen) {
+/// The same for all columns; writes down which id each maximum came from. `place`: [samples or ids, columns].
+void write_result(const at::Tensor& place, const LookupStep& step, size_t f, const std::vector<at::Tensor>& arrivals,
+                  at::TensorList tables, at::Tensor& chosen) {
   const TableLanes& lanes = step.layer->lanes;
   const size_t t = step.layer->features[f].table;
   const LayerTable& table = lanes.tables[t];
   const FeatureIds& feature = step.ids[f];
-  std::vector<int64_t> sizes = feature.sizes;
-  sizes.push_back(table.spec->sizes()[1]);
   if (table.is_replicated)
-    return combined(feature, maybe_dtensor(tables[t])->shards()[0], feature.ids.to(tables[t].device()), &chosen)
-        .view(sizes);
+    return combine_into(place, feature, maybe_dtensor(tables[t])->shards()[0], feature.ids.to(place.device()), &chosen);
   const TableRequests& requests = *step.requests.of_table(t);
-  std::vector<at::Tensor> parts, chosen_parts;
+  std::vector<at::Tensor> chosen_parts;
   for (size_t part = 0; part < table.parts.size(); ++part) {
-    const size_t lane = lanes.lane_of(table, part);
-    const at::Tensor numbers = step.requests.arrivals(lanes, requests, f, part).to(arrivals[lane].device());
+    const size_t lane = TableLanes::lane_of(table, part);
+    const Interval columns = table.parts[part];
     chosen_parts.emplace_back();
-    parts.push_back(combined(feature, arrivals[lane], numbers, &chosen_parts.back()));
-  }
-  if (parts.size() == 1) {
-    chosen = chosen_parts[0];
-    return parts[0].view(sizes);
+    combine_into(place.narrow(1, columns.begin, columns.length()), feature, arrivals[lane],
+                 step.requests.arrivals(lanes, requests, f, part).to(place.device()), &chosen_parts.back());
   }
   if (chosen_parts[0].defined()) chosen = at::cat(chosen_parts, 1);
-  return at::cat(parts, -1).view(sizes);
 }
 
-std::vector<at::Tensor> results_of(LookupStep& step, const std::vector<at::Tensor>& arrivals,
-                                   at::TensorList tables) {
+std::vector<at::Tensor> results_of(LookupStep& step, const std::vector<at::Tensor>& arrivals, at::TensorList tables) {
   const BelowAutograd guard;
+  const LayerTables& layer = *step.layer;
   std::vector<at::Tensor> results;
   step.chosen.resize(step.ids.size());
-  for (size_t f = 0; f < step.ids.size(); ++f) results.push_back(result_of(step, f, arrivals, tables, step.chosen[f]));
+  const auto n_rows_of = [](const FeatureIds& ids) { return ids.pooling ? ids.offsets.numel() : ids.ids.numel(); };
+  if (layer.concatenates)
+    results.push_back(at::empty({n_rows_of(step.ids[0]), layer.columns_of(step.ids.size() - 1).end},
+                                layer.memory.options(layer.features[0].table)));
+  for (size_t f = 0; f < step.ids.size(); ++f) {
+    const Interval columns = layer.columns_of(f);
+    if (layer.concatenates) {
+      write_result(results[0].narrow(1, columns.begin, columns.length()), step, f, arrivals, tables, step.chosen[f]);
+      continue;
+    }
+    const at::Tensor place =
+        at::empty({n_rows_of(step.ids[f]), columns.length()}, layer.memory.options(layer.features[f].table));
+    write_result(place, step, f, arrivals, tables, step.chosen[f]);
+    std::vector<int64_t> sizes = step.ids[f].sizes;
+    sizes.push_back(columns.length());
+    results.push_back(place.view(sizes));
+  }
   return results;
 }
 
 bool any_requires_grad(at::TensorList tensors) {
   return std::ranges::any_of(tensors, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
+}
+
+/// The parts of a concatenated result's gradient.
+variable_list by_feature(const LookupStep& step, const at::Tensor& grad) {
+  variable_list grads(step.ids.size());
+  for (size_t f = 0; f < grads.size() && grad.defined(); ++f) {
+    const Interval columns = step.layer->columns_of(f);
+    grads[f] = grad.narrow(1, columns.begin, columns.length());
+  }
+  return grads;
 }
 
 struct Combine : torch::autograd::Function<Combine> {
@@ -126,7 +155,7 @@ struct Combine : torch::autograd::Function<Combine> {
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
     const LookupStep step = kept_state<LookupStep>(ctx);
-    StepGradients result = step_gradients(step, grads);
+    StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads);
     variable_list all = std::move(result.tables);
     all.insert(all.end(), result.weights.begin(), result.weights.end());
     all.resize(all.size() + 2);  // the step and its rows are no variables

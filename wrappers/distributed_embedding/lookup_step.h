@@ -24,7 +24,11 @@ struct LayerTables {
   mutable RowBuffers buffers;
   /// Gradients are multiplied by it. 1 / ranks: they are those of the mean of the ranks' losses, as data parallelism has it.
   double gradient_factor = 1;
-  bool is_sparse = false;  // gradients that no fused optimizer takes
+  bool is_sparse = false;     // gradients that no fused optimizer takes
+  bool concatenates = false;  // results: one tensor [samples, columns of all features]
+
+  /// The columns of a feature in a concatenated result.
+  Interval columns_of(size_t feature) const;
 
   LayerTables(TableLanes of, std::vector<Feature> for_features)
       : lanes(std::move(of)), features(std::move(for_features)), memory(lanes) {}
@@ -69,7 +73,7 @@ class RowsUnderWay {
   std::shared_ptr<Messages> messages_;
 };
 
-/// The result of each feature, [samples, columns] or, not combined, [ids..., columns]; differentiable by `tables` (the layer's, perhaps
+/// The result of each feature, [samples, columns] or, not combined, [ids..., columns], or the one of all; differentiable by `tables` (the layer's, perhaps
 /// parameters) and by `weights` (those of the step's `weighted` features, in their order). No messages; its backward is collective.
 std::vector<at::Tensor> combine(LookupStep step, RowsUnderWay rows, const std::vector<at::Tensor>& tables,
                                 const std::vector<at::Tensor>& weights);

@@ -83,9 +83,12 @@ class Backward {
   /// Sums the gradients of each row that this rank asked for, and sends them to its owner.
   void send_sums() {
     std::vector<at::Tensor> sums;  // by lane, as the arrivals
-    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane)
+    for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
+      arrived_.push_back(step_.layer->buffers.take(step_.incoming.rows[lane].numel(), lanes_.lanes[lane].width,
+                                                   options(lanes_.lanes[lane].dtype)));
       sums.push_back(step_.layer->buffers.take(step_.requests.n_arrivals(lane), lanes_.lanes[lane].width,
                                                options(lanes_.lanes[lane].dtype)));
+    }
     for (const TableRequests& table : step_.requests.tables()) {
       const RowGrads grads = of_table(table.features);
       const c10::Device device = grads.values.device();
@@ -93,8 +96,12 @@ class Backward {
         if (request.n() == 0) continue;
         const LaneSlice& slice = lanes_.tables[table.table].slices[request.slice];
         const IdGroups part = groups_on(device, table.groups, request.begin, request.end);
-        sum_groups_into(sums[slice.lane].narrow(0, request.arrival, request.n()),
-                        grads.columns(slice.columns.begin, slice.columns.length()), part);
+        const bool is_own = slice.rank == lanes_.own_rank();
+        const int64_t among_own = request.arrival - step_.requests.first_from(slice.lane, slice.rank);
+        const at::Tensor place =
+            is_own ? arrived_[slice.lane].narrow(0, step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
+                   : sums[slice.lane].narrow(0, request.arrival, request.n());
+        sum_groups_into(place, grads.columns(slice.columns.begin, slice.columns.length()), part);
       }
     }
     exchange_sums(sums);
@@ -108,27 +115,20 @@ class Backward {
   void exchange_sums(const std::vector<at::Tensor>& sums) {
     const Group& group = *lanes_.mesh->group();
     std::vector<Message> sends, receives;
-    std::vector<std::pair<at::Tensor, at::Tensor>> own;
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
-      const int64_t width = lanes_.lanes[lane].width;
-      arrived_.push_back(step_.layer->buffers.take(step_.incoming.rows[lane].numel(), width, sums[lane].options()));
       for (int64_t rank = 0; rank < lanes_.n_ranks(); ++rank) {
+        if (rank == lanes_.own_rank()) continue;  // they are in place
         const auto at_rank = static_cast<size_t>(rank);
         const at::Tensor sent =
             sums[lane].narrow(0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
         const at::Tensor place = arrived_[lane].narrow(0, step_.incoming.firsts[lane][at_rank],
                                                        step_.incoming.counts[lane][at_rank]);
-        if (rank == lanes_.own_rank()) {
-          own.emplace_back(place, sent);
-          continue;
-        }
         if (sent.numel() > 0) sends.push_back({group.ranks[at_rank], sent});
         if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
       }
     }
     const auto messages =
         exchange(group, c10::Device(lanes_.mesh->device_type()), std::move(sends), std::move(receives));
-    for (const auto& [place, sent] : own) place.copy_(sent);
     for (size_t lane = 0; lane < lanes_.lanes.size(); ++lane) {
       groups_.push_back(group_ids(step_.incoming.rows[lane], 0, step_.layer->lanes.lanes[lane].heights[own_rank()]));
       rows_.push_back(groups_.back().rows.cpu());

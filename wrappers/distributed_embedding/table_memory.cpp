@@ -12,17 +12,21 @@
 namespace shardwise {
 
 TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
-  const auto options = at::TensorOptions().device(lanes.mesh->device_type());
+  const auto on_mesh = at::TensorOptions().device(lanes.mesh->device_type());
   for (const Lane& lane : lanes.lanes) {
     blocks_.push_back(
-        at::empty({lane.heights[static_cast<size_t>(lanes.own_rank())], lane.width}, options.dtype(lane.dtype)));
+        at::empty({lane.heights[static_cast<size_t>(lanes.own_rank())], lane.width}, on_mesh.dtype(lane.dtype)));
     prefer_large_pages(blocks_.back());
   }
-  for (const LayerTable& table : lanes.tables) {
+  for (size_t t = 0; t < lanes.tables.size(); ++t) {
     replicated_.emplace_back();
-    if (table.is_replicated)
-      replicated_.back().push_back(at::empty(table.spec->sizes(), options.dtype(table.spec->dtype())));
+    if (lanes.tables[t].is_replicated)
+      replicated_.back().push_back(at::empty(lanes.tables[t].spec->sizes(), options(t)));
   }
+}
+
+at::TensorOptions TableMemory::options(size_t table) const {
+  return at::TensorOptions().dtype(lanes_->tables[table].spec->dtype()).device(lanes_->mesh->device_type());
 }
 
 std::vector<TablePiece> TableMemory::pieces(size_t t) const {
@@ -35,8 +39,7 @@ std::vector<TablePiece> TableMemory::pieces(size_t t) const {
     else if (const LaneSlice* slice = lanes_->own_slice(table, box))
       pieces.back().values = blocks_[slice->lane].narrow(0, slice->first_row, slice->rows.length());
     else  // no rows
-      pieces.back().values =
-          at::empty(box.sizes, at::TensorOptions().dtype(table.spec->dtype()).device(lanes_->mesh->device_type()));
+      pieces.back().values = at::empty(box.sizes, options(t));
   }
   return pieces;
 }

@@ -24,6 +24,9 @@ class TableMemory {
   /// The tables, distributed. Each call gives new tensors of the same memory.
   std::vector<at::Tensor> tables() const;
 
+  /// Of a table's values.
+  at::TensorOptions options(size_t table) const;
+
   /// This rank's block of a lane: [rows, width].
   const at::Tensor& block(size_t lane) const { return blocks_[lane]; }
 

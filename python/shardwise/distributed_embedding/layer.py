@@ -24,6 +24,7 @@ class EmbeddingLookup:
 
     def __init__(self, layer: DistributedEmbedding, inputs: Any) -> None:
         self._layer = layer
+        self._concatenates = layer.concatenate
         self._names = list(layer.feature_names) if isinstance(inputs, Mapping) or is_keyed(inputs) else None
         self._nested: dict[int, torch.Tensor] = {}
         parts: list[Parts | None] = []
@@ -42,9 +43,12 @@ class EmbeddingLookup:
         self._lookup.fetch()
         return self
 
-    def wait(self) -> list[torch.Tensor] | dict[str, torch.Tensor]:
-        """The vectors of this rank's samples: a list in the order of the inputs, or a dict by feature where the inputs were one."""
+    def wait(self) -> torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]:
+        """The vectors of this rank's samples: a list in the order of the inputs, or a dict by feature where the inputs were one; the one
+        tensor of a layer that concatenates."""
         vectors = self._lookup.wait(self._layer._parameters_in_order())
+        if self._concatenates:
+            return vectors[0]
         for index, ids in self._nested.items():
             vectors[index] = torch.nested.nested_tensor_from_jagged(vectors[index], offsets=ids.offsets())
         return vectors if self._names is None else dict(zip(self._names, vectors, strict=True))
@@ -68,6 +72,7 @@ class DistributedEmbedding(nn.Module):
     dp_input: each rank gives the ids of its own samples. If False, each rank gives, for the tables that it has columns of, the ids of all
     samples, those of rank 0 first and the same number from each rank (one more from the first ranks where that does not divide), and None
     for the others; its own samples' for replicated tables.
+    concatenate: results are one tensor [samples, columns of all inputs], in the order of the inputs, without the copy that torch.cat makes.
     gradients: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel has them for the
     dense part; "sum": of their sum.
     sparse: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) take them row by
@@ -97,6 +102,7 @@ class DistributedEmbedding(nn.Module):
         input_table_map: Sequence[int | str] | None = None,
         input_names: Sequence[str] | None = None,
         dp_input: bool = True,
+        concatenate: bool = False,
         gradients: str = "mean",
         sparse: bool = False,
         **plan_options: Any,
@@ -118,9 +124,10 @@ class DistributedEmbedding(nn.Module):
             raise ValueError(
                 f"[DistributedEmbedding] input_names are {self.feature_names} for {len(inputs)} inputs. Give each one of its own."
             )
+        self.concatenate = concatenate
         self.combiners = [self.configs[table].combiner for table in inputs]
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
-        self._core = _C.DistributedEmbedding(self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input)
+        self._core = _C.DistributedEmbedding(self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate)
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
