@@ -59,7 +59,7 @@ std::vector<std::tuple<at::Tensor, py::slice, py::slice>> pieces(const Layer& la
                     fmt::format("[DistributedEmbedding] there is no table {}: it has {}. Use an index below that.", table,
                                 layer.lanes().tables.size()));
   std::vector<std::tuple<at::Tensor, py::slice, py::slice>> result;
-  for (const TablePiece& piece : layer.pieces(table))
+  for (const TablePart& piece : layer.pieces(table))
     result.emplace_back(piece.values, slice_of(piece.rows), slice_of(piece.columns));
   return result;
 }

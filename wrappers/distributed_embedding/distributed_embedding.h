@@ -41,7 +41,7 @@ class DistributedEmbedding {
   std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
 
   /// This rank's parts of a table, of the layer's memory.
-  std::vector<TablePiece> pieces(size_t table) const { return layer_->memory.pieces(table); }
+  std::vector<TablePart> pieces(size_t table) const { return layer_->memory.pieces(table); }
   /// See whole_tables.h.
   at::Tensor gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const;
 

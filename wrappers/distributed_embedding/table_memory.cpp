@@ -29,9 +29,9 @@ at::TensorOptions TableMemory::options(size_t table) const {
   return at::TensorOptions().dtype(lanes_->tables[table].spec->dtype()).device(lanes_->mesh->device_type());
 }
 
-std::vector<TablePiece> TableMemory::pieces(size_t t) const {
+std::vector<TablePart> TableMemory::pieces(size_t t) const {
   const LayerTable& table = lanes_->tables[t];
-  std::vector<TablePiece> pieces;
+  std::vector<TablePart> pieces;
   for (const Box& box : table.spec->boxes()) {
     pieces.push_back({{}, box.interval(0), box.interval(1)});
     if (table.is_replicated)
@@ -48,7 +48,7 @@ std::vector<at::Tensor> TableMemory::tables() const {
   std::vector<at::Tensor> tables;
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
     Shards shards;
-    for (const TablePiece& piece : pieces(t)) shards.push_back(piece.values.alias());
+    for (const TablePart& piece : pieces(t)) shards.push_back(piece.values.alias());
     tables.push_back(wrap(lanes_->tables[t].spec, std::move(shards)));
   }
   return tables;

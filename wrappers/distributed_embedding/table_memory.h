@@ -11,7 +11,7 @@
 namespace shardwise {
 
 /// A part of a table in this rank's memory.
-struct TablePiece {
+struct TablePart {
   at::Tensor values;       // [rows, columns]
   Interval rows, columns;  // of the table
 };
@@ -31,7 +31,7 @@ class TableMemory {
   const at::Tensor& block(size_t lane) const { return blocks_[lane]; }
 
   /// This rank's pieces of a table, as its spec orders them; those without rows too.
-  std::vector<TablePiece> pieces(size_t table) const;
+  std::vector<TablePart> pieces(size_t table) const;
 
   /// Throws: c10::ValueError where a table is not of the layout and memory that tables() gave it, which lookups read.
   void check(c10::ArrayRef<at::Tensor> tables) const;
