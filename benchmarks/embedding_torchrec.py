@@ -2,8 +2,7 @@
 
 torchrec 1.8.0 with fbgemm-gpu-cpu 1.8.0 works with torch 2.13. To leave the environment as it is:
 
-    pip install --target build/torchrec --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict torchmetrics==1.0.3 \\
-        pyre-extensions typing-inspect iopath portalocker lightning-utilities cloudpickle pyvers
+    scripts/setup_torchrec
     export PYTHONPATH=build/python:build/torchrec
 """
 

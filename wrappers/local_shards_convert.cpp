@@ -138,6 +138,13 @@ void check_pieces_here(const at::Tensor& wrapper, const Spec& spec) {
   check_pieces({pieces.begin(), pieces.end()}, spec);
 }
 
+SpecPtr inferred_spec(const std::vector<RankPieces>& all, const MeshPtr& mesh, const Placements& placements) {
+  const auto holder = std::ranges::find_if(all, [](const RankPieces& each) { return !each.boxes.empty(); });
+  const MeshPtr on = holder == all.end() ? mesh : mesh->on(holder->device_type);
+  InferredLayout inferred = infer_layout(all, on->grid_ptr(), placements, on->device_type());
+  return Spec::intern(on, std::move(inferred.layout), inferred.strides, inferred.dtype);
+}
+
 SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
                   const FromLocalOptions& options) {
   TORCH_CHECK_VALUE(mesh->is_member() || options.shape,
@@ -154,11 +161,17 @@ SpecPtr spec_here(const at::Tensor& wrapper, const MeshPtr& mesh, const Placemen
                                               options.stride ? fmt::format("{}", fmt::join(*options.stride, ",")) : "?",
                                               to_string(placements))
                                 : "";
-  const std::vector<RankPieces> all = gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic);
-  const auto holder = std::ranges::find_if(all, [](const RankPieces& each) { return !each.boxes.empty(); });
-  const MeshPtr on = holder == all.end() ? mesh : mesh->on(holder->device_type);
-  InferredLayout inferred = infer_layout(all, on->grid_ptr(), placements, on->device_type());
-  return Spec::intern(on, std::move(inferred.layout), inferred.strides, inferred.dtype);
+  return inferred_spec(gather_pieces(pieces_here(wrapper, *mesh, options), *mesh, topic), mesh, placements);
+}
+
+/// The first dim in which a piece is shorter than the tensor, 0 where none is. Pre: shapes are given.
+int64_t sharded_dim(const std::vector<RankPieces>& all) {
+  const Dims& shape = *all[0].shape;
+  for (size_t dim = 0; dim < shape.size(); ++dim)
+    for (const RankPieces& each : all)
+      for (const Box& box : each.boxes)
+        if (box.sizes.size() == shape.size() && box.sizes[dim] < shape[dim]) return static_cast<int64_t>(dim);
+  return 0;
 }
 
 /// True where some rank's part is no single piece.
@@ -179,6 +192,16 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
       records(wrapper)
           ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind))
           : wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
+  share_version(tensor, wrapper);
+  return tensor;
+}
+
+at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, const std::vector<RankPieces>& all) {
+  const Placements along(mesh->ndim(), Placement::shard(sharded_dim(all)));
+  const SpecPtr spec = inferred_spec(all, mesh, along);
+  if (!mesh->is_member()) return wrap_pieces(spec, {}, LocalKind::kNoPieces);
+  check_pieces_here(wrapper, *spec);
+  const at::Tensor tensor = wrap_pieces(spec, pieces_of(wrapper, *spec), LocalKind::kPieces);
   share_version(tensor, wrapper);
   return tensor;
 }

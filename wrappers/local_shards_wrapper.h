@@ -10,6 +10,7 @@
 
 #include "runtime/api/dtensor.h"
 #include "wrappers/local_shards_impl.h"
+#include "wrappers/rank_pieces.h"
 
 namespace shardwise {
 
@@ -37,6 +38,12 @@ std::vector<Dims> local_offsets(const at::Tensor& wrapper);
 /// A non-member's wrapper only tells the dtype, and `options.shape` must be given.
 at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Placements placements,
                              const FromLocalOptions& options = {});
+
+/// from_local_shards() where every rank knows what the members hold: nothing is sent. `all`: one entry per member, in the order of the
+/// mesh's grid; `wrapper`: this rank's pieces, as its entry says; a rank without pieces counts with its entry's dtype. The tensor is taken
+/// to be sharded along the first dim in which some piece is shorter than it.
+/// Throws: c10::ValueError for what infer_layout() refuses, and where the wrapper is not as its entry says.
+at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, const std::vector<RankPieces>& all);
 
 /// This rank's pieces of a distributed tensor as a wrapper, aliased; without pieces on a non-member, and where the tensor
 /// was made from a wrapper without pieces. The gradient is taken to be laid out as `grad_placements`, if not as the tensor.

@@ -13,29 +13,45 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from shardwise import _C
-from shardwise._C import Shard as ShardPlacement
 from shardwise.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.dtensor import DTensor
-from shardwise.local_shards_wrapper import LocalShardsWrapper
+from shardwise.interop.held_pieces import pieces_of, wrapper_of
 
 __all__ = ["from_sharded_tensor", "to_sharded_tensor"]
 
 
 def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None = None) -> DTensor:
-    """The DTensor of the same pieces, on `device_mesh` (all ranks, where it is not given). Its to_local() is a wrapper."""
-    shards = sharded.local_shards()
-    properties = sharded.metadata().tensor_properties
-    wrapper = LocalShardsWrapper(
-        local_shards=[shard.tensor for shard in shards],
-        offsets=[shard.metadata.shard_offsets for shard in shards],
-        dtype=properties.dtype,
-    )
+    """The DTensor of the same pieces, on `device_mesh` (all ranks, where it is not given). Its to_local() is a wrapper.
+
+    Nothing is sent: every rank of a ShardedTensor knows all pieces. Raises ValueError where these overlap, leave holes, or lie on ranks
+    outside the mesh.
+    """
+    metadata = sharded.metadata()
+    boxes: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for piece in metadata.shards_metadata:
+        if torch.Size(piece.shard_sizes).numel() > 0:
+            boxes.setdefault(_rank_of(piece), []).append((list(piece.shard_offsets), list(piece.shard_sizes)))
     mesh = device_mesh
     if mesh is None:
-        placement = sharded.metadata().shards_metadata[0].placement
-        assert placement is not None, "[from_sharded_tensor] a piece has no placement. Give device_mesh=."
+        placement = metadata.shards_metadata[0].placement
+        assert placement is not None
         mesh = init_device_mesh(placement.device().type, (dist.get_world_size(),))
-    return DTensor.from_local(wrapper, mesh, [ShardPlacement(0)] * mesh.ndim, shape=tuple(sharded.size()))
+    ranks = mesh.mesh.flatten().tolist()
+    if outside := sorted(set(boxes) - set(ranks)):
+        raise ValueError(
+            f"[from_sharded_tensor] rank {outside[0]} holds pieces and is outside the mesh {mesh}. Give a mesh of all holders."
+        )
+    pieces = pieces_of(sharded) or []
+    strides = list(pieces[0][1].stride()) if pieces else []
+    dtype = metadata.tensor_properties.dtype
+    return _C.from_known_shards(
+        wrapper_of(pieces, dtype),
+        mesh,
+        tuple(metadata.size),
+        dtype,
+        strides,
+        [sorted(boxes.get(rank, [])) for rank in ranks],
+    )
 
 
 def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
@@ -59,6 +75,15 @@ def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
         [Shard(piece, each) for piece, each in zip(own, metadata, strict=True)],
         ShardedTensorMetadata(everywhere, tensor.size(), properties),
     )
+
+
+def _rank_of(piece: ShardMetadata) -> int:
+    rank = None if piece.placement is None else piece.placement.rank()
+    if rank is None:
+        raise ValueError(
+            f"[from_sharded_tensor] the piece at {list(piece.shard_offsets)} names no rank. Give its placement."
+        )
+    return rank
 
 
 def _device_of(rank: int, device_type: str) -> str:

@@ -9,9 +9,10 @@ from importlib import import_module
 from types import ModuleType
 
 from shardwise.interop.torch_tensors import from_torch, to_torch
+from shardwise.interop.torchrec_states import copy_to_torchrec, from_torchrec, to_torchrec
 from shardwise.interop.when_imported import when_imported
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["copy_to_torchrec", "from_torch", "from_torchrec", "to_torch", "to_torchrec"]
 
 # The module of another library, and ours whose teach() is called with it.
 _LESSONS = {

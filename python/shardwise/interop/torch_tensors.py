@@ -88,7 +88,7 @@ def as_local(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_piece(tensor: torch.Tensor) -> torch.Tensor:
     """The same for a piece of a LocalShardsWrapper, of which torch's and TorchRec's are none either."""
-    if is_torch_dtensor(tensor) or _is_local_shards(tensor):
+    if is_torch_dtensor(tensor) or is_local_shards(tensor):
         raise TypeError(
             f"[LocalShardsWrapper] a piece is a {type(tensor).__module__}.{type(tensor).__name__}. Give this rank's own pieces, "
             "plain tensors."
@@ -101,13 +101,13 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
     return _ours_of(tensor) if is_torch_dtensor(tensor) else _without_wrapper(tensor)
 
 
-def _is_local_shards(tensor: object) -> bool:
+def is_local_shards(tensor: object) -> bool:
     return hasattr(tensor, "local_shards") and hasattr(tensor, "local_offsets")
 
 
 def _without_wrapper(tensor: Any) -> torch.Tensor:
     """torch's and TorchRec's local shards as ours, and the results of asynchronous collectives once they are there."""
-    if _is_local_shards(tensor):
+    if is_local_shards(tensor):
         shards = tensor.local_shards()
         offsets = tensor.local_offsets() if shards else []  # torch's has one where there are no shards
         return LocalShardsWrapper(shards, offsets, dtype=tensor.dtype, device=tensor.device)

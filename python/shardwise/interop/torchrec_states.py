@@ -1,0 +1,252 @@
+"""State dicts of TorchRec's sharded modules as DTensors, and back. Values are aliased.
+
+A table of a sharded module is a ShardedTensor or, with `output_dtensor`, a torch DTensor over a LocalShardsWrapper, of which only the
+pieces' offsets are to be trusted: its placements differ between ranks. What a rank has no piece of may be absent there, as in the state
+of fused optimizers. Ranks therefore tell each other once what they hold of all tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwise import _C
+from shardwise._C import Replicate
+from shardwise.device_mesh import DeviceMesh, init_device_mesh
+from shardwise.dtensor import DTensor
+from shardwise.interop.facade import torchs_own
+from shardwise.interop.held_pieces import Held, difference, held, is_sharded_tensor, pieces_of, wrapper_of
+from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
+
+__all__ = ["copy_to_torchrec", "from_torchrec", "to_torchrec"]
+
+Path = tuple[Any, ...]
+
+
+def from_torchrec(state_dict: Mapping[str, Any], device_mesh: DeviceMesh | None = None) -> dict[str, Any]:
+    """The state dict of a TorchRec module, or of its fused optimizer, with a DTensor for each tensor, in the same memory.
+
+    Tables sharded by rows, columns, cells of a grid or kept whole on one rank get the exact placements of their pieces: Shard(0) or
+    Shard(1), with sizes where these are uneven, else EnumerableShard; on ranks without a piece, too. Plain tensors, which all ranks
+    hold alike, are replicated; torch's own DTensors keep their mesh, as by from_torch. Other values stay. Dicts may be nested.
+
+    `device_mesh`: 1-D; all ranks, where it is not given. Collective over it: one message of sizes and offsets for the whole dict.
+    Raises ValueError, alike on all ranks and naming every tensor that does not fit: shapes, dtypes or kinds that differ between ranks,
+    pieces that overlap or leave holes, plain tensors that some rank lacks.
+    """
+    return _nested(_converted("from_torchrec", state_dict, device_mesh))
+
+
+def to_torchrec(state_dict: Mapping[str, Any], like: Mapping[str, Any], device_mesh: DeviceMesh | None = None) -> Any:
+    """The reverse of from_torchrec: `state_dict` as ShardedTensors, torch DTensors over local shards, or plain tensors.
+
+    `like`: the state dict of the module that is to get it; values are of its kinds and have its shards. DTensors that are laid out so
+    already are aliased; others are redistributed first, one after the other. Entries of `like` that are absent on this rank are absent
+    in the result. Values that are no tensors come from `state_dict`.
+
+    Collective over `device_mesh`, as from_torchrec. Raises ValueError, alike on all ranks and before anything moves, naming every tensor
+    that is missing, extra or of another shape or dtype.
+    """
+    values, models = _flattened(state_dict), _flattened(like)
+    result = {path: values.get(path, model) for path, model in models.items()}
+    for path, moved, _ in _laid_out("to_torchrec", values, like, device_mesh):
+        if path in models:
+            result[path] = _as_torchrecs(moved, models[path])
+    return _nested(result)
+
+
+def copy_to_torchrec(
+    state_dict: Mapping[str, Any], like: Mapping[str, Any], device_mesh: DeviceMesh | None = None
+) -> None:
+    """Writes the tensors of `state_dict` into those of `like`, the state dict of a module: its tables change in place.
+
+    Layouts may differ: what lies elsewhere is sent, one tensor after the other. Nothing is copied where the memory is the same.
+    Collective and errors as to_torchrec; after an error nothing has been written.
+    """
+    with torch.no_grad():
+        for _, moved, target in _laid_out("copy_to_torchrec", _flattened(state_dict), like, device_mesh):
+            for own, new in zip(_C.detached_pieces(target, "copy_"), _C.detached_pieces(moved, "copy_"), strict=True):
+                if own.data_ptr() != new.data_ptr():
+                    own.copy_(new)
+
+
+def _flattened(state: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
+    flat: dict[Path, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, (*prefix, key)) or {(*prefix, key): {}}
+        else:
+            flat[(*prefix, key)] = value
+    return flat
+
+
+def _nested(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for path, value in flat.items():
+        inner = state
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = value
+    return state
+
+
+def _name(path: Path) -> str:
+    return "/".join(map(str, path))
+
+
+def _ranks_of(mesh: DeviceMesh | None) -> list[int]:
+    ranks: list[int] = list(range(dist.get_world_size())) if mesh is None else mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def _all_gathered(mine: Any, mesh: DeviceMesh | None) -> dict[int, Any]:
+    """By rank, in the order of the mesh."""
+    ranks = _ranks_of(mesh)
+    if len(ranks) == 1:
+        return {ranks[0]: mine}
+    found: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(found, (dist.get_rank(), mine), group=None if mesh is None else mesh.get_group())
+    by_rank = dict(found)
+    return {rank: by_rank[rank] for rank in ranks}
+
+
+def _check_mesh(op: str, mesh: DeviceMesh | None) -> None:
+    if not dist.is_initialized():
+        raise ValueError(
+            f"[{op}] there is no process group, which TorchRec's tensors name ranks by. Start ranks with torchrun."
+        )
+    if mesh is not None and mesh.ndim != 1:
+        raise ValueError(
+            f"[{op}] the mesh {mesh} has {mesh.ndim} dims, and pieces are dealt over one. Give the dim along which tables are "
+            'sharded, mesh["shard"] say.'
+        )
+    if mesh is not None and mesh.get_coordinate() is None:
+        raise ValueError(f"[{op}] rank {dist.get_rank()} is outside the mesh {mesh}. Call it on members alone.")
+
+
+def _raise_for(op: str, problems: Mapping[Path, str]) -> None:
+    if problems:
+        listed = "; ".join(f"{_name(path)}: {problem}" for path, problem in problems.items())
+        raise ValueError(f"[{op}] {len(problems)} of the tensors cannot be taken. {listed}")
+
+
+def _converted(op: str, state_dict: Mapping[str, Any], mesh: DeviceMesh | None) -> dict[Path, Any]:
+    """The flat dict of DTensors; tensors that this rank has no entry for come last."""
+    _check_mesh(op, mesh)
+    flat = _flattened(state_dict)
+    mine = {path: held(value) for path, value in flat.items() if isinstance(value, torch.Tensor)}
+    by_rank: dict[int, dict[Path, Held]] = _all_gathered(mine, mesh)
+    paths = dict.fromkeys(path for of_rank in by_rank.values() for path in of_rank)
+    everywhere = {path: {rank: of_rank.get(path) for rank, of_rank in by_rank.items()} for path in paths}
+    problems = {path: problem for path, all_held in everywhere.items() if (problem := difference(all_held))}
+    _raise_for(op, problems)
+    made: dict[Path, DTensor] = {}
+    for path, all_held in everywhere.items():
+        try:
+            made[path] = _dtensor_of(flat.get(path), all_held, mesh)
+        except ValueError as error:
+            problems[path] = str(error)
+    _raise_for(op, problems)
+    return {path: made.get(path, value) for path, value in flat.items()} | made
+
+
+def _dtensor_of(value: Any, all_held: Mapping[int, Held | None], mesh: DeviceMesh | None) -> DTensor:
+    """`value`: this rank's part, or None."""
+    there = [each for each in all_held.values() if each is not None]
+    leader = next((each for each in there if each.boxes), there[0])
+    on = mesh if mesh is not None else init_device_mesh(leader.device_type or "cpu", (len(all_held),))
+    if leader.kind == "DTensor":
+        ours: DTensor = from_torch(value.detach())
+        return ours
+    if leader.kind == "plain":
+        return DTensor.from_local(value.detach(), on, [Replicate()])
+    wrapper = wrapper_of(pieces_of(value) or [], leader.dtype)
+    boxes = [[] if each is None else each.boxes for each in all_held.values()]
+    return _C.from_known_shards(wrapper, on, leader.shape, leader.dtype, leader.strides, boxes)
+
+
+def _laid_out(
+    op: str, values: Mapping[Path, Any], like: Mapping[str, Any], mesh: DeviceMesh | None
+) -> Iterator[tuple[Path, DTensor, DTensor]]:
+    """(path, value laid out as in `like`, DTensor of the latter) of each tensor, in one order on all ranks. Each value moves when it
+    is asked for; errors come before the first."""
+    targets = {path: value for path, value in _converted(op, like, mesh).items() if isinstance(value, DTensor)}
+    given = {path: value for path, value in values.items() if isinstance(value, torch.Tensor)}
+    mine = {path: _misfit(given.get(path), target) for path, target in targets.items()}
+    mine |= {path: "extra: there is no such tensor in like=" for path in given if path not in targets}
+    problems: dict[Path, str] = {}
+    for rank, of_rank in _all_gathered({path: problem for path, problem in mine.items() if problem}, mesh).items():
+        for path, problem in of_rank.items():
+            problems.setdefault(path, f"{problem} (rank {rank})")
+    _raise_for(op, problems)
+    for path in sorted(targets, key=_name):
+        yield path, _moved(given[path], targets[path]), targets[path]
+
+
+def _misfit(value: torch.Tensor | None, target: DTensor) -> str:
+    if value is None:
+        return f"missing: it has shape {list(target.shape)}"
+    if tuple(value.shape) != tuple(target.shape) or value.dtype != target.dtype:
+        return f"{value.dtype} {list(value.shape)} is given where like= has {target.dtype} {list(target.shape)}"
+    return ""
+
+
+def _moved(value: torch.Tensor, target: DTensor) -> DTensor:
+    """A plain `value` is alike on all ranks."""
+    ours: Any = value.detach()
+    if not isinstance(ours, DTensor):
+        ours = DTensor.from_local(ours, target.device_mesh, [Replicate()] * target.device_mesh.ndim)
+    if ours.device_mesh != target.device_mesh or ours.placements != target.placements:
+        ours = ours.redistribute(target.device_mesh, target.placements)
+    moved: DTensor = ours
+    return moved
+
+
+def _as_torchrecs(tensor: DTensor, like: Any) -> Any:
+    """A value of the kind of `like` over the pieces of `tensor`."""
+    if is_sharded_tensor(like):
+        return _sharded_tensor(tensor, like)
+    if not is_torch_dtensor(like):
+        return _C.to_pieces(tensor)[0]
+    local = like._local_tensor
+    if is_local_shards(local):
+        pieces = dict(
+            zip(map(tuple, (offsets for offsets, _ in _C.boxes_of(tensor))), _C.to_pieces(tensor), strict=True)
+        )
+        places = local.local_offsets() if local.local_shards() else []
+        shards = local.local_shards()
+        local = type(local)(
+            [pieces[tuple(o)] if shard.numel() > 0 else shard for o, shard in zip(places, shards, strict=True)], places
+        )
+    else:
+        (local,) = _C.to_pieces(tensor)
+    from_local: Callable[..., Any] = torchs_own("torch.distributed.tensor").DTensor.from_local
+    return from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def _sharded_tensor(tensor: DTensor, like: Any) -> Any:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.shard import Shard as TorchsShard
+
+    pieces = {
+        tuple(offsets): piece for (offsets, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)
+    }
+    shards = [
+        TorchsShard(
+            pieces[tuple(shard.metadata.shard_offsets)] if shard.tensor.numel() > 0 else shard.tensor, shard.metadata
+        )
+        for shard in like.local_shards()
+    ]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        shards, like.metadata(), process_group=like._process_group, sharding_spec=like.sharding_spec()
+    )
