@@ -12,7 +12,8 @@ target_link_libraries(shardwise_kernels PRIVATE shardwise_warnings)
 target_include_directories(shardwise_kernels PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
 
-file(GLOB library_sources CONFIGURE_DEPENDS runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp)
+file(GLOB library_sources CONFIGURE_DEPENDS
+  runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp)
 add_library(shardwise SHARED ${library_sources})
 add_library(shardwise::shardwise ALIAS shardwise)
 target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements shardwise_kernels)

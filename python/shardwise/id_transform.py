@@ -1,0 +1,172 @@
+"""Raw 64-bit ids, hashes or numbers of users say, to rows of a table of fixed height.
+
+    to_rows = ExactMapping(1_000_000, mesh)                      # each id its own row, while there are rows
+    table = torch.nn.Parameter(sw.rand(1_000_000, 64, device_mesh=mesh, placements=to_rows.placements))
+    rows = to_rows(raw_ids)                                      # this rank's ids, or a DTensor
+    to_rows.reset_rows(table, optimizer, init="normal", scale=0.01)    # rows that passed to another id start anew
+    F.embedding(rows, table)
+
+ModuloHash has no state, and ids share rows. ExactMapping remembers ids, and gives the row used longest ago to a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise._C import Placement
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+
+__all__ = ["ExactMapping", "IdTransform", "ModuloHash"]
+
+
+class IdTransform(nn.Module):
+    """Raw ids, integers of any shape, to rows of [0, n_rows), int64 of the same shape; of a DTensor, placed likewise."""
+
+    n_rows: int
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each id."""
+        raise NotImplementedError
+
+
+class ModuloHash(IdTransform):
+    """Rows by the ids' bits, mixed (splitmix64), modulo `n_rows`. No state, nothing is sent, the same on every rank.
+
+    Ids share rows, and no one can tell which. With n ids in n_rows rows a given id is alone with probability (1 - 1/n_rows)^(n - 1):
+    of 1,000 ids in 1,000,000 rows 0.1 % share one, of as many ids as rows 63 %. Another `seed` shares others: two tables by two seeds, whose
+    rows are added, tell most ids apart.
+
+    Raises TypeError for ids that are no integers, ValueError for a Partial tensor and n_rows below 1.
+    """
+
+    def __init__(self, n_rows: int, seed: int = 0) -> None:
+        super().__init__()
+        self.n_rows, self.seed = n_rows, seed
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each id. Cost: one pass."""
+        return _C.modulo_hash(ids, self.n_rows, self.seed)
+
+    def share_of_collisions(self, n_ids: int) -> float:
+        """The expected share of `n_ids` ids that have a row in common with another one."""
+        return 1.0 - (1.0 - 1.0 / self.n_rows) ** max(n_ids - 1, 0)
+
+    def extra_repr(self) -> str:
+        return f"n_rows={self.n_rows}, seed={self.seed}"
+
+
+class ExactMapping(IdTransform):
+    """Each raw id gets a row of its own, of `n_rows` less the default row.
+
+    While training (module.training), new ids get rows; in a bucket without free rows the row used longest ago, at equal age the first one.
+    Ids of the same step keep theirs. In evaluation nothing is inserted, and unknown ids get `default_row`, which no id has.
+
+    Rows are in `n_buckets` runs (0: one per 256 rows), and an id's hash names its bucket on any number of ranks: a bucket fills up on its
+    own, some 6 % before the others are full where it has 256 rows. Buckets are dealt whole to the ranks of `device_mesh` (1-D, on the CPU):
+    more of them than ranks. `placements` lays out the state so, and tables whose rows are to be where their ids are known.
+
+    The result depends on the ids of all ranks together, not on which rank has which: it is the same on any number of ranks. An id comes
+    several times or on several ranks: it gets one row. Plain ids are this rank's own; ranks may have any number of them.
+
+    The state is made of int64 DTensors, buffers of the module, so that it is saved, loaded and resharded with the model: `ids`, `last_used`
+    (the step; -1: never) and `counts` (how often the id came), [n_rows] each, and `header`: steps so far, n_rows, n_buckets, default_row.
+    24 bytes per row, and 16 to 32 more for the search in memory, half of whose slots are taken at most; it is built again when a state was
+    loaded.
+
+    Collective over the mesh: three exchanges per call. An id travels once per rank that has it, in 8 bytes and 4 for its count, and its
+    row back in 8.
+
+    Raises, on all ranks alike and with the state as before: TypeError for ids that are no integers; ValueError for a state of another
+    mapping or a corrupt one, where ranks are not in one mode or at one step, and where a step brings more ids of a bucket than it has rows.
+    """
+
+    ids: DTensor
+    last_used: DTensor
+    counts: DTensor
+    header: DTensor
+
+    def __init__(self, n_rows: int, device_mesh: DeviceMesh, *, n_buckets: int = 0, default_row: int = 0) -> None:
+        super().__init__()
+        self.n_rows, self.default_row, self.device_mesh = n_rows, default_row, device_mesh
+        self._mapping = _C.ExactMapping(n_rows, device_mesh, n_buckets, default_row)
+        self.n_buckets = self._mapping.n_buckets
+        for name, tensor in zip(_STATE, self._mapping.new_state(), strict=True):
+            self.register_buffer(name, tensor)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Of the state, and of tables of which reset_rows() then sends nothing: rows by whole buckets."""
+        return self._mapping.placements
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The row of each id."""
+        return self._mapping.transform([getattr(self, name) for name in _STATE], ids, self.training)
+
+    @property
+    def reassigned(self) -> list[tuple[int, int]]:
+        """(row, new id) of the rows that the last training step took from another id, those of this rank's buckets."""
+        return self._mapping.reassigned
+
+    @property
+    def n_reassigned(self) -> int:
+        """How many there are on all ranks."""
+        return self._mapping.n_reassigned
+
+    def reset_rows(
+        self,
+        table: torch.Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        init: Literal["constant", "uniform", "normal"] = "normal",
+        scale: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        """Rows of `table` that the last training step gave to another id start anew, before they are looked up.
+
+        `table`: a DTensor [n_rows, width] of any layout. `init`: all `scale`; uniform in [-scale, scale); or normal with that standard
+        deviation. Random numbers are a function of id, column and `seed`, so equal on any layout and number of ranks. `optimizer`: its
+        state for these rows becomes what it was at first: Adagrad's sums initial_accumulator_value, all else 0.
+
+        Every rank calls it. Nothing is sent where tables are placed as `placements`, nor after a step that reassigned nothing; else one
+        message to each rank, once per step. Raises ValueError for a table of another height, a Partial one, and one that `optimizer`
+        does not have.
+        """
+        states = [] if optimizer is None else _states_by_row(optimizer, table, self.n_rows)
+        self._mapping.reset_rows(table, init, scale, seed)
+        for state, value in states:
+            self._mapping.reset_rows(state, "constant", value, 0)
+
+    def extra_repr(self) -> str:
+        return f"n_rows={self.n_rows}, n_buckets={self.n_buckets}, default_row={self.default_row}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_mapping"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._mapping = _C.ExactMapping(self.n_rows, self.device_mesh, self.n_buckets, self.default_row)
+
+
+_STATE = ("ids", "last_used", "counts", "header")
+
+
+def _states_by_row(
+    optimizer: torch.optim.Optimizer, table: torch.Tensor, n_rows: int
+) -> list[tuple[torch.Tensor, float]]:
+    """The optimizer's tensors that have an entry per row of the table, and what each starts with."""
+    group = next((group for group in optimizer.param_groups if any(p is table for p in group["params"])), None)
+    if group is None:
+        raise ValueError(
+            f"[reset_rows] the {type(optimizer).__name__} has no table of shape {list(table.shape)} that is this one. Give the "
+            "parameter itself, or its optimizer."
+        )
+    found = []
+    for name, value in optimizer.state.get(table, {}).items():
+        if isinstance(value, DTensor) and value.dim() > 0 and value.shape[0] == n_rows:
+            found.append((value.detach(), float(group.get("initial_accumulator_value", 0.0)) if name == "sum" else 0.0))
+    return found

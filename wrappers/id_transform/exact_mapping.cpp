@@ -1,0 +1,292 @@
+#include "wrappers/id_transform/exact_mapping.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "wrappers/id_transform/raw_ids.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kExactMapping = "ExactMapping";
+constexpr int64_t kRowsPerBucket = 256;
+constexpr int64_t kHeaderSize = 4;  // step, n_rows, n_buckets, default_row
+
+ExactMappingOptions checked(ExactMappingOptions options, const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(mesh.ndim() == 1,
+                    fmt::format("[{}] the mesh {} has {} dims, and buckets are dealt over one. Give a 1-D mesh.",
+                                kExactMapping, to_string(mesh), mesh.ndim()));
+  TORCH_CHECK_VALUE(
+      mesh.device_type() == c10::DeviceType::CPU,
+      fmt::format("[{}] the mesh {} is on {}, and the map lives in host memory. Give a mesh of the same ranks on "
+                  "cpu; ids may be anywhere.",
+                  kExactMapping, to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true)));
+  TORCH_CHECK_VALUE(options.n_rows >= 2,
+                    fmt::format("[{}] n_rows is {}: one row is the default row, so no id would get one. Use 2 or more.",
+                                kExactMapping, options.n_rows));
+  if (options.n_buckets == 0) options.n_buckets = std::max<int64_t>(1, options.n_rows / kRowsPerBucket);
+  const int64_t most = std::min<int64_t>(options.n_rows / 2, int64_t{1} << 31);
+  TORCH_CHECK_VALUE(
+      options.n_buckets > 0 && options.n_buckets <= most,
+      fmt::format("[{}] n_buckets is {}: a bucket has 2 rows or more, of {} in all. Use a number in [1, {}], or 0.",
+                  kExactMapping, options.n_buckets, options.n_rows, most));
+  TORCH_CHECK_VALUE(options.default_row >= 0 && options.default_row < options.n_rows,
+                    fmt::format("[{}] default_row is {} of a table of {} rows. Use one in [0, {}).", kExactMapping,
+                                options.default_row, options.n_rows, options.n_rows));
+  return options;
+}
+
+/// Buckets of each place in the mesh, as even as can be.
+std::vector<int64_t> deal(int64_t n_buckets, int64_t n_places) {
+  std::vector<int64_t> first;
+  for (int64_t place = 0; place <= n_places; ++place)
+    first.push_back(place * (n_buckets / n_places) + std::min(place, n_buckets % n_places));
+  return first;
+}
+
+IdOwners owners_of(const ExactMappingOptions& options, const DeviceMesh& mesh) {
+  IdOwners owners{{options.n_rows, options.n_buckets}, deal(options.n_buckets, mesh.size()), {}};
+  for (const int64_t rank : mesh.grid().ranks)
+    owners.member_at.push_back(mesh.is_member() ? mesh.group()->index_of(rank) : 0);
+  return owners;
+}
+
+Interval own_buckets(const IdOwners& owners, const DeviceMesh& mesh) {
+  if (!mesh.is_member()) return {0, 0};
+  const int64_t place = (*mesh.coord())[0];
+  return {owners.first_bucket[place], owners.first_bucket[place + 1]};
+}
+
+/// Fills those rows that are in `box`, of which `piece` has the values.
+void fill_rows(const at::Tensor& piece, const Box& box, const std::vector<Reassigned>& reassigned,
+               const RowFill& fill) {
+  const Interval held = box.interval(0), columns = piece.dim() == 2 ? box.interval(1) : Interval{0, 1};
+  std::vector<int64_t> rows, ids;
+  for (const auto& [row, id] : reassigned) {
+    if (row < held.begin || row >= held.end) continue;
+    rows.push_back(row - held.begin);
+    ids.push_back(id);
+  }
+  if (rows.empty() || piece.numel() == 0) return;
+  const at::Tensor places = at::tensor(rows, at::kLong).to(piece.device());
+  at::Tensor values = piece;
+  if (fill.kind == RowFill::Kind::kConstant) {
+    values.index_fill_(0, places, fill.scale);
+  } else {
+    const at::Tensor filled = filled_rows(ids, columns, fill, piece.options());
+    values.index_copy_(0, places, piece.dim() == 1 ? filled.view({-1}) : filled);
+  }
+}
+
+const at::Tensor& piece_of(const at::Tensor& state) { return maybe_dtensor(state)->shards()[0]; }
+
+}  // namespace
+
+/// What a rank cannot go on with, so that all of them raise it.
+struct ExactMapping::Problem {
+  enum Kind : int64_t { kNone, kDtype, kOptions, kMisplaced };
+  Kind kind = kNone;
+  int64_t value = 0;
+};
+
+ExactMapping::ExactMapping(const ExactMappingOptions& options, const MeshPtr& mesh)
+    : options_(checked(options, *mesh)),
+      mesh_(mesh),
+      owners_(owners_of(options_, *mesh)),
+      rows_(owners_.buckets, own_buckets(owners_, *mesh), options_.default_row) {}
+
+Placements ExactMapping::placements() const {
+  std::vector<int64_t> sizes;
+  for (int64_t place = 0; place < mesh_->size(); ++place) sizes.push_back(owners_.rows_at(place).length());
+  return Layout({options_.n_rows}, mesh_->grid_ptr(), {Placement::shard(0, sizes)}).placements().vec();
+}
+
+IdMappingState ExactMapping::new_state() const {
+  const auto per_row = [&](int64_t value) { return full({options_.n_rows}, value, mesh_, placements(), at::kLong); };
+  IdMappingState state{per_row(0), per_row(-1), per_row(0),
+                       full({kHeaderSize}, 0, mesh_, {Placement::replicate()}, at::kLong)};
+  if (mesh_->is_member()) {
+    auto* header = piece_of(state.header).mutable_data_ptr<int64_t>();
+    std::ranges::copy(std::initializer_list<int64_t>{0, options_.n_rows, options_.n_buckets, options_.default_row},
+                      header);
+  }
+  return state;
+}
+
+IdRowState ExactMapping::own(const IdMappingState& state) {
+  return {piece_of(state.ids), piece_of(state.last_used), piece_of(state.counts)};
+}
+
+ExactMapping::Problem ExactMapping::refresh(const IdMappingState& state) {
+  const auto* header = piece_of(state.header).const_data_ptr<int64_t>();
+  if (header[1] != options_.n_rows) return {Problem::kOptions, 1};
+  if (header[2] != options_.n_buckets) return {Problem::kOptions, 2};
+  if (header[3] != options_.default_row) return {Problem::kOptions, 3};
+  std::vector<uint64_t> versions;
+  for (const at::Tensor* tensor : {&state.ids, &state.last_used})
+    versions.insert(versions.end(),
+                    {reinterpret_cast<uintptr_t>(piece_of(*tensor).const_data_ptr()),
+                     static_cast<uint64_t>(tensor->_version()), static_cast<uint64_t>(piece_of(*tensor)._version())});
+  if (versions == versions_) return {};
+  versions_.clear();
+  const int64_t misplaced = rows_.read(own(state));
+  if (misplaced >= 0) return {Problem::kMisplaced, misplaced};
+  versions_ = std::move(versions);
+  return {};
+}
+
+void ExactMapping::check_layout(const IdMappingState& state) const {
+  const auto check = [&](const at::Tensor& tensor, const char* name, const Dims& sizes, Placements placements) {
+    const Layout wanted(sizes, mesh_->grid_ptr(), std::move(placements));
+    TORCH_CHECK_VALUE(
+        is_dtensor(tensor) && tensor.scalar_type() == at::kLong && spec_of(tensor)->mesh() == mesh_ &&
+            spec_of(tensor)->layout() == wanted,
+        fmt::format("[{}] {} is no int64 DTensor {} on {}. Load checkpoints into the state that there is, whose "
+                    "layout is this mesh's.",
+                    kExactMapping, name, to_string(wanted), to_string(*mesh_)));
+  };
+  const Dims per_row{options_.n_rows};
+  check(state.ids, "ids", per_row, placements());
+  check(state.last_used, "last_used", per_row, placements());
+  check(state.counts, "counts", per_row, placements());
+  check(state.header, "header", {kHeaderSize}, {Placement::replicate()});
+}
+
+void ExactMapping::check_headers(const NumbersByMember& headers, const IdMappingState& state) const {
+  static constexpr const char* kOptionNames[] = {"", "n_rows", "n_buckets", "default_row"};
+  const auto& ranks = mesh_->group()->ranks;
+  for (size_t i = 0; i < headers.size(); ++i) {
+    const auto kind = static_cast<Problem::Kind>(headers[i][0]);
+    const int64_t value = headers[i][1];
+    TORCH_CHECK_TYPE(kind != Problem::kDtype,
+                     not_integers(kExactMapping, static_cast<at::ScalarType>(value), ranks[i]));
+    if (kind == Problem::kOptions) {
+      const auto* header = piece_of(state.header).const_data_ptr<int64_t>();
+      TORCH_CHECK_VALUE(
+          false, fmt::format("[{}] the state was made for another {} ({}). Make the mapping with n_rows={}, "
+                             "n_buckets={}, default_row={}.",
+                             kExactMapping, kOptionNames[value], header[value], header[1], header[2], header[3]));
+    }
+    TORCH_CHECK_VALUE(
+        kind != Problem::kMisplaced,
+        fmt::format("[{}] the state is corrupt: row {} of rank {} holds an id that does not belong there, or "
+                    "twice. Load a checkpoint of this kind of state.",
+                    kExactMapping, value, ranks[i]));
+    TORCH_CHECK_VALUE(
+        headers[i] == headers[0],
+        fmt::format("[{}] rank {} is at step {} and {} ids, rank {} at step {} and {}: all ranks call together. Put "
+                    "the module into one mode on all, and load the same state.",
+                    kExactMapping, ranks[0], headers[0][2], headers[0][3] ? "assigns" : "only finds", ranks[i],
+                    headers[i][2], headers[i][3] ? "assigns" : "only finds"));
+  }
+}
+
+void ExactMapping::check_verdicts(const NumbersByMember& verdicts) const {
+  const auto worst = std::ranges::max_element(verdicts, {}, [](const auto& verdict) { return verdict[2]; });
+  const int64_t bucket = (*worst)[1], n_ids = (*worst)[2];
+  TORCH_CHECK_VALUE(
+      bucket < 0,
+      fmt::format("[{}] a step brings {} ids of bucket {}, which can hold {}. Use more rows (there are {}), fewer "
+                  "buckets (there are {}), or smaller batches.",
+                  kExactMapping, n_ids, bucket, rows_.capacity(bucket), options_.n_rows, options_.n_buckets));
+}
+
+at::Tensor ExactMapping::transform(const IdMappingState& state, const at::Tensor& ids, bool assigns) {
+  TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[{}] rank {} is outside the mesh {}. Call it on members.",
+                                                    kExactMapping, mesh_->rank(), to_string(*mesh_)));
+  if (is_dtensor(ids)) {
+    check_not_partial(kExactMapping, ids);
+    check_has_ranks(kExactMapping, *mesh_, *spec_of(ids)->mesh());
+    check_has_ranks(kExactMapping, *spec_of(ids)->mesh(), *mesh_);
+  }
+  check_layout(state);
+  Problem problem = refresh(state);
+  if (!is_integer(ids)) problem = {Problem::kDtype, static_cast<int64_t>(ids.scalar_type())};
+  const CommScope scope(kExactMapping, CommScope::Cause::kProgram);
+  IdExchange exchange(*mesh_->group(), owners_, is_integer(ids) ? flat_ids(ids) : at::empty({0}, at::kLong));
+  auto* header = piece_of(state.header).mutable_data_ptr<int64_t>();
+  check_headers(exchange.send_headers({problem.kind, problem.value, header[0], assigns}), state);
+
+  const IdRowState own = this->own(state);
+  const IdUses uses = exchange.send_ids(assigns, counts_here(ids));
+  if (!assigns) {
+    exchange.send_rows(rows_.find(own, uses.ids, options_.default_row), {});
+    return laid_out_as(ids, exchange.rows());
+  }
+  IdAssignment assignment = rows_.assign(own, uses.ids);
+  const at::Tensor rows = at::empty({uses.ids.numel()}, at::kLong);
+  std::ranges::transform(assignment.rows, rows.mutable_data_ptr<int64_t>(),
+                         [&](int64_t row) { return rows_.rows().begin + row; });
+  const auto verdicts = exchange.send_rows(
+      rows, {static_cast<int64_t>(assignment.reassigned.size()), assignment.full_bucket, assignment.n_ids_there});
+  check_verdicts(verdicts);
+  rows_.commit(own, uses, header[0], assignment);
+  ++header[0];
+  reassigned_ = std::move(assignment.reassigned);
+  n_reassigned_of_.clear();
+  for (const auto& verdict : verdicts) n_reassigned_of_.push_back(verdict[0]);
+  n_reassigned_ = std::accumulate(n_reassigned_of_.begin(), n_reassigned_of_.end(), int64_t{0});
+  everywhere_.reset();
+  return laid_out_as(ids, exchange.rows());
+}
+
+bool ExactMapping::holds_own_rows(const Spec& spec) const {
+  const auto& ranks = mesh_->grid().ranks;
+  for (size_t place = 0; place < ranks.size(); ++place) {
+    const Interval known = owners_.rows_at(static_cast<int64_t>(place));
+    for (const Box& box : spec.layout().boxes(ranks[place])) {
+      const Interval held = box.interval(0);
+      if (held.length() > 0 && (held.begin < known.begin || held.end > known.end)) return false;
+    }
+  }
+  return true;
+}
+
+const std::vector<Reassigned>& ExactMapping::reassigned_everywhere() {
+  if (everywhere_) return *everywhere_;
+  const Group& group = *mesh_->group();
+  std::vector<int64_t> own;
+  for (const Reassigned& each : reassigned_) own.insert(own.end(), {each.row, each.id});
+  const auto n_own = static_cast<int64_t>(own.size());
+  const at::Tensor sent = at::empty({n_own * group.size()}, at::kLong),
+                   arrived = at::empty({2 * n_reassigned_}, at::kLong);
+  auto* word = sent.mutable_data_ptr<int64_t>();
+  for (int64_t member = 0; member < group.size(); ++member) word = std::ranges::copy(own, word).out;
+  std::vector<int64_t> from;
+  for (const int64_t n : n_reassigned_of_) from.push_back(2 * n);
+  all_to_all(group, arrived, sent, from, std::vector<int64_t>(group.size(), n_own));
+  everywhere_.emplace();
+  const auto* next = arrived.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < n_reassigned_; ++i) everywhere_->push_back({next[2 * i], next[2 * i + 1]});
+  return *everywhere_;
+}
+
+void ExactMapping::reset_rows(const at::Tensor& tensor, const RowFill& fill) {
+  constexpr const char* kResetRows = "reset_rows";
+  const Spec& spec = *spec_of(tensor);
+  TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) == options_.n_rows,
+                    fmt::format("[{}] a tensor of shape [{}] has no row for each of the mapping's {}. Give [{}, ...].",
+                                kResetRows, fmt::join(tensor.sizes(), ", "), options_.n_rows, options_.n_rows));
+  check_not_partial(kResetRows, tensor);
+  check_has_ranks(kResetRows, *mesh_, *spec.mesh());
+  TORCH_CHECK_VALUE(
+      fill.kind == RowFill::Kind::kConstant || tensor.dim() <= 2,
+      fmt::format("[{}] random numbers are drawn for rows of 1 dim, the tensor has shape [{}]. Use a constant.",
+                  kResetRows, fmt::join(tensor.sizes(), ", ")));
+  if (n_reassigned_ == 0) return;
+  const CommScope scope(kResetRows, CommScope::Cause::kProgram);
+  const std::vector<Reassigned>& reassigned = holds_own_rows(spec) ? reassigned_ : reassigned_everywhere();
+  const Shards& pieces = maybe_dtensor(tensor)->shards();
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < pieces.size(); ++i) fill_rows(pieces[i], spec.boxes()[i], reassigned, fill);
+  tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace shardwise

@@ -1,0 +1,142 @@
+#include "wrappers/id_transform/id_exchange.h"
+
+#include "runtime/comm/collectives.h"
+
+#include <ATen/ops/_unique2.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+at::Tensor long_tensor(int64_t n) { return at::empty({n}, at::kLong); }
+int64_t* words_of(const at::Tensor& tensor) { return tensor.mutable_data_ptr<int64_t>(); }
+int64_t total_of(const std::vector<int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), int64_t{0});
+}
+
+/// Words that hold `n` counts of 32 bits.
+int64_t words_for(int64_t n) { return (n + 1) / 2; }
+
+at::Tensor exchanged(const Group& group, const at::Tensor& sent, const std::vector<int64_t>& n_to,
+                     const std::vector<int64_t>& n_from) {
+  at::Tensor arrived = long_tensor(total_of(n_from));
+  all_to_all(group, arrived, sent, n_from, n_to);
+  return arrived;
+}
+
+}  // namespace
+
+int64_t IdOwners::member_of(int64_t id) const {
+  const auto after = std::upper_bound(first_bucket.begin(), first_bucket.end(), buckets.bucket_of(id));
+  return member_at[after - first_bucket.begin() - 1];
+}
+
+IdExchange::IdExchange(const Group& group, const IdOwners& owners, const at::Tensor& ids)
+    : group_(group), n_to_(group.size(), 0), n_from_(group.size(), 0) {
+  const auto [unique, inverse, counts] =
+      at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true, /*return_counts=*/true);
+  const int64_t n = unique.numel();
+  const int64_t *id = words_of(unique), *count = words_of(counts);
+  std::vector<int64_t> member(n), next(group.size(), 0);
+  for (int64_t i = 0; i < n; ++i) ++n_to_[member[i] = owners.member_of(id[i])];
+  std::exclusive_scan(n_to_.begin(), n_to_.end(), next.begin(), int64_t{0});
+  const at::Tensor places = long_tensor(n);
+  wanted_ = long_tensor(n);
+  counts_ = long_tensor(n);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t place = next[member[i]]++;
+    words_of(places)[i] = place;
+    words_of(wanted_)[place] = id[i];
+    words_of(counts_)[place] = count[i];
+  }
+  place_of_ = places.index_select(0, inverse);
+}
+
+NumbersByMember IdExchange::send_headers(const std::vector<int64_t>& numbers) {
+  const auto n_words = static_cast<int64_t>(numbers.size()) + 1;
+  const at::Tensor sent = long_tensor(n_words * group_.size());
+  auto* word = words_of(sent);
+  for (const int64_t n : n_to_) {
+    *word++ = n;
+    word = std::ranges::copy(numbers, word).out;
+  }
+  const std::vector<int64_t> splits(group_.size(), n_words);
+  const at::Tensor arrived = exchanged(group_, sent, splits, splits);
+  NumbersByMember result;
+  const int64_t* from = words_of(arrived);
+  for (int64_t& n : n_from_) {
+    n = *from;
+    result.emplace_back(from + 1, from + n_words);
+    from += n_words;
+  }
+  return result;
+}
+
+IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
+  const auto n_words = [&](std::vector<int64_t> splits) {
+    for (int64_t& n : splits) n += with_counts ? words_for(n) : 0;
+    return splits;
+  };
+  const std::vector<int64_t> to = n_words(n_to_), from = n_words(n_from_);
+  const at::Tensor sent = at::zeros({total_of(to)}, at::kLong);
+  auto* word = words_of(sent);
+  const int64_t *id = words_of(wanted_), *count = words_of(counts_);
+  for (size_t member = 0; member < to.size(); ++member) {
+    std::copy_n(id, n_to_[member], word);
+    auto* packed = reinterpret_cast<int32_t*>(word + n_to_[member]);
+    for (int64_t i = 0; with_counts && counts_here && i < n_to_[member]; ++i)
+      packed[i] = static_cast<int32_t>(std::min<int64_t>(count[i], std::numeric_limits<int32_t>::max()));
+    id += n_to_[member];
+    count += n_to_[member];
+    word += to[member];
+  }
+  const at::Tensor arrived = exchanged(group_, sent, to, from);
+  const at::Tensor ids = long_tensor(total_of(n_from_)), counts = long_tensor(ids.numel());
+  const int64_t* next = words_of(arrived);
+  int64_t *to_id = words_of(ids), *to_count = words_of(counts);
+  for (size_t member = 0; member < from.size(); ++member) {
+    to_id = std::copy_n(next, n_from_[member], to_id);
+    if (with_counts)
+      to_count = std::copy_n(reinterpret_cast<const int32_t*>(next + n_from_[member]), n_from_[member], to_count);
+    next += from[member];
+  }
+  const auto [unique, inverse, each] = at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true);
+  place_of_incoming_ = inverse;
+  if (!with_counts) return {unique, {}};
+  return {unique, at::zeros({unique.numel()}, at::kLong).index_add_(0, inverse, counts)};
+}
+
+NumbersByMember IdExchange::send_rows(const at::Tensor& rows, const std::vector<int64_t>& numbers) {
+  const auto n_numbers = static_cast<int64_t>(numbers.size());
+  std::vector<int64_t> to = n_from_, from = n_to_;
+  for (int64_t& n : to) n += n_numbers;
+  for (int64_t& n : from) n += n_numbers;
+  const at::Tensor answers = rows.index_select(0, place_of_incoming_), sent = long_tensor(total_of(to));
+  const int64_t* answer = words_of(answers);
+  auto* word = words_of(sent);
+  for (const int64_t n : n_from_) {
+    word = std::ranges::copy(numbers, word).out;
+    word = std::copy_n(answer, n, word);
+    answer += n;
+  }
+  const at::Tensor arrived = exchanged(group_, sent, to, from);
+  found_ = long_tensor(wanted_.numel());
+  NumbersByMember result;
+  const int64_t* next = words_of(arrived);
+  auto* found = words_of(found_);
+  for (const int64_t n : n_to_) {
+    result.emplace_back(next, next + n_numbers);
+    found = std::copy_n(next + n_numbers, n, found);
+    next += n_numbers + n;
+  }
+  return result;
+}
+
+at::Tensor IdExchange::rows() const { return found_.index_select(0, place_of_); }
+
+}  // namespace shardwise

@@ -1,0 +1,62 @@
+#include "wrappers/id_transform/raw_ids.h"
+
+#include <ATen/ops/cat.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+at::Tensor flat(const at::Tensor& ids) { return ids.detach().to(at::kCPU, at::kLong).reshape({-1}).contiguous(); }
+
+}  // namespace
+
+std::string not_integers(const char* op, at::ScalarType dtype, int64_t rank) {
+  return fmt::format("[{}] ids of rank {} are {}: they are integers of up to 64 bits. Convert them, or hash them.", op,
+                     rank, c10::toString(dtype));
+}
+
+void check_has_ranks(const char* op, const DeviceMesh& mesh, const DeviceMesh& other) {
+  TORCH_CHECK_VALUE(
+      has_all_ranks_of(mesh, other),
+      fmt::format("[{}] the tensor lives on {}, of which some ranks are not in the mapping's mesh {}. Use a tensor "
+                  "on the mapping's ranks.",
+                  op, to_string(other), to_string(mesh)));
+}
+
+void check_not_partial(const char* op, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(!spec_of(tensor)->layout().is_partial(),
+                    fmt::format("[{}] the tensor is laid out as {}: its values are nowhere whole. Reduce it first with "
+                                "redistribute().",
+                                op, to_string(spec_of(tensor)->placements())));
+}
+
+at::Tensor flat_ids(const at::Tensor& ids) {
+  if (!is_dtensor(ids)) return flat(ids);
+  std::vector<at::Tensor> pieces;
+  for (const at::Tensor& piece : maybe_dtensor(ids)->shards()) pieces.push_back(flat(piece));
+  return pieces.size() == 1 ? pieces[0] : pieces.empty() ? at::empty({0}, at::kLong) : at::cat(pieces);
+}
+
+bool counts_here(const at::Tensor& ids) {
+  if (!is_dtensor(ids)) return true;
+  const Spec& spec = *spec_of(ids);
+  for (int64_t m = 0; m < spec.mesh()->ndim(); ++m)
+    if (spec.placements()[m].is_replicate() && (*spec.mesh()->coord())[m] != 0) return false;
+  return true;
+}
+
+at::Tensor laid_out_as(const at::Tensor& ids, const at::Tensor& rows) {
+  if (!is_dtensor(ids)) return rows.view(ids.sizes()).to(ids.device());
+  const Spec& spec = *spec_of(ids);
+  Shards pieces;
+  int64_t begin = 0;
+  for (const Box& box : spec.boxes()) {
+    pieces.push_back(rows.narrow(0, begin, box.numel()).view(box.sizes).to(spec.mesh()->device()));
+    begin += box.numel();
+  }
+  return wrap(Spec::intern(spec.mesh(), spec.layout(), row_major_strides(spec.sizes()), at::kLong), std::move(pieces));
+}
+
+}  // namespace shardwise
