@@ -11,6 +11,8 @@
 #include "runtime/comm/env_world.h"
 #include "runtime/tensor/device_mesh.h"
 #include "runtime/threads/thread_world.h"
+#include "wrappers/id_transform/exact_mapping.h"
+#include "wrappers/id_transform/modulo_hash.h"
 #include "wrappers/local_shards_wrapper.h"
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"

@@ -66,9 +66,9 @@ class ExactMapping(IdTransform):
     While training (module.training), new ids get rows; in a bucket without free rows the row used longest ago, at equal age the first one.
     Ids of the same step keep theirs. In evaluation nothing is inserted, and unknown ids get `default_row`, which no id has.
 
-    Rows are in `n_buckets` runs (0: one per 256 rows), and an id's hash names its bucket on any number of ranks: a bucket fills up on its
-    own, some 6 % before the others are full where it has 256 rows. Buckets are dealt whole to the ranks of `device_mesh` (1-D, on the CPU):
-    more of them than ranks. `placements` lays out the state so, and tables whose rows are to be where their ids are known.
+    Rows are in `n_buckets` runs (0: one per 256 rows), and an id's hash names its bucket on any number of ranks. A bucket fills up on its own:
+    of those of 256 rows the first is full when about 80 % of all rows are taken. Buckets are dealt whole to the ranks of `device_mesh` (1-D,
+    on the CPU). `placements` lays out the state so, and tables whose rows are to be where their ids are known.
 
     The result depends on the ids of all ranks together, not on which rank has which: it is the same on any number of ranks. An id comes
     several times or on several ranks: it gets one row. Plain ids are this rank's own; ranks may have any number of them.

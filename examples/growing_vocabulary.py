@@ -1,0 +1,83 @@
+"""A vocabulary that grows while a table is trained: raw 64-bit ids get rows of a table of fixed height, over four ranks.
+
+Users come and go over six days, forty a day on all ranks together, and the table has 120 rows. A new user takes a free row, later the row of
+whoever was away longest; that row and its optimizer state start anew. The vectors learn a function of the id, so that each day shows
+whose are known.
+
+    $ torchrun --nproc-per-node 4 examples/growing_vocabulary.py
+    day  users  new  rows taken  rows used  known from the day before
+      1     40   40           0         40                          0
+      2     40   20           0         60                         20
+      3     40   20           0         80                         20
+      4     40   20           0        100                         20
+      5     40   20           5        115                         20
+      6     40   20          17        118                         20
+    In evaluation nobody gets a row: 60 users of whom 40 are known, 20 rows are the default row.
+    Saved and loaded into another mapping: the same rows.
+"""
+
+import io
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise.id_transform import ExactMapping
+
+
+def users_of(day):
+    """Their numbers as some other system made them; half of them came the day before."""
+    return torch.arange(20 * day, 20 * day + 40) * 0x1234567890AB - (1 << 62)
+
+
+def wanted(ids):
+    """The vector that a user's is to become."""
+    return torch.stack([(ids >> 8) % 17, (ids >> 20) % 17], dim=-1) / 8 - 1
+
+
+def main():
+    mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
+    to_rows = ExactMapping(120, mesh, n_buckets=4)
+    table = torch.nn.Parameter(sw.zeros(120, 2, device_mesh=mesh, placements=to_rows.placements))
+    optimizer = sw.optim.FusedAdagrad([table], lr=1.0, row_wise=True)
+    say("day  users  new  rows taken  rows used  known from the day before")
+    for day in range(1, 7):
+        ids = sw.distribute_tensor(users_of(day), mesh, [sw.Shard(0)])
+        is_known = to_rows.eval()(ids) != to_rows.default_row
+        rows = to_rows.train()(ids)
+        to_rows.reset_rows(table, optimizer, init="normal", scale=0.01)
+        distance = (F.embedding(rows, table) - wanted(ids)).abs().amax(-1).full_tensor()
+        for _ in range(30):
+            (F.embedding(rows, table) - wanted(ids)).square().sum().backward()
+        n_known = int(is_known.sum().full_tensor())
+        n_used = int((to_rows.last_used >= 0).sum().full_tensor())
+        n_close = int((distance < 0.1).sum())
+        say(f"{day:3}  {len(distance):5}  {40 - n_known:3}  {to_rows.n_reassigned:10}  {n_used:9}  {n_close:25}")
+
+    to_rows.eval()
+    asked = torch.cat([users_of(6), users_of(8)])[:60]
+    found = to_rows(asked)
+    n_unknown = int((found == to_rows.default_row).sum())
+    say(
+        f"In evaluation nobody gets a row: 60 users of whom {60 - n_unknown} are known, {n_unknown} rows are the default row."
+    )
+    saved = io.BytesIO()
+    torch.save(to_rows.state_dict(), saved)
+    other = ExactMapping(120, mesh, n_buckets=4).eval()
+    other.load_state_dict(torch.load(io.BytesIO(saved.getvalue())))
+    say(
+        f"Saved and loaded into another mapping: {'the same rows' if torch.equal(other(asked), found) else 'other rows'}."
+    )
+
+
+def say(text):
+    """Once."""
+    if dist.get_rank() == 0:
+        print(text)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main()
+    dist.destroy_process_group()
