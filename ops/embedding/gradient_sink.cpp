@@ -72,12 +72,10 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
                      {.sparse_dim = 1, .is_coalesced = true});
 }
 
-/// Updates the rows of `table` and bumps its version: a backward that saved the table will say that it changed.
-void apply_gradient(const at::Tensor& table, RowOptimizer& optimizer, const SpecPtr& spec,
-                    c10::ArrayRef<BoxGroups> boxes) {
+/// Begins a step that writes to `table`: a backward that saved it will say that it changed.
+void begin_step(const at::Tensor& table, RowOptimizer& optimizer) {
   WriteWatch::note_write(*maybe_dtensor(table));
   optimizer.begin_step();
-  update_boxes(optimizer, *spec, maybe_dtensor(table)->shards(), boxes);
   if (table.is_inference())
     count_inference_write();
   else
@@ -113,8 +111,19 @@ at::Tensor GradientSink::take(const SpecPtr& spec, std::vector<BoxGrads> boxes, 
 at::Tensor GradientSink::take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const {
   const BelowAutograd guard;
   if (!optimizer) return is_sparse ? sparse(spec, boxes) : dense(spec, boxes);
-  apply_gradient(table, *optimizer, spec, boxes);
+  begin_step(table, *optimizer);
+  update_boxes(*optimizer, *spec, maybe_dtensor(table)->shards(), boxes);
   return {};
+}
+
+bool GradientSink::updates_alone(const Spec& spec) const { return optimizer && !needs_whole_rows(*optimizer, spec); }
+
+std::vector<UpdatedRows> GradientSink::begin_update() const {
+  begin_step(table, *optimizer);
+  const Shards& pieces = maybe_dtensor(table)->shards();
+  std::vector<UpdatedRows> updated;
+  for (size_t i = 0; i < pieces.size(); ++i) updated.push_back(optimizer->updated_rows(pieces[i], i));
+  return updated;
 }
 
 }  // namespace shardwise

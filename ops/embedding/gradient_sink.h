@@ -31,6 +31,12 @@ struct GradientSink {
   at::Tensor take(const SpecPtr& spec, std::vector<BoxGrads> boxes, int64_t skipped) const;
   /// The same of gradient rows that are grouped already. Pre: `spec` is not Partial, or gradients are dense.
   at::Tensor take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const;
+
+  /// True where an optimizer updates each of this rank's boxes without messages, so that the boxes of several tables may share a call.
+  /// The same on all ranks.
+  bool updates_alone(const Spec& spec) const;
+  /// Begins that optimizer's step: this rank's boxes as update_rows() takes them. Pre: updates_alone().
+  std::vector<UpdatedRows> begin_update() const;
 };
 
 }  // namespace shardwise

@@ -1,6 +1,7 @@
 #include "ops/embedding/id_rows.h"
 
 #include "ops/embedding/kernel_launch.h"
+#include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -15,8 +16,6 @@ namespace shardwise {
 namespace {
 
 constexpr int64_t kBytesPerSearch = 64;  // a cache line, about
-
-const int64_t* numbers_of(const at::Tensor& tensor) { return tensor.const_data_ptr<int64_t>(); }
 
 }  // namespace
 

@@ -306,15 +306,18 @@ Placements placements_of_rows(const Spec& table) {
   return {Placement::enumerable(std::move(kept))};
 }
 
+bool needs_whole_rows(const RowOptimizer& optimizer, const Spec& table) {
+  const auto kind = optimizer.options().kind;
+  return table.sizes()[1] > 0 && (kernels::is_row_wise(kind) || kernels::is_lamb(kind)) && splits_rows(table);
+}
+
 void update_boxes(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
                   c10::ArrayRef<BoxGroups> boxes) {
   if (!table.is_member()) return;
-  const auto kind = optimizer.options().kind;
-  const bool is_row_wise = kernels::is_row_wise(kind), is_lamb = kernels::is_lamb(kind);
-  if (table.sizes()[1] > 0 && (is_row_wise || is_lamb) && splits_rows(table)) {
+  if (needs_whole_rows(optimizer, table)) {
     SplitUpdate update(optimizer, table, pieces, boxes);
-    if (is_row_wise) update.find_mean_squares();
-    if (is_lamb) update.find_ratios();
+    if (kernels::is_row_wise(optimizer.options().kind)) update.find_mean_squares();
+    if (kernels::is_lamb(optimizer.options().kind)) update.find_ratios();
     return update.apply();
   }
   for (size_t i = 0; i < boxes.size(); ++i)

@@ -22,6 +22,9 @@ void reduce_split_rows(const Spec& table, std::vector<at::Tensor>& numbers, Redu
 /// The placements of one number per row of `table`.
 Placements placements_of_rows(const Spec& table);
 
+/// True where a step of `optimizer` needs sums over rows that are split among pieces, and so messages. The same on all ranks.
+bool needs_whole_rows(const RowOptimizer& optimizer, const Spec& table);
+
 /// Updates each of this rank's boxes with the gradients of its groups; `pieces` are the boxes' rows. Where the optimizer needs sums over
 /// whole rows and pieces have parts of rows, the ranks that share named rows exchange a float64 per row (two of a table in pieces: with
 /// the row's number), and LAMB's two more; collective over the mesh's members then. Other rows need no message.

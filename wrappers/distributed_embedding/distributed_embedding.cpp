@@ -82,7 +82,7 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   layer->concatenates = options.concatenates;
   if (layer->concatenates) check_may_concatenate(*layer, dp_input_);
   if (!dp_input_) check_owners(layer->lanes);
-  exchange_ = std::make_shared<IdExchange>(layer->lanes);
+  exchange_ = std::make_shared<RequestExchange>(layer->lanes);
   layer_ = std::move(layer);
 }
 

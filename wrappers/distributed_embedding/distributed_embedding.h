@@ -64,8 +64,8 @@ class DistributedEmbedding {
 
    private:
     friend class DistributedEmbedding;
-    std::shared_ptr<IdExchange> exchange_;  // outlives the step
-    IdExchange::Step ids_;
+    std::shared_ptr<RequestExchange> exchange_;  // outlives the step
+    RequestExchange::Step ids_;
     LookupStep step_;
     std::vector<at::Tensor> weights_;  // of the step's weighted features
     std::optional<RowsUnderWay> rows_;
@@ -81,7 +81,7 @@ class DistributedEmbedding {
 
   LayerTablesPtr layer_;
   bool dp_input_;
-  std::shared_ptr<IdExchange> exchange_;
+  std::shared_ptr<RequestExchange> exchange_;
   std::vector<Traffic> traffic_;
 };
 

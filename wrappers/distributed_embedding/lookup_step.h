@@ -1,13 +1,13 @@
 // wrappers/distributed_embedding/lookup_step.h: one lookup of all features in all tables, and its backward.
 //
 //   each rank                                             the owners of the rows
-//   ids of all features -> rows of tables, each once  ->  one message per pair: which rows        (id_exchange.h)
+//   ids of all features -> rows of tables, each once  ->  one message per pair: which rows        (request_exchange.h)
 //   arrivals, pooled per sample                       <-  one message per pair and lane: the rows
 //   backward: sums per row                            ->  one message per pair and lane: their gradients, summed by row and applied
 #pragma once
 
 #include "ops/embedding/gradient_sink.h"
-#include "wrappers/distributed_embedding/id_exchange.h"
+#include "wrappers/distributed_embedding/request_exchange.h"
 #include "wrappers/distributed_embedding/row_buffers.h"
 #include "wrappers/distributed_embedding/table_memory.h"
 

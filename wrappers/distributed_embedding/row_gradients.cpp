@@ -23,6 +23,7 @@ class Backward {
 
   std::vector<at::Tensor> tables() {
     send_sums();
+    update_lanes();
     std::vector<at::Tensor> result;
     for (size_t t = 0; t < lanes_.tables.size(); ++t)
       result.push_back(lanes_.tables[t].is_replicated ? replicated(t) : sharded(t));
@@ -140,8 +141,32 @@ class Backward {
 
   size_t own_rank() const { return static_cast<size_t>(lanes_.own_rank()); }
 
+  bool updates_with_its_lane(size_t t) const {
+    return !lanes_.tables[t].is_replicated && step_.sinks[t].updates_alone(*lanes_.tables[t].spec);
+  }
+
+  /// One call per lane for all tables whose optimizers need nothing of other ranks.
+  void update_lanes() const {
+    std::vector<std::vector<UpdatedRows>> updated(lanes_.lanes.size());
+    for (size_t t = 0; t < lanes_.tables.size(); ++t) {
+      if (!updates_with_its_lane(t)) continue;
+      const LayerTable& table = lanes_.tables[t];
+      std::vector<UpdatedRows> boxes = step_.sinks[t].begin_update();
+      for (size_t i = 0; i < boxes.size(); ++i)
+        if (const LaneSlice* slice = lanes_.own_slice(table, table.spec->boxes()[i])) {
+          boxes[i].first_row = slice->first_row;
+          updated[slice->lane].push_back(std::move(boxes[i]));
+        }
+    }
+    for (size_t lane = 0; lane < updated.size(); ++lane) {
+      std::ranges::sort(updated[lane], {}, &UpdatedRows::first_row);
+      if (!updated[lane].empty()) update_rows(updated[lane], grads_[lane], groups_[lane]);
+    }
+  }
+
   at::Tensor sharded(size_t t) const {
     const LayerTable& table = lanes_.tables[t];
+    if (updates_with_its_lane(t)) return {};
     std::vector<BoxGroups> boxes;
     for (const Box& box : table.spec->boxes()) {
       const LaneSlice* slice = lanes_.own_slice(table, box);

@@ -1,4 +1,4 @@
-// wrappers/distributed_embedding/id_exchange.h: each rank tells the others which of their rows it asks for, in one message per pair.
+// wrappers/distributed_embedding/request_exchange.h: each rank tells the others which of their rows it asks for, in one message per pair.
 //
 // A receiver must know a message's length. Both ends of a pair remember how many rows the last ones named, and make the message a little
 // longer than that: its first words say how many there are. What does not fit follows in a second message, whose length both then know, and
@@ -25,10 +25,10 @@ struct IncomingRows {
   }
 };
 
-class IdExchange {
+class RequestExchange {
  public:
   /// `lanes` outlives it.
-  explicit IdExchange(const TableLanes& lanes);
+  explicit RequestExchange(const TableLanes& lanes);
 
   /// The first messages of one step, under way. Steps are finished in the order in which they were started.
   class Step {
@@ -37,8 +37,8 @@ class IdExchange {
     IncomingRows finish(const RowRequests& requests);
 
    private:
-    friend class IdExchange;
-    IdExchange* exchange_ = nullptr;
+    friend class RequestExchange;
+    RequestExchange* exchange_ = nullptr;
     InputError error_;
     std::vector<int64_t> sent_room_, received_room_;  // rows per message, by rank
     std::vector<at::Tensor> sent_, received_;         // by rank

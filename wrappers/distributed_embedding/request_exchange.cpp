@@ -1,4 +1,4 @@
-#include "wrappers/distributed_embedding/id_exchange.h"
+#include "wrappers/distributed_embedding/request_exchange.h"
 
 #include <ATen/ops/empty.h>
 
@@ -19,7 +19,7 @@ int64_t next_room(int64_t n, int64_t room) {
 
 }  // namespace
 
-IdExchange::IdExchange(const TableLanes& lanes)
+RequestExchange::RequestExchange(const TableLanes& lanes)
     : lanes_(&lanes),
       word_(at::kInt),
       sent_room_(static_cast<size_t>(lanes.n_ranks())),
@@ -29,10 +29,10 @@ IdExchange::IdExchange(const TableLanes& lanes)
       if (height > std::numeric_limits<int32_t>::max()) word_ = at::kLong;
 }
 
-at::Tensor IdExchange::words(int64_t n) const { return at::empty({n}, word_); }
+at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_); }
 
 template <class Word>
-at::Tensor IdExchange::first_message(const RowRequests& requests, const InputError& error, int64_t rank) const {
+at::Tensor RequestExchange::first_message(const RowRequests& requests, const InputError& error, int64_t rank) const {
   const int64_t room = sent_room_[static_cast<size_t>(rank)];
   std::vector<Word> rows;
   const at::Tensor message = words(head_words() + room);
@@ -59,7 +59,7 @@ at::Tensor IdExchange::first_message(const RowRequests& requests, const InputErr
   return message;
 }
 
-IdExchange::Step IdExchange::start(const RowRequests& requests, const InputError& error) {
+RequestExchange::Step RequestExchange::start(const RowRequests& requests, const InputError& error) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
   Step step;
@@ -86,20 +86,20 @@ IdExchange::Step IdExchange::start(const RowRequests& requests, const InputError
   return step;
 }
 
-IncomingRows IdExchange::Step::finish(const RowRequests& requests) {
+IncomingRows RequestExchange::Step::finish(const RowRequests& requests) {
   messages_->wait();
   return exchange_->word_ == at::kInt ? exchange_->read<int32_t>(*this, requests)
                                       : exchange_->read<int64_t>(*this, requests);
 }
 
-int64_t IdExchange::n_rows(const std::vector<int64_t>& head) const {
+int64_t RequestExchange::n_rows(const std::vector<int64_t>& head) const {
   int64_t n = 0;
   for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += head[1 + lane];
   return n;
 }
 
 template <class Word>
-IncomingRows IdExchange::read(Step& step, const RowRequests& requests) {
+IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
   const auto own = static_cast<size_t>(lanes_->own_rank());
