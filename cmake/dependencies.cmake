@@ -1,4 +1,4 @@
-# torch, fmt, Gloo's headers and CUDA. Sets SHARDWISE_HAS_GLOO, and SHARDWISE_HAS_NVCC where .cu files compile.
+# torch, fmt, nlohmann's JSON, Gloo's headers and CUDA. Sets SHARDWISE_HAS_GLOO, and SHARDWISE_HAS_NVCC where .cu files compile.
 
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 find_package(ShardwiseTorch 2.11 REQUIRED MODULE)
@@ -29,6 +29,19 @@ FMT_END_NAMESPACE
 else()
   find_package(fmt REQUIRED)
   target_link_libraries(shardwise_base INTERFACE fmt::fmt)
+endif()
+
+# Plans of embedding tables are saved as JSON. Headers only.
+find_package(nlohmann_json 3.10 QUIET)
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  include(FetchContent)
+  FetchContent_Declare(nlohmann_json
+    GIT_REPOSITORY https://github.com/nlohmann/json.git
+    GIT_TAG v3.11.3
+    GIT_SHALLOW ON
+    SYSTEM)
+  set(JSON_Install OFF)
+  FetchContent_MakeAvailable(nlohmann_json)
 endif()
 
 include(CheckCXXSourceCompiles)

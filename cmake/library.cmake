@@ -2,7 +2,7 @@
 
 file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp plans/*.cpp wrappers/embedding_plan/*.cpp)
 add_library(shardwise_placements OBJECT ${placements_sources})
-target_link_libraries(shardwise_placements PUBLIC shardwise_base)
+target_link_libraries(shardwise_placements PUBLIC shardwise_base PRIVATE nlohmann_json::nlohmann_json)
 set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)
 shardwise_batches(shardwise_placements)
 

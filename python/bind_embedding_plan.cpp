@@ -1,6 +1,8 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "wrappers/embedding_plan/embedding_plan.h"
+#include "wrappers/embedding_plan/plan_json.h"
+#include "wrappers/embedding_plan/plan_text.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
@@ -173,7 +175,7 @@ void bind_plan_value(py::module_& module) {
            py::arg("rank"), "Of this rank; replicated ones first, the same on every rank.")
       .def("slices", wrap_pybind_function_no_gil(&EmbeddingPlan::slices_on), py::arg("rank"),
            "Of this rank, by group, then by first row.")
-      .def("load", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
+      .def("rank_load", wrap_pybind_function_no_gil([](const EmbeddingPlan& self, int64_t rank) {
              self.check_rank(rank);
              return self.ranks[rank].load;
            }),
@@ -186,6 +188,19 @@ void bind_plan_value(py::module_& module) {
       .def(
           "__eq__", [](const EmbeddingPlan& self, const EmbeddingPlan& other) { return self == other; },
           py::is_operator())
+      .def("picture", wrap_pybind_function_no_gil(&picture),
+           "Tables downwards, ranks to the right: who has what, in characters.")
+      .def("to_json", wrap_pybind_function_no_gil(py::overload_cast<const EmbeddingPlan&>(&to_json)),
+           "A text from which from_json makes an equal plan.")
+      .def_static("from_json",
+                  wrap_pybind_function_no_gil([](const std::string& text) { return embedding_plan_from_json(text); }),
+                  py::arg("text"), "The reverse. Raises ValueError naming the place that is not of a plan.")
+      .def("save", wrap_pybind_function_no_gil(&save_embedding_plan), py::arg("path"),
+           "Writes to_json() to a file, which is replaced as a whole.")
+      .def_static("load", wrap_pybind_function_no_gil(&load_embedding_plan), py::arg("path"), "The plan of a file.")
+      .def(py::pickle([](const EmbeddingPlan& self) { return to_json(self); },
+                      [](const std::string& text) { return embedding_plan_from_json(text); }))
+      .def("__str__", wrap_pybind_function_no_gil([](const EmbeddingPlan& self) { return to_string(self); }))
       .def("__repr__", [](const EmbeddingPlan& self) {
         return fmt::format("EmbeddingPlan({} tables on {} ranks, {})", self.tables.size(), self.n_ranks,
                            to_string(self.options.strategy));
@@ -205,6 +220,9 @@ void bind_embedding_plan(py::module_& module) {
              py::arg("batch_per_rank") = 1024, py::arg("state_bytes_per_element") = 0,
              py::arg("state_bytes_per_row") = 0, py::arg("mesh_shape") = std::vector<int64_t>{},
              py::arg("links") = py::none(), py::arg("machine") = py::none());
+  module.def("tables_from_json",
+             torch::wrap_pybind_function_no_gil([](const std::string& text) { return tables_from_json(text); }),
+             py::arg("text"), "The tables of a list, or of an object with one as \"tables\", in JSON.");
   for (const char* name : {"TableConfig", "TableSlice", "TablePlan", "EmbeddingGroup", "RankLoad", "EmbeddingPlan"})
     module.attr(name).attr("__module__") = "shardwise";
 }

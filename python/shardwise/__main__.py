@@ -1,16 +1,18 @@
-"""What a redistribution would send, without sending it:
+"""Plans without communication: what a redistribution would send, and where embedding tables would go.
 
 python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0"
 python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100
+python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced
 """
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
+from shardwise import _embedding_command
 from shardwise._C import (
     Layout,
     Partial,
@@ -21,29 +23,9 @@ from shardwise._C import (
     Shard,
     plan_redistribution,
 )
+from shardwise._command_arguments import MAX_RANKS, extents, link, mesh_extents, n_bytes
 
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-MAX_RANKS = 65_536
-MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
-
-
-def extents(text: str) -> tuple[int, ...]:
-    """4097x1023."""
-    if not re.fullmatch(r"\d+(x\d+)*", text):
-        raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
-    sizes = tuple(map(int, text.split("x")))
-    if prod(sizes) > MAX_ELEMENTS:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_ELEMENTS:,} elements. Give smaller extents.")
-    return sizes
-
-
-def mesh_extents(text: str) -> tuple[int, ...]:
-    """2x2."""
-    shape = extents(text)
-    if not 0 < prod(shape) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{text} is a mesh of {prod(shape):,} ranks. Give 1 to {MAX_RANKS:,}.")
-    return shape
 
 
 def placement(text: str) -> Placement:
@@ -80,26 +62,6 @@ def ranks(text: str) -> list[int]:
     return found
 
 
-def link(text: str) -> tuple[float, float]:
-    """20:10 is 20 us and 10 GB/s."""
-    try:
-        latency_us, gb_per_s = map(float, text.split(":"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no link. Write microseconds:GB/s, as in 20:10.') from None
-    return latency_us, gb_per_s
-
-
-def n_bytes(text: str) -> int:
-    """1MiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f'"{text}" is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.')
-    number = int(float(match[1]) * UNITS[match[2]])
-    if not 0 < number < 2**62:
-        raise argparse.ArgumentTypeError(f"{text} is {number} bytes. Give 1 to {2**62 - 1}.")
-    return number
-
-
 def dtype(text: str) -> torch.dtype:
     """float32."""
     found = getattr(torch, text, None)
@@ -125,17 +87,18 @@ def parser() -> argparse.ArgumentParser:
 
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
-        description="What a redistribution would send, without sending it.",
-        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
+        description="Plans without communication: what a redistribution would send, and where embedding tables would go.",
+        epilog="Placements of plan and simulate, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
         "P, Pavg, Pmax, Pmin, Pproduct (partial).",
     )
     commands = main.add_subparsers(dest="command", required=True)
     commands.add_parser("plan", parents=[arguments], help="the plan and its totals, in a line").set_defaults(
-        show=show_plan
+        run=lambda options: redistribution(options, show_plan)
     )
     commands.add_parser("simulate", parents=[arguments], help="a table of what ranks send and receive").set_defaults(
-        show=show_ranks
+        run=lambda options: redistribution(options, show_ranks)
     )
+    _embedding_command.add_to(commands)
     return main
 
 
@@ -160,6 +123,11 @@ def planned(options: argparse.Namespace) -> Plan:
         links=options.link,
         memory_cap=options.memory_cap,
     )
+
+
+def redistribution(options: argparse.Namespace, show: Callable[[Plan], list[str]]) -> list[str]:
+    plan = planned(options)
+    return [f"{plan.source} -> {plan.destination}, {str(options.dtype).removeprefix('torch.')}", *show(plan)]
 
 
 def show_plan(plan: Plan) -> list[str]:
@@ -219,11 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
     options = commands.parse_args(arguments)
     try:
-        plan = planned(options)
-        lines = options.show(plan)
-    except (ValueError, IndexError) as error:
+        lines = options.run(options)
+    except (ValueError, IndexError, OSError) as error:
         commands.error(str(error).split("\n")[0])
-    print(f"{plan.source} -> {plan.destination}, {str(options.dtype).removeprefix('torch.')}", *lines, sep="\n")
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 #include "wrappers/embedding_plan/slice_dealing.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -120,6 +122,10 @@ std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::
         }
         break;
     }
+    if (const int64_t n_merged = slicings[t].n_slices - static_cast<int64_t>(placed.size());
+        n_merged > 0 && slicings[t].treatment == Treatment::kTableParallel)
+      plans[t].reason += fmt::format("; {} of them {} merged with another on {} rank", n_merged,
+                                     n_merged == 1 ? "is" : "are", n_merged == 1 ? "its" : "their");
     plans[t].slices = std::move(placed);
   }
   return plans;

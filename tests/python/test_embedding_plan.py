@@ -1,0 +1,150 @@
+"""plan_embeddings in Python and on the command line; the arithmetic is tested in C++."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import shardwise as sw
+
+TABLES = [
+    sw.TableConfig("users", 1000, 64, ids_per_sample=2.5, skew=1.1),
+    sw.TableConfig("items", 300, 16, dtype=torch.float16, combiner="mean"),
+    sw.TableConfig("days", 7, 4, dtype="float64", combiner="none"),
+]
+
+
+def test_a_plan_says_where_each_table_is_and_why():
+    plan = sw.plan_embeddings(TABLES, 2, strategy="basic", data_parallel_threshold=28, column_slice_threshold=32_000)
+    assert [each.treatment for each in plan.table_plans] == [
+        "replicated" if t == 2 else "table-parallel" for t in range(3)
+    ]
+    assert [(s.rank, s.rows, s.columns) for s in plan.table_plans[0].slices] == [
+        (0, (0, 1000), (0, 32)),
+        (1, (0, 1000), (32, 64)),
+    ]
+    assert "28 elements are at most data_parallel_threshold 28" in plan.table_plans[2].reason
+    assert [(g.is_replicated, g.n_columns, g.dtype, g.combiner, g.n_rows) for g in plan.groups(0)] == [
+        (True, 4, "float64", "none", 7),
+        (False, 32, "float32", "sum", 1000),
+        (False, 16, "float16", "mean", 300),
+    ]
+    assert [s.table for s in plan.slices(0)] == [2, 0, 1]
+    assert plan.rank_load(0).n_bytes == 1000 * 32 * 4 + 300 * 16 * 2 + 7 * 4 * 8
+    assert plan.heaviest_rank == 0 and plan.seconds >= plan.bound_seconds > 0
+    assert plan.strategy == "basic" and plan.n_ranks == 2 and plan.tables == TABLES
+
+
+def test_a_plan_is_a_value():
+    plan = sw.plan_embeddings(TABLES, 4, strategy="cost_balanced", links=[(20, 10)], machine=(10, 20, 50))
+    assert sw.EmbeddingPlan.from_json(plan.to_json()) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan == copy.deepcopy(plan)
+    assert repr(plan) == "EmbeddingPlan(3 tables on 4 ranks, cost_balanced)"
+    assert "a step takes" in str(plan) and "rank 3" in plan.picture()
+
+
+def test_a_plan_is_saved_and_loaded(tmp_path):
+    plan = sw.plan_embeddings(TABLES, 2)
+    plan.save(str(tmp_path / "plan.json"))
+    assert sw.EmbeddingPlan.load(str(tmp_path / "plan.json")) == plan
+    with pytest.raises(ValueError, match="cannot be written: No such file"):
+        plan.save(str(tmp_path / "no" / "plan.json"))
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        sw.EmbeddingPlan.load(str(tmp_path / "other.json"))
+
+
+MISTAKES = {
+    "strategy": (lambda: sw.plan_embeddings(TABLES, 2, strategy="best"), 'strategy "best" is not known'),
+    "no tables": (lambda: sw.plan_embeddings([], 2), "no tables"),
+    "twice": (lambda: sw.plan_embeddings([TABLES[0]] * 2, 2), 'two tables have the name "users"'),
+    "D11": (lambda: sw.plan_embeddings([sw.TableConfig("t", 9, 2)], 4), "lower row_slice_threshold to at most 18"),
+    "thresholds": (
+        lambda: sw.plan_embeddings(TABLES, 2, data_parallel_threshold=9, row_slice_threshold=9),
+        "contradict each other",
+    ),
+    "dtype": (lambda: sw.TableConfig("t", 9, 2, dtype=torch.complex64), 'dtype "complex64" is not one of tables'),
+    "combiner": (lambda: sw.TableConfig("t", 9, 2, combiner="median"), 'combiner "median" is not known'),
+    "memory": (lambda: sw.plan_embeddings(TABLES, 1, memory_per_rank=5), "more than memory_per_rank 5"),
+    "JSON": (lambda: sw.EmbeddingPlan.from_json("{"), "line 1, byte 2: this is no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_a_value_error(name):
+    call, words = MISTAKES[name]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_ranks_outside_the_plan_are_index_errors():
+    plan = sw.plan_embeddings(TABLES, 2)
+    for call in (plan.groups, plan.slices, plan.rank_load):
+        for rank in (-1, 2):
+            with pytest.raises(IndexError, match=f"rank {rank} is not one of the plan's 2 ranks"):
+                call(rank)
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", "plan-embeddings", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def tables(tmp_path):
+    path = tmp_path / "tables.json"
+    path.write_text(
+        json.dumps([{"name": f"t{i}", "n_rows": 10 ** (i % 7 + 1), "n_columns": 32, "skew": 1.05} for i in range(26)])
+    )
+    return path
+
+
+def test_the_command_prints_the_table_the_picture_and_the_bound(tables, tmp_path):
+    saved = tmp_path / "plan.json"
+    result = run(tables, "--ranks", 4, "--memory", "80GB", "--save", saved)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    lines = result.stdout.splitlines()
+    assert (
+        lines[0].startswith("26 tables on 4 ranks, cost_balanced: a step takes ") and "none takes less than" in lines[0]
+    )
+    assert sum(line.startswith("t25 ") for line in lines) == 2
+    assert any(
+        line.split() == ["table", *[word for rank in range(4) for word in ("rank", str(rank))]] for line in lines
+    )
+    assert sw.EmbeddingPlan.load(str(saved)).n_ranks == 4
+    again = run(saved, "--ranks", 64, "--memory", "80GB", "--strategy", "memory_optimized", "--mesh", "8x8")
+    assert again.returncode == 0 and "26 tables on 64 ranks, memory_optimized" in again.stdout, again.stderr
+
+
+COMMAND_MISTAKES = [
+    (["--memory", "80 apples"], '"80 apples" is no number of bytes'),
+    (["--memory", "1KB"], "at most memory_per_rank 1,000"),
+    (["--ranks", "0"], "0 ranks"),
+    (["--strategy", "best"], "invalid choice"),
+    (["--mesh", "3x3"], "mesh_shape"),
+    (["--row-slice-threshold", "1", "--data-parallel-threshold", "5"], "contradict each other"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), COMMAND_MISTAKES, ids=str)
+def test_a_mistake_on_the_command_line_is_an_error_of_usage(tables, arguments, words):
+    result = run(tables, "--ranks", "4", *arguments)
+    assert result.returncode == 2 and not result.stdout
+    assert words in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("content", ["{", '{"tables": 3}', '[{"name": "t"}]', "\xff"])
+def test_a_file_of_no_tables_is_an_error_of_usage(tmp_path, content):
+    path = tmp_path / "tables.json"
+    path.write_bytes(content.encode("latin-1"))
+    result = run(path, "--ranks", "2")
+    assert result.returncode == 2 and "error" in result.stderr and "Traceback" not in result.stderr
+    assert run(tmp_path / "none.json", "--ranks", "2").returncode == 2
