@@ -13,6 +13,8 @@
 #include "runtime/threads/thread_world.h"
 #include "wrappers/id_transform/exact_mapping.h"
 #include "wrappers/id_transform/modulo_hash.h"
+#include "wrappers/embedding_plan/plan_json.h"
+#include "wrappers/embedding_plan/plan_text.h"
 #include "wrappers/local_shards_wrapper.h"
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"

@@ -43,7 +43,8 @@ TEST(PlanTextTest, TheTableHasALinePerTableWithItsReason) {
   EXPECT_PRED2(contains, text,
                "table0  [10, 16]     float32  sum       replicated           2  0-1        640  160 elements are");
   EXPECT_PRED2(contains, text,
-               "table2  [2,010, 16]  float32  sum       table-parallel       1  1      128,640  2 slices of columns: 32,160 elements are ");
+               "table2  [2,010, 16]  float32  sum       table-parallel       1  1      128,640  2 slices of columns: "
+               "32,160 elements are ");
   EXPECT_PRED2(contains, text, "; 1 of them is merged with another on its rank");
   EXPECT_PRED2(contains, text, "rank  groups  slices    bytes  lookups");
 }
