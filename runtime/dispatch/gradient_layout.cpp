@@ -10,9 +10,10 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <atomic>
+#include <map>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace shardwise {
 namespace {
@@ -43,13 +44,16 @@ bool stays_as_large(const Spec& given, const Spec& wanted) {
 
 }  // namespace
 
-/// Leaves whose .grad is to be laid out, in the order in which gradients came. Backward may run on several threads.
+/// Leaves whose .grad is to be laid out, in the order in which operators first met them: that is the program's, the same on all ranks, while
+/// autograd may reach the leaves of one node in another order where a rank has leaves of its own beside them. Backward may run on several
+/// threads.
 class GradientsToLayOut {
  public:
-  void note(DTensorImpl& leaf) {
+  /// `place`: of the leaf in that order.
+  void note(DTensorImpl& leaf, uint64_t place) {
     const std::lock_guard lock(mutex_);
-    if (seen_.insert(&leaf).second)
-      leaves_.emplace_back(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&leaf));
+    auto& noted = leaves_[place];
+    if (!noted.defined()) noted = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&leaf));
   }
 
   /// Pre: no backward that notes leaves is running.
@@ -57,7 +61,7 @@ class GradientsToLayOut {
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> leaves, grads;
     std::vector<Placements> placements;
-    for (const at::Tensor& leaf : leaves_) {
+    for (const auto& [_, leaf] : leaves_) {
       const auto* grad = maybe_dtensor(leaf.grad());
       const SpecPtr wanted = grad ? wanted_layout(*maybe_dtensor(leaf), *grad) : nullptr;
       if (!wanted) continue;
@@ -66,7 +70,6 @@ class GradientsToLayOut {
       placements.push_back(wanted->placements().vec());
     }
     leaves_.clear();
-    seen_.clear();
     if (leaves.empty()) return;
     const CommTrace sent;
     const auto laid_out = redistribute_many(grads, placements);
@@ -78,8 +81,7 @@ class GradientsToLayOut {
 
  private:
   std::mutex mutex_;
-  std::unordered_set<const DTensorImpl*> seen_;
-  std::vector<at::Tensor> leaves_;
+  std::map<uint64_t, at::Tensor> leaves_;  // by place
 };
 
 namespace {
@@ -110,7 +112,7 @@ std::shared_ptr<GradientsToLayOut> of_this_backward() {
 
 class GradientLayout final : public torch::autograd::FunctionPreHook {
  public:
-  explicit GradientLayout(DTensorImpl& leaf) : leaf_(leaf) {}
+  explicit GradientLayout(DTensorImpl& leaf) : leaf_(leaf), place_(next_place()) {}
 
   variable_list operator()(const variable_list& grads) override {
     const auto* grad = maybe_dtensor(grads[0]);
@@ -118,12 +120,12 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     if (!wanted) return grads;
     const bool is_recorded = at::GradMode::is_enabled();
     if (const auto& gradients = accumulated(); gradients && !is_recorded) {
-      gradients->note(leaf_);
+      gradients->note(leaf_, place_);
       return grads;
     }
     if (!is_recorded &&
         (leaf_.grad().defined() ? is_unfinished(leaf_.grad()) : stays_as_large(*grad->spec(), *wanted))) {
-      of_this_backward()->note(leaf_);
+      of_this_backward()->note(leaf_, place_);
       return grads;
     }
     const CommTrace sent;
@@ -139,7 +141,13 @@ class GradientLayout final : public torch::autograd::FunctionPreHook {
     return before && wanted_layout(leaf_, *before);
   }
 
+  static uint64_t next_place() {
+    static std::atomic<uint64_t> next = 0;
+    return next++;
+  }
+
   DTensorImpl& leaf_;  // which owns the hook
+  uint64_t place_;     // among all leaves of the process, as operators met them
 };
 
 }  // namespace

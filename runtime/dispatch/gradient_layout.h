@@ -43,7 +43,7 @@ class AccumulatedGradients {
   AccumulatedGradients(const AccumulatedGradients&) = delete;
   AccumulatedGradients& operator=(const AccumulatedGradients&) = delete;
 
-  /// Lays out .grad of the leaves that gradients came to, in the order in which they first did; exchanges share messages. Collective
+  /// Lays out .grad of the leaves that gradients came to, in the order in which operators first met them; exchanges share messages. Collective
   /// over their meshes. Without it, as where an exception ends the scope, gradients stay as they are.
   void finish();
 
