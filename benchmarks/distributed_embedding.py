@@ -53,7 +53,9 @@ def drawn(n_rows, shape, exponent, generator):
     if exponent == 0:
         return torch.randint(n_rows, shape, generator=generator)
     weights = torch.arange(1, n_rows + 1, dtype=torch.float64).pow(-exponent)
-    ranks = torch.searchsorted(weights.cumsum(0) / weights.sum(), torch.rand(shape, dtype=torch.float64, generator=generator))
+    ranks = torch.searchsorted(
+        weights.cumsum(0) / weights.sum(), torch.rand(shape, dtype=torch.float64, generator=generator)
+    )
     return torch.randperm(n_rows, generator=generator)[ranks.clamp_max(n_rows - 1)]
 
 
@@ -72,12 +74,17 @@ def compared(options, name, exponent):
     ms = ms_in_turns(calls, options.repeats)
     rows = {side: call()[1]() for side, call in calls.items()}
     for side, values in rows.items():
-        torch.testing.assert_close(values, next(iter(rows.values())), rtol=1e-4, atol=1e-3, msg=lambda text, side=side: f"{side}: {text}")
+        torch.testing.assert_close(
+            values, next(iter(rows.values())), rtol=1e-4, atol=1e-3, msg=lambda text, side=side: f"{side}: {text}"
+        )
     counts = {}
     if "shardwise" in calls:
         with sw.CommDebugMode() as mode:
             calls["shardwise"]()
-        counts["shardwise"] = (mode.get_total_counts(), mode.get_total_bytes_received() if hasattr(mode, "get_total_bytes_received") else math.nan)
+        counts["shardwise"] = (
+            mode.get_total_counts(),
+            mode.get_total_bytes_received() if hasattr(mode, "get_total_bytes_received") else math.nan,
+        )
     if dist.get_rank() == 0:
         base = ms["shardwise"]
         table = [(name, "min ms", "median ms", "/shardwise", "/shardwise", "calls")]
@@ -86,7 +93,16 @@ def compared(options, name, exponent):
         print("\n".join(aligned(table)))
         for side, target in TARGETS.items():
             if side in ms:
-                ratios = [f"{a / b:.2f}" for a, b in zip(*([statistic(x) for statistic in (min, lambda v: sorted(v)[len(v) // 2])] for x in (base, ms[side])), strict=True)]
+                ratios = [
+                    f"{a / b:.2f}"
+                    for a, b in zip(
+                        *(
+                            [statistic(x) for statistic in (min, lambda v: sorted(v)[len(v) // 2])]
+                            for x in (base, ms[side])
+                        ),
+                        strict=True,
+                    )
+                ]
                 print(f"  shardwise takes {' and '.join(ratios)} of {side} (target {target:.2f})")
 
 

@@ -23,7 +23,7 @@ def with_shardwise(problem, **plan_options):
     ]
     layer = sw.DistributedEmbedding(configs, concatenate=True, **plan_options)
     with torch.no_grad():
-        for t, table in enumerate(layer.tables.values()):
+        for t in range(len(problem.heights)):
             for piece, rows, columns in layer.pieces(f"t{t}"):
                 piece.copy_(problem.table(t)[rows, columns])
     optimizer = sw.optim.FusedSGD(layer.parameters(), lr=LEARNING_RATE)
@@ -42,7 +42,9 @@ def with_shardwise(problem, **plan_options):
 def with_torch_dtensor(problem):
     mesh = torch_dtensor.init_device_mesh("cpu", (dist.get_world_size(),))
     tables = [
-        torch.nn.Parameter(torch_dtensor.distribute_tensor(problem.table(t), mesh, [torch_dtensor.Shard(0)], src_data_rank=None))
+        torch.nn.Parameter(
+            torch_dtensor.distribute_tensor(problem.table(t), mesh, [torch_dtensor.Shard(0)], src_data_rank=None)
+        )
         for t in range(len(problem.heights))
     ]
     optimizer = torch.optim.SGD(tables, lr=LEARNING_RATE)
@@ -52,7 +54,10 @@ def with_torch_dtensor(problem):
 
     def call():
         optimizer.zero_grad()
-        vectors = [F.embedding(ids, table).sum(1).redistribute(placements=shard).to_local() for ids, table in zip(inputs, tables, strict=True)]
+        vectors = [
+            F.embedding(ids, table).sum(1).redistribute(placements=shard).to_local()
+            for ids, table in zip(inputs, tables, strict=True)
+        ]
         vectors = torch.cat(vectors, 1)
         vectors.backward(grad / dist.get_world_size())
         optimizer.step()
@@ -84,10 +89,13 @@ def with_torchrec(problem):
         for name, n_rows in zip(names, problem.heights, strict=True)
     ]
     module = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE})
+    sharder = EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
+    )
     n_ranks = dist.get_world_size()
     planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=n_ranks, local_world_size=n_ranks, compute_device="cpu"), batch_size=len(problem.ids[0]) // n_ranks
+        topology=Topology(world_size=n_ranks, local_world_size=n_ranks, compute_device="cpu"),
+        batch_size=len(problem.ids[0]) // n_ranks,
     )
     plan = planner.collective_plan(module, [sharder], dist.group.WORLD).get_plan_for_module("")
     sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(dist.group.WORLD), torch.device("cpu"))
@@ -99,7 +107,7 @@ def with_torchrec(problem):
     own = [problem.own(ids) for ids in problem.ids]
     values = torch.cat([ids.reshape(-1) for ids in own])
     lengths = torch.full((len(names) * len(own[0]),), own[0].shape[1])
-    order = [names.index(name) for name in sharded(KeyedJaggedTensor(names, values, lengths=lengths)).wait().keys()]
+    order = [names.index(name) for name in sharded(KeyedJaggedTensor(names, values, lengths=lengths)).wait().keys()]  # noqa: SIM118
     grad = in_order(problem.own_gradient(), order)
 
     def call():

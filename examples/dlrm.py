@@ -22,7 +22,26 @@ from torch.nn.parallel import DistributedDataParallel
 import shardwise as sw
 
 # Rows of the categorical features of Criteo Terabyte, as MLPerf's DLRM has them.
-CRITEO = [45833188, 36746, 17245, 7413, 20243, 3, 7114, 1441, 62, 29275261, 1572176, 345138, 10, 2209, 11267, 128, 4, 974]
+CRITEO = [
+    45833188,
+    36746,
+    17245,
+    7413,
+    20243,
+    3,
+    7114,
+    1441,
+    62,
+    29275261,
+    1572176,
+    345138,
+    10,
+    2209,
+    11267,
+    128,
+    4,
+    974,
+]
 CRITEO += [14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35]
 MOST_ROWS, WIDTH, N_DENSE = 20_000, 16, 13
 BATCH, STEPS, SKEW = 2048, 150, 1.1
@@ -121,7 +140,9 @@ def main() -> None:
     clicks = Clicks()
     say = print if dist.get_rank() == 0 else lambda *_: None
 
-    model = DLRM(clicks.heights, strategy=options.strategy, data_parallel_threshold=2048, row_slice_threshold=MOST_ROWS * WIDTH)
+    model = DLRM(
+        clicks.heights, strategy=options.strategy, data_parallel_threshold=2048, row_slice_threshold=MOST_ROWS * WIDTH
+    )
     trained = DistributedDataParallel(model)  # leaves the tables to their layer
     optimizers = [
         sw.optim.FusedAdagrad(model.embedding.parameters(), lr=0.05, row_wise=True),

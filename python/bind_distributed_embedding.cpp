@@ -19,8 +19,8 @@ using PyFeature = std::tuple<std::string, size_t, std::string>;
 using PyError = std::pair<std::string, std::string>;
 
 std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients,
-                            bool sparse, bool dp_input, bool concatenate) {
+                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients, bool sparse,
+                            bool dp_input, bool concatenate) {
   std::vector<Feature> features;
   for (const auto& [name, table, combiner] : given) features.push_back({name, table, combiner_from_string(combiner)});
   const py::gil_scoped_release no_gil;
@@ -56,8 +56,8 @@ py::slice slice_of(const Interval& interval) { return {interval.begin, interval.
 
 std::vector<std::tuple<at::Tensor, py::slice, py::slice>> pieces(const Layer& layer, size_t table) {
   TORCH_CHECK_INDEX(table < layer.lanes().tables.size(),
-                    fmt::format("[DistributedEmbedding] there is no table {}: it has {}. Use an index below that.", table,
-                                layer.lanes().tables.size()));
+                    fmt::format("[DistributedEmbedding] there is no table {}: it has {}. Use an index below that.",
+                                table, layer.lanes().tables.size()));
   std::vector<std::tuple<at::Tensor, py::slice, py::slice>> result;
   for (const TablePart& piece : layer.pieces(table))
     result.emplace_back(piece.values, slice_of(piece.rows), slice_of(piece.columns));
@@ -102,9 +102,11 @@ void bind_distributed_embedding(py::module_& module) {
           py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
       .def("start", &start, py::arg("inputs"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
-  py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup", "A lookup of which the ids are on their way.")
+  py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",
+                                                            "A lookup of which the ids are on their way.")
       .def("fetch", &Layer::Lookup::fetch, no_gil, "Sends for the rows. Collective.")
-      .def("wait", &Layer::Lookup::wait, py::arg("tables"), no_gil, "The vectors by feature. Collective without fetch().");
+      .def("wait", &Layer::Lookup::wait, py::arg("tables"), no_gil,
+           "The vectors by feature. Collective without fetch().");
 }
 
 }  // namespace shardwise

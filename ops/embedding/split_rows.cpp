@@ -201,10 +201,7 @@ class SplitUpdate {
  public:
   SplitUpdate(const RowOptimizer& optimizer, const Spec& table, c10::ArrayRef<at::Tensor> pieces,
               c10::ArrayRef<BoxGroups> boxes)
-      : table_(table),
-        boxes_(boxes),
-        total_(table, named_rows(table, boxes), Reduce::kSum),
-        sums_(boxes.size()) {
+      : table_(table), boxes_(boxes), total_(table, named_rows(table, boxes), Reduce::kSum), sums_(boxes.size()) {
     for (size_t i = 0; i < boxes.size(); ++i) updated_.push_back(optimizer.updated_rows(pieces[i], i));
     if (!kernels::is_row_wise(optimizer.options().kind) || !table.layout().in_pieces()) return;
     numbers_ = optimizer.state().back();
@@ -213,7 +210,8 @@ class SplitUpdate {
   void find_mean_squares() {
     std::vector<at::Tensor> sums;
     for (size_t i = 0; i < boxes_.size(); ++i)
-      sums.push_back(grad_squares(boxes_[i].grads, boxes_[i].groups, updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
+      sums.push_back(
+          grad_squares(boxes_[i].grads, boxes_[i].groups, updated_[i].rows, updated_[i].update.l2).unsqueeze(1));
     if (numbers_.defined()) add_numbers(sums);
     total_.find(sums);
     for (size_t i = 0; i < boxes_.size(); ++i) {

@@ -56,7 +56,9 @@ def torch_data_parallel(folder):
         ours.step()
         theirs.zero_grad()
         losses = [
-            over(torch.cat([table(ids) for table, ids in zip(dense, batch(rank, step), strict=True)], 1)).square().mean()
+            over(torch.cat([table(ids) for table, ids in zip(dense, batch(rank, step), strict=True)], 1))
+            .square()
+            .mean()
             for rank in range(dist.get_world_size())
         ]
         (sum(losses) / len(losses)).backward()

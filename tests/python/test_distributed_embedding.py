@@ -26,9 +26,7 @@ PLANS = {
 
 
 def configs():
-    return [
-        sw.TableConfig(name, *shape, dtype="float64", combiner=COMBINERS[name]) for name, shape in SHAPES.items()
-    ]
+    return [sw.TableConfig(name, *shape, dtype="float64", combiner=COMBINERS[name]) for name, shape in SHAPES.items()]
 
 
 def dense_tables():
@@ -152,9 +150,7 @@ def test_d7_ids_by_table():
 
     def body(rank):
         layer = layer_of(tables, dp_input=False, strategy="memory_balanced", column_slice_threshold=100)
-        all_ids = {
-            name: torch.cat([ids_of(r, n_samples=5)[name] for r in range(N_RANKS)]) for name in SHAPES
-        }
+        all_ids = {name: torch.cat([ids_of(r, n_samples=5)[name] for r in range(N_RANKS)]) for name in SHAPES}
         inputs = {name: ids if layer.pieces(name) else None for name, ids in all_ids.items()}
         vectors = layer(inputs)
         torch.testing.assert_close(vectors, dense_vectors(tables, ids_of(rank, n_samples=5)))
@@ -235,7 +231,12 @@ def test_d9_wrong_weights_are_errors_and_nothing_is_written(tmp_path):
         layer = layer_of(tables)
         good = [np.zeros(shape) for shape in SHAPES.values()]
         with pytest.raises(ValueError, match=r"b is \[2, 2\] and not \[7, 8\]; e is \[1\] and not \[25, 6\]"):
-            layer.set_weights([np.zeros((2, 2)) if n == "b" else np.zeros(1) if n == "e" else w for n, w in zip(SHAPES, good, strict=True)])
+            layer.set_weights(
+                [
+                    np.zeros((2, 2)) if n == "b" else np.zeros(1) if n == "e" else w
+                    for n, w in zip(SHAPES, good, strict=True)
+                ]
+            )
         with pytest.raises(ValueError, match="got 4 arrays for 5 tables"):
             layer.set_weights(good[1:])
         with pytest.raises(Exception, match="format version"):
@@ -314,7 +315,9 @@ def test_concatenated_vectors_are_those_of_torch_cat():
     combined = [config for config in configs() if config.name != "c"]
 
     def body(rank):
-        layers = [sw.DistributedEmbedding(combined, concatenate=joins, column_slice_threshold=60) for joins in (True, False)]
+        layers = [
+            sw.DistributedEmbedding(combined, concatenate=joins, column_slice_threshold=60) for joins in (True, False)
+        ]
         for layer in layers:
             layer.set_weights([table.detach().numpy() for table in tables.values()])
         ids = [ids_of(rank)[name] if name != "b" else ids_of(rank)[name][:, :1] for name in tables]

@@ -127,8 +127,8 @@ at::Tensor dense_result(const at::Tensor& table, const Feature& feature, const F
                             : input.lengths ? input.lengths->numel()
                                             : ids.size(0);
   for (int64_t i = 0; i < n_samples; ++i) {
-    const int64_t length = input.offsets   ? (*input.offsets)[i + 1].item<int64_t>() - first
-                           : input.lengths ? (*input.lengths)[i].item<int64_t>()
+    const int64_t length = input.offsets    ? (*input.offsets)[i + 1].item<int64_t>() - first
+                           : input.lengths  ? (*input.lengths)[i].item<int64_t>()
                            : ids.dim() == 2 ? ids.size(1)
                                             : 1;
     at::Tensor rows = table.index_select(0, flat.narrow(0, first, length));
@@ -197,7 +197,9 @@ DenseAnswer dense_answer(const EmbeddingProblem& problem, bool mean_gradients) {
     answer.results.push_back(results);
     answer.weight_grads.emplace_back();
     for (const at::Tensor& each : weights)
-      answer.weight_grads.back().push_back(!each.defined() ? each : each.grad().defined() ? each.grad() : at::zeros_like(each));
+      answer.weight_grads.back().push_back(!each.defined()         ? each
+                                           : each.grad().defined() ? each.grad()
+                                                                   : at::zeros_like(each));
   }
   for (const at::Tensor& table : tables)
     answer.table_grads.push_back(mean_gradients ? table.grad() / static_cast<int64_t>(problem.inputs.size())

@@ -16,9 +16,9 @@ struct EmbeddingProblem {
   std::vector<TableConfig> configs;
   std::vector<TablePlan> plans;
   std::vector<Feature> features;
-  Tensors values;                                  // of tables
+  Tensors values;                                 // of tables
   std::vector<std::vector<FeatureInput>> inputs;  // by rank and feature
-  std::vector<Tensors> grads;                      // by rank and feature: of the results
+  std::vector<Tensors> grads;                     // by rank and feature: of the results
 };
 
 /// From a seed: float64 tables of all treatments, perhaps with two features, which are dense, ragged or weighted; batches that differ

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-
 namespace shardwise::distributed_embedding_errors_test {
 namespace {
 

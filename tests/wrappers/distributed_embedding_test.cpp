@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
-
 namespace shardwise::distributed_embedding_test {
 namespace {
 
@@ -69,7 +68,8 @@ TEST(DistributedEmbeddingTest, TwoExchangesForwardAndOneBackwardWhateverTheNumbe
       EXPECT_LE(backward.total_count(), 1) << n_tables << " tables";
       // Six unique rows of each table, of 4 doubles, to and from the two ranks that are not its owner.
       int64_t n_asked = 0, n_given = 0;
-      for (int64_t t = 0; t < n_tables; ++t) (t % 3 == world.rank() ? n_given : n_asked) += t % 3 == world.rank() ? 12 : 6;
+      for (int64_t t = 0; t < n_tables; ++t)
+        (t % 3 == world.rank() ? n_given : n_asked) += t % 3 == world.rank() ? 12 : 6;
       EXPECT_EQ(backward.bytes_sent(), n_asked * 32);
       EXPECT_EQ(backward.bytes_received(), n_given * 32);
     });
@@ -83,7 +83,8 @@ TEST(DistributedEmbeddingTest, StepsOfAnySizeFollowEachOther) {
     const Tensors tables = filled(layer, problem.values);
     for (const int64_t n : {3, 0, 40, 41, 7, 50, 1}) {
       const at::Tensor ids = at::arange(n).add(world.rank()).remainder(50);
-      const Tensors results = layer.start({FeatureInput{ids, {}, {}, {}}, FeatureInput{ids.flip(0), {}, {}, {}}})->wait(tables);
+      const Tensors results =
+          layer.start({FeatureInput{ids, {}, {}, {}}, FeatureInput{ids.flip(0), {}, {}, {}}})->wait(tables);
       EXPECT_TRUE(results[0].equal(problem.values[0].index_select(0, ids))) << n;
       EXPECT_TRUE(results[1].equal(problem.values[1].index_select(0, ids.flip(0)))) << n;
     }

@@ -27,11 +27,12 @@ EmbeddingProblem dealt_samples(uint32_t seed, int64_t n_ranks, int64_t n_samples
   std::mt19937 random(seed);
   for (size_t t = 0; t < problem.plans.size(); ++t) {  // whole rows only
     bool has_rows = false;
-    for (const TableSlice& slice : problem.plans[t].slices)
-      has_rows |= slice.rows.length() < problem.configs[t].n_rows;
+    for (const TableSlice& slice : problem.plans[t].slices) has_rows |= slice.rows.length() < problem.configs[t].n_rows;
     if (has_rows)
       problem.plans[t] = {Treatment::kTableParallel,
-                          {{t, static_cast<int64_t>(random() % static_cast<uint32_t>(n_ranks)), {0, problem.configs[t].n_rows},
+                          {{t,
+                            static_cast<int64_t>(random() % static_cast<uint32_t>(n_ranks)),
+                            {0, problem.configs[t].n_rows},
                             {0, problem.configs[t].n_columns}}},
                           ""};
   }

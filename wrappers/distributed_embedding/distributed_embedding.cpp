@@ -17,10 +17,11 @@ void check_may_concatenate(const LayerTables& layer, bool dp_input) {
   TORCH_CHECK_VALUE(dp_input, fmt::format("[{}] concatenate=True goes with dp_input=True. Use torch.cat.", kLayer));
   TORCH_CHECK_VALUE(!layer.features.empty(), fmt::format("[{}] there are no inputs to concatenate.", kLayer));
   for (const Feature& feature : layer.features) {
-    TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone,
-                      fmt::format("[{}] feature {} is not combined: concatenate=True wants one vector per sample. Give its "
-                                  "table a combiner.",
-                                  kLayer, feature.name));
+    TORCH_CHECK_VALUE(
+        feature.combiner != Combiner::kNone,
+        fmt::format("[{}] feature {} is not combined: concatenate=True wants one vector per sample. Give its "
+                    "table a combiner.",
+                    kLayer, feature.name));
     const Spec &own = *layer.lanes.tables[feature.table].spec,
                &first = *layer.lanes.tables[layer.features[0].table].spec;
     TORCH_CHECK_TYPE(own.dtype() == first.dtype(),
@@ -35,22 +36,24 @@ void check_features(const std::vector<Feature>& features, const TableLanes& lane
   std::vector<bool> is_used(lanes.tables.size());
   for (const Feature& feature : features) {
     TORCH_CHECK_VALUE(feature.table < lanes.tables.size(),
-                      fmt::format("[{}] feature {} is of table {}, there are {} tables. Use an index below that.", kLayer,
-                                  feature.name, feature.table, lanes.tables.size()));
+                      fmt::format("[{}] feature {} is of table {}, there are {} tables. Use an index below that.",
+                                  kLayer, feature.name, feature.table, lanes.tables.size()));
     is_used[feature.table] = true;
   }
   for (size_t t = 0; t < is_used.size(); ++t)
-    TORCH_CHECK_VALUE(is_used[t], fmt::format("[{}] table {} has no input. Leave it out, or name it in input_table_map.",
-                                              kLayer, lanes.tables[t].name));
+    TORCH_CHECK_VALUE(is_used[t],
+                      fmt::format("[{}] table {} has no input. Leave it out, or name it in input_table_map.", kLayer,
+                                  lanes.tables[t].name));
 }
 
 /// Throws: c10::ValueError where results cannot stand side by side.
 void check_concatenation(const std::vector<Feature>& features, const std::vector<FeatureIds>& ids) {
   for (size_t f = 1; f < ids.size(); ++f)
-    TORCH_CHECK_VALUE(ids[f].sizes == ids[0].sizes,
-                      fmt::format("[{}] feature {} has {} samples, feature {} {}: their vectors cannot be concatenated. Give "
-                                  "the same number for all, or use concatenate=False.",
-                                  kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
+    TORCH_CHECK_VALUE(
+        ids[f].sizes == ids[0].sizes,
+        fmt::format("[{}] feature {} has {} samples, feature {} {}: their vectors cannot be concatenated. Give "
+                    "the same number for all, or use concatenate=False.",
+                    kLayer, features[f].name, ids[f].sizes[0], features[0].name, ids[0].sizes[0]));
 }
 
 std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const DistributedEmbedding::Inputs& inputs,
@@ -63,8 +66,7 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
     const LayerTable& table = lanes.tables[features[f].table];
     TORCH_CHECK_VALUE(inputs[f], fmt::format("[{}] feature {} has no ids. Give an empty tensor where there are none.",
                                              kLayer, features[f].name));
-    ids.push_back(
-        FeatureIds::of(features[f], *inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
+    ids.push_back(FeatureIds::of(features[f], *inputs[f], table.spec->dtype(), c10::Device(lanes.mesh->device_type())));
     if (table.is_replicated) check_range(features[f], ids.back().ids, table);
   }
   return ids;

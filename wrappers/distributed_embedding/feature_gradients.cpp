@@ -48,8 +48,9 @@ RowGrads joined(std::vector<RowGrads> parts, const std::vector<int64_t>& n_ids) 
     rows.push_back((parts[i].row_of.defined() ? parts[i].row_of : at::arange(n_ids[i], numbers)) + first);
     first += parts[i].values.size(0);
     if (has_factors)
-      factors.push_back(parts[i].factors.defined() ? parts[i].factors
-                                                   : at::ones({n_ids[i]}, parts[i].values.options().dtype(sum_dtype(parts[i]))));
+      factors.push_back(parts[i].factors.defined()
+                            ? parts[i].factors
+                            : at::ones({n_ids[i]}, parts[i].values.options().dtype(sum_dtype(parts[i]))));
   }
   return {at::cat(values), at::cat(rows), has_factors ? at::cat(factors) : at::Tensor(), {}};
 }

@@ -30,26 +30,28 @@ bool is_integral(const at::Tensor& tensor) {
 }
 
 void check_plain(const Feature& feature, const char* what, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(!is_dtensor(tensor),
-                   fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a "
-                               "plain tensor: to_local().",
-                               kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
+  TORCH_CHECK_TYPE(
+      !is_dtensor(tensor),
+      fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a "
+                  "plain tensor: to_local().",
+                  kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
 }
 
 /// [samples + 1], on the CPU.
 at::Tensor checked_offsets(const Feature& feature, at::Tensor offsets, int64_t n_ids) {
-  TORCH_CHECK_TYPE(is_integral(offsets), fmt::format("[{}] the offsets of feature {} are {}. Give int64 or int32.", kLayer,
-                                                     feature.name, c10::toString(offsets.scalar_type())));
+  TORCH_CHECK_TYPE(is_integral(offsets), fmt::format("[{}] the offsets of feature {} are {}. Give int64 or int32.",
+                                                     kLayer, feature.name, c10::toString(offsets.scalar_type())));
   offsets = offsets.cpu().to(at::kLong).contiguous();
   TORCH_CHECK_VALUE(offsets.dim() == 1 && offsets.numel() > 0,
                     fmt::format("[{}] the offsets of feature {} have shape [{}]. Give [samples + 1].", kLayer,
                                 feature.name, fmt::join(offsets.sizes(), ", ")));
   const auto* values = offsets.const_data_ptr<int64_t>();
   const int64_t n = offsets.numel();
-  TORCH_CHECK_VALUE(values[0] == 0 && values[n - 1] == n_ids,
-                    fmt::format("[{}] the offsets of feature {} go from {} to {}, it has {} ids. Begin at 0 and end at the "
-                                "number of ids.",
-                                kLayer, feature.name, values[0], values[n - 1], n_ids));
+  TORCH_CHECK_VALUE(
+      values[0] == 0 && values[n - 1] == n_ids,
+      fmt::format("[{}] the offsets of feature {} go from {} to {}, it has {} ids. Begin at 0 and end at the "
+                  "number of ids.",
+                  kLayer, feature.name, values[0], values[n - 1], n_ids));
   for (int64_t i = 1; i < n; ++i)
     TORCH_CHECK_VALUE(values[i] >= values[i - 1],
                       fmt::format("[{}] the offsets of feature {} fall from {} to {} at sample {}. Let them ascend.",
@@ -58,8 +60,8 @@ at::Tensor checked_offsets(const Feature& feature, at::Tensor offsets, int64_t n
 }
 
 at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, int64_t n_ids) {
-  TORCH_CHECK_TYPE(is_integral(given), fmt::format("[{}] the lengths of feature {} are {}. Give int64 or int32.", kLayer,
-                                                   feature.name, c10::toString(given.scalar_type())));
+  TORCH_CHECK_TYPE(is_integral(given), fmt::format("[{}] the lengths of feature {} are {}. Give int64 or int32.",
+                                                   kLayer, feature.name, c10::toString(given.scalar_type())));
   TORCH_CHECK_VALUE(given.dim() == 1, fmt::format("[{}] the lengths of feature {} have shape [{}]. Give [samples].",
                                                   kLayer, feature.name, fmt::join(given.sizes(), ", ")));
   const at::Tensor lengths = given.cpu().to(at::kLong).contiguous();
@@ -71,10 +73,11 @@ at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, i
                                                 feature.name, each[i]));
     values[i + 1] = values[i] + each[i];
   }
-  TORCH_CHECK_VALUE(values[lengths.numel()] == n_ids,
-                    fmt::format("[{}] the lengths of feature {} add up to {}, it has {} ids. Give each sample's number of "
-                                "ids.",
-                                kLayer, feature.name, values[lengths.numel()], n_ids));
+  TORCH_CHECK_VALUE(
+      values[lengths.numel()] == n_ids,
+      fmt::format("[{}] the lengths of feature {} add up to {}, it has {} ids. Give each sample's number of "
+                  "ids.",
+                  kLayer, feature.name, values[lengths.numel()], n_ids));
   return offsets;
 }
 
@@ -89,15 +92,16 @@ at::Tensor offsets_of_shape(const at::Tensor& ids) {
 FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
                           c10::Device device) {
   check_plain(feature, "ids", input.ids);
-  TORCH_CHECK_TYPE(is_integral(input.ids), fmt::format("[{}] the ids of feature {} are {}. Give int64 or int32.", kLayer,
-                                                       feature.name, c10::toString(input.ids.scalar_type())));
+  TORCH_CHECK_TYPE(is_integral(input.ids), fmt::format("[{}] the ids of feature {} are {}. Give int64 or int32.",
+                                                       kLayer, feature.name, c10::toString(input.ids.scalar_type())));
   const bool is_ragged = input.offsets || input.lengths;
   TORCH_CHECK_VALUE(!(input.offsets && input.lengths),
                     fmt::format("[{}] feature {} has offsets and lengths. Give one of them.", kLayer, feature.name));
-  TORCH_CHECK_VALUE(is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
-                    fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or "
-                                "flat ids with offsets or lengths.",
-                                kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
+  TORCH_CHECK_VALUE(
+      is_ragged ? input.ids.dim() == 1 : input.ids.dim() == 1 || input.ids.dim() == 2,
+      fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or "
+                  "flat ids with offsets or lengths.",
+                  kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
   FeatureIds result{input.ids.reshape(-1).to(at::TensorOptions().dtype(at::kLong).device(at::kCPU)).contiguous(),
                     pooling_of(feature.combiner),
                     {},
@@ -113,8 +117,7 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
     offsets = offsets_of_lengths(feature, *input.lengths, n);
   }
   if (result.pooling) {
-    const at::Tensor firsts =
-        is_ragged ? offsets.narrow(0, 0, offsets.numel() - 1) : offsets_of_shape(input.ids);
+    const at::Tensor firsts = is_ragged ? offsets.narrow(0, 0, offsets.numel() - 1) : offsets_of_shape(input.ids);
     result.sizes = {firsts.numel()};
     if (is_ragged || firsts.numel() != n || input.weights)
       result.offsets = firsts.to(device);
@@ -126,13 +129,13 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
   TORCH_CHECK_VALUE(feature.combiner == Combiner::kSum || feature.combiner == Combiner::kMean,
                     fmt::format("[{}] feature {} has weights and combiner {}. Weights go with sum and mean.", kLayer,
                                 feature.name, to_string(feature.combiner)));
-  TORCH_CHECK_VALUE(input.weights->sizes() == input.ids.sizes(),
-                    fmt::format("[{}] the weights of feature {} have shape [{}], its ids [{}]. Give one weight per id.",
-                                kLayer, feature.name, fmt::join(input.weights->sizes(), ", "),
-                                fmt::join(input.ids.sizes(), ", ")));
+  TORCH_CHECK_VALUE(
+      input.weights->sizes() == input.ids.sizes(),
+      fmt::format("[{}] the weights of feature {} have shape [{}], its ids [{}]. Give one weight per id.", kLayer,
+                  feature.name, fmt::join(input.weights->sizes(), ", "), fmt::join(input.ids.sizes(), ", ")));
   TORCH_CHECK_TYPE(input.weights->scalar_type() == table_dtype,
-                   fmt::format("[{}] the weights of feature {} are {}, its table {}. Use one dtype.", kLayer, feature.name,
-                               c10::toString(input.weights->scalar_type()), c10::toString(table_dtype)));
+                   fmt::format("[{}] the weights of feature {} are {}, its table {}. Use one dtype.", kLayer,
+                               feature.name, c10::toString(input.weights->scalar_type()), c10::toString(table_dtype)));
   result.weights = input.weights->detach().reshape(-1).to(device).contiguous();
   return result;
 }

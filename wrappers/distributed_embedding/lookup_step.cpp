@@ -36,8 +36,8 @@ RowsUnderWay::RowsUnderWay(const LookupStep& step) {
     const at::Tensor& block = step.layer->memory.block(lane);
     for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
       const auto at_rank = static_cast<size_t>(rank);
-      const at::Tensor asked = step.incoming.rows[lane].narrow(0, step.incoming.firsts[lane][at_rank],
-                                                               step.incoming.counts[lane][at_rank]);
+      const at::Tensor asked =
+          step.incoming.rows[lane].narrow(0, step.incoming.firsts[lane][at_rank], step.incoming.counts[lane][at_rank]);
       const at::Tensor place =
           arrivals_[lane].narrow(0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank));
       if (rank == own) {
@@ -131,8 +131,8 @@ variable_list by_feature(const LookupStep& step, const at::Tensor& grad) {
 }
 
 struct Combine : torch::autograd::Function<Combine> {
-  static variable_list forward(AutogradContext* ctx, at::TensorList tables, at::TensorList weights,
-                               LookupStep& step, RowsUnderWay& rows) {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tables, at::TensorList weights, LookupStep& step,
+                               RowsUnderWay& rows) {
     std::vector<at::Tensor> arrivals = rows.wait();
     variable_list results = results_of(step, arrivals, tables);
     for (const at::Tensor& table : tables) step.sinks.push_back(GradientSink::of(table, step.layer->is_sparse));

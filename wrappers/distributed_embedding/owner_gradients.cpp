@@ -15,18 +15,17 @@ std::vector<std::vector<at::Tensor>> gathered_gradients(const OwnerStep& step, c
   const int64_t own = lanes.own_rank();
   const std::vector<MessageRows> rows = message_rows(step);
   const MessageRows& of_self = rows[static_cast<size_t>(own)];
-  const LaneTensors sent =
-      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
-  const LaneTensors received = lane_tensors(
-      lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
+  const LaneTensors sent = lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
+  const LaneTensors received =
+      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
   of_self.for_each([&](const MessageRows::Part& part) {
-    const at::Tensor place =
-        sent[part.slice.lane][static_cast<size_t>(part.slice.rank)].narrow(0, part.first, part.n);
+    const at::Tensor place = sent[part.slice.lane][static_cast<size_t>(part.slice.rank)].narrow(0, part.first, part.n);
     const at::Tensor& grad = grads[part.feature];
     if (!grad.defined())
       place.zero_();
     else
-      place.copy_(grad.reshape({part.n, grad.size(-1)}).narrow(1, part.slice.columns.begin, part.slice.columns.length()));
+      place.copy_(
+          grad.reshape({part.n, grad.size(-1)}).narrow(1, part.slice.columns.begin, part.slice.columns.length()));
   });
   exchange_lanes(lanes, sent, received);
 
@@ -87,7 +86,8 @@ std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector
         const at::Tensor grad = slice == nullptr ? own_gradient(step, f, grads[f], *table.spec) : gathered[f][place];
         each.push_back(grads_of_feature(*step.ids[f], grad, step.chosen[f][place]));
       }
-      return BoxGrads{own.ids, scaled(joined(std::move(each), own.n_ids), step.layer->gradient_factor, own.ids.numel())};
+      return BoxGrads{own.ids,
+                      scaled(joined(std::move(each), own.n_ids), step.layer->gradient_factor, own.ids.numel())};
     };
     std::vector<BoxGrads> boxes;
     for (const Box& box : table.spec->boxes())

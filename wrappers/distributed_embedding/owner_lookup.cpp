@@ -24,7 +24,8 @@ int64_t n_samples_of(const FeatureIds& ids) { return ids.sizes[0]; }
 int64_t rows_code_of(const FeatureIds& ids) { return ids.sizes.size() == 1 ? 0 : ids.sizes[1] + 1; }
 
 bool has_part(const LayerTable& table, int64_t rank) {
-  return table.is_replicated || std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
+  return table.is_replicated ||
+         std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
 }
 
 /// What this rank combines for all samples in one slice: [rows, columns of the slice].
@@ -59,8 +60,8 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
   const MessageRows& of_self = rows[static_cast<size_t>(own)];
   step.chosen.resize(step.ids.size());
   const auto combined = combined_here(step);
-  const LaneTensors sent = lane_tensors(
-      lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
+  const LaneTensors sent =
+      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
   const LaneTensors received =
       lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
   for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
@@ -127,8 +128,8 @@ std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<s
     if (!knows) continue;
     int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 3 : 2];
     TORCH_CHECK_VALUE(samples == -1 || samples == n_samples_of(*ids[f]),
-                      fmt::format("[{}] feature {} has {} samples, those before it {}. Give the same number for all.", kLayer,
-                                  layer->features[f].name, n_samples_of(*ids[f]), samples));
+                      fmt::format("[{}] feature {} has {} samples, those before it {}. Give the same number for all.",
+                                  kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples));
     samples = n_samples_of(*ids[f]);
   }
   return numbers;
@@ -146,10 +147,11 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
                     fmt::format("[{}] the weights of feature {} want a gradient, which dp_input=False has not. Detach "
                                 "them, or use dp_input=True.",
                                 kLayer, feature.name));
-  TORCH_CHECK_VALUE(feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
-                    fmt::format("[{}] feature {} is ragged and its rows are not combined, so that no rank knows how many "
-                                "it gets. Combine them, or use dp_input=True.",
-                                kLayer, feature.name));
+  TORCH_CHECK_VALUE(
+      feature.combiner != Combiner::kNone || !(input->offsets || input->lengths),
+      fmt::format("[{}] feature {} is ragged and its rows are not combined, so that no rank knows how many "
+                  "it gets. Combine them, or use dp_input=True.",
+                  kLayer, feature.name));
   FeatureIds ids = FeatureIds::of(feature, *input, table.spec->dtype(), c10::Device(lanes.mesh->device_type()));
   check_range(feature, ids.ids, table);
   return ids;
@@ -160,10 +162,11 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
 void check_owners(const TableLanes& lanes) {
   for (const LayerTable& table : lanes.tables)
     for (const LaneSlice& slice : table.slices)
-      TORCH_CHECK_VALUE(slice.rows.length() == table.spec->sizes()[0],
-                        fmt::format("[{}] table {} is sharded by rows, so that no rank can combine all of a sample's. With "
-                                    "dp_input=False give no row_slice_threshold, or a higher one.",
-                                    kLayer, table.name));
+      TORCH_CHECK_VALUE(
+          slice.rows.length() == table.spec->sizes()[0],
+          fmt::format("[{}] table {} is sharded by rows, so that no rank can combine all of a sample's. With "
+                      "dp_input=False give no row_slice_threshold, or a higher one.",
+                      kLayer, table.name));
 }
 
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
@@ -205,10 +208,11 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   const auto agreed = [&](int64_t column, const std::string& what) {
     int64_t value = -1;
     for (int64_t rank = 0; rank < group.size(); ++rank) {
-      TORCH_CHECK_VALUE(value == -1 || all[rank][column] == -1 || all[rank][column] == value,
-                        fmt::format("[{}] rank {} gives {} {}, those before it {}. Give the same samples on all ranks that "
-                                    "have a table.",
-                                    kLayer, rank, all[rank][column], what, value));
+      TORCH_CHECK_VALUE(
+          value == -1 || all[rank][column] == -1 || all[rank][column] == value,
+          fmt::format("[{}] rank {} gives {} {}, those before it {}. Give the same samples on all ranks that "
+                      "have a table.",
+                      kLayer, rank, all[rank][column], what, value));
       if (all[rank][column] != -1) value = all[rank][column];
     }
     return value;

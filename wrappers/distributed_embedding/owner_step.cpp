@@ -28,7 +28,8 @@ int64_t MessageRows::first_from(size_t lane, int64_t sender) const {
 
 void MessageRows::for_each(const std::function<void(const Part&)>& use) const {
   const TableLanes& lanes = step_->layer->lanes;
-  std::vector<std::vector<int64_t>> next(lanes.lanes.size(), std::vector<int64_t>(static_cast<size_t>(lanes.n_ranks())));
+  std::vector<std::vector<int64_t>> next(lanes.lanes.size(),
+                                         std::vector<int64_t>(static_cast<size_t>(lanes.n_ranks())));
   for (size_t f = 0; f < step_->ids.size(); ++f) {
     const auto& slices = lanes.tables[step_->layer->features[f].table].slices;
     for (size_t place = 0; place < slices.size(); ++place) {

@@ -114,7 +114,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
       continue;
     }
     heads[rank][0] = static_cast<int64_t>(step.error_.kind);
-    for (size_t lane = 0; lane < n_lanes; ++lane) heads[rank][1 + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
+    for (size_t lane = 0; lane < n_lanes; ++lane)
+      heads[rank][1 + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
   }
   std::vector<InputError::Notice> notices;
   for (const auto& head : heads) notices.push_back({static_cast<Kind>(head[0]), head[1]});

@@ -15,7 +15,7 @@ namespace shardwise {
 
 /// The rows of this rank's blocks that all ranks ask for.
 struct IncomingRows {
-  std::vector<at::Tensor> rows;               // by lane: int32 or int64 [n], those of rank 0 first, ascending within a rank
+  std::vector<at::Tensor> rows;  // by lane: int32 or int64 [n], those of rank 0 first, ascending within a rank
   std::vector<std::vector<int64_t>> counts;  // by lane and rank
   std::vector<std::vector<int64_t>> firsts;  // by lane and rank: the first of a rank's
 

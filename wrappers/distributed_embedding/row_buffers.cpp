@@ -23,8 +23,8 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
   size_t best = buffers_.size();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     if (!is_free(buffers_[i])) continue;
-    const bool fits = buffers_[i].dtype() == options.dtype() && buffers_[i].device().type() == options.device().type() &&
-                      buffers_[i].numel() >= n;
+    const bool fits = buffers_[i].dtype() == options.dtype() &&
+                      buffers_[i].device().type() == options.device().type() && buffers_[i].numel() >= n;
     if (fits && (best == buffers_.size() || buffers_[i].numel() < buffers_[best].numel()))
       best = i;
     else

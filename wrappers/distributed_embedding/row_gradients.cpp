@@ -38,8 +38,7 @@ class Backward {
     const RowGrads& grads = of_features_[f];
     at::Tensor sum;
     if (table.is_replicated) {
-      sum = weights_grad(step_.replicated[t], 0,
-                         feature.bags(feature.ids.to(grads.values.device())), grads);
+      sum = weights_grad(step_.replicated[t], 0, feature.bags(feature.ids.to(grads.values.device())), grads);
     } else {
       for (size_t part = 0; part < table.parts.size(); ++part) {
         const size_t lane = lanes_.lane_of(table, part);
@@ -52,7 +51,8 @@ class Backward {
       }
     }
     if (*feature.pooling != Pooling::kMean) return sum;
-    const at::Tensor ends = at::cat({feature.offsets.slice(0, 1), at::full({1}, sum.numel(), feature.offsets.options())});
+    const at::Tensor ends =
+        at::cat({feature.offsets.slice(0, 1), at::full({1}, sum.numel(), feature.offsets.options())});
     const at::Tensor lengths = ends.sub(feature.offsets).to(sum.scalar_type());
     return sum.div_(lengths.index_select(0, grads.row_of));
   }
@@ -99,9 +99,9 @@ class Backward {
         const IdGroups part = groups_on(device, table.groups, request.begin, request.end);
         const bool is_own = slice.rank == lanes_.own_rank();
         const int64_t among_own = request.arrival - step_.requests.first_from(slice.lane, slice.rank);
-        const at::Tensor place =
-            is_own ? arrived_[slice.lane].narrow(0, step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
-                   : sums[slice.lane].narrow(0, request.arrival, request.n());
+        const at::Tensor place = is_own ? arrived_[slice.lane].narrow(
+                                              0, step_.incoming.firsts[slice.lane][own_rank()] + among_own, request.n())
+                                        : sums[slice.lane].narrow(0, request.arrival, request.n());
         sum_groups_into(place, grads.columns(slice.columns.begin, slice.columns.length()), part);
       }
     }
@@ -109,8 +109,10 @@ class Backward {
   }
 
   static IdGroups groups_on(c10::Device device, const IdGroups& groups, int64_t begin, int64_t end) {
-    return {groups.rows.narrow(0, begin, end - begin).to(device), groups.starts.narrow(0, begin, end - begin + 1).to(device),
-            groups.order.to(device), {}};
+    return {groups.rows.narrow(0, begin, end - begin).to(device),
+            groups.starts.narrow(0, begin, end - begin + 1).to(device),
+            groups.order.to(device),
+            {}};
   }
 
   void exchange_sums(const std::vector<at::Tensor>& sums) {
@@ -122,8 +124,8 @@ class Backward {
         const auto at_rank = static_cast<size_t>(rank);
         const at::Tensor sent =
             sums[lane].narrow(0, step_.requests.first_from(lane, rank), step_.requests.n_from(lane, rank));
-        const at::Tensor place = arrived_[lane].narrow(0, step_.incoming.firsts[lane][at_rank],
-                                                       step_.incoming.counts[lane][at_rank]);
+        const at::Tensor place =
+            arrived_[lane].narrow(0, step_.incoming.firsts[lane][at_rank], step_.incoming.counts[lane][at_rank]);
         if (sent.numel() > 0) sends.push_back({group.ranks[at_rank], sent});
         if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
       }
@@ -181,7 +183,9 @@ class Backward {
       const auto first_from = [&](int64_t row) { return std::lower_bound(rows, rows + groups.n(), row) - rows; };
       const int64_t begin = first_from(slice->first_row), end = first_from(slice->first_row + slice->rows.length());
       boxes.push_back({{groups.rows.narrow(0, begin, end - begin) - slice->first_row,
-                        groups.starts.narrow(0, begin, end - begin + 1), groups.order, {}},
+                        groups.starts.narrow(0, begin, end - begin + 1),
+                        groups.order,
+                        {}},
                        grads_[slice->lane]});
     }
     return step_.sinks[t].take_groups(table.spec, boxes);

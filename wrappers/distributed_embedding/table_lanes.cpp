@@ -41,7 +41,8 @@ Placement placement_of(const TableConfig& config, const TablePlan& plan, const M
   bool is_by_rows = true;
   std::vector<ShardMetadata> pieces;
   for (const TableSlice& slice : plan.slices) {
-    is_by_rows &= slice.columns == Interval{0, config.n_columns} && slice.rank > last_rank && slice.rows.begin == next_row;
+    is_by_rows &=
+        slice.columns == Interval{0, config.n_columns} && slice.rank > last_rank && slice.rows.begin == next_row;
     last_rank = slice.rank;
     next_row = slice.rows.end;
     heights[static_cast<size_t>(slice.rank)] = slice.rows.length();
@@ -60,8 +61,8 @@ at::ScalarType table_dtype(std::string_view name) {
       {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}};
   for (const auto& [known, dtype] : kDtypes)
     if (known == name) return dtype;
-  TORCH_CHECK_TYPE(false,
-                   fmt::format("[{}] a table is of dtype {}. Use float32, float64, float16 or bfloat16.", kLayer, name));
+  TORCH_CHECK_TYPE(
+      false, fmt::format("[{}] a table is of dtype {}. Use float32, float64, float16 or bfloat16.", kLayer, name));
 }
 
 const LaneSlice* TableLanes::own_slice(const LayerTable& table, const Box& box) const {
@@ -77,9 +78,8 @@ size_t TableLanes::lane_of(const LayerTable& table, size_t part) {
 
 TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                           const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(mesh->ndim() == 1,
-                    fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].", kLayer,
-                                to_string(*mesh), mesh->ndim()));
+  TORCH_CHECK_VALUE(mesh->ndim() == 1, fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].",
+                                                   kLayer, to_string(*mesh), mesh->ndim()));
   TORCH_CHECK_VALUE(configs.size() == plans.size(),
                     fmt::format("[{}] the plan has {} tables, the layer {}. Plan the layer's tables.", kLayer,
                                 plans.size(), configs.size()));
@@ -107,8 +107,9 @@ TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::ve
           return each.dtype == dtype && each.width == slice.columns.length();
         });
         int64_t& height = lane->heights[static_cast<size_t>(slice.rank)];
-        table.slices.push_back({slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()),
-                                height, static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
+        table.slices.push_back(
+            {slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()), height,
+             static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
         height += slice.rows.length();
       }
     }

@@ -67,10 +67,11 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
       for (size_t i = 0; is_ours && i < shards.size(); ++i)
         is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == own[i].values.const_data_ptr();
     }
-    TORCH_CHECK_VALUE(is_ours, fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
-                                           "read other memory. Write to it with copy_(), load_state_dict() without "
-                                           "assign=True, or set_weights().",
-                                           kLayer, lanes_->tables[t].name));
+    TORCH_CHECK_VALUE(is_ours,
+                      fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
+                                  "read other memory. Write to it with copy_(), load_state_dict() without "
+                                  "assign=True, or set_weights().",
+                                  kLayer, lanes_->tables[t].name));
   }
 }
 

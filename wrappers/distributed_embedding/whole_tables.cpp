@@ -29,7 +29,8 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
     return result;
   }
   const auto place_of = [&](const LaneSlice& slice, const Interval& part) {
-    return result.narrow(0, part.begin - rows.begin, part.length()).narrow(1, slice.columns.begin, slice.columns.length());
+    return result.narrow(0, part.begin - rows.begin, part.length())
+        .narrow(1, slice.columns.begin, slice.columns.length());
   };
   std::vector<Message> sends, receives;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // from, to
@@ -37,8 +38,8 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
     const Interval part = common(slice.rows, rows);
     if (part.length() == 0 || slice.columns.length() == 0) continue;
     if (slice.rank == own) {
-      const at::Tensor held = memory.block(slice.lane)
-                                  .narrow(0, slice.first_row + part.begin - slice.rows.begin, part.length());
+      const at::Tensor held =
+          memory.block(slice.lane).narrow(0, slice.first_row + part.begin - slice.rows.begin, part.length());
       for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
         if (rank != own && (!root || *root == rank)) sends.push_back({group.ranks[static_cast<size_t>(rank)], held});
       if (takes) copies.emplace_back(held, place_of(slice, part));

@@ -73,8 +73,10 @@ def parts_of(value: Any, name: str) -> Parts | None:
         if not value.is_nested:
             return value, None, None, None
         if value.layout != torch.jagged:
-            raise TypeError(f"[DistributedEmbedding] feature {name} is a nested tensor of layout {value.layout}. Use jagged.")
-        return value.values(), value.offsets(), None, None
+            raise TypeError(
+                f"[DistributedEmbedding] feature {name} is a nested tensor of layout {value.layout}. Use jagged."
+            )
+        return value.values(), value.offsets(), None, None  # type: ignore[attr-defined]
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, torch.Tensor) for part in value):
         return value[0], value[1], None, None
     raise TypeError(

@@ -16,7 +16,6 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, parts_of
 from shardwise.dtensor import DTensor, distribute_tensor
-from shardwise.placement_types import Replicate
 
 
 class EmbeddingLookup:
@@ -30,7 +29,9 @@ class EmbeddingLookup:
         parts: list[Parts | None] = []
         error = None
         try:
-            for index, (value, name) in enumerate(zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)):
+            for index, (value, name) in enumerate(
+                zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)
+            ):
                 parts.append(parts_of(value, name))
                 if isinstance(value, torch.Tensor) and value.is_nested and layer.combiners[index] == "none":
                     self._nested[index] = value
@@ -50,7 +51,7 @@ class EmbeddingLookup:
         if self._concatenates:
             return vectors[0]
         for index, ids in self._nested.items():
-            vectors[index] = torch.nested.nested_tensor_from_jagged(vectors[index], offsets=ids.offsets())
+            vectors[index] = torch.nested.nested_tensor_from_jagged(vectors[index], offsets=ids.offsets())  # type: ignore[attr-defined]
         return vectors if self._names is None else dict(zip(self._names, vectors, strict=True))
 
 
@@ -111,11 +112,15 @@ class DistributedEmbedding(nn.Module):
         if gradients not in ("mean", "sum"):
             raise ValueError(f'[DistributedEmbedding] gradients are "{gradients}". Use "mean" or "sum".')
         self.mesh = mesh_or_world(mesh, "cpu")
-        self.configs = [table if isinstance(table, TableConfig) else config_of(table, i) for i, table in enumerate(tables)]
+        self.configs = [
+            table if isinstance(table, TableConfig) else config_of(table, i) for i, table in enumerate(tables)
+        ]
         if plan is None:
             plan = _C.plan_embeddings(self.configs, self.mesh.size(), **plan_options)
         elif plan_options:
-            raise TypeError(f"[DistributedEmbedding] got a plan, and {sorted(plan_options)}. Plan with these, or leave them out.")
+            raise TypeError(
+                f"[DistributedEmbedding] got a plan, and {sorted(plan_options)}. Plan with these, or leave them out."
+            )
         self.plan = plan
         names = [config.name for config in self.configs]
         inputs = range(len(names)) if input_table_map is None else [index_of(table, names) for table in input_table_map]
@@ -127,13 +132,15 @@ class DistributedEmbedding(nn.Module):
         self.concatenate = concatenate
         self.combiners = [self.configs[table].combiner for table in inputs]
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
-        self._core = _C.DistributedEmbedding(self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate)
+        self._core = _C.DistributedEmbedding(
+            self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate
+        )
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
         self.reset_parameters()
         for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
-            if isinstance(table, nn.Module):
+            if isinstance(table, nn.Embedding | nn.EmbeddingBag):
                 take_values(parameter, table)
 
     def forward(self, inputs: Any) -> Any:
@@ -191,7 +198,9 @@ def config_of(module: nn.Module, index: int) -> TableConfig:
     wanted = {name: getattr(module, name) for name in ("max_norm", "padding_idx") if getattr(module, name) is not None}
     wanted |= {name: True for name in ("scale_grad_by_freq",) if getattr(module, name)}
     if wanted:
-        raise ValueError(f"[DistributedEmbedding] table {index} has {wanted}, which the layer has not. Use F.embedding for it.")
+        raise ValueError(
+            f"[DistributedEmbedding] table {index} has {wanted}, which the layer has not. Use F.embedding for it."
+        )
     return TableConfig(
         f"table_{index}",
         module.num_embeddings,
@@ -202,8 +211,9 @@ def config_of(module: nn.Module, index: int) -> TableConfig:
 
 
 @torch.no_grad()
-def take_values(parameter: nn.Parameter, module: nn.Module) -> None:
-    weight = module.weight
+def take_values(parameter: nn.Parameter, module: nn.Embedding | nn.EmbeddingBag) -> None:
+    assert isinstance(parameter, DTensor)
+    weight: torch.Tensor = module.weight
     if not isinstance(weight, DTensor):
         weight = distribute_tensor(weight.detach(), parameter.device_mesh, parameter.placements)
     parameter.copy_(weight)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
 
-HEADER = ("table", "rows", "columns", "treatment", "ranks", "bytes here", "ids/sample", "ids", "rows asked", "bytes received")
+HEADER = (
+    "table",
+    "rows",
+    "columns",
+    "treatment",
+    "ranks",
+    "bytes here",
+    "ids/sample",
+    "ids",
+    "rows asked",
+    "bytes received",
+)
 
 
 def explained(layer: DistributedEmbedding) -> str:
@@ -40,7 +51,10 @@ def explained(layer: DistributedEmbedding) -> str:
 
 def line(row: tuple[str, ...], widths: list[int]) -> str:
     """The names flush left, the numbers flush right."""
-    cells = [cell.ljust(width) if column in (0, 3, 4) else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+    cells = [
+        cell.ljust(width) if column in (0, 3, 4) else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
     return "  ".join(cells).rstrip()
 
 
