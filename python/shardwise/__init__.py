@@ -41,7 +41,13 @@ from shardwise._C import (
 from shardwise.debug import CommDebugMode, explain, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
-from shardwise.distributed_embedding import DistributedEmbedding, EmbeddingLookup, EmbeddingPipeline, RaggedIds
+from shardwise.distributed_embedding import (
+    DistributedEmbedding,
+    EmbeddingLookup,
+    EmbeddingPipeline,
+    RaggedIds,
+    broadcast_parameters,
+)
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, ones, rand, randn, zeros
 from shardwise.interop import from_torch, to_torch
@@ -68,6 +74,7 @@ __all__ = [
     "ShardMetadata",
     "TableConfig",
     "accumulate_gradients",
+    "broadcast_parameters",
     "cache_counters",
     "communication_policy",
     "debug",

@@ -34,13 +34,6 @@ def batch(rank, step, n=6):
     return [torch.randint(rows, (n, 2), generator=generator) for rows, _ in SHAPES]
 
 
-def dense_model():
-    """The same values on one rank."""
-    torch.manual_seed(0)
-    tables = [torch.empty(shape).normal_() for shape in SHAPES]
-    return tables
-
-
 def torch_data_parallel(folder):
     model = nn.parallel.DistributedDataParallel(Model(data_parallel_threshold=30, strategy="memory_optimized"))
     whole = [torch.from_numpy(array) for array in model.module.embedding.get_weights(all_ranks=True)]
@@ -67,6 +60,23 @@ def torch_data_parallel(folder):
     for array, table in zip(model.module.embedding.get_weights(all_ranks=True), dense, strict=True):
         torch.testing.assert_close(torch.from_numpy(array), table.weight.detach())
     torch.testing.assert_close(model.module.over.weight, over.weight)
+
+
+def replicas_are_broadcast(folder):
+    model = Model(data_parallel_threshold=100)
+    sharded = {name: [piece.clone() for piece, _, _ in model.embedding.pieces(name)] for name in ("t0", "t2", "t3")}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local = parameter.to_local() if isinstance(parameter, sw.DTensor) else parameter
+            if not isinstance(parameter, sw.DTensor) or parameter.placements[0].is_replicate():
+                local.fill_(dist.get_rank())
+    sw.broadcast_parameters(model, src=2)
+    assert (model.over.weight == 2).all()
+    for name in ("t1", "t4"):
+        assert (model.embedding.tables[name].to_local() == 2).all()
+    for name, pieces in sharded.items():
+        for piece, (now, _, _) in zip(pieces, model.embedding.pieces(name), strict=True):
+            torch.testing.assert_close(now, piece)
 
 
 def pipeline_overlaps(folder):

@@ -389,6 +389,17 @@ def test_d11_too_few_tables_name_the_threshold():
     run_ranks(2, body)
 
 
+def test_another_dtype_is_refused_by_name():
+    def body(rank):
+        model = nn.Sequential(layer_of(dense_tables()))
+        assert model.to("cpu") is model
+        with pytest.raises(NotImplementedError, match="table a cannot go from torch.float64"):
+            model.half()
+        torch.testing.assert_close(model(ids_of(rank)), dense_vectors(dense_tables(), ids_of(rank)))
+
+    run_ranks(2, body)
+
+
 def test_explain_names_tables_and_traffic():
     def body(rank):
         layer = layer_of(dense_tables())
@@ -401,7 +412,7 @@ def test_explain_names_tables_and_traffic():
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("part", ["torch_data_parallel", "pipeline_overlaps"])
+@pytest.mark.parametrize("part", ["torch_data_parallel", "replicas_are_broadcast", "pipeline_overlaps"])
 def test_on_four_processes(part, tmp_path):
     expect_all_well("distributed_embedding_program.py", 4, part, tmp_path)
 

@@ -21,4 +21,4 @@ def test_modules_of_torchrec(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TORCHREC)]).strip(os.pathsep)
     )
-    expect_all_well("torchrec_program.py", 4, "modules", tmp_path)
+    expect_all_well("torchrec_program.py", 4, "modules,keyed_jagged", tmp_path)

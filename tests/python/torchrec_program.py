@@ -291,5 +291,21 @@ def check_module(name, plan, output_dtensor, folder):
     assert torch.equal(from_torchrec(sharded.state_dict())[key].full_tensor(), trained), name
 
 
+def keyed_jagged(folder):
+    """A KeyedJaggedTensor as the input of a DistributedEmbedding, with weights and without."""
+    from torchrec import KeyedJaggedTensor
+
+    layer = sw.DistributedEmbedding([sw.TableConfig("a", 9, 4), sw.TableConfig("b", 5, 4, combiner="mean")])
+    whole = [torch.from_numpy(array) for array in layer.get_weights(all_ranks=True)]
+    values, lengths = torch.tensor([0, 8, 3, 4, 4, 1]), torch.tensor([2, 1, 0, 3])
+    weights = torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0, 1.0])
+    for own in (None, weights):
+        vectors = layer(KeyedJaggedTensor(["a", "b"], values, weights=own, lengths=lengths))
+        factors = torch.ones(6) if own is None else own
+        one = torch.stack([(whole[0][values[:2]] * factors[:2, None]).sum(0), whole[0][3] * factors[2]])
+        two = torch.stack([torch.zeros(4), (whole[1][values[3:]] * factors[3:, None]).mean(0)])
+        torch.testing.assert_close(vectors, {"a": one, "b": two})
+
+
 if __name__ == "__main__":
     run_parts(globals())

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <random>
+
 namespace shardwise::distributed_embedding_test {
 namespace {
 
@@ -74,6 +76,43 @@ TEST(DistributedEmbeddingTest, TwoExchangesForwardAndOneBackwardWhateverTheNumbe
       EXPECT_EQ(backward.bytes_received(), n_given * 32);
     });
   }
+}
+
+TEST(DistributedEmbeddingTest, BytesAreThoseOfUniqueIdsAndTheirRowsWithinOnePercent) {
+  EmbeddingProblem problem = round_robin_problem(6, 3);
+  for (size_t t = 0; t < problem.configs.size(); ++t) {
+    problem.configs[t].n_rows = 5000;
+    problem.configs[t].n_columns = 64;
+    problem.plans[t].slices = {{t, static_cast<int64_t>(t % 3), {0, 5000}, {0, 64}}};
+    problem.values[t] = at::rand({5000, 64}, at::kDouble);
+  }
+  run_ranks(3, [&](World& world) {
+    DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
+    const Tensors tables = filled(layer, problem.values);
+    std::mt19937 random(static_cast<uint32_t>(world.rank()));
+    for (int64_t step = 0; step < 4; ++step) {
+      DistributedEmbedding::Inputs inputs;
+      int64_t n_asked = 0;  // of other ranks
+      for (size_t t = 0; t < problem.configs.size(); ++t) {
+        std::vector<int64_t> ids(1500);
+        for (int64_t& id : ids) id = static_cast<int64_t>(random() % 5000u);
+        const at::Tensor given = at::tensor(ids);
+        inputs.push_back(FeatureInput{given, {}, {}, {}});
+        if (static_cast<int64_t>(t % 3) != world.rank()) n_asked += std::get<0>(at::_unique(given)).numel();
+      }
+      const CommTrace forward;
+      const Tensors results = layer.start(inputs)->wait(tables);
+      const CommTrace both;
+      Tensors grads;
+      for (const at::Tensor& result : results) grads.push_back(at::ones_like(result));
+      torch::autograd::backward(results, grads);
+      EXPECT_EQ(both.bytes_sent(), n_asked * 64 * 8);
+      if (step == 0) continue;  // the messages' lengths are not known yet
+      const auto bytes = static_cast<double>(forward.bytes_received() - both.bytes_received());
+      const auto of_rows = static_cast<double>(n_asked * 64 * 8), of_ids = static_cast<double>(n_asked * 4);
+      EXPECT_NEAR(bytes / (of_rows + of_ids), 1, 0.01) << "step " << step;
+    }
+  });
 }
 
 TEST(DistributedEmbeddingTest, StepsOfAnySizeFollowEachOther) {

@@ -3,5 +3,6 @@
 from shardwise.distributed_embedding.inputs import RaggedIds
 from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup
 from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
+from shardwise.distributed_embedding.replicas import broadcast_parameters
 
-__all__ = ["DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "RaggedIds"]
+__all__ = ["DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "RaggedIds", "broadcast_parameters"]

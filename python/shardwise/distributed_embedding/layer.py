@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,19 @@ class DistributedEmbedding(nn.Module):
         """Table by table, as this rank sees it: size, treatment, ranks, bytes here, ids expected and asked for in the last lookup, the
         rows they named, and the bytes of those that came from other ranks; then the totals. Sends nothing."""
         return report.explained(self)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DistributedEmbedding:
+        """Of Module.to(), half() and the like. Raises NotImplementedError where that would change dtype or device."""
+        for name, parameter in self.tables.items():
+            probe = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+            moved = fn(probe)
+            if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+                raise NotImplementedError(
+                    f"[DistributedEmbedding] table {name} cannot go from {probe.dtype} on {probe.device} to {moved.dtype} on "
+                    f"{moved.device}: it lies in the layer's memory. Make a layer of tables with that dtype, on a mesh of that "
+                    "device, and set_weights() of it."
+                )
+        return self
 
     def extra_repr(self) -> str:
         return f"{len(self.configs)} tables, {len(self.feature_names)} inputs, {self.mesh.size()} ranks"

@@ -1,0 +1,31 @@
+"""The same values of replicated parameters on all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Replicate
+
+
+@torch.no_grad()
+def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
+    """Gives all ranks of `group` the values that rank `src` has of the parameters and buffers which each of them holds whole.
+
+    Plain tensors and replicated DTensors are sent, those of one dtype and device in one message; sharded ones are each rank's own part
+    and are left alone. Collective over `group`, the default one where there is none. Cost: a copy of what is sent.
+    """
+    parts: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if isinstance(tensor, DTensor):
+            if not all(isinstance(placement, Replicate) for placement in tensor.placements):
+                continue
+            tensor = tensor.to_local()
+        parts.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for tensors in parts.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(flat, src, group)
+        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(values.view_as(tensor))
