@@ -58,8 +58,9 @@ class DTensor(torch.Tensor):
 
     @property
     def _local_tensor(self) -> torch.Tensor:
-        """This rank's piece, aliased, without history."""
-        return _C.to_local(self.detach())
+        """This rank's piece, without history: to_local() under torch.no_grad(). One object while nobody else holds the piece."""
+        with torch.no_grad():
+            return _C.to_local(self)
 
     @property
     def _spec(self) -> DTensorSpec:

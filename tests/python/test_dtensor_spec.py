@@ -58,6 +58,28 @@ def test_the_local_tensor_is_the_piece_without_history():
     run_ranks(2, body)
 
 
+def test_the_local_tensor_is_one_object():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        given = torch.ones(2, 3)
+        for x in (
+            sw.DTensor.from_local(given, mesh, [Shard(0)]),
+            sw.DTensor.from_local(given, mesh, [Shard(0)]).requires_grad_(),
+            sw.DTensor.from_local(given, mesh, [Shard(0)]) * 2,
+        ):
+            local = x._local_tensor
+            with torch.no_grad():
+                assert x._local_tensor is x.to_local() is x.to_local() is local
+            assert x._local_tensor is local and x.to_local() is not local  # here autograd may record what becomes of it
+            before = x._version
+            local.add_(1)
+            assert x._version > before
+            local.requires_grad_()  # as a program may: what operators compute of x does not know of it
+            assert (x.detach() * 2).to_local().grad_fn is None
+
+    run_ranks(2, body)
+
+
 def test_what_makes_no_dtensor():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
