@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/scope.h"
+#include "runtime/api/outside_mesh.h"
 #include "runtime/dispatch/decision.h"
 #include "runtime/dispatch/dispatch.h"
 #include "runtime/dispatch/plain_operand.h"
@@ -17,6 +18,11 @@ void bind_dispatch(py::module_& module) {
       "set_one_element_replicas", &OneElementReplicas::set, py::arg("are_on"),
       "Process-wide, off at first: whether torch.Tensors of one element next to DTensors count as replicated while all "
       "ranks, which compare them each time, hold the same.");
+
+  module.def("set_answers_outside", &AnswersOutside::set, py::arg("are_on"),
+             "Process-wide, off at first, the same on all ranks: whether a rank outside a tensor's mesh gets what the "
+             "members find equal, "
+             "from all ranks of the world, and a zero where it asks for its part of a tensor without dims.");
 
   py::class_<CacheCounters>(module, "CacheCounters",
                             "Of the cache of dispatch decisions: calls answered from it, calls worked out, entries.")

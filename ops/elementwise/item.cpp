@@ -1,13 +1,45 @@
-// ops/elementwise/item.cpp: operators that return a number or a bool: item(), and comparisons of shapes.
+// ops/elementwise/item.cpp: operators that return a number or a bool: item(), and comparisons of values and shapes.
 #include "ops/families.h"
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
 #include "ops/support/torch_composition.h"
+#include "runtime/api/outside_mesh.h"
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/tensor/below_autograd.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/ne.h>
 #include <ATen/ops/tensor_split.h>
+
+#include <numeric>
 
 namespace shardwise {
 namespace {
+
+/// The answers of all ranks of the world, taken together. Collective over it.
+bool is_true_on_all(bool own, World& world) {
+  std::vector<int64_t> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), int64_t{0});
+  const CommScope scope("aten::equal", CommScope::Cause::kProgram);
+  const GroupPtr everyone = world.group(ranks);
+  const at::Tensor answer = at::full({1}, own, at::TensorOptions(at::kByte).device(numbers_device(*everyone)));
+  all_reduce(*everyone, answer, Reduce::kMin);
+  return answer.item<bool>();
+}
+
+/// Ranks compare their pieces; a Partial is reduced before. One number is sent then.
+bool equal(const at::Tensor& self, const at::Tensor& other) {
+  if (self.sizes() != other.sizes()) return false;
+  const BelowAutograd guard;
+  const DeviceMesh& mesh = *spec_of(self)->mesh();
+  const at::Tensor differs = at::ne(self, other).any();
+  const bool tells_others = AnswersOutside::are_on() && mesh.size() < mesh.world()->size();
+  const bool own = (tells_others && !mesh.is_member()) || !differs.item<bool>();
+  const bool of_all = tells_others ? is_true_on_all(own, *mesh.world()) : own;
+  return mesh.is_member() ? own : of_all;  // slices of a mesh answer apart
+}
 
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
@@ -25,6 +57,7 @@ void register_item(RuleTable& table) {
   table.add("aten::_local_scalar_dense", Rule::gathered());
   add_composition("tensor_split.tensor_indices_or_sections", &tensor_split);
   add_torch_compositions({"is_same_size"});
+  add_with_plain_self<&equal>("equal");
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
 }
 

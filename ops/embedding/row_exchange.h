@@ -40,7 +40,7 @@ class RowExchange {
   /// scattered.
   static RowExchange make_of_equal_ids(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids);
 
-  /// A message of a few numbers between all members. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
+  /// A message of a few numbers between all members, which CommTrace leaves out. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
   /// that must have the same.
   static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const std::vector<bool>& id_shards);
 

@@ -2,6 +2,7 @@
 
 #include "runtime/api/from_local.h"
 #include "runtime/api/gradients.h"
+#include "runtime/api/outside_mesh.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/local_reads.h"
 
@@ -63,8 +64,11 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
                     fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
                                 "LocalShardsWrapper.",
                                 spec->mesh()->rank(), shards.size(), to_string(*spec)));
-  if (shards.empty())
-    return at::empty({0}, at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout()));
+  if (shards.empty()) {
+    const auto options = at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout());
+    const bool is_zero = AnswersOutside::are_on() && tensor.dim() == 0 && !spec->mesh()->is_member();
+    return is_zero ? at::zeros({}, options) : at::empty({0}, options);
+  }
   if (has_history(tensor))
     return with_history(tensor, shards,
                         grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec))[0];

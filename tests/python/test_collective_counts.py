@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Partial, Replicate, Shard
 from shardwise.debug import CommDebugMode
 from shardwise.testing import run_ranks
 
@@ -123,5 +123,53 @@ def test_what_distribute_tensor_compares_is_not_counted():
         for other in (torch.ones(7), torch.ones(7, 4), torch.ones(4, 7, dtype=torch.float64)):
             with pytest.raises(ValueError, match="Give the same shape, dtype and kind"):
                 sw.distribute_tensor(other if rank == 2 else dense(7, 4), mesh, [Shard(0)])
+
+    run_ranks(3, body)
+
+
+def test_what_lookups_of_equal_ids_compare_is_not_counted():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        weight = dense(7, 4)
+        table = sw.distribute_tensor(weight, mesh, [Shard(0)])
+        ids = torch.tensor([[6, 0], [3, 6]])
+        rows, n_looking_up = counted(lambda: F.embedding(replicas(ids, mesh), table))
+        full, n_fetching = counted(rows.full_tensor)
+        assert (n_looking_up, n_fetching) == (0, 1) and torch.equal(full, F.embedding(ids, weight))
+        with pytest.raises(ValueError, match="replicated over ranks 0 and 2, but differ there"):
+            F.embedding(replicas(ids + (rank == 2), mesh) % 7, table)
+        with pytest.raises(IndexError, match="id 7 is no row of the table"):
+            F.embedding(replicas(ids + 1, mesh), table)
+
+    run_ranks(3, body)
+
+
+def replicas(x, mesh):
+    return sw.DTensor.from_local(x, mesh, [Replicate()])
+
+
+PARTS = [[Shard(0)], [Shard(0, sizes=[1, 0, 6])], [Replicate()], [Partial()]]
+
+
+@pytest.mark.parametrize("placements", PARTS, ids=str)
+def test_equal_sends_one_number(placements):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        x = dense(7, 4).round()
+        other = x.clone()
+        other[6, 3] += 1
+        ours = sw.distribute_tensor(x, mesh, placements)
+        for values in (x, other):
+            for with_ours in ([Shard(0)], placements):
+                theirs = sw.distribute_tensor(values, mesh, with_ours)
+                assert torch.equal(ours, theirs) == torch.equal(x, values)
+                assert torch.equal(theirs, ours) == torch.equal(x, values)
+        same = ours.clone()
+        is_equal, n = counted(lambda: torch.equal(ours, same))
+        assert is_equal and (n <= 1 or placements == [Partial()])
+        assert not torch.equal(ours, ours[:3]) and not torch.equal(ours * float("nan"), ours * float("nan"))
+        assert torch.equal(ours[:0], same[:0]) and torch.equal(ours, ours.float())
+        with pytest.raises(ValueError, match="next to a DTensor"):
+            torch.equal(ours, x)
 
     run_ranks(3, body)

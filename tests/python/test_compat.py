@@ -267,3 +267,44 @@ def test_plain_tensors_of_one_element_are_errors_without_compat():
             x + torch.tensor([1.0])
 
     run_ranks(2, body)
+
+
+def outside_the_mesh(mesh, rank):
+    """On each rank, whether x equals itself and another one, which differs on the second of two members, and its sum's local part."""
+    x = sw.DTensor.from_local(torch.ones(4, 3), mesh, [sw.Shard(0)])
+    other = sw.DTensor.from_local(torch.full((4, 3), 1.0 + rank // 2), mesh, [sw.Shard(0)])
+    return (
+        torch.equal(x, x.clone()),
+        torch.equal(x, other),
+        x.sum().redistribute(placements=[sw.Replicate()]).to_local(),
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_ranks_outside_the_mesh_know_what_members_found_equal():
+    def body(rank):
+        same, differing, number = outside_the_mesh(sw.DeviceMesh("cpu", [0, 2]), rank)
+        assert same is True and differing is False
+        assert torch.equal(number, torch.tensor(24.0 if rank in (0, 2) else 0.0))
+        assert torch.equal(
+            sw.ones(4, device_mesh=sw.DeviceMesh("cpu", [0, 2])).to_local(), torch.ones(4 * (rank in (0, 2)))
+        )
+        rows = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+        ours = sw.DTensor.from_local(torch.ones(2), rows, [sw.Shard(0)])
+        theirs = sw.DTensor.from_local(torch.full((2,), 1.0 + (rank == 3)), rows, [sw.Shard(0)])
+        assert torch.equal(ours, theirs) == (rank < 2)  # each slice has its own answer
+
+    run_ranks(4, body)
+
+
+def test_without_compat_what_depends_on_values_is_an_error_outside_the_mesh():
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [0, 2])
+        if rank in (0, 2):
+            assert outside_the_mesh(mesh, rank)[0] is True
+            return
+        with pytest.raises(NotImplementedError, match=r"rank [13] is outside the mesh \(2: ranks \[0, 2\]\)"):
+            outside_the_mesh(mesh, rank)
+        assert sw.ones((), device_mesh=mesh).to_local().shape == (0,)
+
+    run_ranks(4, body)

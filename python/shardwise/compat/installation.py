@@ -32,7 +32,7 @@ def install() -> None:
     when they are called.
 
     Plain tensors of one element next to DTensors count as replicas, as there: the ranks compare their values each time, and raise
-    where they differ.
+    where they differ. A rank outside a mesh gets from torch.equal what the members found: all ranks of the world call it then.
 
     A second call exchanges what has been bound since. uninstall() takes everything back.
     """
@@ -66,6 +66,7 @@ class Installation:
         )
         self._imports.start()
         _C.set_one_element_replicas(True)
+        _C.set_answers_outside(True)
 
     def exchange_bindings(self) -> None:
         """In modules that bound torch's names by now."""
@@ -75,6 +76,7 @@ class Installation:
         self._bindings += found
 
     def take_back(self) -> None:
+        _C.set_answers_outside(False)
         _C.set_one_element_replicas(False)
         self._imports.stop()
         put_theirs(reversed(self._bindings))

@@ -128,12 +128,11 @@ TEST(EmbeddingTest, RowsOfReplicatedIdsAreSentOnce) {
     const auto rows = at::embedding(table, ids);
     EXPECT_TRUE(spec_of(rows)->layout().is_replicated());
     const int64_t n_own = std::vector<int64_t>{2, 0, 1, 2}[(*mesh->coord())[0]];  // of rows 0, 1, 5, 6 and 7
-    EXPECT_EQ(trace.bytes_received(), 3 * 3 * 8)
-        << world.rank();          // from each other rank its lowest and highest id and the digest of all
-    const auto sum = rows.sum();  // the first use fetches the rows
-    EXPECT_EQ(trace.bytes_received(), 3 * 3 * 8 + (5 - n_own) * 64) << world.rank();
+    EXPECT_EQ(trace.total_count(), 0) << world.rank();  // that ids are equal is compared uncounted
+    const auto sum = rows.sum();                        // the first use fetches the rows
+    EXPECT_EQ(trace.bytes_received(), (5 - n_own) * 64) << world.rank();
     sum.backward();
-    EXPECT_EQ(trace.total_count(), 2);  // the backward sends nothing
+    EXPECT_EQ(trace.total_count(), 1);  // the backward sends nothing
     EXPECT_TRUE(full_tensor(table.grad()).select(1, 0).equal(at::tensor({2, 1, 0, 0, 0, 1, 1, 3}, at::kFloat)));
   });
 }
