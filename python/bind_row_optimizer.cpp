@@ -58,6 +58,8 @@ void bind_row_optimizer(py::module_& module) {
           py::arg("lr"), py::arg("eps"), py::arg("beta1"), py::arg("beta2"), py::arg("weight_decay") = 0.0,
           py::arg("decoupled_weight_decay") = false, py::arg("stochastic_rounding") = false, py::arg("seed") = 0,
           "The numbers of the steps from now on.")
+      .def("write_back", &RowOptimizer::write_back, py::call_guard<py::gil_scoped_release>(),
+           "Brings the state tensors of a table in files up to date.")
       .def("set_before_step", &set_before_step, py::arg("function"), "Called before each step.")
       .def_property("n_steps", &RowOptimizer::n_steps, &RowOptimizer::set_n_steps, "Backwards so far.")
       .def_property_readonly("state", &RowOptimizer::state,

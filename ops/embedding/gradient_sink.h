@@ -2,6 +2,7 @@
 // optimizer's update of the rows at once.
 #pragma once
 
+#include "ops/embedding/hot_rows.h"
 #include "ops/embedding/row_exchange.h"
 #include "ops/embedding/row_optimizer.h"
 #include "runtime/api/dtensor.h"
@@ -14,6 +15,7 @@ struct GradientSink {
   bool is_sparse = false;
   std::shared_ptr<RowOptimizer> optimizer;  // null: the gradient is the caller's
   at::Tensor table;                         // only with an optimizer
+  std::vector<HotRowsPtr> caches;           // of the table's pieces, null for those without rows; none: it has no cache
 
   /// `weight`: the leaf that lookups are differentiated by.
   static GradientSink of(const at::Tensor& weight, bool is_sparse);
@@ -23,6 +25,10 @@ struct GradientSink {
 
   /// Throws: c10::NotImplementedError, in the name of `op`, for a table on meta whose rows would have to be told apart.
   void check_dense_on_meta(const char* op) const;
+
+  /// Of a table with a cache. Throws: c10::NotImplementedError, in the name of `op`, for an optimizer that cannot update rows there. The same
+  /// on all ranks.
+  void check_cached(const char* op, const Spec& spec) const;
 
   /// The gradient of layout `spec`, from this rank's gradient rows for each of its boxes. The id `skipped` has no gradient. Sparse
   /// gradients are coalesced and hold only rows with ids; the result is undefined where an optimizer took it. Dense gradients cost the

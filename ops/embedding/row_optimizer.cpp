@@ -1,7 +1,9 @@
 #include "ops/embedding/row_optimizer.h"
 
 #include "ops/embedding/split_rows.h"
+#include "runtime/tensor/mapped_memory.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <fmt/format.h>
 
@@ -43,12 +45,29 @@ void check_options(const RowOptimizer::Options& options) {
   check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "one in [0, 1)");
 }
 
+/// A tensor of `value`, which lies in files if the table does.
+at::Tensor full_beside(const at::Tensor& table, c10::IntArrayRef sizes, double value, Placements placements,
+                       at::ScalarType dtype) {
+  const MeshPtr& mesh = spec_of(table)->mesh();
+  std::optional<std::string> folder;
+  for (const at::Tensor& piece : maybe_dtensor(table)->shards())
+    if (!folder) folder = mapped_folder(piece);
+  if (!folder) return full(sizes, value, mesh, std::move(placements), dtype);
+  const SpecPtr spec = Spec::intern(mesh, sizes, std::move(placements), row_major_strides(sizes), dtype);
+  Shards parts;
+  for (const Box& box : spec->boxes()) {
+    parts.push_back(mapped_zeros(*folder, box.sizes, dtype));
+    if (value != 0) parts.back().fill_(value);
+  }
+  return wrap(spec, std::move(parts));
+}
+
 /// A tensor of `value` laid out as the table, or as its rows.
 at::Tensor state_of(const at::Tensor& table, bool per_row, double value) {
   const Spec& spec = *spec_of(table);
   const auto dtype = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  if (!per_row) return full(spec.sizes(), value, spec.mesh(), spec.placements().vec(), dtype);
-  return full({spec.sizes()[0]}, value, spec.mesh(), placements_of_rows(spec), dtype);
+  if (!per_row) return full_beside(table, spec.sizes(), value, spec.placements().vec(), dtype);
+  return full_beside(table, {spec.sizes()[0]}, value, placements_of_rows(spec), dtype);
 }
 
 /// The part of `state` for a box of the table; undefined where it is kept with other boxes.
@@ -127,6 +146,10 @@ UpdatedRows RowOptimizer::updated_rows(const at::Tensor& piece, size_t box) cons
 void RowOptimizer::update_rows(const at::Tensor& piece, size_t box, const RowGrads& grads, const IdGroups& groups,
                                const at::Tensor& mean_squares) const {
   shardwise::update_rows(updated_rows(piece, box), grads, groups, {mean_squares, {}});
+}
+
+void RowOptimizer::write_back() const {
+  for (const auto& write_back : write_back_) write_back();
 }
 
 namespace {

@@ -37,8 +37,9 @@ class RowOptimizer {
 
   /// Allocates the state, laid out as the table: Adagrad's sums, Adam's and LAMB's two moments. Of row-wise kinds the sums, or the second
   /// moments, are [rows]: replicated where columns are sharded; of rows that lie in several pieces, with the first of these.
-  /// float32 (float64 for double tables). Throws: c10::ValueError for a table that is not a 2-D floating DTensor or is Partial, and
-  /// for options out of range.
+  /// float32 (float64 for double tables). The state of a table in a file (runtime/tensor/mapped_memory.h) lies in files of the same folder.
+  /// Throws: c10::ValueError for a table that is not a 2-D floating DTensor or is Partial, for options out of range, and on a rank whose
+  /// disk has no room.
   RowOptimizer(const at::Tensor& table, const Options& options);
 
   /// The options of the steps from now on; `kind` and `initial_accumulator` stay. Throws: as the constructor.
@@ -52,6 +53,11 @@ class RowOptimizer {
   void set_n_steps(int64_t n) { n_steps_ = n; }
   /// The state tensors, distributed: none, one or two.
   const std::vector<at::Tensor>& state() const { return state_; }
+
+  /// `write_back` brings the state tensors up to date with a cache that holds newer rows of them.
+  void add_write_back(std::function<void()> write_back) { write_back_.push_back(std::move(write_back)); }
+  /// To be called before state() is read.
+  void write_back() const;
 
   /// Begins a step. Its update_rows() calls follow, one per piece.
   void begin_step();
@@ -69,6 +75,7 @@ class RowOptimizer {
   SpecPtr table_;
   Options options_;
   std::function<void()> before_step_;
+  std::vector<std::function<void()>> write_back_;
   int64_t n_steps_ = 0;
   std::vector<at::Tensor> state_;
 };

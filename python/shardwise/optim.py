@@ -67,11 +67,14 @@ class _FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the number of steps."""
         for table, rows in self._rows.items():
+            rows.write_back()
             self.state[table]["step"] = torch.tensor(float(rows.n_steps))
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's: state of another layout is moved to this one's. It keeps its dtype."""
+        for rows in self._rows.values():
+            rows.write_back()  # `state_dict` may hold this one's own tensors
         super().load_state_dict(state_dict)
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
