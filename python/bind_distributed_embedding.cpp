@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <map>
 #include <tuple>
 
 namespace shardwise {
@@ -17,15 +19,22 @@ using PyInput = std::tuple<at::Tensor, MaybeTensor, MaybeTensor, MaybeTensor>;
 using PyFeature = std::tuple<std::string, size_t, std::string>;
 /// The kind of a Python exception, and its text.
 using PyError = std::pair<std::string, std::string>;
+/// By table: folder, rows and bytes of the cache.
+using PyStorages = std::map<size_t, std::tuple<std::string, int64_t, int64_t>>;
 
 std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients, bool sparse,
-                            bool dp_input, bool concatenate) {
+                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients,
+                            bool sparse, bool dp_input, bool concatenate, const PyStorages& storage) {
+  TableStorages storages;
+  for (const auto& [table, each] : storage) {
+    const auto& [folder, cache_rows, cache_bytes] = each;
+    storages[table] = {folder, cache_rows, cache_bytes};
+  }
   std::vector<Feature> features;
   for (const auto& [name, table, combiner] : given) features.push_back({name, table, combiner_from_string(combiner)});
   const py::gil_scoped_release no_gil;
   return std::make_shared<Layer>(configs, plans, mesh, std::move(features),
-                                 Layer::Options{mean_gradients, sparse, dp_input, concatenate});
+                                 Layer::Options{mean_gradients, sparse, dp_input, concatenate}, storages);
 }
 
 InputError to_error(const std::optional<PyError>& error) {
@@ -70,6 +79,13 @@ std::vector<std::tuple<int64_t, int64_t, int64_t>> traffic(const Layer& layer) {
   return result;
 }
 
+std::optional<std::array<int64_t, 6>> cache_counts(const Layer& layer, size_t table) {
+  const auto counts = layer.cache_counts(table);
+  if (!counts) return std::nullopt;
+  return std::array{counts->slots,     counts->hits,       counts->misses,
+                    counts->evictions, counts->bytes_read, counts->bytes_written};
+}
+
 }  // namespace
 
 void bind_distributed_embedding(py::module_& module) {
@@ -79,10 +95,13 @@ void bind_distributed_embedding(py::module_& module) {
   layer
       .def(py::init(&make), py::arg("tables"), py::arg("plans"), py::arg("mesh"), py::arg("features"),
            py::arg("mean_gradients") = true, py::arg("sparse") = false, py::arg("dp_input") = true,
-           py::arg("concatenate") = false)
+           py::arg("concatenate") = false, py::arg("storage") = PyStorages{})
       .def("tables", &Layer::tables, no_gil, "The tables as DTensors of the layer's memory, uninitialised at first.")
       .def("pieces", &pieces, py::arg("table"),
            "This rank's parts of a table: (values, rows, columns), the latter as slices of the table.")
+      .def("bytes_here", &Layer::bytes_here, py::arg("table"), "Of this rank's parts of a table, in memory or in files.")
+      .def("flush", &Layer::flush, no_gil, "Brings DTensors of tables in files up to date.")
+      .def("cache_counts", &cache_counts, py::arg("table"), "See shardwise.CacheCounts; None for a table in memory.")
       .def(
           "gathered_rows",
           [](const Layer& self, size_t table, int64_t begin, int64_t end, std::optional<int64_t> root) {

@@ -42,9 +42,11 @@ from shardwise.debug import CommDebugMode, explain, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
 from shardwise.distributed_embedding import (
+    CacheCounts,
     DistributedEmbedding,
     EmbeddingLookup,
     EmbeddingPipeline,
+    FileStorage,
     RaggedIds,
     broadcast_parameters,
 )
@@ -54,6 +56,7 @@ from shardwise.interop import from_torch, to_torch
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
+    "CacheCounts",
     "CommDebugMode",
     "DTensor",
     "DeviceMesh",
@@ -62,6 +65,7 @@ __all__ = [
     "EmbeddingPipeline",
     "EmbeddingPlan",
     "EnumerableShard",
+    "FileStorage",
     "Layout",
     "LocalShardsWrapper",
     "Partial",

@@ -72,11 +72,28 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
   return ids;
 }
 
+/// Collective where tables lie in files, which a rank may have no room for.
+std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> features, bool has_files) {
+  const MeshPtr mesh = lanes.mesh;
+  std::shared_ptr<LayerTables> tables;
+  InputError error;
+  try {
+    tables = std::make_shared<LayerTables>(std::move(lanes), std::move(features));
+  } catch (const std::exception&) {
+    if (!has_files) throw;
+    error = InputError::current();
+  }
+  if (has_files) raise_together(*mesh, error);
+  return tables;
+}
+
 }  // namespace
 
 DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                                           const MeshPtr& mesh, std::vector<Feature> features, Options options) {
-  auto layer = std::make_shared<LayerTables>(TableLanes::of(configs, plans, mesh), std::move(features));
+                                           const MeshPtr& mesh, std::vector<Feature> features, Options options,
+                                           const TableStorages& storages) {
+  auto layer =
+      new_tables(TableLanes::of(configs, plans, mesh, storages), std::move(features), /*has_files=*/!storages.empty());
   check_features(layer->features, layer->lanes);
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
   layer->is_sparse = options.is_sparse;
@@ -134,9 +151,37 @@ void DistributedEmbedding::note_traffic(const LookupStep& step) {
   }
 }
 
+std::vector<TablePart> DistributedEmbedding::pieces(size_t table) const {
+  layer_->memory.expect_write(table);
+  return layer_->memory.pieces(table);
+}
+
+int64_t DistributedEmbedding::bytes_here(size_t table) const {
+  int64_t n_bytes = 0;
+  for (const TablePart& piece : layer_->memory.pieces(table)) n_bytes += static_cast<int64_t>(piece.values.nbytes());
+  return n_bytes;
+}
+
+std::optional<HotRows::Counts> DistributedEmbedding::cache_counts(size_t table) const {
+  if (!layer_->lanes.tables[table].storage) return std::nullopt;
+  HotRows::Counts sum;
+  for (const HotRowsPtr& cache : layer_->memory.caches_of(table)) {
+    if (!cache) continue;
+    const HotRows::Counts own = cache->counts();
+    sum.slots += own.slots;
+    sum.hits += own.hits;
+    sum.misses += own.misses;
+    sum.evictions += own.evictions;
+    sum.bytes_read += own.bytes_read;
+    sum.bytes_written += own.bytes_written;
+  }
+  return sum;
+}
+
 at::Tensor DistributedEmbedding::gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const {
   const BelowAutograd guard;
   const CommScope scope("DistributedEmbedding.get_weights", CommScope::Cause::kProgram);
+  flush();
   return shardwise::gathered_rows(layer_->lanes, layer_->memory, table, rows, root);
 }
 

@@ -31,17 +31,25 @@ class DistributedEmbedding {
   using Inputs = std::vector<std::optional<FeatureInput>>;
 
   /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError for a plan that does not fit the mesh or
-  /// the tables, for a feature of no table and a table without one. Sends nothing.
-  DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                       const MeshPtr& mesh, std::vector<Feature> features, Options options);
+  /// the tables, for a feature of no table and a table without one. Sends nothing, unless tables lie in files (`storages`): then what is
+  /// wrong with any rank's is thrown on all.
+  DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans, const MeshPtr& mesh,
+                       std::vector<Feature> features, Options options, const TableStorages& storages = {});
 
   const TableLanes& lanes() const { return layer_->lanes; }
   const std::vector<Feature>& features() const { return layer_->features; }
   /// New tensors of the layer's memory, uninitialised at first.
   std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
 
-  /// This rank's parts of a table, of the layer's memory.
-  std::vector<TablePart> pieces(size_t table) const { return layer_->memory.pieces(table); }
+  /// This rank's parts of a table, of the layer's memory. Of a table in files: up to date, and lookups will see what is written to them before
+  /// the next one.
+  std::vector<TablePart> pieces(size_t table) const;
+  /// Of these parts.
+  int64_t bytes_here(size_t table) const;
+  /// Brings DTensors of tables in files up to date with what backwards have changed since. No messages.
+  void flush() const { layer_->memory.write_back(); }
+  /// Of this rank's caches of a table, all together, since the start; nothing for a table in memory.
+  std::optional<HotRows::Counts> cache_counts(size_t table) const;
   /// See whole_tables.h.
   at::Tensor gathered_rows(size_t table, Interval rows, std::optional<int64_t> root) const;
 

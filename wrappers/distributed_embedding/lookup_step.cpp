@@ -23,31 +23,43 @@ Interval LayerTables::columns_of(size_t feature) const {
   return {begin, begin + lanes.tables[features[feature].table].spec->sizes()[1]};
 }
 
-RowsUnderWay::RowsUnderWay(const LookupStep& step) {
+GradientSink LayerTables::sink_of(size_t table, const at::Tensor& parameter) const {
+  GradientSink sink = GradientSink::of(parameter, is_sparse);
+  sink.caches = memory.caches_of(table);
+  if (lanes.tables[table].storage) sink.check_cached(kLayer, *lanes.tables[table].spec);
+  return sink;
+}
+
+RowsUnderWay::RowsUnderWay(const LookupStep& step)
+    : held_(step.layer->lanes, step.layer->memory, step.incoming) {
   const TableLanes& lanes = step.layer->lanes;
   const Group& group = *lanes.mesh->group();
   const c10::Device device(lanes.mesh->device_type());
   const int64_t own = lanes.own_rank();
   std::vector<Message> sends, receives;
+  held_.add_notices(sends, receives);
   for (size_t lane = 0; lane < lanes.lanes.size(); ++lane) {
     const auto options = at::TensorOptions().dtype(lanes.lanes[lane].dtype).device(device);
     const int64_t width = lanes.lanes[lane].width;
     arrivals_.push_back(step.layer->buffers.take(step.requests.n_arrivals(lane), width, options));
-    const at::Tensor& block = step.layer->memory.block(lane);
+    const at::Tensor& block = held_.block(lane);
     for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank) {
       const auto at_rank = static_cast<size_t>(rank);
+      const int64_t n_asked = step.incoming.counts[lane][at_rank];
       const at::Tensor asked =
-          step.incoming.rows[lane].narrow(0, step.incoming.firsts[lane][at_rank], step.incoming.counts[lane][at_rank]);
+          held_.has(lane) ? held_.rows(lane).narrow(0, step.incoming.firsts[lane][at_rank], n_asked) : at::Tensor();
       const at::Tensor place =
           arrivals_[lane].narrow(0, step.requests.first_from(lane, rank), step.requests.n_from(lane, rank));
       if (rank == own) {
-        lookup_rows_into(place, block, asked, 0);
+        if (asked.defined()) lookup_rows_into(place, block, asked, 0);
         continue;
       }
       if (place.numel() > 0) receives.push_back({group.ranks[at_rank], place});
-      if (asked.numel() == 0 || width == 0) continue;
-      const at::Tensor found = step.layer->buffers.take(asked.numel(), width, options);
-      sends.push_back({group.ranks[at_rank], found, [=] { lookup_rows_into(found, block, asked, 0); }});
+      if (n_asked == 0 || width == 0) continue;
+      const at::Tensor found = step.layer->buffers.take(n_asked, width, options);
+      sends.push_back({group.ranks[at_rank], found, [=] {
+                         if (asked.defined()) lookup_rows_into(found, block, asked, 0);
+                       }});
     }
   }
   messages_ = exchange(group, device, std::move(sends), std::move(receives));
@@ -55,6 +67,7 @@ RowsUnderWay::RowsUnderWay(const LookupStep& step) {
 
 std::vector<at::Tensor> RowsUnderWay::wait() {
   messages_->wait();
+  held_.check();
   return std::move(arrivals_);
 }
 
@@ -135,7 +148,8 @@ struct Combine : torch::autograd::Function<Combine> {
                                RowsUnderWay& rows) {
     std::vector<at::Tensor> arrivals = rows.wait();
     variable_list results = results_of(step, arrivals, tables);
-    for (const at::Tensor& table : tables) step.sinks.push_back(GradientSink::of(table, step.layer->is_sparse));
+    for (size_t t = 0; t < tables.size(); ++t) step.sinks.push_back(step.layer->sink_of(t, tables[t]));
+    step.holds = rows.take_holds();
     if (!weights.empty()) {
       step.arrivals = std::move(arrivals);
       for (size_t t = 0; t < tables.size(); ++t)
@@ -156,6 +170,7 @@ struct Combine : torch::autograd::Function<Combine> {
     const CommScope scope("DistributedEmbedding_backward");
     const LookupStep step = kept_state<LookupStep>(ctx);
     StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads);
+    for (const HoldPtr& hold : step.holds) hold->release();
     variable_list all = std::move(result.tables);
     all.insert(all.end(), result.weights.begin(), result.weights.end());
     all.resize(all.size() + 2);  // the step and its rows are no variables

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/embedding/gradient_sink.h"
+#include "wrappers/distributed_embedding/held_rows.h"
 #include "wrappers/distributed_embedding/request_exchange.h"
 #include "wrappers/distributed_embedding/row_buffers.h"
 #include "wrappers/distributed_embedding/table_memory.h"
@@ -30,6 +31,9 @@ struct LayerTables {
   /// The columns of a feature in a concatenated result.
   Interval columns_of(size_t feature) const;
 
+  /// What becomes of the gradients of `parameter`, table number `table`. Throws: as GradientSink::check_cached().
+  GradientSink sink_of(size_t table, const at::Tensor& parameter) const;
+
   LayerTables(TableLanes of, std::vector<Feature> for_features)
       : lanes(std::move(of)), features(std::move(for_features)), memory(lanes) {}
   LayerTables(const LayerTables&) = delete;
@@ -44,6 +48,7 @@ struct LookupStep {
   RowRequests requests;
   IncomingRows incoming;
   std::vector<GradientSink> sinks;  // by table
+  std::vector<HoldPtr> holds;       // until the backward is over
   // Of the forward, for the backward.
   std::vector<at::Tensor> chosen;  // by feature: of maxima
   std::vector<size_t> weighted;    // features whose weights are differentiated
@@ -65,10 +70,12 @@ class RowsUnderWay {
  public:
   /// Collective.
   explicit RowsUnderWay(const LookupStep& step);
-  /// By lane.
+  /// By lane. Throws: c10::ValueError, on all ranks, where rows did not fit into the cache of a table in files.
   std::vector<at::Tensor> wait();
+  std::vector<HoldPtr> take_holds() { return held_.take_holds(); }
 
  private:
+  HeldRows held_;
   std::vector<at::Tensor> arrivals_;
   std::shared_ptr<Messages> messages_;
 };

@@ -28,9 +28,8 @@ bool has_part(const LayerTable& table, int64_t rank) {
          std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
 }
 
-/// What this rank combines for all samples in one slice: [rows, columns of the slice].
-at::Tensor combined_by(const FeatureIds& ids, const at::Tensor& rows, at::Tensor* chosen) {
-  const at::Tensor numbers = ids.ids.to(rows.device());
+/// What this rank combines for all samples in one slice: [rows, columns of the slice]. `numbers`: of the ids in `rows`.
+at::Tensor combined_by(const FeatureIds& ids, const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) {
   if (!ids.pooling) return lookup_rows(rows, numbers, 0);
   return pool_rows(rows, 0, ids.bags(numbers), *ids.pooling, *ids.pooling == kernels::Pooling::kMax ? chosen : nullptr);
 }
@@ -38,6 +37,7 @@ at::Tensor combined_by(const FeatureIds& ids, const at::Tensor& rows, at::Tensor
 /// What this rank combines for all samples, by feature and slice of its table.
 std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
   const TableLanes& lanes = step.layer->lanes;
+  const TableMemory& memory = step.layer->memory;
   std::vector<std::vector<at::Tensor>> combined(step.ids.size());
   for (size_t f = 0; f < step.ids.size(); ++f) {
     const auto& slices = lanes.tables[step.layer->features[f].table].slices;
@@ -45,9 +45,11 @@ std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
     step.chosen[f].resize(std::max<size_t>(slices.size(), 1));
     for (size_t place = 0; place < slices.size(); ++place)
       if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank())
-        combined[f][place] = combined_by(
-            *step.ids[f], step.layer->memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
-            &step.chosen[f][place]);
+        combined[f][place] =
+            step.slots[f][place].defined()
+                ? combined_by(*step.ids[f], memory.cache(slice.lane)->values(), step.slots[f][place], &step.chosen[f][place])
+                : combined_by(*step.ids[f], memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
+                              step.ids[f]->ids.to(lanes.mesh->device_type()), &step.chosen[f][place]);
   }
   return combined;
 }
@@ -60,8 +62,9 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
   const MessageRows& of_self = rows[static_cast<size_t>(own)];
   step.chosen.resize(step.ids.size());
   const auto combined = combined_here(step);
-  const LaneTensors sent =
-      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
+  step.slots.clear();
+  const LaneTensors sent = lane_tensors(
+      lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
   const LaneTensors received =
       lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
   for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
@@ -86,7 +89,9 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
       std::vector<int64_t> sizes = step.ids[f]->sizes;
       sizes.push_back(lanes.tables[t].spec->sizes()[1]);
       results.push_back(
-          combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0], &step.chosen[f][0]).view(sizes));
+          combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0], step.ids[f]->ids.to(tables[t].device()),
+                      &step.chosen[f][0])
+              .view(sizes));
       continue;
     }
     const at::Tensor whole = at::cat(parts[f], 1);
@@ -99,7 +104,7 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
 struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tables, OwnerStep& step) {
     variable_list results = results_of_owners(step, tables);
-    for (const at::Tensor& table : tables) step.sinks.push_back(GradientSink::of(table, step.layer->is_sparse));
+    for (size_t t = 0; t < tables.size(); ++t) step.sinks.push_back(step.layer->sink_of(t, tables[t]));
     ctx->set_materialize_grads(false);
     keep_state(ctx, std::move(step));
     return results;
@@ -111,7 +116,9 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
           fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
-    variable_list result = owner_gradients(kept_state<OwnerStep>(ctx), grads);
+    const OwnerStep step = kept_state<OwnerStep>(ctx);
+    variable_list result = owner_gradients(step, grads);
+    for (const HoldPtr& hold : step.holds) hold->release();
     result.emplace_back();  // the step is no variable
     return result;
   }
@@ -157,6 +164,34 @@ std::optional<FeatureIds> own_ids(const LayerTablesPtr& layer, size_t f, const s
   return ids;
 }
 
+/// Brings the rows of all ids to slots where tables lie in files.
+void hold_rows(OwnerStep& step) {
+  const TableLanes& lanes = step.layer->lanes;
+  for (size_t t = 0; t < lanes.tables.size(); ++t) {
+    const LayerTable& table = lanes.tables[t];
+    for (size_t place = 0; place < table.slices.size(); ++place) {
+      const LaneSlice& slice = table.slices[place];
+      const HotRowsPtr cache = slice.rank == lanes.own_rank() ? step.layer->memory.cache(slice.lane) : nullptr;
+      if (!cache) continue;
+      std::vector<size_t> features;
+      std::vector<at::Tensor> ids;
+      std::vector<int64_t> n_ids;
+      for (size_t f = 0; f < step.ids.size(); ++f)
+        if (step.layer->features[f].table == t) {
+          features.push_back(f);
+          ids.push_back(step.ids[f]->ids.to(at::kLong));
+          n_ids.push_back(ids.back().numel());
+        }
+      HotRows::Result held = cache->hold(at::cat(ids));
+      if (!held.hold)
+        CacheShortage{static_cast<int64_t>(slice.lane), held.n_rows, held.n_held, cache->n_slots()}.raise(lanes, slice.rank);
+      const auto parts = held.hold->slots().split_with_sizes(n_ids);
+      for (size_t i = 0; i < features.size(); ++i) step.slots[features[i]][place] = parts[i];
+      step.holds.push_back(std::move(held.hold));
+    }
+  }
+}
+
 }  // namespace
 
 void check_owners(const TableLanes& lanes) {
@@ -186,6 +221,11 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
     for (size_t f = 0; error.kind == InputError::Kind::kNone && f < inputs.size(); ++f)
       step.ids.push_back(own_ids(layer, f, inputs[f]));
     numbers = numbers_of(layer, step.ids, error);
+    if (error.kind == InputError::Kind::kNone) {
+      for (const Feature& feature : layer->features)
+        step.slots.emplace_back(std::max<size_t>(layer->lanes.tables[feature.table].slices.size(), 1));
+      hold_rows(step);
+    }
   } catch (const std::exception&) {
     error = InputError::current();
     numbers = numbers_of(layer, {}, error);

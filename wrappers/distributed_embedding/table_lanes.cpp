@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace shardwise {
 namespace {
@@ -13,23 +14,66 @@ namespace {
 bool comes_first(const Lane& lane, const Lane& other) {
   const auto bytes = c10::elementSize(lane.dtype), others = c10::elementSize(other.dtype);
   if (bytes != others) return bytes > others;
-  return std::pair(lane.dtype, lane.width) < std::pair(other.dtype, other.width);
+  return std::tie(lane.dtype, lane.width, lane.stored) < std::tie(other.dtype, other.width, other.stored);
 }
 
-std::vector<Lane> lanes_of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                           int64_t n_ranks) {
+bool are_one(const Lane& lane, const Lane& other) {
+  return lane.dtype == other.dtype && lane.width == other.width && lane.stored == other.stored;
+}
+
+/// The slices' columns, ascending, each once.
+std::vector<Interval> parts_of(const TablePlan& plan) {
+  std::vector<Interval> parts;
+  if (plan.treatment == Treatment::kReplicated) return parts;
+  for (const TableSlice& slice : plan.slices) parts.push_back(slice.columns);
+  std::ranges::sort(parts, {}, &Interval::begin);
+  parts.erase(std::ranges::unique(parts).begin(), parts.end());
+  return parts;
+}
+
+/// The lane of a slice, without its heights.
+Lane lane_of_slice(const LayerTable& table, size_t t, const TableSlice& slice) {
+  Lane lane{slice.columns.length(), table.spec->dtype(), {}};
+  if (table.storage)
+    lane.stored.emplace(t, static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin()));
+  return lane;
+}
+
+std::vector<Lane> lanes_of(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans, int64_t n_ranks) {
   std::vector<Lane> lanes;
   for (size_t t = 0; t < plans.size(); ++t) {
-    if (plans[t].treatment == Treatment::kReplicated) continue;
-    for (const TableSlice& slice : plans[t].slices)
-      lanes.push_back({slice.columns.length(), table_dtype(configs[t].dtype), std::vector<int64_t>(n_ranks)});
+    if (tables[t].is_replicated) continue;
+    for (const TableSlice& slice : plans[t].slices) lanes.push_back(lane_of_slice(tables[t], t, slice));
   }
   std::ranges::sort(lanes, comes_first);
-  const auto same = [](const Lane& lane, const Lane& other) {
-    return lane.dtype == other.dtype && lane.width == other.width;
-  };
-  lanes.erase(std::ranges::unique(lanes, same).begin(), lanes.end());
+  lanes.erase(std::ranges::unique(lanes, are_one).begin(), lanes.end());
+  for (Lane& lane : lanes) lane.heights.resize(static_cast<size_t>(n_ranks));
   return lanes;
+}
+
+void check_storages(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans,
+                    const TableStorages& storages) {
+  for (const auto& [t, storage] : storages) {
+    TORCH_CHECK_VALUE(t < tables.size(), fmt::format("[{}] storage names table {}, there are {}. Use an index below that.",
+                                                     kLayer, t, tables.size()));
+    const std::string& name = tables[t].name;
+    TORCH_CHECK_VALUE((storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 &&
+                          storage.cache_bytes >= 0,
+                      fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, "
+                                  "above 0.",
+                                  kLayer, name, storage.cache_rows, storage.cache_bytes));
+    TORCH_CHECK_VALUE(!tables[t].is_replicated,
+                      fmt::format("[{}] table {} is replicated, and has a storage. Leave it in memory, or lower "
+                                  "data_parallel_threshold.",
+                                  kLayer, name));
+    std::vector<std::pair<int64_t, int64_t>> seen;  // rank, first column
+    for (const TableSlice& slice : plans[t].slices) seen.emplace_back(slice.rank, slice.columns.begin);
+    std::ranges::sort(seen);
+    const auto twice = std::ranges::adjacent_find(seen);
+    TORCH_CHECK_VALUE(twice == seen.end(), fmt::format("[{}] rank {} has two slices of the same columns of table {}, which "
+                                                       "lies in files. Plan one slice of these for each rank.",
+                                                       kLayer, twice->first, name));
+  }
 }
 
 /// By rows over all ranks where that says it, else in pieces.
@@ -77,13 +121,14 @@ size_t TableLanes::lane_of(const LayerTable& table, size_t part) {
 }
 
 TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                          const MeshPtr& mesh) {
-  TORCH_CHECK_VALUE(mesh->ndim() == 1, fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].",
-                                                   kLayer, to_string(*mesh), mesh->ndim()));
+                          const MeshPtr& mesh, const TableStorages& storages) {
+  TORCH_CHECK_VALUE(mesh->ndim() == 1,
+                    fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].", kLayer,
+                                to_string(*mesh), mesh->ndim()));
   TORCH_CHECK_VALUE(configs.size() == plans.size(),
                     fmt::format("[{}] the plan has {} tables, the layer {}. Plan the layer's tables.", kLayer,
                                 plans.size(), configs.size()));
-  TableLanes result{mesh, {}, lanes_of(configs, plans, mesh->size())};
+  TableLanes result{mesh, {}, {}};
   for (size_t t = 0; t < configs.size(); ++t) {
     const TableConfig& config = configs[t];
     const at::ScalarType dtype = table_dtype(config.dtype);
@@ -97,23 +142,23 @@ TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::ve
                      Spec::intern(mesh, sizes, {placement_of(config, plans[t], mesh)}, row_major_strides(sizes), dtype),
                      plans[t].treatment == Treatment::kReplicated,
                      {},
-                     {}};
-    if (!table.is_replicated) {
-      for (const TableSlice& slice : plans[t].slices) table.parts.push_back(slice.columns);
-      std::ranges::sort(table.parts, {}, &Interval::begin);
-      table.parts.erase(std::ranges::unique(table.parts).begin(), table.parts.end());
-      for (const TableSlice& slice : plans[t].slices) {
-        const auto lane = std::ranges::find_if(result.lanes, [&](const Lane& each) {
-          return each.dtype == dtype && each.width == slice.columns.length();
-        });
-        int64_t& height = lane->heights[static_cast<size_t>(slice.rank)];
-        table.slices.push_back(
-            {slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()), height,
-             static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
-        height += slice.rows.length();
-      }
-    }
+                     parts_of(plans[t])};
+    if (const auto storage = storages.find(t); storage != storages.end()) table.storage = storage->second;
     result.tables.push_back(std::move(table));
+  }
+  check_storages(result.tables, plans, storages);
+  result.lanes = lanes_of(result.tables, plans, mesh->size());
+  for (size_t t = 0; t < configs.size(); ++t) {
+    LayerTable& table = result.tables[t];
+    if (table.is_replicated) continue;
+    for (const TableSlice& slice : plans[t].slices) {
+      const auto lane = std::ranges::find_if(
+          result.lanes, [&, own = lane_of_slice(table, t, slice)](const Lane& each) { return are_one(each, own); });
+      int64_t& height = lane->heights[static_cast<size_t>(slice.rank)];
+      table.slices.push_back({slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()),
+                              height, static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
+      height += slice.rows.length();
+    }
   }
   return result;
 }

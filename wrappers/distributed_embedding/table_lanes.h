@@ -5,19 +5,29 @@
 //
 //   tables a [10, 8], b [4, 8] on rank 0, c [7, 16] on ranks 0 and 1, 8 columns each:
 //   lane 0 (width 8, float32)    rank 0: a, rows 0 to 9; b, rows 10 to 13; c[:, 0:8], rows 14 to 20    rank 1: c[:, 8:16], rows 0 to 6
+//
+// The slices of a table that lies in files have lanes of their own, one slice per rank: each has a file and a cache.
 #pragma once
 
 #include "runtime/tensor/spec.h"
+#include "wrappers/distributed_embedding/table_storage.h"
 #include "wrappers/embedding_plan/embedding_plan.h"
 
+#include <map>
+#include <optional>
 #include <vector>
 
 namespace shardwise {
+
+/// By table; those that are not here lie in memory.
+using TableStorages = std::map<size_t, TableStorage>;
 
 struct Lane {
   int64_t width = 0;
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> heights;  // rows of the block, by rank
+  /// Of the part (LayerTable::parts) of a table that lies in files: (table, part).
+  std::optional<std::pair<size_t, size_t>> stored = std::nullopt;
 };
 
 /// A slice, and its place in its rank's block of its lane.
@@ -36,6 +46,7 @@ struct LayerTable {
   bool is_replicated = false;     // no slices then: every rank has it outside of the lanes
   std::vector<LaneSlice> slices;  // by first row, then first column
   std::vector<Interval> parts;    // the slices' columns, ascending, each once
+  std::optional<TableStorage> storage = std::nullopt;
 };
 
 /// All tables of a layer, on a 1-D mesh. A value, equal on all ranks.
@@ -44,9 +55,10 @@ struct TableLanes {
   std::vector<LayerTable> tables;
   std::vector<Lane> lanes;  // those of larger elements first
 
-  /// Throws: c10::ValueError for a mesh of several dims, and for a plan of another number of ranks.
-  static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                       const MeshPtr& mesh);
+  /// Throws: c10::ValueError for a mesh of several dims, for a plan of another number of ranks, and for storage of a table that is
+  /// replicated or of whose columns a rank has two slices, of none, or without a cache.
+  static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans, const MeshPtr& mesh,
+                       const TableStorages& storages = {});
 
   /// This rank's slice that is `box` of the table; null where that has no rows.
   const LaneSlice* own_slice(const LayerTable& table, const Box& box) const;

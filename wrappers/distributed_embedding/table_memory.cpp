@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/table_memory.h"
 
 #include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/mapped_memory.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 #include "wrappers/distributed_embedding/row_buffers.h"
 
@@ -14,8 +15,17 @@ namespace shardwise {
 TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
   const auto on_mesh = at::TensorOptions().device(lanes.mesh->device_type());
   for (const Lane& lane : lanes.lanes) {
-    blocks_.push_back(
-        at::empty({lane.heights[static_cast<size_t>(lanes.own_rank())], lane.width}, on_mesh.dtype(lane.dtype)));
+    const int64_t height = lane.heights[static_cast<size_t>(lanes.own_rank())];
+    caches_.emplace_back();
+    if (lane.stored && height > 0 && lane.width > 0) {
+      const TableStorage& storage = *lanes.tables[lane.stored->first].storage;
+      blocks_.push_back(mapped_zeros(storage.folder, {height, lane.width}, lane.dtype));
+      const auto element = static_cast<int64_t>(c10::elementSize(lane.dtype));
+      caches_.back() =
+          std::make_shared<HotRows>(blocks_.back(), storage.rows_of(lane.width * element), on_mesh.device());
+      continue;
+    }
+    blocks_.push_back(at::empty({height, lane.width}, on_mesh.dtype(lane.dtype)));
     prefer_large_pages(blocks_.back());
   }
   for (size_t t = 0; t < lanes.tables.size(); ++t) {
@@ -23,6 +33,40 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
     if (lanes.tables[t].is_replicated)
       replicated_.back().push_back(at::empty(lanes.tables[t].spec->sizes(), options(t)));
   }
+  watch_writes();
+}
+
+/// DTensors of one table share a memory id, so that a write to any of them is seen.
+void TableMemory::watch_writes() {
+  for (size_t t = 0; t < lanes_->tables.size(); ++t) {
+    const at::Tensor table = wrap(lanes_->tables[t].spec, shards_of(t));
+    memory_ids_.push_back(maybe_dtensor(table)->memory_id());
+    for (const HotRowsPtr& cache : caches_of(t))
+      if (cache)
+        watches_.push_back(
+            std::make_unique<WriteWatch>(*maybe_dtensor(table), [cache] { cache->expect_write(); }));
+  }
+}
+
+std::vector<HotRowsPtr> TableMemory::caches_of(size_t t) const {
+  std::vector<HotRowsPtr> caches;
+  const LayerTable& table = lanes_->tables[t];
+  if (!table.storage) return caches;
+  for (const Box& box : table.spec->boxes()) {
+    const LaneSlice* slice = lanes_->own_slice(table, box);
+    caches.push_back(slice == nullptr ? nullptr : caches_[slice->lane]);
+  }
+  return caches;
+}
+
+void TableMemory::write_back() const {
+  for (const HotRowsPtr& cache : caches_)
+    if (cache) cache->write_back();
+}
+
+void TableMemory::expect_write(size_t table) const {
+  for (const HotRowsPtr& cache : caches_of(table))
+    if (cache) cache->expect_write();
 }
 
 at::TensorOptions TableMemory::options(size_t table) const {
@@ -44,12 +88,17 @@ std::vector<TablePart> TableMemory::pieces(size_t t) const {
   return pieces;
 }
 
+Shards TableMemory::shards_of(size_t t) const {
+  Shards shards;
+  for (const TablePart& piece : pieces(t)) shards.push_back(piece.values.alias());
+  return shards;
+}
+
 std::vector<at::Tensor> TableMemory::tables() const {
   std::vector<at::Tensor> tables;
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
-    Shards shards;
-    for (const TablePart& piece : pieces(t)) shards.push_back(piece.values.alias());
-    tables.push_back(wrap(lanes_->tables[t].spec, std::move(shards)));
+    tables.push_back(wrap(lanes_->tables[t].spec, shards_of(t)));
+    maybe_dtensor(tables.back())->set_memory_id(memory_ids_[t]);
   }
   return tables;
 }

@@ -4,5 +4,14 @@ from shardwise.distributed_embedding.inputs import RaggedIds
 from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup
 from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
 from shardwise.distributed_embedding.replicas import broadcast_parameters
+from shardwise.distributed_embedding.storage import CacheCounts, FileStorage
 
-__all__ = ["DistributedEmbedding", "EmbeddingLookup", "EmbeddingPipeline", "RaggedIds", "broadcast_parameters"]
+__all__ = [
+    "CacheCounts",
+    "DistributedEmbedding",
+    "EmbeddingLookup",
+    "EmbeddingPipeline",
+    "FileStorage",
+    "RaggedIds",
+    "broadcast_parameters",
+]

@@ -15,6 +15,7 @@ from shardwise._C import EmbeddingPlan, TableConfig
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, parts_of
+from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by_index
 from shardwise.dtensor import DTensor, distribute_tensor
 
 
@@ -78,6 +79,9 @@ class DistributedEmbedding(nn.Module):
     dense part; "sum": of their sum.
     sparse: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) take them row by
     row and leave none.
+    storage: of tables beyond memory, by index or name: FileStorage(folder, cache_rows=...). Their rows lie in files, the most frequently used
+    ones in memory, too, and so does the state of fused optimizers. Results are the same. What reads such a parameter other than
+    by lookups, state_dict(), get_weights() and pieces() calls flush() before.
 
     Inputs: a list in the order of the inputs, a dict by name, or a KeyedJaggedTensor, of ids [samples], [samples, ids per sample],
     (ids, offsets), RaggedIds, or jagged nested tensors. Batches may differ between ranks. Results: [samples, columns], combined as the
@@ -106,6 +110,7 @@ class DistributedEmbedding(nn.Module):
         concatenate: bool = False,
         gradients: str = "mean",
         sparse: bool = False,
+        storage: Mapping[int | str, FileStorage] | None = None,
         **plan_options: Any,
     ) -> None:
         super().__init__()
@@ -132,8 +137,10 @@ class DistributedEmbedding(nn.Module):
         self.concatenate = concatenate
         self.combiners = [self.configs[table].combiner for table in inputs]
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
+        storage = {} if storage is None else storage
+        storages = by_index(storage, [index_of(table, names, "storage") for table in storage])
         self._core = _C.DistributedEmbedding(
-            self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate
+            self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate, storages
         )
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
@@ -158,7 +165,16 @@ class DistributedEmbedding(nn.Module):
 
     def pieces(self, table: int | str) -> list[tuple[torch.Tensor, slice, slice]]:
         """This rank's parts of a table: (values, rows, columns), of the layer's memory, the latter as slices of the table."""
-        return self._core.pieces(index_of(table, [config.name for config in self.configs]))
+        return self._core.pieces(index_of(table, [config.name for config in self.configs], "pieces()"))
+
+    def flush(self) -> None:
+        """Writes rows that backwards have changed in memory to the files of their tables, which the parameters show. Sends nothing."""
+        self._core.flush()
+
+    def cache_counts(self) -> dict[str, CacheCounts]:
+        """By table in files: what this rank's cache of it did since it was made."""
+        counts = {config.name: self._core.cache_counts(index) for index, config in enumerate(self.configs)}
+        return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
 
     def get_weights(self, all_ranks: bool = False) -> list[np.ndarray[Any, Any]] | None:
         """All tables whole, as arrays in the order of the tables, on rank 0 or on all ranks; None elsewhere. bfloat16 becomes float32.
@@ -179,7 +195,8 @@ class DistributedEmbedding(nn.Module):
 
     def explain(self) -> str:
         """Table by table, as this rank sees it: size, treatment, ranks, bytes here, ids expected and asked for in the last lookup, the
-        rows they named, and the bytes of those that came from other ranks; then the totals. Sends nothing."""
+        rows they named, and the bytes of those that came from other ranks; then the totals; then the caches of tables in files. Sends
+        nothing."""
         return report.explained(self)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DistributedEmbedding:
@@ -197,6 +214,10 @@ class DistributedEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.configs)} tables, {len(self.feature_names)} inputs, {self.mesh.size()} ranks"
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.flush()  # before the parameters, which are those of a submodule
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _parameters_in_order(self) -> list[nn.Parameter]:
         return [self.tables[config.name] for config in self.configs]
@@ -232,12 +253,12 @@ def take_values(parameter: nn.Parameter, module: nn.Embedding | nn.EmbeddingBag)
     parameter.copy_(weight)
 
 
-def index_of(table: int | str, names: Sequence[str]) -> int:
+def index_of(table: int | str, names: Sequence[str], where: str = "input_table_map") -> int:
     if isinstance(table, str) and table in names:
         return names.index(table)
     if isinstance(table, int) and 0 <= table < len(names):
         return table
-    raise ValueError(f"[DistributedEmbedding] input_table_map names table {table!r}. There are {list(names)}.")
+    raise ValueError(f"[DistributedEmbedding] {where} names table {table!r}. There are {list(names)}.")
 
 
 def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from shardwise.distributed_embedding.storage import CacheCounts
 
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
 
-HEADER = (
-    "table",
-    "rows",
-    "columns",
-    "treatment",
-    "ranks",
-    "bytes here",
-    "ids/sample",
-    "ids",
-    "rows asked",
-    "bytes received",
-)
+HEADER = ("table", "rows", "columns", "treatment", "ranks", "bytes here", "ids/sample", "ids", "rows asked", "bytes received")
+CACHE_HEADER = ("table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "bytes read", "bytes written")
 
 
 def explained(layer: DistributedEmbedding) -> str:
@@ -27,7 +20,7 @@ def explained(layer: DistributedEmbedding) -> str:
     for index, (config, planned, (n_ids, n_rows, n_bytes)) in enumerate(
         zip(layer.configs, layer.plan.table_plans, traffic, strict=True)
     ):
-        here = sum(values.nbytes for values, _, _ in layer._core.pieces(index))
+        here = layer._core.bytes_here(index)
         ranks = sorted({piece.rank for piece in planned.slices})
         rows.append(
             (
@@ -45,17 +38,26 @@ def explained(layer: DistributedEmbedding) -> str:
     rows.append(
         (f"{len(layer.configs)} tables", "", "", "", "", f"{totals[0]:,}", "", *(f"{total:,}" for total in totals[1:]))
     )
-    widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
-    return "\n".join(line(row, widths) for row in (HEADER, *rows))
+    text = aligned((HEADER, *rows), texts=(0, 3, 4))
+    caches = [cache_row(name, counts) for name, counts in layer.cache_counts().items()]
+    return text + ("\n\n" + aligned((CACHE_HEADER, *caches), texts=(0,)) if caches else "")
 
 
-def line(row: tuple[str, ...], widths: list[int]) -> str:
-    """The names flush left, the numbers flush right."""
-    cells = [
-        cell.ljust(width) if column in (0, 3, 4) else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return "  ".join(cells).rstrip()
+def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
+    return (name, *(f"{each:,}" for each in counts[:3]), f"{counts.hit_rate:.1%}", *(f"{each:,}" for each in counts[3:]))
+
+
+def aligned(rows: Sequence[tuple[str, ...]], texts: tuple[int, ...]) -> str:
+    """The columns `texts` flush left, numbers flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if column in texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def shortened(ranks: list[int]) -> str:

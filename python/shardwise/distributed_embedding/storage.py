@@ -1,0 +1,52 @@
+"""Tables beyond memory: where they lie, and what their caches did."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class FileStorage:
+    """The rows of a table lie in files, and hot ones in memory, too.
+
+    folder: of a local disk; each rank that has rows makes a file of them there. It has no name, so nothing is left of it when the process
+    ends or is killed.
+    cache_rows, cache_bytes: how many rows are in memory, on each rank and of each of its column slices: as a number, or by the bytes of
+    their values, the state of a fused optimizer not counted. Give one of them. It must hold the rows that one lookup of all ranks asks a
+    rank for.
+    """
+
+    folder: str | os.PathLike[str]
+    cache_rows: int | None = None
+    cache_bytes: int | None = None
+
+
+class CacheCounts(NamedTuple):
+    """What one rank's cache of a table did since it was made. An access is one distinct row that a lookup asked this rank for."""
+
+    slots: int  # rows in memory, at most
+    hits: int
+    misses: int
+    evictions: int
+    bytes_read: int  # from the file: values and optimizer state
+    bytes_written: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits by accesses; 0 before the first."""
+        return self.hits / max(self.hits + self.misses, 1)
+
+
+def by_index(storage: Mapping[int | str, FileStorage], indices: Sequence[int]) -> dict[int, tuple[str, int, int]]:
+    """As the C++ layer takes them. Raises TypeError for what is no FileStorage, and ValueError for a table that is named twice."""
+    result: dict[int, tuple[str, int, int]] = {}
+    for index, (table, where) in zip(indices, storage.items(), strict=True):
+        if not isinstance(where, FileStorage):
+            raise TypeError(f"[DistributedEmbedding] the storage of table {table!r} is a {type(where).__name__}. Give FileStorage.")
+        if index in result:
+            raise ValueError(f"[DistributedEmbedding] storage names table {table!r} twice, by name and index. Name it once.")
+        result[index] = (os.fspath(where.folder), where.cache_rows or 0, where.cache_bytes or 0)
+    return result
