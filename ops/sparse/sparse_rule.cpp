@@ -7,6 +7,7 @@
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/write_watch.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -54,6 +55,7 @@ class SparseCall {
   }
 
   void run() {
+    if (is_in_place()) WriteWatch::note_write(leader());
     std::vector<at::Tensor> pieces;
     {
       BelowAutograd guard;
