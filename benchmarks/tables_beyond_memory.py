@@ -65,8 +65,17 @@ def row_of(name, ms, base, before, after, repeats):
     if after is None:
         return (*cells, *["-"] * 5)
     hits, misses = after.hits - before.hits, after.misses - before.misses
-    per_step = (after.evictions - before.evictions, after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written)
-    return (*cells, f"{after.slots:,}", f"{hits / max(hits + misses, 1):.1%}", *(f"{each / repeats:,.0f}" for each in per_step))
+    per_step = (
+        after.evictions - before.evictions,
+        after.bytes_read - before.bytes_read,
+        after.bytes_written - before.bytes_written,
+    )
+    return (
+        *cells,
+        f"{after.slots:,}",
+        f"{hits / max(hits + misses, 1):.1%}",
+        *(f"{each / repeats:,.0f}" for each in per_step),
+    )
 
 
 def main():
@@ -90,17 +99,41 @@ def main():
     for _ in range(options.warm):
         for name, side in sides.items():
             side()
-            torch.testing.assert_close(side.vectors, reference.vectors, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                side.vectors, reference.vectors, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+            )
     before = {name: side.counts() for name, side in sides.items()}
     ms = ms_in_turns(sides, options.repeats)
     for side in sides.values():
         torch.testing.assert_close(side.vectors, reference.vectors, rtol=0, atol=0)
     if dist.get_rank() == 0:
         print(machine_line())
-        print(f"{options.rows:,} x {options.columns} float32, batch {options.batch}, Zipf({options.exponent}), {options.warm} steps before")
-        header = ("", "min ms", "median ms", "/in memory", "/in memory", "rows", "hit rate", "evictions", "bytes read", "bytes written")
+        print(
+            f"{options.rows:,} x {options.columns} float32, batch {options.batch}, Zipf({options.exponent}), {options.warm} steps before"
+        )
+        header = (
+            "",
+            "min ms",
+            "median ms",
+            "/in memory",
+            "/in memory",
+            "rows",
+            "hit rate",
+            "evictions",
+            "bytes read",
+            "bytes written",
+        )
         base = ms["in memory"]
-        print("\n".join(aligned([header, *(row_of(n, ms[n], base, before[n], s.counts(), options.repeats) for n, s in sides.items())])))
+        print(
+            "\n".join(
+                aligned(
+                    [
+                        header,
+                        *(row_of(n, ms[n], base, before[n], s.counts(), options.repeats) for n, s in sides.items()),
+                    ]
+                )
+            )
+        )
     dist.destroy_process_group()
 
 

@@ -23,8 +23,8 @@ using PyError = std::pair<std::string, std::string>;
 using PyStorages = std::map<size_t, std::tuple<std::string, int64_t, int64_t>>;
 
 std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
-                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients,
-                            bool sparse, bool dp_input, bool concatenate, const PyStorages& storage) {
+                            const MeshPtr& mesh, const std::vector<PyFeature>& given, bool mean_gradients, bool sparse,
+                            bool dp_input, bool concatenate, const PyStorages& storage) {
   TableStorages storages;
   for (const auto& [table, each] : storage) {
     const auto& [folder, cache_rows, cache_bytes] = each;
@@ -99,7 +99,8 @@ void bind_distributed_embedding(py::module_& module) {
       .def("tables", &Layer::tables, no_gil, "The tables as DTensors of the layer's memory, uninitialised at first.")
       .def("pieces", &pieces, py::arg("table"),
            "This rank's parts of a table: (values, rows, columns), the latter as slices of the table.")
-      .def("bytes_here", &Layer::bytes_here, py::arg("table"), "Of this rank's parts of a table, in memory or in files.")
+      .def("bytes_here", &Layer::bytes_here, py::arg("table"),
+           "Of this rank's parts of a table, in memory or in files.")
       .def("flush", &Layer::flush, no_gil, "Brings DTensors of tables in files up to date.")
       .def("cache_counts", &cache_counts, py::arg("table"), "See shardwise.CacheCounts; None for a table in memory.")
       .def(

@@ -92,15 +92,16 @@ GradientSink GradientSink::of(const at::Tensor& weight, bool is_sparse) {
 
 void GradientSink::check_cached(const char* op, const Spec& spec) const {
   if (!optimizer) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(!needs_whole_rows(*optimizer, spec),
+                              fmt::format("[{}] the table is laid out as {}, lies in files, and has an optimizer that "
+                                          "needs sums over whole rows. Use one "
+                                          "that is not row-wise and not LAMB, or do not shard the table by columns.",
+                                          op, to_string(spec.placements())));
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !needs_whole_rows(*optimizer, spec),
-      fmt::format("[{}] the table is laid out as {}, lies in files, and has an optimizer that needs sums over whole rows. Use one "
-                  "that is not row-wise and not LAMB, or do not shard the table by columns.",
-                  op, to_string(spec.placements())));
-  TORCH_CHECK_NOT_IMPLEMENTED(!optimizer->options().rounds_at_random,
-                              fmt::format("[{}] the table lies in files, and its optimizer rounds at random by the numbers of "
-                                          "rows, which a cache does not keep. Use stochastic_rounding=False.",
-                                          op));
+      !optimizer->options().rounds_at_random,
+      fmt::format("[{}] the table lies in files, and its optimizer rounds at random by the numbers of "
+                  "rows, which a cache does not keep. Use stochastic_rounding=False.",
+                  op));
 }
 
 void GradientSink::check_dense_on_meta(const char* op) const {
@@ -129,7 +130,8 @@ at::Tensor GradientSink::take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroup
   const Shards& pieces = maybe_dtensor(table)->shards();
   if (caches.empty()) update_boxes(*optimizer, *spec, pieces, boxes);
   for (size_t i = 0; i < caches.size(); ++i)
-    if (caches[i]) caches[i]->update(*optimizer, optimizer->updated_rows(pieces[i], i), boxes[i].grads, boxes[i].groups);
+    if (caches[i])
+      caches[i]->update(*optimizer, optimizer->updated_rows(pieces[i], i), boxes[i].grads, boxes[i].groups);
   return {};
 }
 

@@ -38,8 +38,8 @@ struct GradientSink {
   /// The same of gradient rows that are grouped already. Pre: `spec` is not Partial, or gradients are dense.
   at::Tensor take_groups(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) const;
 
-  /// True where an optimizer updates each of this rank's boxes without messages, so that the boxes of several tables may share a call.
-  /// The same on all ranks.
+  /// True where an optimizer updates each of this rank's boxes without messages and without a cache, so that the boxes of several tables may
+  /// share a call. The same on all ranks, but for those that have no rows of a table with caches.
   bool updates_alone(const Spec& spec) const;
   /// Begins that optimizer's step: this rank's boxes as update_rows() takes them. Pre: updates_alone().
   std::vector<UpdatedRows> begin_update() const;

@@ -42,9 +42,10 @@ struct OpenFile {
 
 std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
   const auto check = [&](bool is_well, int error, const char* what) {
-    TORCH_CHECK_VALUE(is_well, fmt::format("[mapped memory] cannot {} a file of {} bytes in {}: {}. Give a folder on a disk "
-                                           "with that much room.",
-                                           what, n_bytes, folder, std::strerror(error)));
+    TORCH_CHECK_VALUE(is_well,
+                      fmt::format("[mapped memory] cannot {} a file of {} bytes in {}: {}. Give a folder on a disk "
+                                  "with that much room.",
+                                  what, n_bytes, folder, std::strerror(error)));
   };
   std::string name = folder + "/shardwise-XXXXXX";
   const OpenFile file{mkostemp(name.data(), O_CLOEXEC)};
@@ -59,9 +60,10 @@ std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) 
 }
 #else
 std::unique_ptr<Mapping> new_mapping(const std::string& folder, size_t n_bytes) {
-  TORCH_CHECK_VALUE(false, fmt::format("[mapped memory] a file of {} bytes in {}: files as memory are there on Linux alone. "
-                                       "Keep the table in RAM.",
-                                       n_bytes, folder));
+  TORCH_CHECK_VALUE(false,
+                    fmt::format("[mapped memory] a file of {} bytes in {}: files as memory are there on Linux alone. "
+                                "Keep the table in RAM.",
+                                n_bytes, folder));
 }
 #endif
 

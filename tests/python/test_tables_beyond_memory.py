@@ -128,7 +128,9 @@ def test_ids_by_table(tmp_path):
 def test_a_lookup_whose_rows_do_not_fit_is_an_error_on_all_ranks(tmp_path):
     def body(rank):
         config = sw.TableConfig("t", 100, 4)
-        layer = sw.DistributedEmbedding([config], storage={"t": sw.FileStorage(tmp_path, cache_rows=6)}, row_slice_threshold=1)
+        layer = sw.DistributedEmbedding(
+            [config], storage={"t": sw.FileStorage(tmp_path, cache_rows=6)}, row_slice_threshold=1
+        )
         few, many = torch.arange(3) + 3 * rank, torch.arange(8)
         expected = layer.get_weights(all_ranks=True)[0]
         for _ in range(2):
@@ -136,7 +138,9 @@ def test_a_lookup_whose_rows_do_not_fit_is_an_error_on_all_ranks(tmp_path):
                 layer([many])
             vectors = layer([few])[0]
             np.testing.assert_array_equal(vectors.detach(), expected[few])
-            with pytest.raises(ValueError, match=r"4 distinct rows of table t on rank 0, beside 6 of .* cache_rows of 10 or more"):
+            with pytest.raises(
+                ValueError, match=r"4 distinct rows of table t on rank 0, beside 6 of .* cache_rows of 10 or more"
+            ):
                 layer([torch.arange(4) + 20])
             with torch.no_grad():
                 layer([few])
@@ -153,7 +157,9 @@ def test_a_lookup_whose_rows_do_not_fit_is_an_error_on_all_ranks(tmp_path):
 def test_rows_of_lookups_under_way_stay(tmp_path):
     def body(rank):
         values = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
-        layer = sw.DistributedEmbedding([sw.TableConfig("t", 50, 4)], storage={0: sw.FileStorage(tmp_path, cache_rows=20)})
+        layer = sw.DistributedEmbedding(
+            [sw.TableConfig("t", 50, 4)], storage={0: sw.FileStorage(tmp_path, cache_rows=20)}
+        )
         layer.set_weights([values])
         optimizer = sw.optim.FusedSGD(list(layer.parameters()), lr=1.0)
         first, second = layer([torch.arange(10)])[0], layer([torch.arange(10, 20)])[0]
@@ -213,7 +219,8 @@ def test_sparse_gradients(tmp_path):
 def test_counts_and_explain(tmp_path):
     def body(rank):
         layer = sw.DistributedEmbedding(
-            [sw.TableConfig("t", 50, 4), sw.TableConfig("u", 5, 4)], storage={"t": sw.FileStorage(tmp_path, cache_bytes=10 * 16)}
+            [sw.TableConfig("t", 50, 4), sw.TableConfig("u", 5, 4)],
+            storage={"t": sw.FileStorage(tmp_path, cache_bytes=10 * 16)},
         )
         assert list(layer.cache_counts()) == ["t"]
         for begin in (0, 4, 0, 12):
@@ -258,12 +265,16 @@ class PlainLfu:
         if self.accesses >= 10 * self.n_slots:
             self.accesses = 0
             self.counts = {row: count // 2 for row, count in sorted(self.counts.items(), key=lambda item: item[1])}
-        self.counts = {row: c for row, c in self.counts.items() if row not in asked} | {row: self.counts[row] for row in asked}
+        self.counts = {row: c for row, c in self.counts.items() if row not in asked} | {
+            row: self.counts[row] for row in asked
+        }
 
 
 def test_hits_are_those_of_a_plain_lfu(tmp_path):
     def body(rank):
-        layer = sw.DistributedEmbedding([sw.TableConfig("t", 500, 4)], storage={0: sw.FileStorage(tmp_path, cache_rows=64)})
+        layer = sw.DistributedEmbedding(
+            [sw.TableConfig("t", 500, 4)], storage={0: sw.FileStorage(tmp_path, cache_rows=64)}
+        )
         plain = PlainLfu(64)
         generator = torch.Generator().manual_seed(2)
         weights = torch.arange(1, 501, dtype=torch.float64).pow(-1.1)
@@ -284,7 +295,11 @@ def test_bad_storage_is_the_same_error_on_all_ranks(tmp_path):
         wrong = [
             ({"z": sw.FileStorage(tmp_path, cache_rows=1)}, ValueError, "storage names table 'z'"),
             ({"a": "file"}, TypeError, "the storage of table 'a' is a str"),
-            ({"a": sw.FileStorage(tmp_path, cache_rows=1), 0: sw.FileStorage(tmp_path, cache_rows=1)}, ValueError, "twice"),
+            (
+                {"a": sw.FileStorage(tmp_path, cache_rows=1), 0: sw.FileStorage(tmp_path, cache_rows=1)},
+                ValueError,
+                "twice",
+            ),
             ({"a": sw.FileStorage(tmp_path)}, ValueError, "cache_rows 0 and cache_bytes 0"),
             ({"a": sw.FileStorage(tmp_path, cache_rows=1, cache_bytes=1)}, ValueError, "Give one of them"),
             ({"a": sw.FileStorage(tmp_path, cache_rows=-1)}, ValueError, "above 0"),
@@ -295,13 +310,13 @@ def test_bad_storage_is_the_same_error_on_all_ranks(tmp_path):
             with pytest.raises(kind, match=text):
                 sw.DistributedEmbedding(configs, storage=storage)
         with pytest.raises(ValueError, match="table b is replicated, and has a storage"):
-            sw.DistributedEmbedding(configs, storage={"b": sw.FileStorage(tmp_path, cache_rows=1)}, data_parallel_threshold=800)
+            sw.DistributedEmbedding(
+                configs, storage={"b": sw.FileStorage(tmp_path, cache_rows=1)}, data_parallel_threshold=800
+            )
         # A folder that only one rank has.
         folder = tmp_path if rank == 1 else tmp_path / "none"
         with pytest.raises(ValueError, match="cannot make a file"):
-            sw.DistributedEmbedding(
-                configs, storage={"a": sw.FileStorage(folder, cache_rows=1)}, row_slice_threshold=1
-            )
+            sw.DistributedEmbedding(configs, storage={"a": sw.FileStorage(folder, cache_rows=1)}, row_slice_threshold=1)
         assert os.listdir(tmp_path) == []
 
     run_ranks(2, body)

@@ -33,8 +33,9 @@ class DistributedEmbedding {
   /// `features`: the inputs, each of one table; a table may have several. Throws: c10::ValueError for a plan that does not fit the mesh or
   /// the tables, for a feature of no table and a table without one. Sends nothing, unless tables lie in files (`storages`): then what is
   /// wrong with any rank's is thrown on all.
-  DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans, const MeshPtr& mesh,
-                       std::vector<Feature> features, Options options, const TableStorages& storages = {});
+  DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
+                       const MeshPtr& mesh, std::vector<Feature> features, Options options,
+                       const TableStorages& storages = {});
 
   const TableLanes& lanes() const { return layer_->lanes; }
   const std::vector<Feature>& features() const { return layer_->features; }

@@ -30,8 +30,7 @@ GradientSink LayerTables::sink_of(size_t table, const at::Tensor& parameter) con
   return sink;
 }
 
-RowsUnderWay::RowsUnderWay(const LookupStep& step)
-    : held_(step.layer->lanes, step.layer->memory, step.incoming) {
+RowsUnderWay::RowsUnderWay(const LookupStep& step) : held_(step.layer->lanes, step.layer->memory, step.incoming) {
   const TableLanes& lanes = step.layer->lanes;
   const Group& group = *lanes.mesh->group();
   const c10::Device device(lanes.mesh->device_type());

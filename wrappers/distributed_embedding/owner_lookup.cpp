@@ -47,7 +47,8 @@ std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
       if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank())
         combined[f][place] =
             step.slots[f][place].defined()
-                ? combined_by(*step.ids[f], memory.cache(slice.lane)->values(), step.slots[f][place], &step.chosen[f][place])
+                ? combined_by(*step.ids[f], memory.cache(slice.lane)->values(), step.slots[f][place],
+                              &step.chosen[f][place])
                 : combined_by(*step.ids[f], memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
                               step.ids[f]->ids.to(lanes.mesh->device_type()), &step.chosen[f][place]);
   }
@@ -63,8 +64,8 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
   step.chosen.resize(step.ids.size());
   const auto combined = combined_here(step);
   step.slots.clear();
-  const LaneTensors sent = lane_tensors(
-      lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
+  const LaneTensors sent =
+      lane_tensors(lanes, [&](size_t lane, int64_t rank) { return rows[static_cast<size_t>(rank)].n_from(lane, own); });
   const LaneTensors received =
       lane_tensors(lanes, [&](size_t lane, int64_t rank) { return of_self.n_from(lane, rank); });
   for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
@@ -88,10 +89,9 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
     if (lanes.tables[t].is_replicated) {
       std::vector<int64_t> sizes = step.ids[f]->sizes;
       sizes.push_back(lanes.tables[t].spec->sizes()[1]);
-      results.push_back(
-          combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0], step.ids[f]->ids.to(tables[t].device()),
-                      &step.chosen[f][0])
-              .view(sizes));
+      results.push_back(combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0],
+                                    step.ids[f]->ids.to(tables[t].device()), &step.chosen[f][0])
+                            .view(sizes));
       continue;
     }
     const at::Tensor whole = at::cat(parts[f], 1);
@@ -184,7 +184,8 @@ void hold_rows(OwnerStep& step) {
         }
       HotRows::Result held = cache->hold(at::cat(ids));
       if (!held.hold)
-        CacheShortage{static_cast<int64_t>(slice.lane), held.n_rows, held.n_held, cache->n_slots()}.raise(lanes, slice.rank);
+        CacheShortage{static_cast<int64_t>(slice.lane), held.n_rows, held.n_held, cache->n_slots()}.raise(lanes,
+                                                                                                          slice.rank);
       const auto parts = held.hold->slots().split_with_sizes(n_ids);
       for (size_t i = 0; i < features.size(); ++i) step.slots[features[i]][place] = parts[i];
       step.holds.push_back(std::move(held.hold));

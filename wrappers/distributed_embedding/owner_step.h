@@ -12,14 +12,15 @@ namespace shardwise {
 /// What a lookup at the owners knows besides the values of rows.
 struct OwnerStep {
   LayerTablesPtr layer;
-  std::vector<std::optional<FeatureIds>> ids;  // by feature; none where this rank has no part of its table
-  int64_t n_samples = 0;                       // of all ranks
-  std::vector<int64_t> rows_per_sample;        // by feature: 1, or of ids that are not combined their number
-  std::vector<bool> has_rows;                  // by feature: results have a dim for these rows
-  std::vector<GradientSink> sinks;             // by table
-  std::vector<std::vector<at::Tensor>> chosen; // by feature and slice of its table: of maxima
-  std::vector<std::vector<at::Tensor>> slots;  // likewise, until they are combined: of the ids, where this rank's slice has a cache
-  std::vector<HoldPtr> holds;                  // until the backward is over
+  std::vector<std::optional<FeatureIds>> ids;   // by feature; none where this rank has no part of its table
+  int64_t n_samples = 0;                        // of all ranks
+  std::vector<int64_t> rows_per_sample;         // by feature: 1, or of ids that are not combined their number
+  std::vector<bool> has_rows;                   // by feature: results have a dim for these rows
+  std::vector<GradientSink> sinks;              // by table
+  std::vector<std::vector<at::Tensor>> chosen;  // by feature and slice of its table: of maxima
+  std::vector<std::vector<at::Tensor>>
+      slots;                   // likewise, until they are combined: of the ids, where this rank's slice has a cache
+  std::vector<HoldPtr> holds;  // until the backward is over
 
   /// The samples of one rank.
   Interval samples_of(int64_t rank) const;

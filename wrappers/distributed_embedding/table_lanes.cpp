@@ -39,7 +39,8 @@ Lane lane_of_slice(const LayerTable& table, size_t t, const TableSlice& slice) {
   return lane;
 }
 
-std::vector<Lane> lanes_of(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans, int64_t n_ranks) {
+std::vector<Lane> lanes_of(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans,
+                           int64_t n_ranks) {
   std::vector<Lane> lanes;
   for (size_t t = 0; t < plans.size(); ++t) {
     if (tables[t].is_replicated) continue;
@@ -54,14 +55,15 @@ std::vector<Lane> lanes_of(const std::vector<LayerTable>& tables, const std::vec
 void check_storages(const std::vector<LayerTable>& tables, const std::vector<TablePlan>& plans,
                     const TableStorages& storages) {
   for (const auto& [t, storage] : storages) {
-    TORCH_CHECK_VALUE(t < tables.size(), fmt::format("[{}] storage names table {}, there are {}. Use an index below that.",
-                                                     kLayer, t, tables.size()));
+    TORCH_CHECK_VALUE(
+        t < tables.size(),
+        fmt::format("[{}] storage names table {}, there are {}. Use an index below that.", kLayer, t, tables.size()));
     const std::string& name = tables[t].name;
-    TORCH_CHECK_VALUE((storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 &&
-                          storage.cache_bytes >= 0,
-                      fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, "
-                                  "above 0.",
-                                  kLayer, name, storage.cache_rows, storage.cache_bytes));
+    TORCH_CHECK_VALUE(
+        (storage.cache_rows > 0) != (storage.cache_bytes > 0) && storage.cache_rows >= 0 && storage.cache_bytes >= 0,
+        fmt::format("[{}] the storage of table {} has cache_rows {} and cache_bytes {}. Give one of them, "
+                    "above 0.",
+                    kLayer, name, storage.cache_rows, storage.cache_bytes));
     TORCH_CHECK_VALUE(!tables[t].is_replicated,
                       fmt::format("[{}] table {} is replicated, and has a storage. Leave it in memory, or lower "
                                   "data_parallel_threshold.",
@@ -70,9 +72,10 @@ void check_storages(const std::vector<LayerTable>& tables, const std::vector<Tab
     for (const TableSlice& slice : plans[t].slices) seen.emplace_back(slice.rank, slice.columns.begin);
     std::ranges::sort(seen);
     const auto twice = std::ranges::adjacent_find(seen);
-    TORCH_CHECK_VALUE(twice == seen.end(), fmt::format("[{}] rank {} has two slices of the same columns of table {}, which "
-                                                       "lies in files. Plan one slice of these for each rank.",
-                                                       kLayer, twice->first, name));
+    TORCH_CHECK_VALUE(twice == seen.end(),
+                      fmt::format("[{}] rank {} has two slices of the same columns of table {}, which "
+                                  "lies in files. Plan one slice of these for each rank.",
+                                  kLayer, twice->first, name));
   }
 }
 
@@ -122,9 +125,8 @@ size_t TableLanes::lane_of(const LayerTable& table, size_t part) {
 
 TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                           const MeshPtr& mesh, const TableStorages& storages) {
-  TORCH_CHECK_VALUE(mesh->ndim() == 1,
-                    fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].", kLayer,
-                                to_string(*mesh), mesh->ndim()));
+  TORCH_CHECK_VALUE(mesh->ndim() == 1, fmt::format("[{}] the mesh {} has {} dims. Give one of 1 dim, as mesh[name].",
+                                                   kLayer, to_string(*mesh), mesh->ndim()));
   TORCH_CHECK_VALUE(configs.size() == plans.size(),
                     fmt::format("[{}] the plan has {} tables, the layer {}. Plan the layer's tables.", kLayer,
                                 plans.size(), configs.size()));
@@ -155,8 +157,9 @@ TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::ve
       const auto lane = std::ranges::find_if(
           result.lanes, [&, own = lane_of_slice(table, t, slice)](const Lane& each) { return are_one(each, own); });
       int64_t& height = lane->heights[static_cast<size_t>(slice.rank)];
-      table.slices.push_back({slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()),
-                              height, static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
+      table.slices.push_back(
+          {slice.rank, slice.rows, slice.columns, static_cast<size_t>(lane - result.lanes.begin()), height,
+           static_cast<size_t>(std::ranges::find(table.parts, slice.columns) - table.parts.begin())});
       height += slice.rows.length();
     }
   }

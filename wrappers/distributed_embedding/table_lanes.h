@@ -57,8 +57,8 @@ struct TableLanes {
 
   /// Throws: c10::ValueError for a mesh of several dims, for a plan of another number of ranks, and for storage of a table that is
   /// replicated or of whose columns a rank has two slices, of none, or without a cache.
-  static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans, const MeshPtr& mesh,
-                       const TableStorages& storages = {});
+  static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
+                       const MeshPtr& mesh, const TableStorages& storages = {});
 
   /// This rank's slice that is `box` of the table; null where that has no rows.
   const LaneSlice* own_slice(const LayerTable& table, const Box& box) const;

@@ -43,8 +43,7 @@ void TableMemory::watch_writes() {
     memory_ids_.push_back(maybe_dtensor(table)->memory_id());
     for (const HotRowsPtr& cache : caches_of(t))
       if (cache)
-        watches_.push_back(
-            std::make_unique<WriteWatch>(*maybe_dtensor(table), [cache] { cache->expect_write(); }));
+        watches_.push_back(std::make_unique<WriteWatch>(*maybe_dtensor(table), [cache] { cache->expect_write(); }));
   }
 }
 

@@ -54,9 +54,9 @@ class TableMemory {
   void watch_writes();
 
   const TableLanes* lanes_;
-  std::vector<at::Tensor> blocks_;                   // by lane
-  std::vector<HotRowsPtr> caches_;                   // by lane
-  std::vector<uint64_t> memory_ids_;                 // by table: of all its DTensors
+  std::vector<at::Tensor> blocks_;    // by lane
+  std::vector<HotRowsPtr> caches_;    // by lane
+  std::vector<uint64_t> memory_ids_;  // by table: of all its DTensors
   std::vector<std::unique_ptr<WriteWatch>> watches_;
   std::vector<std::vector<at::Tensor>> replicated_;  // by table; the one piece of a replicated one
 };

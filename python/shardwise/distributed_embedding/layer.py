@@ -140,7 +140,15 @@ class DistributedEmbedding(nn.Module):
         storage = {} if storage is None else storage
         storages = by_index(storage, [index_of(table, names, "storage") for table in storage])
         self._core = _C.DistributedEmbedding(
-            self.configs, plan.table_plans, self.mesh, features, gradients == "mean", sparse, dp_input, concatenate, storages
+            self.configs,
+            plan.table_plans,
+            self.mesh,
+            features,
+            gradients == "mean",
+            sparse,
+            dp_input,
+            concatenate,
+            storages,
         )
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}

@@ -10,8 +10,28 @@ from shardwise.distributed_embedding.storage import CacheCounts
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
 
-HEADER = ("table", "rows", "columns", "treatment", "ranks", "bytes here", "ids/sample", "ids", "rows asked", "bytes received")
-CACHE_HEADER = ("table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "bytes read", "bytes written")
+HEADER = (
+    "table",
+    "rows",
+    "columns",
+    "treatment",
+    "ranks",
+    "bytes here",
+    "ids/sample",
+    "ids",
+    "rows asked",
+    "bytes received",
+)
+CACHE_HEADER = (
+    "table in files",
+    "rows in memory",
+    "hits",
+    "misses",
+    "hit rate",
+    "evictions",
+    "bytes read",
+    "bytes written",
+)
 
 
 def explained(layer: DistributedEmbedding) -> str:
@@ -44,7 +64,12 @@ def explained(layer: DistributedEmbedding) -> str:
 
 
 def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
-    return (name, *(f"{each:,}" for each in counts[:3]), f"{counts.hit_rate:.1%}", *(f"{each:,}" for each in counts[3:]))
+    return (
+        name,
+        *(f"{each:,}" for each in counts[:3]),
+        f"{counts.hit_rate:.1%}",
+        *(f"{each:,}" for each in counts[3:]),
+    )
 
 
 def aligned(rows: Sequence[tuple[str, ...]], texts: tuple[int, ...]) -> str:

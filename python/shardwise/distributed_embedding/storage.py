@@ -45,8 +45,12 @@ def by_index(storage: Mapping[int | str, FileStorage], indices: Sequence[int]) -
     result: dict[int, tuple[str, int, int]] = {}
     for index, (table, where) in zip(indices, storage.items(), strict=True):
         if not isinstance(where, FileStorage):
-            raise TypeError(f"[DistributedEmbedding] the storage of table {table!r} is a {type(where).__name__}. Give FileStorage.")
+            raise TypeError(
+                f"[DistributedEmbedding] the storage of table {table!r} is a {type(where).__name__}. Give FileStorage."
+            )
         if index in result:
-            raise ValueError(f"[DistributedEmbedding] storage names table {table!r} twice, by name and index. Name it once.")
+            raise ValueError(
+                f"[DistributedEmbedding] storage names table {table!r} twice, by name and index. Name it once."
+            )
         result[index] = (os.fspath(where.folder), where.cache_rows or 0, where.cache_bytes or 0)
     return result

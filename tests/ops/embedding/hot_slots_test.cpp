@@ -73,7 +73,8 @@ TEST(HotSlotsTest, RowsAreThoseOfThePlainRule) {
     PlainLfu plain{n_slots, {}};
     int64_t n_hits = 0, n_evictions = 0;
     for (int step = 0; step < 300; ++step) {
-      const std::vector<int64_t> rows = drawn(random, n_rows, std::uniform_int_distribution<size_t>(0, n_slots)(random));
+      const std::vector<int64_t> rows =
+          drawn(random, n_rows, std::uniform_int_distribution<size_t>(0, n_slots)(random));
       const auto held = slots.hold(rows);
       ASSERT_TRUE(held);
       for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(slots.row_of(held->slots[i]), rows[i]);
@@ -113,7 +114,8 @@ TEST(HotSlotsTest, ARowThatWasFrequentOnceLeaves) {
   HotSlots slots(2);
   const auto use = [&](int64_t row) { slots.release(slots.hold(std::vector<int64_t>{row})->slots); };
   for (int i = 0; i < 300; ++i) use(0);
-  for (int i = 0; i < 200; ++i) use(1 + i % 2);  // two rows take turns in the other slot, and halve the first one's count
+  for (int i = 0; i < 200; ++i)
+    use(1 + i % 2);  // two rows take turns in the other slot, and halve the first one's count
   EXPECT_FALSE(slots.find(std::vector<int64_t>{0}));
   EXPECT_TRUE(slots.find(std::vector<int64_t>{1, 2}));
 }
