@@ -113,6 +113,7 @@ void bind_distributed_embedding(py::module_& module) {
           py::arg("table"), py::arg("begin"), py::arg("end"), py::arg("root"),
           "Rows of a whole table on the rank `root` of the mesh, or on all. Collective: one exchange.")
       .def("traffic", &traffic, "Per table (ids, rows, bytes) of the last lookup: see shardwise.TableTraffic.")
+      .def("buffer_bytes", &Layer::buffer_bytes, "Memory of rows under way, kept for the next step.")
       .def(
           "raise_together",
           [](const Layer& self, const std::optional<PyError>& error) {

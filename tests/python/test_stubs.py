@@ -19,7 +19,7 @@ def stubbed():
     result = {}
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.ClassDef):
-            functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            functions = {item.name for item in node.body if isinstance(item, (ast.FunctionDef, ast.ClassDef))}
             values = {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
             result[node.name] = functions | values
         elif isinstance(node, ast.FunctionDef):

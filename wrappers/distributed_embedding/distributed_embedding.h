@@ -62,6 +62,8 @@ class DistributedEmbedding {
   };
   /// By table: of the lookup that was started last.
   const std::vector<Traffic>& traffic() const { return traffic_; }
+  /// Memory of rows under way, kept for the next step.
+  int64_t buffer_bytes() const { return layer_->buffers.n_bytes(); }
 
   /// A lookup of which the ids are on their way.
   class Lookup {

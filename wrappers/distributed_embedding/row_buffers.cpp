@@ -46,6 +46,13 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
   return result;
 }
 
+int64_t RowBuffers::n_bytes() const {
+  const std::lock_guard lock(mutex_);
+  int64_t bytes = 0;
+  for (const at::Tensor& buffer : buffers_) bytes += static_cast<int64_t>(buffer.nbytes());
+  return bytes;
+}
+
 void prefer_large_pages(const at::Tensor& tensor) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 4096;

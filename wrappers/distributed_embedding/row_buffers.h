@@ -14,9 +14,11 @@ class RowBuffers {
  public:
   /// [n_rows, width], uninitialised. Free again when the last tensor of its memory is gone.
   at::Tensor take(int64_t n_rows, int64_t width, const at::TensorOptions& options);
+  /// Of all buffers, those in use too.
+  int64_t n_bytes() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<at::Tensor> buffers_;  // flat; those that were free in vain kMostIdle times are dropped
   std::vector<int64_t> idle_;
 };

@@ -1,9 +1,11 @@
 """Hundreds of embedding tables on many ranks behind one layer."""
 
+from shardwise.distributed_embedding.hot_rows import HotRow
 from shardwise.distributed_embedding.inputs import RaggedIds
 from shardwise.distributed_embedding.layer import DistributedEmbedding, EmbeddingLookup
 from shardwise.distributed_embedding.pipeline import EmbeddingPipeline
 from shardwise.distributed_embedding.replicas import broadcast_parameters
+from shardwise.distributed_embedding.report import MemoryReport, RankMemory
 from shardwise.distributed_embedding.storage import CacheCounts, FileStorage
 
 __all__ = [
@@ -12,6 +14,9 @@ __all__ = [
     "EmbeddingLookup",
     "EmbeddingPipeline",
     "FileStorage",
+    "HotRow",
+    "MemoryReport",
     "RaggedIds",
+    "RankMemory",
     "broadcast_parameters",
 ]

@@ -63,6 +63,23 @@ def jagged_of(jagged: Any) -> RaggedIds:
     return RaggedIds(jagged.values(), lengths=jagged.lengths(), weights=jagged.weights_or_none())
 
 
+def n_samples(parts: Sequence[Parts | None]) -> int:
+    """Of the first feature that has ids here, for reports."""
+    for part in parts:
+        if part is not None:
+            ids, offsets, lengths, _ = part
+            return (
+                len(lengths)
+                if lengths is not None
+                else max(0, len(offsets) - 1)
+                if offsets is not None
+                else len(ids)
+                if ids.dim()
+                else 1
+            )
+    return 0
+
+
 def parts_of(value: Any, name: str) -> Parts | None:
     """None for None: the table is elsewhere. Raises TypeError for what is no feature's ids."""
     if value is None:

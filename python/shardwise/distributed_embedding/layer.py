@@ -14,9 +14,12 @@ from shardwise import _C
 from shardwise._C import EmbeddingPlan, TableConfig
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
-from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, parts_of
+from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
+from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
+from shardwise.distributed_embedding.report import MemoryReport
 from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by_index
 from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.interop.state_dicts import take_plain_values
 
 
 class EmbeddingLookup:
@@ -39,6 +42,8 @@ class EmbeddingLookup:
         except (TypeError, ValueError) as wrong:
             error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
         self._lookup = layer._core.start([] if error else parts, error)
+        self._counted = parts if layer._counts is not None else []
+        layer._n_samples = n_samples(parts)
 
     def fetch(self) -> EmbeddingLookup:
         """Sends for the rows, as they are now; ids must have arrived. Collective; wait() does it where this was not called."""
@@ -49,6 +54,8 @@ class EmbeddingLookup:
         """The vectors of this rank's samples: a list in the order of the inputs, or a dict by feature where the inputs were one; the one
         tensor of a layer that concatenates."""
         vectors = self._lookup.wait(self._layer._parameters_in_order())
+        self._layer._count(self._counted)
+        self._counted = []
         if self._concatenates:
             return vectors[0]
         for index, ids in self._nested.items():
@@ -136,9 +143,13 @@ class DistributedEmbedding(nn.Module):
             )
         self.concatenate = concatenate
         self.combiners = [self.configs[table].combiner for table in inputs]
+        self._tables_of_inputs = list(inputs)
+        self._dp_input = dp_input
+        self._counts: RowCounts | None = None  # of the rows that ids name, where they are counted
+        self._n_samples = 0  # of the last lookup
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
         storage = {} if storage is None else storage
-        storages = by_index(storage, [index_of(table, names, "storage") for table in storage])
+        storages = by_index(storage, [index_of(table, names, "storage names table") for table in storage])
         self._core = _C.DistributedEmbedding(
             self.configs,
             plan.table_plans,
@@ -153,6 +164,8 @@ class DistributedEmbedding(nn.Module):
         self.tables = nn.ParameterDict(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
+        take_plain_values(self)
+        self.register_load_state_dict_pre_hook(check_state_dict)
         self.reset_parameters()
         for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
             if isinstance(table, nn.Embedding | nn.EmbeddingBag):
@@ -173,7 +186,7 @@ class DistributedEmbedding(nn.Module):
 
     def pieces(self, table: int | str) -> list[tuple[torch.Tensor, slice, slice]]:
         """This rank's parts of a table: (values, rows, columns), of the layer's memory, the latter as slices of the table."""
-        return self._core.pieces(index_of(table, [config.name for config in self.configs], "pieces()"))
+        return self._core.pieces(self._index_of(table))
 
     def flush(self) -> None:
         """Writes rows that backwards have changed in memory to the files of their tables, which the parameters show. Sends nothing."""
@@ -184,28 +197,88 @@ class DistributedEmbedding(nn.Module):
         counts = {config.name: self._core.cache_counts(index) for index, config in enumerate(self.configs)}
         return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
 
-    def get_weights(self, all_ranks: bool = False) -> list[np.ndarray[Any, Any]] | None:
+    def get_weights(
+        self, all_ranks: bool = False, *, progress: bool | None = None
+    ) -> list[np.ndarray[Any, Any]] | None:
         """All tables whole, as arrays in the order of the tables, on rank 0 or on all ranks; None elsewhere. bfloat16 becomes float32.
+
+        progress: a line on stderr of rank 0, by tqdm; None shows it on terminals.
 
         Collective. Rows travel in chunks of 64 MiB, from their owners' memory to the rank that takes them, each once. Cost there: all
         tables and one chunk.
         """
-        return weights.get_weights(self, all_ranks)
+        return weights.get_weights(self, all_ranks, progress)
 
-    def set_weights(self, arrays: Sequence[np.ndarray[Any, Any] | torch.Tensor | str | os.PathLike[str]]) -> None:
-        """Takes whole tables in their order: arrays, the same on all ranks, or paths of .npy files, of which each rank reads its own rows
-        and columns by memory map. A layer on other ranks, with another plan, may have written them.
+    def save_weights(self, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
+        """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
 
-        Collective; no values travel. Raises, on all ranks and with nothing written, ValueError for another number of tables or other
-        shapes, all named, and what NumPy raises for files that it cannot read.
+        Rank 0 writes all, in memory of two chunks of 64 MiB; each row travels once. Files that are there stay whole until all new ones
+        are. Collective. Raises, on all ranks: OSError on rank 0 where a file cannot be written, RuntimeError with its text elsewhere.
         """
-        weights.set_weights(self, arrays)
+        weights.save_weights(self, folder, progress)
 
-    def explain(self) -> str:
-        """Table by table, as this rank sees it: size, treatment, ranks, bytes here, ids expected and asked for in the last lookup, the
-        rows they named, and the bytes of those that came from other ranks; then the totals; then the caches of tables in files. Sends
-        nothing."""
-        return report.explained(self)
+    def export_safetensors(
+        self,
+        table: int | str,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        """Writes one table, whole, as the tensor `name` (the table's own where there is none) of a safetensors file, in its own dtype.
+
+        Memory, messages and errors as save_weights().
+        """
+        weights.export_safetensors(self, self._index_of(table), path, name, progress)
+
+    def set_weights(
+        self,
+        arrays: Sequence[np.ndarray[Any, Any] | torch.Tensor | str | os.PathLike[str]] | str | os.PathLike[str],
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        """Takes whole tables in their order: arrays, the same on all ranks, paths of .npy files, or the folder that save_weights() wrote.
+        Of files each rank reads its own rows and columns, by memory map. A layer on other ranks, with another plan, may have written them.
+
+        progress: a line on stderr of rank 0, of its own bytes, by tqdm; None shows it on terminals.
+
+        Collective; no values travel. Memory besides the tables: one chunk of 64 MiB. Raises, on all ranks and with nothing written,
+        ValueError for another number of tables or other shapes, all named, and what NumPy raises for files that it cannot read.
+        """
+        weights.set_weights(self, arrays, progress)
+
+    def explain(self, *, reasons: bool = False) -> str:
+        """Table by table, as this rank sees it: size, treatment, ranks, bytes in all and here; of the last lookup the ids that the plan
+        expected, those that came, the rows they named and the bytes of those that other ranks sent; then the totals, and the caches of tables in files. With `reasons`, why
+        each table is where it is. Sends nothing."""
+        return report.explained(self, reasons)
+
+    def memory_report(self, *optimizers: torch.optim.Optimizer) -> MemoryReport:
+        """Bytes of each rank: its tables, what these optimizers keep of them, gradients, and buffers for rows under way; print() shows a
+        table. Collective: one gather of five numbers."""
+        return report.memory_of_ranks(self, optimizers)
+
+    def count_rows(self, capacity: int | None = 100_000) -> None:
+        """Counts from now on, anew, which rows lookups ask for; None stops. Off at first.
+
+        capacity: at most so many rows per table and rank, 16 bytes each. Counts are exact while ids name no more; then those of rows that
+        stay are too low, by at most the table's ids / capacity. Cost: a sort of each batch's ids. Sends nothing.
+        """
+        firsts = [
+            any(columns.start == 0 and len(values) > 0 for values, _, columns in self.pieces(t))
+            for t in range(len(self.configs))
+        ]
+        owned = [self._dp_input or is_first for is_first in firsts]  # else several ranks have the same ids
+        self._counts = None if capacity is None else RowCounts(len(self.configs), capacity, owned)
+
+    def hot_rows(self, table: int | str, n: int = 10) -> list[HotRow]:
+        """The `n` rows of a table that all ranks' ids named most often since count_rows(), most often first.
+
+        Collective; every rank gets them. Cost: the counts of all ranks on each. Raises RuntimeError where nothing is counted.
+        """
+        if self._counts is None:
+            raise RuntimeError("[hot_rows] no rows are counted. Call count_rows() first, on all ranks.")
+        return self._counts.hottest(self._index_of(table), n, self.mesh)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DistributedEmbedding:
         """Of Module.to(), half() and the like. Raises NotImplementedError where that would change dtype or device."""
@@ -226,6 +299,15 @@ class DistributedEmbedding(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self.flush()  # before the parameters, which are those of a submodule
         super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _count(self, parts: Sequence[Parts | None]) -> None:
+        if self._counts is not None:
+            for table, part in zip(self._tables_of_inputs, parts, strict=False):  # no parts of a lookup from before
+                if part is not None:
+                    self._counts.add(table, part[0])
+
+    def _index_of(self, table: int | str) -> int:
+        return index_of(table, [config.name for config in self.configs], "there is no table")
 
     def _parameters_in_order(self) -> list[nn.Parameter]:
         return [self.tables[config.name] for config in self.configs]
@@ -253,7 +335,7 @@ def config_of(module: nn.Module, index: int) -> TableConfig:
 
 
 @torch.no_grad()
-def take_values(parameter: nn.Parameter, module: nn.Embedding | nn.EmbeddingBag) -> None:
+def take_values(parameter: torch.Tensor, module: nn.Embedding | nn.EmbeddingBag) -> None:
     assert isinstance(parameter, DTensor)
     weight: torch.Tensor = module.weight
     if not isinstance(weight, DTensor):
@@ -261,12 +343,41 @@ def take_values(parameter: nn.Parameter, module: nn.Embedding | nn.EmbeddingBag)
     parameter.copy_(weight)
 
 
-def index_of(table: int | str, names: Sequence[str], where: str = "input_table_map") -> int:
+def check_state_dict(
+    layer: DistributedEmbedding,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    metadata: Any,
+    strict: bool,
+    *others: Any,
+) -> None:
+    """Before load_state_dict() writes a value: every name and shape that is wrong. By itself it writes those that are right first."""
+    own = {f"{prefix}tables.{name}": table for name, table in layer.tables.items()}
+    missing = [name for name in own if name not in state_dict] if strict else []
+    extra = [name for name in state_dict if name.startswith(f"{prefix}tables.") and name not in own] if strict else []
+    shapes = [
+        f"{name} is {list(state_dict[name].shape)} there and {list(table.shape)} here"
+        for name, table in own.items()
+        if name in state_dict and state_dict[name].shape != table.shape
+    ]
+    if missing or extra or shapes:
+        facts = [
+            f"It lacks {', '.join(missing)}." if missing else "",
+            f"Other sizes: {'; '.join(shapes)}." if shapes else "",
+            f"It has besides: {', '.join(extra)}." if extra else "",
+        ]
+        raise RuntimeError(
+            f"[DistributedEmbedding.load_state_dict] the state dict is of other tables; none has been loaded. {' '.join(filter(None, facts))} "
+            "Rename the entries, or use strict=False for those that are there."
+        )
+
+
+def index_of(table: int | str, names: Sequence[str], of: str = "input_table_map names table") -> int:
     if isinstance(table, str) and table in names:
         return names.index(table)
     if isinstance(table, int) and 0 <= table < len(names):
         return table
-    raise ValueError(f"[DistributedEmbedding] {where} names table {table!r}. There are {list(names)}.")
+    raise ValueError(f"[DistributedEmbedding] {of} {table!r}. There are {list(names)}.")
 
 
 def feature_names(tables: Sequence[str], inputs: Sequence[int]) -> list[str]:

@@ -1,88 +1,177 @@
-"""What a DistributedEmbedding holds and what its last lookup sent, as a table."""
+"""What a DistributedEmbedding holds and what its last lookup sent, as tables of text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from shardwise import _C
+from shardwise.distributed_embedding.hot_rows import gathered
 from shardwise.distributed_embedding.storage import CacheCounts
+from shardwise.dtensor import DTensor
 
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
 
 HEADER = (
-    "table",
-    "rows",
-    "columns",
-    "treatment",
-    "ranks",
-    "bytes here",
-    "ids/sample",
-    "ids",
-    "rows asked",
-    "bytes received",
-)
-CACHE_HEADER = (
-    "table in files",
-    "rows in memory",
-    "hits",
-    "misses",
-    "hit rate",
-    "evictions",
-    "bytes read",
-    "bytes written",
-)
+    "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",
+    "ids expected", "ids", "rows asked", "received",
+)  # fmt: skip
+NAMES = (0, 3, 4, 5)  # of its columns: flush left
+CACHE_HEADER = ("table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "read", "written")
 
 
-def explained(layer: DistributedEmbedding) -> str:
+def explained(layer: DistributedEmbedding, reasons: bool) -> str:
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
-    rows = []
-    for index, (config, planned, (n_ids, n_rows, n_bytes)) in enumerate(
+    rows, reason_of = [], []
+    totals = [0, 0, 0.0, 0, 0, 0]
+    for index, (config, planned, (n_ids, n_rows, received)) in enumerate(
         zip(layer.configs, layer.plan.table_plans, traffic, strict=True)
     ):
+        n_bytes = config.n_elements * layer.tables[config.name].element_size()
         here = layer._core.bytes_here(index)
-        ranks = sorted({piece.rank for piece in planned.slices})
+        expected = config.ids_per_sample * layer._n_samples
+        is_whole = planned.treatment == "replicated"
+        numbers = (n_bytes, here, expected, n_ids, n_rows, received)
+        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
         rows.append(
             (
                 config.name,
                 f"{config.n_rows:,}",
                 f"{config.n_columns:,}",
+                config.combiner,
                 planned.treatment,
-                "all" if planned.treatment == "replicated" else shortened(ranks),
-                f"{here:,}",
-                f"{config.ids_per_sample:g}",
-                *(f"{count:,}" for count in (n_ids, n_rows, n_bytes)),
+                "all" if is_whole else shortened(sorted({piece.rank for piece in planned.slices})),
+                *shown(*numbers),
             )
         )
-    totals = [sum(int(row[column].replace(",", "")) for row in rows) for column in (5, 7, 8, 9)]
-    rows.append(
-        (f"{len(layer.configs)} tables", "", "", "", "", f"{totals[0]:,}", "", *(f"{total:,}" for total in totals[1:]))
+        reason_of.append(planned.reason)
+    total = (f"{len(layer.configs)} tables", "", "", "", "", "", *shown(*totals))
+    text = table_text(HEADER, rows, total, NAMES)
+    if counts := layer.cache_counts():
+        text += "\n\n" + caches_text(counts)
+    if reasons:
+        text += "\n\n" + "\n".join(f"{row[0]}: {reason}" for row, reason in zip(rows, reason_of, strict=True))
+    return text
+
+
+def shown(
+    n_bytes: float, here: float, expected: float, n_ids: float, n_rows: float, received: float
+) -> tuple[str, ...]:
+    return (in_units(n_bytes), in_units(here), f"{expected:,.0f}", f"{n_ids:,}", f"{n_rows:,}", in_units(received))
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on one rank."""
+
+    replicated: int  # tables that every rank has
+    sharded: int
+    optimizer: int
+    gradients: int
+    buffers: int  # of rows under way, kept for the next step
+
+    @property
+    def total(self) -> int:
+        return self.replicated + self.sharded + self.optimizer + self.gradients + self.buffers
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes by rank; str() is a table of them."""
+
+    ranks: tuple[RankMemory, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(rank.total for rank in self.ranks)
+
+    @property
+    def imbalance(self) -> float:
+        """The most that a rank holds, over the mean."""
+        return max(rank.total for rank in self.ranks) * len(self.ranks) / max(self.total, 1)
+
+    def __str__(self) -> str:
+        header = ("rank", "replicated", "sharded", "optimizer", "gradients", "buffers", "in all")
+        columns = [[getattr(rank, name) for rank in self.ranks] for name in (*header[1:6], "total")]
+        rows = [(str(rank), *map(in_units, numbers)) for rank, numbers in enumerate(zip(*columns, strict=True))]
+        total = ("all", *(in_units(sum(column)) for column in columns))
+        totals = [rank.total for rank in self.ranks]
+        heaviest = totals.index(max(totals))
+        return (
+            table_text(header, rows, total, ())
+            + f"\nimbalance {self.imbalance:.2f}: rank {heaviest} holds {in_units(totals[heaviest])}, the mean is "
+            + in_units(self.total / len(totals))
+        )
+
+
+def memory_of_ranks(layer: DistributedEmbedding, optimizers: Sequence[torch.optim.Optimizer]) -> MemoryReport:
+    tables = layer._parameters_in_order()
+    plans = layer.plan.table_plans
+    kinds = [0, 0]
+    for index, planned in enumerate(plans):
+        kinds[planned.treatment != "replicated"] += sum(values.nbytes for values, _, _ in layer._core.pieces(index))
+    state = sum(
+        local_bytes(value)
+        for table in tables
+        for optimizer in optimizers
+        for value in optimizer.state.get(table, {}).values()
     )
-    text = aligned((HEADER, *rows), texts=(0, 3, 4))
-    caches = [cache_row(name, counts) for name, counts in layer.cache_counts().items()]
-    return text + ("\n\n" + aligned((CACHE_HEADER, *caches), texts=(0,)) if caches else "")
+    gradients = sum(local_bytes(table.grad) for table in tables if table.grad is not None)
+    numbers = torch.tensor([*kinds, state, gradients, layer._core.buffer_bytes()])
+    return MemoryReport(
+        tuple(RankMemory(*row) for row in gathered(numbers, layer.mesh).view(-1, len(numbers)).tolist())
+    )
+
+
+def caches_text(counts: Mapping[str, CacheCounts]) -> str:
+    rows = [cache_row(name, each) for name, each in counts.items()]
+    total = cache_row(f"{len(counts)} tables", CacheCounts(*(sum(column) for column in zip(*counts.values(), strict=True))))
+    return table_text(CACHE_HEADER, rows, total, (0,))
 
 
 def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
-    return (
-        name,
-        *(f"{each:,}" for each in counts[:3]),
-        f"{counts.hit_rate:.1%}",
-        *(f"{each:,}" for each in counts[3:]),
-    )
+    numbers = (f"{each:,}" for each in counts[:3])
+    return (name, *numbers, f"{counts.hit_rate:.1%}", f"{counts[3]:,}", *map(in_units, counts[4:]))
 
 
-def aligned(rows: Sequence[tuple[str, ...]], texts: tuple[int, ...]) -> str:
-    """The columns `texts` flush left, numbers flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if column in texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+def local_bytes(value: object) -> int:
+    """Of this rank's part of a tensor; of a sparse one its values and indices."""
+    return sum(tensor.nbytes for tensor in local_tensors(value))
+
+
+def local_tensors(value: object) -> Iterator[torch.Tensor]:
+    if not isinstance(value, torch.Tensor):
+        return
+    for piece in _C.to_pieces(value.detach()) if isinstance(value, DTensor) else [value]:
+        if piece.is_sparse:
+            yield from (piece._values(), piece._indices())
+        else:
+            yield piece
+
+
+def in_units(n_bytes: float) -> str:
+    """1536 -> 1.5 KiB"""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:,.1f} TiB"
+
+
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str], names: Sequence[int]) -> str:
+    """The columns `names` flush left, the others flush right; a line above and below the rows."""
+    widths = [max(len(row[column]) for row in (header, *rows, total)) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(row, widths, strict=True)
+        return "  ".join(cell.ljust(n) if i in names else cell.rjust(n) for i, (cell, n) in enumerate(cells)).rstrip()
+
+    rule = "─" * len(line(["─" * width for width in widths]))
+    return "\n".join([line(header), rule, *map(line, rows), rule, line(total)])
 
 
 def shortened(ranks: list[int]) -> str:

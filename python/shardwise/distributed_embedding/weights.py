@@ -1,13 +1,18 @@
-"""Whole tables in and out of a DistributedEmbedding: arrays, and .npy files of which each rank reads its own part."""
+"""Whole tables in and out of a DistributedEmbedding: arrays, and files that rank 0 writes piece by piece and each rank reads its own part of."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
+
+from shardwise._progress import Progress, check_progress
 
 if TYPE_CHECKING:
     from shardwise.distributed_embedding.layer import DistributedEmbedding
@@ -15,40 +20,158 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 << 20
 MAX_ELEMENTS = 2**31 - 1  # of one message
 Array = np.ndarray[Any, Any]
+Given = Sequence[Array | torch.Tensor | str | os.PathLike[str]] | str | os.PathLike[str]
+
+SAFETENSORS_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 
 
-def get_weights(layer: DistributedEmbedding, all_ranks: bool) -> list[Array] | None:
+def get_weights(layer: DistributedEmbedding, all_ranks: bool, progress: bool | None) -> list[Array] | None:
+    check_progress(progress)
     arrays: list[Array] = []
     takes = all_ranks or layer.mesh.get_local_rank() == 0
-    for index, config in enumerate(layer.configs):
-        array: Array | None = None
-        for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
-            rows = layer._core.gathered_rows(index, begin, end, None if all_ranks else 0)
-            if rows is None:
-                continue
-            part = to_numpy(rows)
-            if array is None:
-                array = np.empty((config.n_rows, config.n_columns), part.dtype)
-            array[begin:end] = part
-        if array is not None:
-            arrays.append(array)
+    with Progress("gathering", n_bytes(layer), progress, layer.mesh.get_local_rank() == 0) as line:
+        for index, config in enumerate(layer.configs):
+            if takes:
+                arrays.append(np.empty((config.n_rows, config.n_columns), numpy_dtype(layer, index)))
+            for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
+                rows = layer._core.gathered_rows(index, begin, end, None if all_ranks else 0)
+                if rows is not None:
+                    arrays[index][begin:end] = to_numpy(rows)
+                line.add((end - begin) * row_bytes(layer, index))
     return arrays if takes else None
 
 
-def set_weights(layer: DistributedEmbedding, weights: Sequence[Array | torch.Tensor | str | os.PathLike[str]]) -> None:
+def save_weights(layer: DistributedEmbedding, folder: str | os.PathLike[str], progress: bool | None) -> None:
+    def header_of(index: int) -> Callable[[IO[bytes]], None]:
+        config = layer.configs[index]
+        described = {
+            "descr": np.lib.format.dtype_to_descr(numpy_dtype(layer, index)),
+            "fortran_order": False,
+            "shape": (config.n_rows, config.n_columns),
+        }
+        return lambda file: np.lib.format.write_array_header_1_0(file, described)
+
+    paths = files_in(layer, folder)
+    files = [(index, path, header_of(index), to_numpy) for index, path in enumerate(paths)]
+    write_files(layer, files, progress)
+
+
+def export_safetensors(
+    layer: DistributedEmbedding, index: int, path: str | os.PathLike[str], name: str | None, progress: bool | None
+) -> None:
+    config = layer.configs[index]
+    length = config.n_rows * row_bytes(layer, index)
+    described = {
+        "dtype": SAFETENSORS_NAMES[layer.tables[config.name].dtype],
+        "shape": [config.n_rows, config.n_columns],
+        "data_offsets": [0, length],
+    }
+    text = json.dumps({config.name if name is None else name: described}).encode()
+    text += b" " * (-len(text) % 8)  # so that the elements begin at a multiple of 8
+
+    def write_header(file: IO[bytes]) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+
+    def bytes_of(rows: torch.Tensor) -> Array:
+        flat: Array = rows.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        return flat
+
+    write_files(layer, [(index, Path(path), write_header, bytes_of)], progress)
+
+
+File = tuple[int, Path, Callable[[IO[bytes]], None], Callable[[torch.Tensor], Array]]
+
+
+def write_files(layer: DistributedEmbedding, files: Sequence[File], progress: bool | None) -> None:
+    """Rank 0 writes each (table, path, header, bytes of rows) under a name of its own, and renames all when all are written.
+
+    After each chunk all ranks know whether rank 0 could write it. Collective.
+    """
+    check_progress(progress)
+    is_writer = layer.mesh.get_local_rank() == 0
+    total = sum(layer.configs[index].n_rows * row_bytes(layer, index) for index, *_ in files)
+    error: Exception | None = None
+    try:
+        with Progress("writing", total, progress, is_writer) as line:
+            for index, path, write_header, bytes_of in files:
+                file: IO[bytes] | None = None
+                try:
+                    if is_writer:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        file = open(unfinished(path), "wb")  # noqa: SIM115
+                        write_header(file)
+                except OSError as wrong:
+                    error = wrong
+                try:
+                    raise_together(layer, error)
+                    write_rows(layer, index, file, bytes_of, line)
+                finally:
+                    if file is not None:
+                        file.close()
+        if is_writer:
+            try:
+                for _, path, _, _ in files:
+                    os.replace(unfinished(path), path)
+            except OSError as wrong:
+                error = wrong
+        raise_together(layer, error)
+    except Exception:
+        if is_writer:
+            for _, path, _, _ in files:
+                unfinished(path).unlink(missing_ok=True)
+        raise
+
+
+def write_rows(
+    layer: DistributedEmbedding,
+    index: int,
+    file: IO[bytes] | None,
+    bytes_of: Callable[[torch.Tensor], Array],
+    line: Progress,
+) -> None:
+    config = layer.configs[index]
+    for begin, end in chunks(config.n_rows, row_bytes(layer, index), config.n_columns):
+        rows = layer._core.gathered_rows(index, begin, end, 0)
+        error: Exception | None = None
+        if rows is not None and file is not None:
+            try:
+                file.write(np.ascontiguousarray(bytes_of(rows)).data.cast("B"))
+                if end == config.n_rows:
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as wrong:  # a full disk, say
+                error = wrong
+        raise_together(layer, error)
+        line.add((end - begin) * row_bytes(layer, index))
+
+
+def unfinished(path: Path) -> Path:
+    return path.with_name(path.name + ".unfinished")
+
+
+def set_weights(layer: DistributedEmbedding, weights: Given, progress: bool | None) -> None:
+    check_progress(progress)
     error: Exception | None = None
     arrays: list[Array] = []
     try:
-        arrays = opened(layer, weights)
+        arrays = opened(layer, files_in(layer, weights) if isinstance(weights, str | os.PathLike) else weights)
     except Exception as wrong:  # the others learn of it
         error = wrong
     raise_together(layer, error)
-    for index, array in enumerate(arrays):
-        for values, rows, columns in layer._core.pieces(index):
-            for begin, end in chunks(len(values), row_bytes(layer, index), values.shape[1]):
-                part = array[rows.start + begin : rows.start + end, columns]
-                with torch.no_grad():
-                    values[begin:end].copy_(from_numpy(part, values.dtype))
+    own = sum(values.nbytes for index in range(len(arrays)) for values, _, _ in layer._core.pieces(index))
+    with Progress("loading", own, progress, layer.mesh.get_local_rank() == 0) as line:
+        for index, array in enumerate(arrays):
+            for values, rows, columns in layer._core.pieces(index):
+                for begin, end in chunks(len(values), row_bytes(layer, index), values.shape[1]):
+                    part = array[rows.start + begin : rows.start + end, columns]
+                    with torch.no_grad():
+                        values[begin:end].copy_(from_numpy(part, values.dtype))
+                    line.add(values[begin:end].nbytes)
 
 
 def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
@@ -67,6 +190,11 @@ def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
     if wrong:
         raise ValueError(f"[set_weights] these tables have other shapes: {'; '.join(wrong)}. Nothing was written.")
     return arrays
+
+
+def files_in(layer: DistributedEmbedding, folder: str | os.PathLike[str]) -> list[Path]:
+    """What save_weights() calls them: a table's name may have characters that a file's may not."""
+    return [Path(folder) / f"{quote(config.name, safe=' ')}.npy" for config in layer.configs]
 
 
 def raise_together(layer: DistributedEmbedding, error: Exception | None) -> None:
@@ -90,8 +218,18 @@ def row_bytes(layer: DistributedEmbedding, table: int) -> int:
     return int(parameter.element_size()) * layer.configs[table].n_columns
 
 
+def n_bytes(layer: DistributedEmbedding) -> int:
+    """Of all tables, each once."""
+    return sum(config.n_rows * row_bytes(layer, index) for index, config in enumerate(layer.configs))
+
+
+def numpy_dtype(layer: DistributedEmbedding, table: int) -> np.dtype[Any]:
+    """NumPy has no bfloat16: its values are float32 there."""
+    dtype = layer.tables[layer.configs[table].name].dtype
+    return np.dtype(str(dtype).removeprefix("torch.") if dtype != torch.bfloat16 else "float32")
+
+
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """NumPy has no bfloat16: its values as float32."""
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 

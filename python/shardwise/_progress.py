@@ -1,0 +1,43 @@
+"""A line that tells how far a long transfer has come, by tqdm where that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import TracebackType
+from typing import Any
+
+
+def check_progress(is_shown: bool | None) -> None:
+    """Raises ModuleNotFoundError, alike on all ranks, where a line is asked for and tqdm is not installed."""
+    if is_shown and importlib.util.find_spec("tqdm") is None:
+        raise ModuleNotFoundError(
+            "[progress] progress=True shows its line by tqdm, which is not installed. pip install tqdm"
+        )
+
+
+class Progress:
+    """A line on stderr of the rank that prints: with Progress("saving", n_bytes, None, rank == 0) as progress: progress.add(n).
+
+    is_shown: None shows it where stderr is a terminal and tqdm is installed.
+    """
+
+    def __init__(self, label: str, n_bytes: int, is_shown: bool | None, prints: bool) -> None:
+        self._bar: Any = None
+        if prints and is_shown is not False and importlib.util.find_spec("tqdm") is not None:
+            from tqdm import tqdm  # type: ignore[import-untyped]  # only those who watch need it
+
+            is_off = False if is_shown else None  # None: where stderr is no terminal
+            self._bar = tqdm(desc=label, total=n_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=is_off)
+
+    def add(self, n_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.update(n_bytes)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,163 @@
+"""A reader of checkpoints that reads of each saved piece what this rank wants of it, and finds broken files before it writes anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem as torchs
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from shardwise._progress import Progress, check_progress
+from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
+
+__all__ = ["FileSystemReader"]
+
+
+class FileSystemReader(torchs.FileSystemReader):
+    """torch.distributed.checkpoint's FileSystemReader, for checkpoints of other numbers of ranks and of tensors as large as memory.
+
+        dcp.load(state_dict, storage_reader=FileSystemReader("folder"))
+
+    torch's reads each saved piece whole, of which a rank wants a part. This one reads what is wanted, straight into the tensor's memory
+    where it is a run of rows, else through a buffer of 16 MiB. What lies between wanted parts of rows less than 4 KiB apart is read too.
+
+    path: a folder that torch's FileSystemWriter or ours wrote.
+    strict: a checkpoint with entries that nobody asks for is an error that names them.
+    verify: each rank reads the pieces it wants of once more before, and compares their check sums.
+    progress: a line on stderr, of rank 0's bytes, by tqdm; None shows it on terminals.
+
+    Raises, through torch's CheckpointException on all ranks, and before anything is loaded: what is wrong with the files that any rank
+    wants of, by name: missing, shorter than they were, or not what was saved. n_bytes_read counts elements' bytes since the last load began.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = False,
+        verify: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        check_progress(progress)
+        super().__init__(path)
+        self.strict = strict
+        self.verify = verify
+        self.progress = progress
+        self.n_bytes_read = 0
+        self._records: dict[MetadataIndex, TensorRecord | None] = {}
+        self._metadata: Metadata | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        super().reset(checkpoint_id)
+        self._records, self.n_bytes_read = {}, 0
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self._get_metadata_path(kwargs.get("rank"))
+        try:
+            return super().read_metadata(*args, **kwargs)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"[checkpoint] {path} is not there: the folder holds no whole checkpoint."
+            ) from None
+        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as wrong:
+            raise RuntimeError(
+                f"[checkpoint] {path} is corrupt ({wrong}). Nothing has been loaded; take another save."
+            ) from wrong
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Finds all pieces that this rank wants of. No rank has begun to load: torch carries what is wrong with one to all."""
+        wrong: dict[str, str] = {}
+        for path, items in self._by_file(plan).items():
+            try:
+                self._find_records(path, items)
+            except (
+                OSError,
+                EOFError,
+                KeyError,
+                ValueError,
+                RuntimeError,
+                zipfile.BadZipFile,
+                pickle.UnpicklingError,
+            ) as error:
+                wrong[path] = str(error) or type(error).__name__
+        if wrong:
+            told = "; ".join(f"{path} ({text})" for path, text in wrong.items())
+            raise RuntimeError(
+                f"[checkpoint] corrupt files in {self.path}: {told}. Nothing has been loaded; take another save."
+            )
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        if self.strict and self._metadata is not None:
+            asked = {item.storage_index.fqn for plan in plans for item in plan.items}
+            extra = [
+                name
+                for name, saved in self._metadata.state_dict_metadata.items()
+                if name not in asked and not (isinstance(saved, TensorStorageMetadata) and saved.size.numel() == 0)
+            ]
+            if extra:
+                raise RuntimeError(
+                    f"[checkpoint] the checkpoint has {', '.join(extra)}, which nobody asks for. Nothing has been loaded. Add them to "
+                    "the state dict, or leave strict=True out."
+                )
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        rest: list[ReadItem] = []  # by torch's way: what is no plain tensor
+        total = sum(_n_bytes(item, self._records[item.storage_index]) for item in plan.items)
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        with Progress("loading", total, self.progress, is_first) as progress:
+
+            def told(n_bytes: int) -> None:
+                self.n_bytes_read += n_bytes
+                progress.add(n_bytes)
+
+            for path, items in self._by_file(plan).items():
+                with open(os.path.join(self.path, path), "rb", buffering=0) as file:
+                    for item in items:
+                        record = self._records[item.storage_index]
+                        if record is None:
+                            rest.append(item)
+                            continue
+                        target = planner.resolve_tensor(item).detach()
+                        read_box(file, record, item.storage_offsets, target, told)
+                        planner.commit_tensor(item, target)
+        return super().read_data(LoadPlan(rest), planner)
+
+    def _by_file(self, plan: LoadPlan) -> dict[str, list[ReadItem]]:
+        """In the order of the files' bytes."""
+        files: dict[str, list[ReadItem]] = {}
+        for item in sorted(plan.items, key=lambda item: self.storage_data[item.storage_index].offset):
+            files.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        return files
+
+    def _find_records(self, path: str, items: Iterable[ReadItem]) -> None:
+        with open(os.path.join(self.path, path), "rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            for item in items:
+                index, saved = item.storage_index, self.storage_data[item.storage_index]
+                if saved.offset + saved.length > n_bytes:
+                    raise EOFError(f"{n_bytes:,} bytes, and {index.fqn} ends at {saved.offset + saved.length:,}")
+                if index in self._records:
+                    continue
+                self._records[index] = None
+                if item.type == LoadItemType.BYTE_IO or saved.transform_descriptors:
+                    continue
+                if self.verify:
+                    check_sum(FilePart(file, saved.offset, saved.length))
+                self._records[index] = find_record(FilePart(file, saved.offset, saved.length), saved.offset)
+
+
+def _n_bytes(item: ReadItem, record: TensorRecord | None) -> int:
+    return 0 if record is None else int(item.lengths.numel()) * record.dtype.itemsize

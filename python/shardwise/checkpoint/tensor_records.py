@@ -1,0 +1,169 @@
+"""Where the elements of a tensor lie in the file that torch.save() wrote: boxes of it are read without the rest.
+
+torch.save() writes a zip archive: a pickle that says sizes and strides, and the elements, uncompressed, as the record "data/0".
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch._weights_only_unpickler import Unpickler
+
+BUFFER_BYTES = 16 << 20
+NEAR_BYTES = (
+    4096  # what lies between wanted runs that are so near is read with them: the system reads whole pages anyway
+)
+LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's member: the lengths of its name and of its extra field
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A row-major tensor in a file: its elements from byte `begin` on."""
+
+    begin: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one index of the first dim."""
+        return int(torch.Size(self.sizes[1:]).numel()) * self.dtype.itemsize
+
+
+class FilePart(io.RawIOBase):
+    """Bytes [begin, begin + length) of a file, as a file of its own to read."""
+
+    def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
+        self._file, self._begin, self._length, self._at = file, begin, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, memory: Any, /) -> int:
+        self._file.seek(self._begin + self._at)
+        n: int = self._file.readinto(memoryview(memory)[: max(0, self._length - self._at)])  # type: ignore[method-assign]
+        self._at += n
+        return n
+
+
+def find_record(file: FilePart, begin: int) -> TensorRecord | None:
+    """The tensor of an archive that begins at byte `begin` of the whole file; None for what is no plain row-major tensor.
+
+    Reads the archive's directory and pickle only. Raises zipfile.BadZipFile, pickle.UnpicklingError or EOFError for garbled ones.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        order = archive.read(members["byteorder"]).decode() if "byteorder" in members else sys.byteorder
+        if order != sys.byteorder or "data.pkl" not in members:
+            return None
+        keys: list[str] = []
+
+        def storage_of(saved: tuple[Any, ...]) -> torch.TypedStorage:
+            _, kind, key, _, n = saved
+            keys.append(key)
+            dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+            memory = torch.UntypedStorage(n * dtype.itemsize, device="meta")
+            return torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)
+
+        with archive.open(members["data.pkl"]) as pickled:
+            unpickler = Unpickler(pickled, encoding="utf-8")
+            unpickler.persistent_load = storage_of  # type: ignore[attr-defined]
+            tensor = unpickler.load()
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or len(keys) != 1 or not tensor.is_contiguous():
+            return None
+        member = members[f"data/{keys[0]}"]
+        if member.compress_type != zipfile.ZIP_STORED:
+            return None
+        first = tensor.storage_offset() * tensor.element_size()
+        if member.file_size < first + tensor.nbytes:
+            raise zipfile.BadZipFile(f"{member.file_size} bytes of {first + tensor.nbytes} are there")
+        file.seek(member.header_offset)
+        n_name, n_extra = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+        data = member.header_offset + LOCAL_HEADER.size + n_name + n_extra
+        return TensorRecord(begin + data + first, tuple(tensor.shape), tensor.dtype)
+
+
+def check_sum(file: FilePart) -> None:
+    """Reads the archive whole, 16 MiB at a time. Raises zipfile.BadZipFile where its elements are not those that were written."""
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as content:
+                while content.read(BUFFER_BYTES):
+                    pass
+
+
+def read_box(
+    file: IO[bytes],
+    record: TensorRecord,
+    offsets: Sequence[int],
+    target: torch.Tensor,
+    told: Callable[[int], None] = lambda n_bytes: None,
+) -> None:
+    """Fills `target` with the box of its sizes at `offsets` of the record. `told` hears of each read how many bytes it was.
+
+    Memory: none where the box is one run of the file and `target` is contiguous and of its dtype on a CPU, else 16 MiB, or one row.
+    """
+    if target.numel() == 0:
+        return
+    sizes, lengths = (record.sizes, tuple(target.shape)) if record.sizes else ((1,), (1,))
+    begin = record.begin + (int(offsets[0]) if record.sizes else 0) * record.row_bytes
+    if tuple(lengths[1:]) == tuple(sizes[1:]):
+        read_run(file, record, begin, target.view(lengths), told)
+        return
+    inner = torch.empty(sizes[1:], dtype=record.dtype, device="meta")
+    wanted = [slice(o, o + n) for o, n in zip(offsets[1:], lengths[1:], strict=True)]
+    first = inner[tuple(wanted)].storage_offset() * record.dtype.itemsize
+    last = (
+        sum((o + n - 1) * s for o, n, s in zip(offsets[1:], lengths[1:], inner.stride(), strict=True)) + 1
+    ) * record.dtype.itemsize
+    is_near = record.row_bytes - (last - first) <= NEAR_BYTES
+    step = max(1, BUFFER_BYTES // record.row_bytes) if is_near else 1
+    for row in range(0, lengths[0], step):
+        n = min(step, lengths[0] - row)
+        buffer = bytearray(n * record.row_bytes)
+        span = slice(first, (n - 1) * record.row_bytes + last)
+        file.seek(begin + row * record.row_bytes + first)
+        fill(file, memoryview(buffer)[span], told)
+        rows = torch.frombuffer(buffer, dtype=record.dtype).view(n, *sizes[1:])
+        target[row : row + n].copy_(rows[(slice(None), *wanted)])
+
+
+def read_run(
+    file: IO[bytes], record: TensorRecord, begin: int, target: torch.Tensor, told: Callable[[int], None]
+) -> None:
+    """Rows from byte `begin` of the file."""
+    is_memory = target.is_cpu and target.is_contiguous() and target.dtype == record.dtype
+    step = max(1, BUFFER_BYTES // max(1, record.row_bytes))
+    file.seek(begin)
+    for row in range(0, len(target), step):
+        part = target[row : row + step]
+        own = part if is_memory else torch.empty(part.shape, dtype=record.dtype)
+        fill(file, own.reshape(-1).view(torch.uint8).numpy().data, told)
+        if not is_memory:
+            part.copy_(own)
+
+
+def fill(file: IO[bytes], memory: memoryview, told: Callable[[int], None]) -> None:
+    """Raises EOFError where the file ends before."""
+    done = 0
+    while done < len(memory):
+        n = file.readinto(memory[done:])  # type: ignore[attr-defined]
+        if not n:
+            raise EOFError(f"the file ends {len(memory) - done} bytes too soon")
+        done += n
+        told(n)

@@ -1,0 +1,88 @@
+"""Which rows of its tables a DistributedEmbedding is asked for most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Shard
+
+
+class HotRow(NamedTuple):
+    """A row, how many ids named it, and which part of all ids of its table that is."""
+
+    row: int
+    n_ids: int
+    share: float
+
+
+@dataclass
+class TableCounts:
+    """This rank's ids of one table: at most `capacity` rows with their counts.
+
+    When there are more rows, all counts are lowered by that of the first one too many, and rows at 0 leave (Misra, Gries, "Finding repeated
+    elements", 1982, in batches as in Agarwal et al., "Mergeable summaries", 2012): a count is too low by at most n_ids / capacity.
+    """
+
+    capacity: int
+    rows: torch.Tensor
+    counts: torch.Tensor
+    n_ids: int = 0
+
+    def add(self, ids: torch.Tensor) -> None:
+        rows, counts = ids.detach().cpu().reshape(-1).long().unique(return_counts=True)
+        self.n_ids += ids.numel()
+        self.rows, self.counts = merged(torch.cat([self.rows, rows]), torch.cat([self.counts, counts]))
+        if len(self.rows) > self.capacity:
+            counts = self.counts - self.counts.topk(self.capacity + 1).values[-1]
+            self.rows, self.counts = self.rows[counts > 0], counts[counts > 0]
+
+
+class RowCounts:
+    """The counts of all tables. `owned`: which tables' ids count on this rank."""
+
+    def __init__(self, n_tables: int, capacity: int, owned: Sequence[bool]) -> None:
+        if capacity < 1:
+            raise ValueError(f"[count_rows] capacity is {capacity}. Keep at least one row per table.")
+        self._owned = owned
+        self.tables = [
+            TableCounts(capacity, torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
+            for _ in range(n_tables)
+        ]
+
+    def add(self, table: int, ids: torch.Tensor) -> None:
+        if self._owned[table]:
+            self.tables[table].add(ids)
+
+    def hottest(self, table: int, n: int, mesh: DeviceMesh) -> list[HotRow]:
+        """Of all ranks together. Collective: two small gathers, and one of the ranks' rows and counts."""
+        own = self.tables[table]
+        total = int(gathered(torch.tensor([own.n_ids]), mesh).sum())
+        rows, counts = merged(gathered(own.rows, mesh), gathered(own.counts, mesh))
+        order = counts.argsort(descending=True, stable=True)[:n]
+        return [
+            HotRow(row, count, count / max(total, 1))
+            for row, count in zip(rows[order].tolist(), counts[order].tolist(), strict=True)
+        ]
+
+
+def merged(rows: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row once, with the sum of its counts."""
+    rows, places = rows.unique(return_inverse=True)
+    return rows, torch.zeros_like(rows).index_add_(0, places, counts)
+
+
+def gathered(values: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The ranks' values one after another, of other numbers of them, on all ranks. [n] -> [sum of n]"""
+    here = values.to(mesh.device_type)
+    n = torch.tensor([len(values)], device=here.device)
+    sizes = DTensor.from_local(n, mesh, [Shard(0)], run_check=False).full_tensor().tolist()
+    placed = DTensor.from_local(
+        here, mesh, [Shard(0, sizes=sizes)], run_check=False, shape=torch.Size([sum(sizes)]), stride=(1,)
+    )
+    return placed.full_tensor().cpu()
