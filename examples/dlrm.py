@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 import shardwise as sw
+from shardwise.checkpoint import FileSystemReader, FileSystemWriter
 
 # Rows of the categorical features of Criteo Terabyte, as MLPerf's DLRM has them.
 CRITEO = [
@@ -44,7 +45,7 @@ CRITEO = [
 ]
 CRITEO += [14, 48937457, 11316796, 40094537, 452104, 12606, 104, 35]
 MOST_ROWS, WIDTH, N_DENSE = 20_000, 16, 13
-BATCH, STEPS, SKEW = 2048, 150, 1.1
+BATCH, STEPS, SKEW = 2048, 101, 1.1
 EVALUATED = 8  # batches that no training sees
 
 
@@ -150,14 +151,15 @@ def main() -> None:
     ]
     if options.resume:
         weights, states = get_state_dict(model, optimizers)
-        dcp.load({"model": weights, "optimizers": states}, checkpoint_id=options.folder)
+        dcp.load({"model": weights, "optimizers": states}, storage_reader=FileSystemReader(options.folder))
         set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=states)
         loss, area = evaluated(model, clicks)
         say(f"resumed on {dist.get_world_size()} ranks: loss {loss:.4f}, AUC {area:.4f}")
         dist.destroy_process_group()
         return
 
-    say(f"{len(clicks.heights)} tables of {WIDTH} columns\n{model.embedding.plan}")
+    say(model.embedding.plan)
+    say(model.embedding.plan.picture())
     start = time.perf_counter()
     for step in range(STEPS):
         dense, ids, clicked = clicks.batch(step)
@@ -172,11 +174,11 @@ def main() -> None:
             say(f"step {step:3}  loss {mean:.4f}")
     seconds = time.perf_counter() - start
     loss, area = evaluated(model, clicks)
-    say(f"evaluated: loss {loss:.4f}, AUC {area:.4f}")
+    say(f"evaluated on {dist.get_world_size()} ranks: loss {loss:.4f}, AUC {area:.4f}")
     say(f"samples per second: {BATCH * STEPS / seconds:,.0f}")
     if options.folder:
         weights, states = get_state_dict(model, optimizers)
-        dcp.save({"model": weights, "optimizers": states}, checkpoint_id=options.folder)
+        dcp.save({"model": weights, "optimizers": states}, storage_writer=FileSystemWriter(options.folder))
     dist.destroy_process_group()
 
 

@@ -54,10 +54,6 @@ class FileSystemReader(torchs.FileSystemReader):
         self._records: dict[MetadataIndex, TensorRecord | None] = {}
         self._metadata: Metadata | None = None
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        super().reset(checkpoint_id)
-        self._records, self.n_bytes_read = {}, 0
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = self._get_metadata_path(kwargs.get("rank"))
         try:
@@ -73,7 +69,7 @@ class FileSystemReader(torchs.FileSystemReader):
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
-        self._metadata = metadata
+        self._metadata, self._records, self.n_bytes_read = metadata, {}, 0
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Finds all pieces that this rank wants of. No rank has begun to load: torch carries what is wrong with one to all."""

@@ -56,7 +56,7 @@ class FilePart(io.RawIOBase):
 
     def readinto(self, memory: Any, /) -> int:
         self._file.seek(self._begin + self._at)
-        n: int = self._file.readinto(memoryview(memory)[: max(0, self._length - self._at)])  # type: ignore[method-assign]
+        n: int = self._file.readinto(memoryview(memory)[: max(0, self._length - self._at)])  # type: ignore[attr-defined]
         self._at += n
         return n
 
@@ -82,7 +82,7 @@ def find_record(file: FilePart, begin: int) -> TensorRecord | None:
 
         with archive.open(members["data.pkl"]) as pickled:
             unpickler = Unpickler(pickled, encoding="utf-8")
-            unpickler.persistent_load = storage_of  # type: ignore[attr-defined]
+            unpickler.persistent_load = storage_of  # type: ignore[method-assign]
             tensor = unpickler.load()
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or len(keys) != 1 or not tensor.is_contiguous():
             return None
@@ -137,7 +137,7 @@ def read_box(
         n = min(step, lengths[0] - row)
         buffer = bytearray(n * record.row_bytes)
         span = slice(first, (n - 1) * record.row_bytes + last)
-        file.seek(begin + row * record.row_bytes + first)
+        file.seek(begin + row * record.row_bytes + int(first))
         fill(file, memoryview(buffer)[span], told)
         rows = torch.frombuffer(buffer, dtype=record.dtype).view(n, *sizes[1:])
         target[row : row + n].copy_(rows[(slice(None), *wanted)])
