@@ -129,7 +129,9 @@ def memory_of_ranks(layer: DistributedEmbedding, optimizers: Sequence[torch.opti
 
 def caches_text(counts: Mapping[str, CacheCounts]) -> str:
     rows = [cache_row(name, each) for name, each in counts.items()]
-    total = cache_row(f"{len(counts)} tables", CacheCounts(*(sum(column) for column in zip(*counts.values(), strict=True))))
+    total = cache_row(
+        f"{len(counts)} tables", CacheCounts(*(sum(column) for column in zip(*counts.values(), strict=True)))
+    )
     return table_text(CACHE_HEADER, rows, total, (0,))
 
 
