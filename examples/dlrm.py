@@ -6,7 +6,52 @@ model of both that the training has to find. Tables train by fused row-wise Adag
 DistributedDataParallel. The checkpoint is read again on another number of ranks, where the loss is the same.
 
     $ torchrun --nproc-per-node 4 examples/dlrm.py --folder /tmp/shardwise-dlrm
-    26 tables of 16 columns
+    26 tables on 4 ranks, memory_optimized: a step takes 2.5 ms on rank 0, the most loaded; none takes less than 2.4 ms (ratio 1.053)
+    rank 0 is the heaviest: 4,326,720 bytes, the mean is 4,187,344
+
+    rank  groups  slices      bytes  lookups  exchanged    time
+       0       2      19  4,326,720   16,366  2,164,894  2.5 ms
+       1       2      20  4,122,048    4,955  1,388,940  1.7 ms
+       2       2      21  4,147,840    5,418  1,420,439  1.7 ms
+       3       2      20  4,152,768    4,168  1,335,439  1.7 ms
+
+    table  rank 0         rank 1           rank 2            rank 3
+    C1     rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C2     rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C3     columns 0:16   ·                ·                 ·
+    C4     ·              ·                ·                 columns 0:16
+    C5     rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C6     whole          whole            whole             whole
+    C7     ·              ·                ·                 columns 0:16
+    C8     ·              columns 0:16     ·                 ·
+    C9     whole          whole            whole             whole
+    C10    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C11    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C12    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C13    whole          whole            whole             whole
+    C14    ·              ·                columns 0:16      ·
+    C15    ·              ·                columns 0:16      ·
+    C16    whole          whole            whole             whole
+    C17    whole          whole            whole             whole
+    C18    ·              ·                columns 0:16      ·
+    C19    whole          whole            whole             whole
+    C20    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C21    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C22    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C23    rows 0:5000    rows 5000:10000  rows 10000:15000  rows 15000:20000
+    C24    ·              columns 0:16     ·                 ·
+    C25    whole          whole            whole             whole
+    C26    whole          whole            whole             whole
+    bytes  ████████ 100%  ████████ 95%     ████████ 96%      ████████ 96%
+    time   ████████ 100%  █████ 68%        ██████ 69%        █████ 66%
+
+    step   0  loss 0.6816
+    step  50  loss 0.4715
+    step 100  loss 0.4552
+    evaluated on 4 ranks: loss 0.4552, AUC 0.8520
+    samples per second: ...
+    $ torchrun --nproc-per-node 2 examples/dlrm.py --folder /tmp/shardwise-dlrm --resume
+    resumed on 2 ranks: loss 0.4552, AUC 0.8520
 """
 
 import argparse
@@ -158,8 +203,8 @@ def main() -> None:
         dist.destroy_process_group()
         return
 
-    say(model.embedding.plan)
-    say(model.embedding.plan.picture())
+    summary, _, by_rank = str(model.embedding.plan).strip().split("\n\n")  # between them: why each table is where it is
+    say(f"{summary}\n\n{by_rank}\n\n{model.embedding.plan.picture()}")
     start = time.perf_counter()
     for step in range(STEPS):
         dense, ids, clicked = clicks.batch(step)
