@@ -86,7 +86,7 @@ def test_files_travel_in_chunks_and_each_row_once(tmp_path, monkeypatch):
         layer = sw.DistributedEmbedding([sw.TableConfig("t", 41, 6)], row_slice_threshold=1)
         with sw.CommDebugMode() as mode:
             layer.save_weights(tmp_path)
-        rows = [event for event in mode.events() if event.op == "DistributedEmbedding.get_weights"]
+        rows = [event for event in mode.events if event.op == "DistributedEmbedding.get_weights"]
         assert sum(event.bytes_sent for event in rows) == (0 if rank == 0 else layer.pieces(0)[0][0].nbytes)
         assert max(event.bytes_sent for event in rows) <= weights.CHUNK_BYTES
         np.testing.assert_array_equal(np.load(tmp_path / "t.npy"), layer.get_weights(all_ranks=True)[0])

@@ -165,7 +165,7 @@ class DistributedEmbedding(nn.Module):
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
         take_plain_values(self)
-        self.register_load_state_dict_pre_hook(check_state_dict)
+        self.register_load_state_dict_pre_hook(check_shapes)
         self.reset_parameters()
         for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
             if isinstance(table, nn.Embedding | nn.EmbeddingBag):
@@ -246,6 +246,16 @@ class DistributedEmbedding(nn.Module):
         ValueError for another number of tables or other shapes, all named, and what NumPy raises for files that it cannot read.
         """
         weights.set_weights(self, arrays, progress)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As torch's, of tensors in any layout, or plain ones that are alike on all ranks. What is missing, besides, or of another shape is
+        named all together, before anything is loaded. assign=True is an error: lookups read the layer's own memory."""
+        if assign:
+            raise ValueError(
+                "[DistributedEmbedding.load_state_dict] assign=True would leave the layer's memory. Leave it out."
+            )
+        check_state_dict(self, state_dict, "", by_name=strict)
+        return super().load_state_dict(state_dict, strict)
 
     def explain(self, *, reasons: bool = False) -> str:
         """Table by table, as this rank sees it: size, treatment, ranks, bytes in all and here; of the last lookup the ids that the plan
@@ -343,18 +353,16 @@ def take_values(parameter: torch.Tensor, module: nn.Embedding | nn.EmbeddingBag)
     parameter.copy_(weight)
 
 
-def check_state_dict(
-    layer: DistributedEmbedding,
-    state_dict: Mapping[str, Any],
-    prefix: str,
-    metadata: Any,
-    strict: bool,
-    *others: Any,
-) -> None:
-    """Before load_state_dict() writes a value: every name and shape that is wrong. By itself it writes those that are right first."""
+def check_shapes(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+    """Before load_state_dict() of a module with such a layer writes any of its tables: every shape that is wrong."""
+    check_state_dict(layer, state_dict, prefix, by_name=False)
+
+
+def check_state_dict(layer: DistributedEmbedding, state_dict: Mapping[str, Any], prefix: str, by_name: bool) -> None:
+    """Raises RuntimeError that names every wrong shape and, `by_name`, everything missing and everything besides."""
     own = {f"{prefix}tables.{name}": table for name, table in layer.tables.items()}
-    missing = [name for name in own if name not in state_dict] if strict else []
-    extra = [name for name in state_dict if name.startswith(f"{prefix}tables.") and name not in own] if strict else []
+    missing = [name for name in own if name not in state_dict] if by_name else []
+    extra = [name for name in state_dict if name not in own] if by_name else []
     shapes = [
         f"{name} is {list(state_dict[name].shape)} there and {list(table.shape)} here"
         for name, table in own.items()
@@ -368,7 +376,7 @@ def check_state_dict(
         ]
         raise RuntimeError(
             f"[DistributedEmbedding.load_state_dict] the state dict is of other tables; none has been loaded. {' '.join(filter(None, facts))} "
-            "Rename the entries, or use strict=False for those that are there."
+            "Rename the entries, or use strict=False for those that fit."
         )
 
 
