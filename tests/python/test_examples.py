@@ -133,6 +133,7 @@ def test_two_towers_learn_alike_on_one_rank_and_on_four() -> None:
 def test_every_example_has_a_session() -> None:
     assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
         "dlrm.py",
+        "growing_vocabulary.py",
         "parallel_mlp.py",
         "sentence_embeddings.py",
         "sharded_embedding.cpp",

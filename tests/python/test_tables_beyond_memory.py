@@ -236,7 +236,8 @@ def test_counts_and_explain(tmp_path):
         assert counts.hit_rate == counts.hits / 32
         text = layer.explain()
         assert "table in files" in text
-        assert text.splitlines()[-1].split()[:3] == ["t", "10", str(counts.hits)]
+        assert text.splitlines()[-3].split()[:3] == ["t", "10", str(counts.hits)]
+        assert text.splitlines()[-1].split()[:4] == ["1", "tables", "10", str(counts.hits)]
 
     run_ranks(1, body)
 
