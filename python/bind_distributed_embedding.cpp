@@ -121,6 +121,9 @@ void bind_distributed_embedding(py::module_& module) {
             raise_together(*self.lanes().mesh, to_error(error));
           },
           py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
+      .def(
+          "check", [](const Layer& self, const std::vector<at::Tensor>& tables) { self.check(tables); },
+          py::arg("tables"), "Raises ValueError where a parameter is not of the layer's memory.")
       .def("start", &start, py::arg("inputs"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",

@@ -72,11 +72,19 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another layout is moved to this one's. It keeps its dtype."""
+        """As torch's: state of another layout is moved to this one's. It keeps its dtype. Raises ValueError, with nothing loaded, where a
+        table's state lacks what this optimizer keeps."""
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        for name in names:
+            missing = [kind for kind in self._state_names if kind not in state_dict["state"].get(name, {})]
+            if missing:
+                raise ValueError(
+                    f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: it is of another optimizer, or not of "
+                    "all its tables. Nothing was loaded. Load one that this class has saved."
+                )
         for rows in self._rows.values():
             rows.write_back()  # `state_dict` may hold this one's own tensors
         super().load_state_dict(state_dict)
-        names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         for name, table in zip(names, tables, strict=True):
             saved, rows = state_dict["state"].get(name, {}), self._rows[table]

@@ -241,6 +241,10 @@ def test_d9_wrong_weights_are_errors_and_nothing_is_written(tmp_path):
             layer.set_weights(good[1:])
         with pytest.raises(Exception, match="format version"):
             layer.set_weights([tmp_path / "corrupt.npy" if rank == 1 else good[0], *good[1:]])
+        with pytest.raises(ValueError, match="c is of <U1 and not an array of real numbers"):
+            layer.set_weights(
+                [np.full(shape, "x") if n == "c" else w for (n, shape), w in zip(SHAPES.items(), good, strict=True)]
+            )
         for array, name in zip(layer.get_weights(all_ranks=True), SHAPES, strict=True):
             np.testing.assert_array_equal(array, tables[name].detach().numpy())
 
@@ -354,6 +358,79 @@ def test_modules_as_tables():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize(
+    "options", [{"data_parallel_threshold": 1000}, {"row_slice_threshold": 1}], ids=["replicated", "rows"]
+)
+def test_ids_and_weights_may_be_filled_anew(options):
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], **options)
+        whole = torch.from_numpy(layer.get_weights(all_ranks=True)[0])
+        ids, weights = torch.tensor([1, 2]), torch.ones(2)
+        lookup = layer.start([sw.RaggedIds(ids, weights=weights)])
+        ids.fill_(10**9)
+        vectors = lookup.wait()[0]
+        torch.testing.assert_close(vectors, whole[[1, 2]])
+        weights.fill_(100)
+        vectors.sum().backward()
+        expected = torch.zeros(9, 2)
+        expected[[1, 2]] = 1
+        torch.testing.assert_close(layer.tables["t"].grad.full_tensor(), expected)
+
+    run_ranks(2, body)
+
+
+def test_nested_tensors_with_holes():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("s", 12, 2), sw.TableConfig("n", 12, 2, combiner="none")])
+        one, other = (torch.from_numpy(array) for array in layer.get_weights(all_ranks=True))
+        ids = torch.nested.narrow(
+            torch.arange(12).reshape(2, 6), 1, torch.tensor([0, 0]), torch.tensor([2, 5]), layout=torch.jagged
+        )
+        sums, rows = layer([ids, ids])
+        torch.testing.assert_close(sums, torch.stack([one[:2].sum(0), one[6:11].sum(0)]))
+        torch.testing.assert_close(rows.values(), torch.cat([other[:2], other[6:11]]))
+
+    run_ranks(2, body)
+
+
+def test_names_of_tables():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig(name, 4, 2) for name in ("items", "type", "pop")])
+        assert sorted(layer.state_dict()) == ["tables.items", "tables.pop", "tables.type"]
+        layer.load_state_dict(layer.state_dict())
+        assert layer({name: torch.tensor([1]) for name in ("items", "type", "pop")})["pop"].shape == (1, 2)
+        for name in ("training", "a.b"):
+            with pytest.raises(ValueError, match="tables cannot be called"):
+                sw.DistributedEmbedding([sw.TableConfig(name, 4, 2)], row_slice_threshold=1)
+
+    run_ranks(2, body)
+
+
+def test_plans_of_other_tables_or_ranks_are_refused():
+    def body(rank):
+        configs = [sw.TableConfig("a", 4, 2), sw.TableConfig("b", 6, 2)]
+        with pytest.raises(ValueError, match=r"it has a \[4, 2\] float32 where the layer has b \[6, 2\] float32"):
+            sw.DistributedEmbedding(configs[::-1], plan=sw.plan_embeddings(configs, 2))
+        with pytest.raises(ValueError, match="the plan is for 1 ranks, the mesh has 2"):
+            sw.DistributedEmbedding(configs, plan=sw.plan_embeddings(configs, 1))
+
+    run_ranks(2, body)
+
+
+def test_frozen_tables_need_no_messages_for_weights():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)
+        whole = torch.from_numpy(layer.get_weights(all_ranks=True)[0])
+        layer.requires_grad_(False)
+        weights = torch.ones(2, requires_grad=rank == 0)
+        vectors = layer([sw.RaggedIds(torch.tensor([1, 2]), weights=weights)])[0]
+        if rank == 0:
+            vectors.sum().backward()
+            torch.testing.assert_close(weights.grad, whole[[1, 2]].sum(1))
+
+    run_ranks(2, body)
+
+
 def test_d11_bad_input_is_the_same_error_on_all_ranks():
     tables = dense_tables()
 
@@ -368,6 +445,15 @@ def test_d11_bad_input_is_the_same_error_on_all_ranks():
             (list(good.values())[1:], ValueError, "got 4 inputs for 5 features"),
             (sw.RaggedIds(good["a"]), TypeError, "got a RaggedIds"),
             ({**good, "b": sw.RaggedIds(good["b"].view(-1), lengths=torch.tensor([1]))}, ValueError, "add up to 1"),
+            (
+                {**good, "b": sw.RaggedIds(good["b"][0], lengths=torch.tensor([2**63 - 1] * 2 + [4]))},
+                ValueError,
+                "add up",
+            ),
+            ({**good, "b": sw.RaggedIds(good["b"][0], lengths=[2])}, TypeError, "the lengths of feature b are a list"),
+            ({**good, "b": sw.RaggedIds(good["b"][0], weights=2.0)}, TypeError, "the weights of feature b are a float"),
+            ({**good, "b": sw.RaggedIds(good["b"][0], lengths=torch.tensor(2))}, ValueError, "have shape"),
+            ({**good, "b": good["b"].to_sparse()}, TypeError, "sparse or on meta"),
         ]
         for inputs, kind, text in wrong:
             with pytest.raises(kind, match=text):

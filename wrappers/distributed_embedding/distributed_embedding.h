@@ -42,6 +42,9 @@ class DistributedEmbedding {
   /// New tensors of the layer's memory, uninitialised at first.
   std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
 
+  /// Throws: c10::ValueError where `tables` are not of the layer's memory.
+  void check(c10::ArrayRef<at::Tensor> tables) const { layer_->memory.check(tables); }
+
   /// This rank's parts of a table, of the layer's memory. Of a table in files: up to date, and lookups will see what is written to them before
   /// the next one.
   std::vector<TablePart> pieces(size_t table) const;

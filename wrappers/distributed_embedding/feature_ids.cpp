@@ -4,6 +4,7 @@
 #include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,6 +36,14 @@ void check_plain(const Feature& feature, const char* what, const at::Tensor& ten
       fmt::format("[{}] the {} of feature {} are a DTensor, laid out as {}. Each rank gives its own part as a "
                   "plain tensor: to_local().",
                   kLayer, what, feature.name, to_string(spec_of(tensor)->placements())));
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided && !tensor.is_meta(),
+                   fmt::format("[{}] the {} of feature {} are sparse or on meta. Give a dense tensor with values.",
+                               kLayer, what, feature.name));
+}
+
+at::Tensor flat_copy(const at::Tensor& tensor, const at::TensorOptions& options) {
+  return at::empty({tensor.numel()}, options.memory_format(std::nullopt).requires_grad(false))
+      .copy_(tensor.reshape(-1));
 }
 
 /// [samples + 1], on the CPU.
@@ -71,6 +80,11 @@ at::Tensor offsets_of_lengths(const Feature& feature, const at::Tensor& given, i
   for (int64_t i = 0; i < lengths.numel(); ++i) {
     TORCH_CHECK_VALUE(each[i] >= 0, fmt::format("[{}] sample {} of feature {} has length {}. Use 0 or more.", kLayer, i,
                                                 feature.name, each[i]));
+    TORCH_CHECK_VALUE(
+        each[i] <= n_ids - values[i],
+        fmt::format("[{}] the lengths of feature {} add up to more than its {} ids at sample {}, which has {}. "
+                    "Give each sample's number of ids.",
+                    kLayer, feature.name, n_ids, i, each[i]));
     values[i + 1] = values[i] + each[i];
   }
   TORCH_CHECK_VALUE(
@@ -102,7 +116,8 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
       fmt::format("[{}] the ids of feature {} have shape [{}]. Give [samples], [samples, ids per sample], or "
                   "flat ids with offsets or lengths.",
                   kLayer, feature.name, fmt::join(input.ids.sizes(), ", ")));
-  FeatureIds result{input.ids.reshape(-1).to(at::TensorOptions().dtype(at::kLong).device(at::kCPU)).contiguous(),
+  // Copies: a program may fill its tensors anew before the backward, or while ids are on their way.
+  FeatureIds result{flat_copy(input.ids, at::TensorOptions().dtype(at::kLong).device(at::kCPU)),
                     pooling_of(feature.combiner),
                     {},
                     {},
@@ -136,7 +151,7 @@ FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at:
   TORCH_CHECK_TYPE(input.weights->scalar_type() == table_dtype,
                    fmt::format("[{}] the weights of feature {} are {}, its table {}. Use one dtype.", kLayer,
                                feature.name, c10::toString(input.weights->scalar_type()), c10::toString(table_dtype)));
-  result.weights = input.weights->detach().reshape(-1).to(device).contiguous();
+  result.weights = flat_copy(input.weights->detach(), input.weights->options().device(device));
   return result;
 }
 

@@ -149,6 +149,7 @@ struct Combine : torch::autograd::Function<Combine> {
     variable_list results = results_of(step, arrivals, tables);
     for (size_t t = 0; t < tables.size(); ++t) step.sinks.push_back(step.layer->sink_of(t, tables[t]));
     step.holds = rows.take_holds();
+    step.trains_tables = any_requires_grad(tables);
     if (!weights.empty()) {
       step.arrivals = std::move(arrivals);
       for (size_t t = 0; t < tables.size(); ++t)

@@ -51,6 +51,7 @@ struct LookupStep {
   std::vector<HoldPtr> holds;       // until the backward is over
   // Of the forward, for the backward.
   std::vector<at::Tensor> chosen;  // by feature: of maxima
+  bool trains_tables = false;      // some table wants a gradient: the same on all ranks
   std::vector<size_t> weighted;    // features whose weights are differentiated
   // Kept where there are any: by lane, and by table the memory of those that are replicated.
   std::vector<at::Tensor> arrivals, replicated;

@@ -223,7 +223,10 @@ StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tenso
   Backward backward(step, grads);
   StepGradients result;
   for (const size_t f : step.weighted) result.weights.push_back(backward.weights(f));
-  result.tables = backward.tables();
+  if (step.trains_tables)
+    result.tables = backward.tables();
+  else  // nothing to send: other ranks may have no graph at all
+    result.tables.resize(step.layer->lanes.tables.size());
   return result;
 }
 

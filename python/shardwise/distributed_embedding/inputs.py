@@ -68,15 +68,9 @@ def n_samples(parts: Sequence[Parts | None]) -> int:
     for part in parts:
         if part is not None:
             ids, offsets, lengths, _ = part
-            return (
-                len(lengths)
-                if lengths is not None
-                else max(0, len(offsets) - 1)
-                if offsets is not None
-                else len(ids)
-                if ids.dim()
-                else 1
-            )
+            if lengths is not None:
+                return lengths.numel()
+            return max(0, offsets.numel() - 1) if offsets is not None else len(ids) if ids.dim() else 1
     return 0
 
 
@@ -85,6 +79,12 @@ def parts_of(value: Any, name: str) -> Parts | None:
     if value is None:
         return None
     if isinstance(value, RaggedIds):
+        for what in ("ids", "offsets", "lengths", "weights"):
+            given = getattr(value, what)
+            if not isinstance(given, torch.Tensor) and (given is not None or what == "ids"):
+                raise TypeError(
+                    f"[DistributedEmbedding] the {what} of feature {name} are a {type(given).__name__}. Give a torch.Tensor."
+                )
         return value.ids, value.offsets, value.lengths, value.weights
     if isinstance(value, torch.Tensor):
         if not value.is_nested:
@@ -93,7 +93,13 @@ def parts_of(value: Any, name: str) -> Parts | None:
             raise TypeError(
                 f"[DistributedEmbedding] feature {name} is a nested tensor of layout {value.layout}. Use jagged."
             )
-        return value.values(), value.offsets(), None, None  # type: ignore[attr-defined]
+        offsets, lengths = value.offsets(), value.lengths()  # type: ignore[attr-defined]
+        if lengths is None:
+            return value.values(), offsets, None, None
+        parts = [
+            value.values()[first : first + n] for first, n in zip(offsets.tolist(), lengths.tolist(), strict=False)
+        ]
+        return torch.cat(parts) if parts else value.values()[:0], None, lengths, None
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, torch.Tensor) for part in value):
         return value[0], value[1], None, None
     raise TypeError(

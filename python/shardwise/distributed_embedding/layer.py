@@ -18,6 +18,7 @@ from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
 from shardwise.distributed_embedding.report import MemoryReport
 from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by_index
+from shardwise.distributed_embedding.table_parameters import TableParameters, check_names
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.interop.state_dicts import take_plain_values
 
@@ -33,17 +34,18 @@ class EmbeddingLookup:
         parts: list[Parts | None] = []
         error = None
         try:
+            layer._core.check(layer._parameters_in_order())
             for index, (value, name) in enumerate(
                 zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)
             ):
                 parts.append(parts_of(value, name))
                 if isinstance(value, torch.Tensor) and value.is_nested and layer.combiners[index] == "none":
                     self._nested[index] = value
-        except (TypeError, ValueError) as wrong:
+        except Exception as wrong:
             error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
         self._lookup = layer._core.start([] if error else parts, error)
         self._counted = parts if layer._counts is not None else []
-        layer._n_samples = n_samples(parts)
+        layer._n_samples = 0 if error else n_samples(parts)
 
     def fetch(self) -> EmbeddingLookup:
         """Sends for the rows, as they are now; ids must have arrived. Collective; wait() does it where this was not called."""
@@ -59,8 +61,16 @@ class EmbeddingLookup:
         if self._concatenates:
             return vectors[0]
         for index, ids in self._nested.items():
-            vectors[index] = torch.nested.nested_tensor_from_jagged(vectors[index], offsets=ids.offsets())  # type: ignore[attr-defined]
+            vectors[index] = nested_like(ids, vectors[index])
         return vectors if self._names is None else dict(zip(self._names, vectors, strict=True))
+
+
+def nested_like(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The rows of a nested tensor's ids, nested as they are."""
+    lengths = ids.lengths()  # type: ignore[attr-defined]
+    if lengths is None:
+        return torch.nested.nested_tensor_from_jagged(rows, offsets=ids.offsets())  # type: ignore[attr-defined]
+    return torch.nested.nested_tensor_from_jagged(rows, offsets=nn.functional.pad(lengths.cumsum(0), (1, 0)))
 
 
 class DistributedEmbedding(nn.Module):
@@ -133,8 +143,10 @@ class DistributedEmbedding(nn.Module):
             raise TypeError(
                 f"[DistributedEmbedding] got a plan, and {sorted(plan_options)}. Plan with these, or leave them out."
             )
+        check_plan(plan, self.configs, self.mesh.size())
         self.plan = plan
         names = [config.name for config in self.configs]
+        check_names(names)
         inputs = range(len(names)) if input_table_map is None else [index_of(table, names) for table in input_table_map]
         self.feature_names = feature_names(names, inputs) if input_names is None else list(input_names)
         if len(self.feature_names) != len(inputs) or len(set(self.feature_names)) != len(inputs):
@@ -161,7 +173,7 @@ class DistributedEmbedding(nn.Module):
             concatenate,
             storages,
         )
-        self.tables = nn.ParameterDict(
+        self.tables = TableParameters(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
         take_plain_values(self)
@@ -321,6 +333,27 @@ class DistributedEmbedding(nn.Module):
 
     def _parameters_in_order(self) -> list[nn.Parameter]:
         return [self.tables[config.name] for config in self.configs]
+
+
+def check_plan(plan: EmbeddingPlan, configs: Sequence[TableConfig], n_ranks: int) -> None:
+    """Raises ValueError for a plan of other tables or of another number of ranks."""
+    if plan.n_ranks != n_ranks:
+        raise ValueError(
+            f"[DistributedEmbedding] the plan is for {plan.n_ranks} ranks, the mesh has {n_ranks}. Plan for these."
+        )
+
+    def shown(tables: Sequence[TableConfig]) -> list[str]:
+        return [f"{table.name} [{table.n_rows}, {table.n_columns}] {table.dtype}" for table in tables]
+
+    planned, given = shown(plan.tables), shown(configs)
+    if planned != given:
+        first = next(
+            (pair for pair in zip(planned, given, strict=False) if pair[0] != pair[1]), (len(planned), len(given))
+        )
+        raise ValueError(
+            f"[DistributedEmbedding] the plan is of other tables: it has {first[0]} where the layer has {first[1]}. Plan the "
+            "layer's tables, in their order."
+        )
 
 
 def config_of(module: nn.Module, index: int) -> TableConfig:

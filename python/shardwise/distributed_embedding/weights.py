@@ -184,11 +184,14 @@ def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
     for value, config in zip(weights, layer.configs, strict=True):
         array = np.load(value, mmap_mode="r") if isinstance(value, str | os.PathLike) else value
         array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
-        if tuple(array.shape) != (config.n_rows, config.n_columns):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+            kind = f"of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(value).__name__}"
+            wrong.append(f"{config.name} is {kind} and not an array of real numbers")
+        elif tuple(array.shape) != (config.n_rows, config.n_columns):
             wrong.append(f"{config.name} is {list(array.shape)} and not [{config.n_rows}, {config.n_columns}]")
         arrays.append(array)
     if wrong:
-        raise ValueError(f"[set_weights] these tables have other shapes: {'; '.join(wrong)}. Nothing was written.")
+        raise ValueError(f"[set_weights] these tables do not fit: {'; '.join(wrong)}. Nothing was written.")
     return arrays
 
 
