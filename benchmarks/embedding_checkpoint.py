@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 benchmarks/embedding_checkpoint.py save FOLDER
     torchrun --nproc-per-node 3 benchmarks/embedding_checkpoint.py load FOLDER
 
-The tables are 4 x 64 MiB by default (--rows), half by rows over all ranks and half whole on one, with row-wise Adagrad's state. Loading is measured
+The tables are 6 x 64 MiB by default (--rows), two by rows over all ranks and four whole on one, with row-wise Adagrad's state. Loading is measured
 by shardwise.checkpoint.FileSystemReader and by torch's. "peak" is the resident memory that loading added at most to a rank's, whose tables
 were there before; the target is 64 MiB.
 """
@@ -77,11 +77,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["save", "load"])
     parser.add_argument("folder")
-    parser.add_argument("--rows", type=int, default=262_144, help="of each of four tables of 64 columns")
+    parser.add_argument("--rows", type=int, default=262_144, help="of each of six tables of 64 columns")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    configs = [sw.TableConfig(f"t{t}", options.rows - (t >= 2), 64) for t in range(4)]
+    configs = [sw.TableConfig(f"t{t}", options.rows - (t >= 2), 64) for t in range(6)]
     threshold = options.rows * 64
     layer = sw.DistributedEmbedding(configs, row_slice_threshold=threshold, column_slice_threshold=threshold)
     optimizer = sw.optim.FusedAdagrad(layer.parameters(), row_wise=True)
