@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from shardwise import _C
 from shardwise.distributed_embedding.hot_rows import gathered
+from shardwise.distributed_embedding.layer_parts import LayerParts
 from shardwise.distributed_embedding.storage import CacheCounts
 from shardwise.dtensor import DTensor
-
-if TYPE_CHECKING:
-    from shardwise.distributed_embedding.layer import DistributedEmbedding
 
 HEADER = (
     "table", "rows", "columns", "combined", "treatment", "ranks", "bytes", "here",
@@ -24,7 +21,7 @@ NAMES = (0, 3, 4, 5)  # of its columns: flush left
 CACHE_HEADER = ("table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "read", "written")
 
 
-def explained(layer: DistributedEmbedding, reasons: bool) -> str:
+def explained(layer: LayerParts, reasons: bool) -> str:
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
     rows, reason_of = [], []
     totals = [0, 0, 0.0, 0, 0, 0]
@@ -108,7 +105,7 @@ class MemoryReport:
         )
 
 
-def memory_of_ranks(layer: DistributedEmbedding, optimizers: Sequence[torch.optim.Optimizer]) -> MemoryReport:
+def memory_of_ranks(layer: LayerParts, optimizers: Sequence[torch.optim.Optimizer]) -> MemoryReport:
     tables = layer._parameters_in_order()
     plans = layer.plan.table_plans
     kinds = [0, 0]

@@ -6,16 +6,14 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import numpy as np
 import torch
 
 from shardwise._progress import Progress, check_progress
-
-if TYPE_CHECKING:
-    from shardwise.distributed_embedding.layer import DistributedEmbedding
+from shardwise.distributed_embedding.layer_parts import LayerParts
 
 CHUNK_BYTES = 64 << 20
 MAX_ELEMENTS = 2**31 - 1  # of one message
@@ -30,7 +28,7 @@ SAFETENSORS_NAMES = {
 }
 
 
-def get_weights(layer: DistributedEmbedding, all_ranks: bool, progress: bool | None) -> list[Array] | None:
+def get_weights(layer: LayerParts, all_ranks: bool, progress: bool | None) -> list[Array] | None:
     check_progress(progress)
     arrays: list[Array] = []
     takes = all_ranks or layer.mesh.get_local_rank() == 0
@@ -46,7 +44,7 @@ def get_weights(layer: DistributedEmbedding, all_ranks: bool, progress: bool | N
     return arrays if takes else None
 
 
-def save_weights(layer: DistributedEmbedding, folder: str | os.PathLike[str], progress: bool | None) -> None:
+def save_weights(layer: LayerParts, folder: str | os.PathLike[str], progress: bool | None) -> None:
     def header_of(index: int) -> Callable[[IO[bytes]], None]:
         config = layer.configs[index]
         described = {
@@ -62,7 +60,7 @@ def save_weights(layer: DistributedEmbedding, folder: str | os.PathLike[str], pr
 
 
 def export_safetensors(
-    layer: DistributedEmbedding, index: int, path: str | os.PathLike[str], name: str | None, progress: bool | None
+    layer: LayerParts, index: int, path: str | os.PathLike[str], name: str | None, progress: bool | None
 ) -> None:
     config = layer.configs[index]
     length = config.n_rows * row_bytes(layer, index)
@@ -87,7 +85,7 @@ def export_safetensors(
 File = tuple[int, Path, Callable[[IO[bytes]], None], Callable[[torch.Tensor], Array]]
 
 
-def write_files(layer: DistributedEmbedding, files: Sequence[File], progress: bool | None) -> None:
+def write_files(layer: LayerParts, files: Sequence[File], progress: bool | None) -> None:
     """Rank 0 writes each (table, path, header, bytes of rows) under a name of its own, and renames all when all are written.
 
     After each chunk all ranks know whether rank 0 could write it. Collective.
@@ -128,7 +126,7 @@ def write_files(layer: DistributedEmbedding, files: Sequence[File], progress: bo
 
 
 def write_rows(
-    layer: DistributedEmbedding,
+    layer: LayerParts,
     index: int,
     file: IO[bytes] | None,
     bytes_of: Callable[[torch.Tensor], Array],
@@ -154,7 +152,7 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".unfinished")
 
 
-def set_weights(layer: DistributedEmbedding, weights: Given, progress: bool | None) -> None:
+def set_weights(layer: LayerParts, weights: Given, progress: bool | None) -> None:
     check_progress(progress)
     error: Exception | None = None
     arrays: list[Array] = []
@@ -174,7 +172,7 @@ def set_weights(layer: DistributedEmbedding, weights: Given, progress: bool | No
                     line.add(values[begin:end].nbytes)
 
 
-def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
+def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
     """All checked, none read but its header."""
     if len(weights) != len(layer.configs):
         raise ValueError(
@@ -195,12 +193,12 @@ def opened(layer: DistributedEmbedding, weights: Sequence[Any]) -> list[Array]:
     return arrays
 
 
-def files_in(layer: DistributedEmbedding, folder: str | os.PathLike[str]) -> list[Path]:
+def files_in(layer: LayerParts, folder: str | os.PathLike[str]) -> list[Path]:
     """What save_weights() calls them: a table's name may have characters that a file's may not."""
     return [Path(folder) / f"{quote(config.name, safe=' ')}.npy" for config in layer.configs]
 
 
-def raise_together(layer: DistributedEmbedding, error: Exception | None) -> None:
+def raise_together(layer: LayerParts, error: Exception | None) -> None:
     """Raises this rank's error, or that of the first rank which has one, on all ranks."""
     try:
         layer._core.raise_together(None if error is None else (type(error).__name__, str(error)))
@@ -216,17 +214,17 @@ def chunks(n_rows: int, bytes_of_row: int, n_columns: int) -> Iterator[tuple[int
         yield begin, min(begin + step, n_rows)
 
 
-def row_bytes(layer: DistributedEmbedding, table: int) -> int:
+def row_bytes(layer: LayerParts, table: int) -> int:
     parameter = layer.tables[layer.configs[table].name]
     return int(parameter.element_size()) * layer.configs[table].n_columns
 
 
-def n_bytes(layer: DistributedEmbedding) -> int:
+def n_bytes(layer: LayerParts) -> int:
     """Of all tables, each once."""
     return sum(config.n_rows * row_bytes(layer, index) for index, config in enumerate(layer.configs))
 
 
-def numpy_dtype(layer: DistributedEmbedding, table: int) -> np.dtype[Any]:
+def numpy_dtype(layer: LayerParts, table: int) -> np.dtype[Any]:
     """NumPy has no bfloat16: its values are float32 there."""
     dtype = layer.tables[layer.configs[table].name].dtype
     return np.dtype(str(dtype).removeprefix("torch.") if dtype != torch.bfloat16 else "float32")
