@@ -15,7 +15,7 @@ install(TARGETS shardwise EXPORT shardwise LIBRARY DESTINATION ${CMAKE_INSTALL_L
 install(EXPORT shardwise NAMESPACE shardwise:: FILE shardwiseTargets.cmake DESTINATION ${package_config_dir})
 
 # Our headers name each other by room ("placements/box.h"), so include/shardwise is on the path of a consumer, too.
-install(DIRECTORY kernels placements plans runtime ops wrappers
+install(DIRECTORY kernels text placements plans pictures runtime ops wrappers
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
 install(FILES shardwise/shardwise.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
 

@@ -1,10 +1,11 @@
-# libshardwise: placements/, plans/ and wrappers/embedding_plan/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
+# libshardwise: text/, placements/, plans/, pictures/ and wrappers/embedding_plan/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
 
-file(GLOB placements_sources CONFIGURE_DEPENDS placements/*.cpp plans/*.cpp wrappers/embedding_plan/*.cpp)
-add_library(shardwise_placements OBJECT ${placements_sources})
-target_link_libraries(shardwise_placements PUBLIC shardwise_base PRIVATE nlohmann_json::nlohmann_json)
-set_target_properties(shardwise_placements PROPERTIES LINKER_LANGUAGE CXX)
-shardwise_batches(shardwise_placements)
+file(GLOB pure_sources CONFIGURE_DEPENDS
+  text/*.cpp placements/*.cpp plans/*.cpp pictures/*.cpp wrappers/embedding_plan/*.cpp)
+add_library(shardwise_pure OBJECT ${pure_sources})
+target_link_libraries(shardwise_pure PUBLIC shardwise_base PRIVATE nlohmann_json::nlohmann_json)
+set_target_properties(shardwise_pure PROPERTIES LINKER_LANGUAGE CXX)
+shardwise_batches(shardwise_pure)
 
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.cpp)
 add_library(shardwise_kernels OBJECT ${kernel_sources})
@@ -16,7 +17,7 @@ file(GLOB library_sources CONFIGURE_DEPENDS
   runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp)
 add_library(shardwise SHARED ${library_sources})
 add_library(shardwise::shardwise ALIAS shardwise)
-target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_placements shardwise_kernels)
+target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_pure shardwise_kernels)
 target_include_directories(shardwise PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

@@ -1,4 +1,4 @@
-# placements_test (with the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# pure_test (placements, pictures and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
 # cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
@@ -13,11 +13,12 @@ if(NOT TARGET GTest::gtest_main)
   FetchContent_MakeAvailable(googletest)
 endif()
 
-file(GLOB placements_tests CONFIGURE_DEPENDS tests/placements/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
-if(placements_tests)
-  add_executable(placements_test ${placements_tests})
-  target_link_libraries(placements_test PRIVATE shardwise_placements GTest::gtest_main)
-  add_test(NAME placements_test COMMAND placements_test)
+file(GLOB pure_tests CONFIGURE_DEPENDS
+  tests/placements/*_test.cpp tests/pictures/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
+if(pure_tests)
+  add_executable(pure_test ${pure_tests})
+  target_link_libraries(pure_test PRIVATE shardwise_pure GTest::gtest_main)
+  add_test(NAME pure_test COMMAND pure_test)
 endif()
 
 file(GLOB kernels_tests CONFIGURE_DEPENDS tests/kernels/*_test.cpp)
@@ -94,7 +95,7 @@ if(TARGET shardwise_kernels_cuda)
 endif()
 
 # What should be fast is the library. Tests compile in four fifths of the time where they are optimised less.
-foreach(target placements_test kernels_test collective_test_objects runtime_test_objects accelerator_test_objects gloo_main)
+foreach(target pure_test kernels_test collective_test_objects runtime_test_objects accelerator_test_objects gloo_main)
   if(TARGET ${target})
     target_compile_options(${target} PRIVATE "$<$<CONFIG:Release>:-O1>")
   endif()

@@ -1,9 +1,9 @@
 #include "plans/traffic.h"
 
 #include "placements/split.h"
-#include "placements/text_table.h"
 #include "plans/pattern.h"
 #include "plans/transfers.h"
+#include "text/table.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

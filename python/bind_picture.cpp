@@ -1,7 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 
-#include "placements/picture.h"
+#include "pictures/picture.h"
 
 #include <torch/csrc/Exceptions.h>
 

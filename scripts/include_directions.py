@@ -11,8 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the bottom up. A file belongs to the longest room that its path begins with.
 ORDER = [
+    "text",
     "placements",
     "plans",
+    "pictures",
     "kernels",
     "runtime/comm",
     "runtime/threads",
@@ -47,12 +49,12 @@ FAMILIES = {room for room in ORDER if room.startswith("ops/") and room not in ("
 NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
 EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
-EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"placements", "plans", "wrappers/embedding_plan"}
+EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
 EXCEPT["wrappers/distributed_embedding"] = EXCEPT["wrappers"] - {"kernels"}
 EXCEPT["python"] = {"kernels"}
 NO_KERNELS = {room for room in ORDER if room.startswith("runtime/")}  # rows of tables are the lookups' business
 
-PURE = {"kernels", "placements", "plans", "wrappers/embedding_plan"}
+PURE = {"kernels", "text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 FORBIDDEN_IN_PURE = re.compile(r"^(torch|ATen|caffe2|c10/core)/")
 FORBIDDEN_OUTSIDE_PYTHON = re.compile(r"^(Python\.h|pybind11/|torch/csrc/utils/pybind)")

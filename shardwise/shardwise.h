@@ -3,8 +3,8 @@
 
 #include "ops/embedding/lookup_options.h"
 #include "ops/embedding/row_optimizer.h"
+#include "pictures/picture.h"
 #include "placements/layout.h"
-#include "placements/picture.h"
 #include "plans/traffic.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"

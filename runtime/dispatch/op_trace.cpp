@@ -1,7 +1,7 @@
 #include "runtime/dispatch/op_trace.h"
 
-#include "placements/text_table.h"
 #include "runtime/comm/comm_trace.h"
+#include "text/table.h"
 
 #include <fmt/ranges.h>
 

@@ -1,5 +1,5 @@
 // Wrappers to distributed tensors and back, over ranks as threads: requirements T3 to T7.
-#include "placements/picture.h"
+#include "pictures/picture.h"
 #include "runtime/comm/comm_trace.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"

@@ -1,6 +1,6 @@
 #include "wrappers/embedding_plan/cost_balanced.h"
 
-#include "placements/text_table.h"
+#include "text/table.h"
 #include "wrappers/embedding_plan/load_bound.h"
 #include "wrappers/embedding_plan/slice_dealing.h"
 #include "wrappers/embedding_plan/slice_groups.h"

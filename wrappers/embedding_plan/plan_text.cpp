@@ -1,7 +1,7 @@
 #include "wrappers/embedding_plan/plan_text.h"
 
-#include "placements/rank_names.h"
-#include "placements/text_table.h"
+#include "text/rank_names.h"
+#include "text/table.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include "wrappers/embedding_plan/slice_rules.h"
 
-#include "placements/text_table.h"
+#include "text/table.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>

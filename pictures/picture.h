@@ -1,6 +1,6 @@
-// placements/picture.h: a layout as a picture: who holds what, with true coordinates, bytes and imbalance.
+// pictures/picture.h: a layout as a picture: who holds what, with true coordinates, bytes and imbalance.
 //
-//   Layout -> picture_of -> Picture (cells, grid lines, shares: a value) -> one of placements/picture_formats.h -> text
+//   Layout -> picture_of -> Picture (cells, grid lines, shares: a value) -> one of pictures/picture_formats.h -> text
 #pragma once
 
 #include "placements/layout.h"
@@ -37,7 +37,7 @@ struct PictureOptions {
   int64_t element_bytes = 4;    // size of one element
   bool color = false;           // text: ANSI background colours, one per rank
   int64_t max_width = 100;      // text: columns of the terminal
-  std::string format = "text";  // a name of placements/picture_formats.h
+  std::string format = "text";  // a name of pictures/picture_formats.h
 };
 
 /// A pure function of the layout, equal on every rank and on non-members. Cost: O(boxes of all ranks).

@@ -1,4 +1,4 @@
-// placements/text_table.h: lines of words in aligned columns.
+// text/table.h: lines of words in aligned columns.
 //
 //   rank  shape    bytes
 //      0  [1, 16]     64

@@ -1,6 +1,6 @@
-#include "placements/text_canvas.h"
+#include "pictures/text_canvas.h"
 
-#include "placements/rank_names.h"
+#include "text/rank_names.h"
 
 namespace shardwise::detail {
 

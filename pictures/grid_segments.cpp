@@ -1,4 +1,4 @@
-#include "placements/grid_segments.h"
+#include "pictures/grid_segments.h"
 
 #include <fmt/format.h>
 

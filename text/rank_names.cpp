@@ -1,4 +1,4 @@
-#include "placements/rank_names.h"
+#include "text/rank_names.h"
 
 #include <fmt/ranges.h>
 

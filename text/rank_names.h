@@ -1,4 +1,4 @@
-// placements/rank_names.h: ranks in a few words and, on a terminal, each in its own colour.
+// text/rank_names.h: ranks in a few words and, on a terminal, each in its own colour.
 #pragma once
 
 #include <c10/util/ArrayRef.h>

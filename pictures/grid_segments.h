@@ -1,4 +1,4 @@
-// placements/grid_segments.h: the segments of a dimension that are drawn, and how many characters each takes.
+// pictures/grid_segments.h: the segments of a dimension that are drawn, and how many characters each takes.
 //
 // Rows [0,1) [1,4) [4,5) between grid lines: three segments, drawn with, say, 1, 3 and 1 lines.
 #pragma once

@@ -1,8 +1,8 @@
-#include "placements/grid_drawing.h"
-#include "placements/picture_formats.h"
-#include "placements/rank_names.h"
-#include "placements/rank_table.h"
-#include "placements/text_table.h"
+#include "pictures/grid_drawing.h"
+#include "pictures/picture_formats.h"
+#include "pictures/rank_table.h"
+#include "text/rank_names.h"
+#include "text/table.h"
 
 #include <fmt/ranges.h>
 

@@ -1,8 +1,8 @@
-#include "placements/picture.h"
+#include "pictures/picture.h"
 
-#include "placements/rank_names.h"
-#include "placements/text_table.h"
 #include "tests/placements/layouts.h"
+#include "text/rank_names.h"
+#include "text/table.h"
 
 #include <gtest/gtest.h>
 

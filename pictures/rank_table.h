@@ -1,4 +1,4 @@
-// placements/rank_table.h: the pieces of each rank as lines of a table, and how evenly the bytes lie.
+// pictures/rank_table.h: the pieces of each rank as lines of a table, and how evenly the bytes lie.
 //
 //   rank  shape    offsets  bytes   share
 //      0  [1, 16]  [0, 0]      64   12.5%
@@ -6,7 +6,7 @@
 //   imbalance 1.50: rank 1 holds 192 bytes, the mean is 128
 #pragma once
 
-#include "placements/picture.h"
+#include "pictures/picture.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-// placements/grid_drawing.h: the cells of a picture drawn in characters: true relative places, a coordinate at every grid line.
+// pictures/grid_drawing.h: the cells of a picture drawn in characters: true relative places, a coordinate at every grid line.
 //
 //     0      3       8
 //   0 ┌──────┬───────┐
@@ -8,8 +8,8 @@
 //   5 └──────┴───────┘
 #pragma once
 
-#include "placements/grid_segments.h"
-#include "placements/picture.h"
+#include "pictures/grid_segments.h"
+#include "pictures/picture.h"
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
-#include "placements/grid_drawing.h"
+#include "pictures/grid_drawing.h"
 
-#include "placements/rank_names.h"
-#include "placements/text_canvas.h"
+#include "pictures/text_canvas.h"
+#include "text/rank_names.h"
 
 #include <fmt/format.h>
 

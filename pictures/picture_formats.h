@@ -1,7 +1,7 @@
-// placements/picture_formats.h: the formats in which pictures are drawn. A new one is a file with its function, and a line here.
+// pictures/picture_formats.h: the formats in which pictures are drawn. A new one is a file with its function, and a line here.
 #pragma once
 
-#include "placements/picture.h"
+#include "pictures/picture.h"
 
 #include <array>
 #include <string>

@@ -1,6 +1,6 @@
-#include "placements/text_table.h"
+#include "text/table.h"
 
-#include "placements/rank_names.h"
+#include "text/rank_names.h"
 
 #include <fmt/format.h>
 

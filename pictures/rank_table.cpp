@@ -1,7 +1,7 @@
-#include "placements/rank_table.h"
+#include "pictures/rank_table.h"
 
-#include "placements/rank_names.h"
-#include "placements/text_table.h"
+#include "text/rank_names.h"
+#include "text/table.h"
 
 #include <fmt/ranges.h>
 

@@ -1,6 +1,6 @@
-#include "placements/picture.h"
+#include "pictures/picture.h"
 
-#include "placements/picture_formats.h"
+#include "pictures/picture_formats.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-// placements/text_canvas.h: a rectangle of characters to draw on, with a background colour per rank.
+// pictures/text_canvas.h: a rectangle of characters to draw on, with a background colour per rank.
 #pragma once
 
 #include <cstdint>
