@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_optimizer_program import MAKERS as CHECKPOINTED
 from layouts import TABLE_SHAPE, TABLES
 from torch import nn
 from torchrun import expect_all_well
@@ -197,11 +198,7 @@ def test_each_group_of_tables_has_its_own_numbers():
 
 
 MAKERS = {
-    "row-wise Adagrad": lambda tables: sw.optim.FusedAdagrad(tables, lr=0.1, row_wise=True, weight_decay=0.1),
-    "Adam": lambda tables: sw.optim.FusedAdam(tables, lr=0.1, weight_decay=0.1, decoupled_weight_decay=True),
-    "row-wise Adam": lambda tables: sw.optim.FusedAdam(tables, lr=0.1, row_wise=True),
-    "LAMB": lambda tables: sw.optim.FusedLAMB(tables, lr=0.1, weight_decay=0.1),
-    "row-wise LAMB": lambda tables: sw.optim.FusedLAMB(tables, lr=0.1, row_wise=True),
+    **CHECKPOINTED,
     "SGD, rounded at random": lambda tables: sw.optim.FusedSGD(tables, lr=0.01, stochastic_rounding=True, seed=3),
 }
 SPLIT = EnumerableShard([Piece((0, 0), (4, 4), 1), Piece((0, 4), (4, 2), 0), Piece((4, 0), (7, 6), 2)])
