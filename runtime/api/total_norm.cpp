@@ -4,6 +4,7 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/full.h>
@@ -158,9 +159,7 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
       continue;
     }
     const MeshPtr& mesh = impl->spec()->mesh();
-    auto part = std::ranges::find_if(parts, [&](const Part& known) {
-      return known.mesh->size() == mesh->size() && has_all_ranks_of(*known.mesh, *mesh);
-    });
+    auto part = std::ranges::find_if(parts, [&](const Part& known) { return have_same_ranks(*known.mesh, *mesh); });
     if (part == parts.end()) part = parts.insert(parts.end(), Part{mesh, {}});
     if (counts(*impl->spec())) part->pieces.insert(part->pieces.end(), impl->shards().begin(), impl->shards().end());
   }
