@@ -21,6 +21,7 @@ from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by
 from shardwise.distributed_embedding.table_parameters import TableParameters, check_names
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.interop.state_dicts import take_plain_values
+from shardwise.interop.state_differences import facts, other_sizes
 
 
 class EmbeddingLookup:
@@ -396,19 +397,13 @@ def check_state_dict(layer: DistributedEmbedding, state_dict: Mapping[str, Any],
     own = {f"{prefix}tables.{name}": table for name, table in layer.tables.items()}
     missing = [name for name in own if name not in state_dict] if by_name else []
     extra = [name for name in state_dict if name not in own] if by_name else []
-    shapes = [
-        f"{name} is {list(state_dict[name].shape)} there and {list(table.shape)} here"
-        for name, table in own.items()
-        if name in state_dict and state_dict[name].shape != table.shape
-    ]
-    if missing or extra or shapes:
-        facts = [
-            f"It lacks {', '.join(missing)}." if missing else "",
-            f"Other sizes: {'; '.join(shapes)}." if shapes else "",
-            f"It has besides: {', '.join(extra)}." if extra else "",
-        ]
+    sizes = other_sizes(
+        {name: state_dict[name].shape for name in own if name in state_dict},
+        {name: table.shape for name, table in own.items()},
+    )
+    if missing or extra or sizes:
         raise RuntimeError(
-            f"[DistributedEmbedding.load_state_dict] the state dict is of other tables; none has been loaded. {' '.join(filter(None, facts))} "
+            f"[DistributedEmbedding.load_state_dict] the state dict is of other tables; none has been loaded. {facts(missing, sizes, extra)} "
             "Rename the entries, or use strict=False for those that fit."
         )
 

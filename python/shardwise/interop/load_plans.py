@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwise.dtensor import DTensor
+from shardwise.interop.state_differences import facts, other_sizes
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 
 
@@ -36,22 +37,14 @@ def check_names(state_dict: dict[str, Any], metadata: Metadata, strict: bool = T
     """
     saved = metadata.state_dict_metadata
     missing = [name for name in state_dict if name not in saved] if strict else []
-    other_sizes = [
-        f"{name} is {list(there.size)} there and {list(value.size())} here"
-        for name, value in state_dict.items()
-        if isinstance(there := saved.get(name), TensorStorageMetadata)
-        and isinstance(value, DTensor)
-        and there.size != value.size()
-    ]
-    if not missing and not other_sizes:
+    sizes = other_sizes(
+        {name: entry.size for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata)},
+        {name: value.size() for name, value in state_dict.items() if isinstance(value, DTensor)},
+    )
+    if not missing and not sizes:
         return
     extra = [name for name in saved if name not in state_dict]
-    facts = [
-        f"It lacks {', '.join(missing)}." if missing else "",
-        f"Other sizes: {'; '.join(other_sizes)}." if other_sizes else "",
-        f"It has besides: {', '.join(extra)}." if extra else "",
-    ]
     raise RuntimeError(
-        f"[checkpoint] the checkpoint is of another model; nothing has been loaded. {' '.join(filter(None, facts))} Rename the "
+        f"[checkpoint] the checkpoint is of another model; nothing has been loaded. {facts(missing, sizes, extra)} Rename the "
         "entries, or load a part with DefaultLoadPlanner(allow_partial_load=True)."
     )
