@@ -33,6 +33,10 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
     if (lanes.tables[t].is_replicated)
       replicated_.back().push_back(at::empty(lanes.tables[t].spec->sizes(), options(t)));
   }
+  for (size_t t = 0; t < lanes.tables.size(); ++t) {
+    addresses_.emplace_back();
+    for (const TablePart& piece : pieces(t)) addresses_.back().push_back(piece.values.const_data_ptr());
+  }
   watch_writes();
 }
 
@@ -111,9 +115,8 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
     bool is_ours = impl != nullptr && impl->spec() == lanes_->tables[t].spec;
     if (is_ours) {
       const Shards& shards = impl->shards();
-      const auto own = pieces(t);
       for (size_t i = 0; is_ours && i < shards.size(); ++i)
-        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == own[i].values.const_data_ptr();
+        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == addresses_[t][i];
     }
     TORCH_CHECK_VALUE(is_ours,
                       fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "

@@ -59,6 +59,7 @@ class TableMemory {
   std::vector<uint64_t> memory_ids_;  // by table: of all its DTensors
   std::vector<std::unique_ptr<WriteWatch>> watches_;
   std::vector<std::vector<at::Tensor>> replicated_;  // by table; the one piece of a replicated one
+  std::vector<std::vector<const void*>> addresses_;  // by table, of its pieces
 };
 
 }  // namespace shardwise
