@@ -32,31 +32,26 @@ RequestExchange::RequestExchange(const TableLanes& lanes)
 at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_); }
 
 template <class Word>
-at::Tensor RequestExchange::first_message(const RowRequests& requests, const InputError& error, int64_t rank) const {
-  const int64_t room = sent_room_[static_cast<size_t>(rank)];
-  std::vector<Word> rows;
-  const at::Tensor message = words(head_words() + room);
-  auto* head = message.mutable_data_ptr<Word>();
-  std::fill_n(head, message.numel(), Word{0});
+RequestExchange::Outgoing RequestExchange::outgoing(const RowRequests& requests, const InputError& error,
+                                                    int64_t rank) const {
+  const int64_t n_first = head_words() + sent_room_[static_cast<size_t>(rank)];
+  int64_t n = 0;
+  if (error.kind == Kind::kNone)
+    for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += requests.n_from(lane, rank);
+  const at::Tensor all = words(std::max(n_first, head_words() + n));
+  auto* head = all.mutable_data_ptr<Word>();
+  std::fill_n(head, head_words(), Word{0});
+  std::fill(head + head_words() + n, head + all.numel(), Word{0});
   head[0] = static_cast<Word>(error.kind);
   if (error.kind != Kind::kNone) {
     head[1] = static_cast<Word>(error.text.size());
-    return message;
-  }
-  int64_t n = 0;
-  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) {
-    head[1 + lane] = static_cast<Word>(requests.n_from(lane, rank));
-    n += requests.n_from(lane, rank);
-  }
-  Word* const place = head + head_words();
-  if (n <= room) {
-    requests.write_rows(*lanes_, rank, place);
   } else {
-    rows.resize(static_cast<size_t>(n));
-    requests.write_rows(*lanes_, rank, rows.data());
-    std::copy_n(rows.begin(), room, place);
+    for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane)
+      head[1 + lane] = static_cast<Word>(requests.n_from(lane, rank));
+    requests.write_rows(*lanes_, rank, head + head_words());
   }
-  return message;
+  const c10::Device device(lanes_->mesh->device_type());
+  return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
 RequestExchange::Step RequestExchange::start(const RowRequests& requests, const InputError& error) {
@@ -65,7 +60,6 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
   Step step;
   step.exchange_ = this;
   step.error_ = error;
-  step.sent_room_ = sent_room_;
   step.received_room_ = received_room_;
   std::vector<Message> sends, receives;
   for (int64_t rank = 0; rank < lanes_->n_ranks(); ++rank) {
@@ -75,11 +69,10 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
       step.received_.emplace_back();
       continue;
     }
-    step.sent_.push_back((word_ == at::kInt ? first_message<int32_t>(requests, error, rank)
-                                            : first_message<int64_t>(requests, error, rank))
-                             .to(device));
+    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(requests, error, rank)
+                                           : outgoing<int64_t>(requests, error, rank));
     step.received_.push_back(words(head_words() + received_room_[at]).to(device));
-    sends.push_back({group.ranks[at], step.sent_.back()});
+    sends.push_back({group.ranks[at], step.sent_.back().first});
     receives.push_back({group.ranks[at], step.received_.back()});
   }
   step.messages_ = exchange(group, device, std::move(sends), std::move(receives));
@@ -126,20 +119,13 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   std::vector<at::Tensor> rest(n_ranks);
   for (size_t rank = 0; rank < n_ranks; ++rank) {
     if (rank == own) continue;
-    int64_t n_sent = 0;
-    for (size_t lane = 0; lane < n_lanes; ++lane) n_sent += requests.n_from(lane, static_cast<int64_t>(rank));
-    if (const int64_t room = step.sent_room_[rank]; n_sent > room) {
-      std::vector<Word> rows(static_cast<size_t>(n_sent));
-      requests.write_rows(*lanes_, static_cast<int64_t>(rank), rows.data());
-      const at::Tensor more = words(n_sent - room);
-      std::copy(rows.begin() + room, rows.end(), more.template mutable_data_ptr<Word>());
-      sends.push_back({group.ranks[rank], more.to(device)});
-    }
+    const Outgoing& sent = step.sent_[rank];
+    if (sent.rest.numel()) sends.push_back({group.ranks[rank], sent.rest});
     if (const int64_t room = step.received_room_[rank]; n_rows(heads[rank]) > room) {
       rest[rank] = words(n_rows(heads[rank]) - room).to(device);
       receives.push_back({group.ranks[rank], rest[rank]});
     }
-    sent_room_[rank] = next_room(n_sent, sent_room_[rank]);
+    sent_room_[rank] = next_room(sent.n_rows, sent_room_[rank]);
     received_room_[rank] = next_room(n_rows(heads[rank]), received_room_[rank]);
   }
   if (!sends.empty() || !receives.empty())

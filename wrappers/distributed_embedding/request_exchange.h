@@ -26,6 +26,12 @@ struct IncomingRows {
 };
 
 class RequestExchange {
+  /// What this rank asks of another: a head and the rows, of which `first` takes as many as it has room for.
+  struct Outgoing {
+    int64_t n_rows = 0;
+    at::Tensor first, rest;
+  };
+
  public:
   /// `lanes` outlives it.
   explicit RequestExchange(const TableLanes& lanes);
@@ -40,8 +46,9 @@ class RequestExchange {
     friend class RequestExchange;
     RequestExchange* exchange_ = nullptr;
     InputError error_;
-    std::vector<int64_t> sent_room_, received_room_;  // rows per message, by rank
-    std::vector<at::Tensor> sent_, received_;         // by rank
+    std::vector<int64_t> received_room_;  // rows per message, by rank
+    std::vector<Outgoing> sent_;          // by rank
+    std::vector<at::Tensor> received_;    // by rank
     std::shared_ptr<Messages> messages_;
   };
 
@@ -50,7 +57,7 @@ class RequestExchange {
 
  private:
   template <class Word>
-  at::Tensor first_message(const RowRequests& requests, const InputError& error, int64_t rank) const;
+  Outgoing outgoing(const RowRequests& requests, const InputError& error, int64_t rank) const;
   template <class Word>
   IncomingRows read(Step& step, const RowRequests& requests);
   int64_t n_rows(const std::vector<int64_t>& head) const;
