@@ -19,14 +19,17 @@ void IdBounds::add(int64_t other_lowest, int64_t other_highest) {
   highest = std::max(highest, other_highest);
 }
 
-void IdBounds::check(const char* op, int64_t n_rows) const {
-  if (lowest > highest) return;                                                     // no ids at all
+std::optional<int64_t> IdBounds::worst(int64_t n_rows) const {
+  if (lowest > highest || (lowest >= 0 && highest < n_rows)) return std::nullopt;
   const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;  // how far outside; of -2^63 too
   const auto above = highest >= n_rows ? static_cast<uint64_t>(highest - n_rows) + 1 : 0;
-  const int64_t worst = below > above ? lowest : highest;
-  TORCH_CHECK_INDEX(
-      lowest >= 0 && highest < n_rows,
-      fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op, worst, n_rows, n_rows));
+  return below > above ? lowest : highest;
+}
+
+void IdBounds::check(const char* op, int64_t n_rows) const {
+  const auto id = worst(n_rows);
+  TORCH_CHECK_INDEX(!id, fmt::format("[{}] id {} is no row of the table: it has {} rows. Use ids in [0, {}).", op,
+                                     id.value_or(0), n_rows, n_rows));
 }
 
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 namespace shardwise {
 
@@ -15,6 +16,8 @@ struct IdBounds {
 
   void add(const at::Tensor& ids);
   void add(int64_t other_lowest, int64_t other_highest);
+  /// The id that is farthest from [0, n_rows), where one is outside.
+  std::optional<int64_t> worst(int64_t n_rows) const;
   /// Throws: c10::IndexError naming the id that is farthest from [0, n_rows), where one is outside.
   void check(const char* op, int64_t n_rows) const;
 };

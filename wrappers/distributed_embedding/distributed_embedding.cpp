@@ -92,9 +92,9 @@ std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> f
 DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                                            const MeshPtr& mesh, std::vector<Feature> features, Options options,
                                            const TableStorages& storages) {
-  auto layer =
-      new_tables(TableLanes::of(configs, plans, mesh, storages), std::move(features), /*has_files=*/!storages.empty());
-  check_features(layer->features, layer->lanes);
+  TableLanes lanes = TableLanes::of(configs, plans, mesh, storages);
+  check_features(features, lanes);
+  auto layer = new_tables(std::move(lanes), std::move(features), /*has_files=*/!storages.empty());
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
   layer->is_sparse = options.is_sparse;
   dp_input_ = options.dp_input;
@@ -120,7 +120,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
     try {
       step.ids = ids_of(layer_->features, inputs, layer_->lanes);
       if (layer_->concatenates) check_concatenation(layer_->features, step.ids);
-      step.requests = RowRequests(layer_->lanes, layer_->features, step.ids);
+      step.requests = RowRequests(layer_->lanes, layer_->features, layer_->features_of, step.ids);
       for (size_t f = 0; f < inputs.size(); ++f)
         if (inputs[f]->weights && inputs[f]->weights->requires_grad()) {
           step.weighted.push_back(f);

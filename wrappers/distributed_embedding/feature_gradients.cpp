@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -27,6 +28,11 @@ RowGrads one_by_one(RowGrads grads, int64_t n_ids) {
 }
 
 }  // namespace
+
+at::Tensor defined_gradient(const FeatureIds& feature, const at::Tensor& grad, int64_t n_columns,
+                            const at::TensorOptions& options) {
+  return grad.defined() ? grad : at::zeros(feature.sizes_with(n_columns), options);
+}
 
 RowGrads grads_of_feature(const FeatureIds& feature, const at::Tensor& grad, const at::Tensor& chosen) {
   const at::Tensor rows = grad.reshape({-1, grad.size(-1)});

@@ -7,6 +7,10 @@
 
 namespace shardwise {
 
+/// `grad`, that of a feature's result; zeros where it is undefined. `options`: of the table's values.
+at::Tensor defined_gradient(const FeatureIds& feature, const at::Tensor& grad, int64_t n_columns,
+                            const at::TensorOptions& options);
+
 /// The gradient rows of one feature's ids. `grad`: of its result, or of some of its columns; `chosen`: of maxima, in the same columns.
 RowGrads grads_of_feature(const FeatureIds& feature, const at::Tensor& grad, const at::Tensor& chosen);
 

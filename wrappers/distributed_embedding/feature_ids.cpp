@@ -103,6 +103,17 @@ at::Tensor offsets_of_shape(const at::Tensor& ids) {
 
 }  // namespace
 
+std::vector<int64_t> FeatureIds::sizes_with(int64_t n_columns) const {
+  std::vector<int64_t> result = sizes;
+  result.push_back(n_columns);
+  return result;
+}
+
+at::Tensor FeatureIds::combined(const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) const {
+  if (!pooling) return lookup_rows(rows, numbers, 0);
+  return pool_rows(rows, 0, bags(numbers), *pooling, *pooling == kernels::Pooling::kMax ? chosen : nullptr);
+}
+
 FeatureIds FeatureIds::of(const Feature& feature, const FeatureInput& input, at::ScalarType table_dtype,
                           c10::Device device) {
   check_plain(feature, "ids", input.ids);

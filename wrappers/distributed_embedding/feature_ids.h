@@ -34,6 +34,10 @@ struct FeatureIds {
 
   /// The bags of samples, of ids numbered otherwise.
   IdBags bags(at::Tensor numbers) const { return {std::move(numbers), offsets, -1, weights}; }
+  /// The sizes of a result of so many columns.
+  std::vector<int64_t> sizes_with(int64_t n_columns) const;
+  /// What `rows` [n, columns] give: [samples or ids, columns]. `numbers`: of the ids in `rows`. `chosen`: of maxima, the ids that they came from.
+  at::Tensor combined(const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) const;
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
     for (at::Tensor* tensor : {&ids, &offsets, &weights}) visit(*tensor);

@@ -17,10 +17,15 @@ namespace shardwise {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-Interval LayerTables::columns_of(size_t feature) const {
+LayerTables::LayerTables(TableLanes of, std::vector<Feature> for_features)
+    : lanes(std::move(of)), features(std::move(for_features)), memory(lanes), features_of(lanes.tables.size()) {
   int64_t begin = 0;
-  for (size_t f = 0; f < feature; ++f) begin += lanes.tables[features[f].table].spec->sizes()[1];
-  return {begin, begin + lanes.tables[features[feature].table].spec->sizes()[1]};
+  for (size_t f = 0; f < features.size(); ++f) {
+    features_of[features[f].table].push_back(f);
+    const int64_t end = begin + lanes.tables[features[f].table].spec->sizes()[1];
+    columns.push_back({begin, end});
+    begin = end;
+  }
 }
 
 GradientSink LayerTables::sink_of(size_t table, const at::Tensor& parameter) const {
@@ -70,35 +75,42 @@ std::vector<at::Tensor> RowsUnderWay::wait() {
   return std::move(arrivals_);
 }
 
-namespace {
-
-/// Combines the rows of one part of a table's columns into `place`, whose last dim has stride 1: `numbers` are those of the ids in `rows`.
-void combine_into(const at::Tensor& place, const FeatureIds& feature, const at::Tensor& rows, const at::Tensor& numbers,
-                  at::Tensor* chosen) {
-  if (!feature.pooling)
-    lookup_rows_into(place, rows, numbers, 0);
-  else
-    place.copy_(pool_rows(rows, 0, feature.bags(numbers), *feature.pooling,
-                          *feature.pooling == kernels::Pooling::kMax ? chosen : nullptr));
+void check_first_order(const std::vector<at::Tensor>& grads) {
+  for (const at::Tensor& grad : grads)
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
+        fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
 }
 
-/// The same for all columns; writes down which id each maximum came from. `place`: [samples or ids, columns].
-void write_result(const at::Tensor& place, const LookupStep& step, size_t f, const std::vector<at::Tensor>& arrivals,
-                  at::TensorList tables, at::Tensor& chosen) {
+std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t f, const std::vector<at::Tensor>& arrivals,
+                                      const at::Tensor& replicated) {
   const TableLanes& lanes = step.layer->lanes;
   const size_t t = step.layer->features[f].table;
   const LayerTable& table = lanes.tables[t];
-  const FeatureIds& feature = step.ids[f];
-  if (table.is_replicated)
-    return combine_into(place, feature, maybe_dtensor(tables[t])->shards()[0], feature.ids.to(place.device()), &chosen);
+  if (table.is_replicated) return {{replicated, step.ids[f].ids.to(replicated.device()), {0, table.spec->sizes()[1]}}};
   const TableRequests& requests = *step.requests.of_table(t);
-  std::vector<at::Tensor> chosen_parts;
+  std::vector<PartRows> parts;
   for (size_t part = 0; part < table.parts.size(); ++part) {
-    const size_t lane = TableLanes::lane_of(table, part);
-    const Interval columns = table.parts[part];
+    const at::Tensor& rows = arrivals[TableLanes::lane_of(table, part)];
+    parts.push_back({rows, step.requests.arrivals(lanes, requests, f, part).to(rows.device()), table.parts[part]});
+  }
+  return parts;
+}
+
+namespace {
+
+/// Writes the rows of all columns, combined, into `place` [samples or ids, columns], whose last dim has stride 1, and down in `chosen`
+/// which id each maximum came from.
+void write_result(const at::Tensor& place, const FeatureIds& feature, const std::vector<PartRows>& parts,
+                  at::Tensor& chosen) {
+  std::vector<at::Tensor> chosen_parts;
+  for (const auto& [rows, numbers, columns] : parts) {
+    const at::Tensor own = place.narrow(1, columns.begin, columns.length());
     chosen_parts.emplace_back();
-    combine_into(place.narrow(1, columns.begin, columns.length()), feature, arrivals[lane],
-                 step.requests.arrivals(lanes, requests, f, part).to(place.device()), &chosen_parts.back());
+    if (feature.pooling)
+      own.copy_(feature.combined(rows, numbers, &chosen_parts.back()));
+    else
+      lookup_rows_into(own, rows, numbers, 0);
   }
   if (chosen_parts[0].defined()) chosen = at::cat(chosen_parts, 1);
 }
@@ -109,21 +121,28 @@ std::vector<at::Tensor> results_of(LookupStep& step, const std::vector<at::Tenso
   std::vector<at::Tensor> results;
   step.chosen.resize(step.ids.size());
   const auto n_rows_of = [](const FeatureIds& ids) { return ids.pooling ? ids.offsets.numel() : ids.ids.numel(); };
-  if (layer.concatenates)
-    results.push_back(at::empty({n_rows_of(step.ids[0]), layer.columns_of(step.ids.size() - 1).end},
-                                layer.memory.options(layer.features[0].table)));
+  const auto new_rows = [&](size_t f, int64_t n_columns) {
+    return at::empty({n_rows_of(step.ids[f]), n_columns}, layer.memory.options(layer.features[f].table));
+  };
+  if (layer.concatenates) results.push_back(new_rows(0, layer.columns.back().end));
   for (size_t f = 0; f < step.ids.size(); ++f) {
-    const Interval columns = layer.columns_of(f);
+    const size_t t = layer.features[f].table;
+    const FeatureIds& feature = step.ids[f];
+    const Interval columns = layer.columns[f];
+    const auto parts = rows_of_feature(
+        step, f, arrivals, layer.lanes.tables[t].is_replicated ? maybe_dtensor(tables[t])->shards()[0] : at::Tensor());
     if (layer.concatenates) {
-      write_result(results[0].narrow(1, columns.begin, columns.length()), step, f, arrivals, tables, step.chosen[f]);
+      write_result(results[0].narrow(1, columns.begin, columns.length()), feature, parts, step.chosen[f]);
       continue;
     }
-    const at::Tensor place =
-        at::empty({n_rows_of(step.ids[f]), columns.length()}, layer.memory.options(layer.features[f].table));
-    write_result(place, step, f, arrivals, tables, step.chosen[f]);
-    std::vector<int64_t> sizes = step.ids[f].sizes;
-    sizes.push_back(columns.length());
-    results.push_back(place.view(sizes));
+    at::Tensor result;
+    if (parts.size() == 1) {
+      result = feature.combined(parts[0].rows, parts[0].numbers, &step.chosen[f]);
+    } else {
+      result = new_rows(f, columns.length());
+      write_result(result, feature, parts, step.chosen[f]);
+    }
+    results.push_back(result.view(feature.sizes_with(columns.length())));
   }
   return results;
 }
@@ -136,7 +155,7 @@ bool any_requires_grad(at::TensorList tensors) {
 variable_list by_feature(const LookupStep& step, const at::Tensor& grad) {
   variable_list grads(step.ids.size());
   for (size_t f = 0; f < grads.size() && grad.defined(); ++f) {
-    const Interval columns = step.layer->columns_of(f);
+    const Interval columns = step.layer->columns[f];
     grads[f] = grad.narrow(1, columns.begin, columns.length());
   }
   return grads;
@@ -162,10 +181,7 @@ struct Combine : torch::autograd::Function<Combine> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    for (const at::Tensor& grad : grads)
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
-          fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
+    check_first_order(grads);
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
     const LookupStep step = kept_state<LookupStep>(ctx);

@@ -28,14 +28,14 @@ struct LayerTables {
   bool is_sparse = false;     // gradients that no fused optimizer takes
   bool concatenates = false;  // results: one tensor [samples, columns of all features]
 
-  /// The columns of a feature in a concatenated result.
-  Interval columns_of(size_t feature) const;
+  std::vector<std::vector<size_t>> features_of;  // by table
+  std::vector<Interval> columns;                 // of each feature in a concatenated result
 
   /// What becomes of the gradients of `parameter`, table number `table`. Throws: as GradientSink::check_cached().
   GradientSink sink_of(size_t table, const at::Tensor& parameter) const;
 
-  LayerTables(TableLanes of, std::vector<Feature> for_features)
-      : lanes(std::move(of)), features(std::move(for_features)), memory(lanes) {}
+  /// Pre: features name tables that there are.
+  LayerTables(TableLanes of, std::vector<Feature> for_features);
   LayerTables(const LayerTables&) = delete;
   LayerTables& operator=(const LayerTables&) = delete;
 };
@@ -65,6 +65,19 @@ struct LookupStep {
       for (at::Tensor& tensor : *tensors) visit(tensor);
   }
 };
+
+/// Throws: c10::NotImplementedError where the gradients of a lookup would be differentiated again.
+void check_first_order(const std::vector<at::Tensor>& grads);
+
+/// Rows of some columns of a feature's table.
+struct PartRows {
+  at::Tensor rows;     // [n, columns]
+  at::Tensor numbers;  // of the feature's ids in `rows`
+  Interval columns;
+};
+/// Those of all columns. `arrivals`: by lane; `replicated`: the table's memory where it is replicated.
+std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t feature, const std::vector<at::Tensor>& arrivals,
+                                      const at::Tensor& replicated);
 
 /// The rows of each lane that this rank asks for, on their way: what their owners' blocks hold now.
 class RowsUnderWay {

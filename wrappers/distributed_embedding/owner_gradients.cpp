@@ -4,7 +4,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 namespace shardwise {
 namespace {
@@ -52,8 +51,8 @@ struct TableIds {
 
   TableIds(const OwnerStep& step, size_t table) {
     std::vector<at::Tensor> each{at::empty({0}, at::kLong)};
-    for (size_t f = 0; f < step.ids.size(); ++f) {
-      if (step.layer->features[f].table != table || !step.ids[f]) continue;
+    for (const size_t f : step.layer->features_of[table]) {
+      if (!step.ids[f]) continue;
       features.push_back(f);
       n_ids.push_back(step.ids[f]->ids.numel());
       each.push_back(step.ids[f]->ids);
@@ -61,14 +60,6 @@ struct TableIds {
     ids = at::cat(each).to(step.layer->lanes.mesh->device_type());
   }
 };
-
-/// Of a replicated table's feature: of this rank's samples.
-at::Tensor own_gradient(const OwnerStep& step, size_t f, const at::Tensor& grad, const Spec& table) {
-  if (grad.defined()) return grad;
-  std::vector<int64_t> sizes = step.ids[f]->sizes;
-  sizes.push_back(table.sizes()[1]);
-  return at::zeros(sizes, at::TensorOptions().dtype(table.dtype()).device(table.mesh()->device_type()));
-}
 
 }  // namespace
 
@@ -83,7 +74,9 @@ std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector
       std::vector<RowGrads> each;
       for (const size_t f : own.features) {
         const size_t place = slice == nullptr ? 0 : static_cast<size_t>(slice - table.slices.data());
-        const at::Tensor grad = slice == nullptr ? own_gradient(step, f, grads[f], *table.spec) : gathered[f][place];
+        const at::Tensor grad = slice == nullptr ? defined_gradient(*step.ids[f], grads[f], table.spec->sizes()[1],
+                                                                    step.layer->memory.options(t))
+                                                 : gathered[f][place];
         each.push_back(grads_of_feature(*step.ids[f], grad, step.chosen[f][place]));
       }
       return BoxGrads{own.ids,

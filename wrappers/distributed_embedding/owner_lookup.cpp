@@ -28,12 +28,6 @@ bool has_part(const LayerTable& table, int64_t rank) {
          std::ranges::any_of(table.slices, [&](const auto& slice) { return slice.rank == rank; });
 }
 
-/// What this rank combines for all samples in one slice: [rows, columns of the slice]. `numbers`: of the ids in `rows`.
-at::Tensor combined_by(const FeatureIds& ids, const at::Tensor& rows, const at::Tensor& numbers, at::Tensor* chosen) {
-  if (!ids.pooling) return lookup_rows(rows, numbers, 0);
-  return pool_rows(rows, 0, ids.bags(numbers), *ids.pooling, *ids.pooling == kernels::Pooling::kMax ? chosen : nullptr);
-}
-
 /// What this rank combines for all samples, by feature and slice of its table.
 std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
   const TableLanes& lanes = step.layer->lanes;
@@ -47,10 +41,10 @@ std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
       if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank())
         combined[f][place] =
             step.slots[f][place].defined()
-                ? combined_by(*step.ids[f], memory.cache(slice.lane)->values(), step.slots[f][place],
-                              &step.chosen[f][place])
-                : combined_by(*step.ids[f], memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
-                              step.ids[f]->ids.to(lanes.mesh->device_type()), &step.chosen[f][place]);
+                ? step.ids[f]->combined(memory.cache(slice.lane)->values(), step.slots[f][place],
+                                        &step.chosen[f][place])
+                : step.ids[f]->combined(memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
+                                        step.ids[f]->ids.to(lanes.mesh->device_type()), &step.chosen[f][place]);
   }
   return combined;
 }
@@ -87,11 +81,11 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
   for (size_t f = 0; f < step.ids.size(); ++f) {
     const size_t t = step.layer->features[f].table;
     if (lanes.tables[t].is_replicated) {
-      std::vector<int64_t> sizes = step.ids[f]->sizes;
-      sizes.push_back(lanes.tables[t].spec->sizes()[1]);
-      results.push_back(combined_by(*step.ids[f], maybe_dtensor(tables[t])->shards()[0],
-                                    step.ids[f]->ids.to(tables[t].device()), &step.chosen[f][0])
-                            .view(sizes));
+      const FeatureIds& feature = *step.ids[f];
+      results.push_back(
+          feature
+              .combined(maybe_dtensor(tables[t])->shards()[0], feature.ids.to(tables[t].device()), &step.chosen[f][0])
+              .view(feature.sizes_with(lanes.tables[t].spec->sizes()[1])));
       continue;
     }
     const at::Tensor whole = at::cat(parts[f], 1);
@@ -110,10 +104,7 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
     return results;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    for (const at::Tensor& grad : grads)
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
-          fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
+    check_first_order(grads);
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
     const OwnerStep step = kept_state<OwnerStep>(ctx);
@@ -173,15 +164,13 @@ void hold_rows(OwnerStep& step) {
       const LaneSlice& slice = table.slices[place];
       const HotRowsPtr cache = slice.rank == lanes.own_rank() ? step.layer->memory.cache(slice.lane) : nullptr;
       if (!cache) continue;
-      std::vector<size_t> features;
+      const std::vector<size_t>& features = step.layer->features_of[t];
       std::vector<at::Tensor> ids;
       std::vector<int64_t> n_ids;
-      for (size_t f = 0; f < step.ids.size(); ++f)
-        if (step.layer->features[f].table == t) {
-          features.push_back(f);
-          ids.push_back(step.ids[f]->ids.to(at::kLong));
-          n_ids.push_back(ids.back().numel());
-        }
+      for (const size_t f : features) {
+        ids.push_back(step.ids[f]->ids);
+        n_ids.push_back(ids.back().numel());
+      }
       HotRows::Result held = cache->hold(at::cat(ids));
       if (!held.hold)
         CacheShortage{static_cast<int64_t>(slice.lane), held.n_rows, held.n_held, cache->n_slots()}.raise(lanes,

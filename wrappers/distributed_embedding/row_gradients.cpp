@@ -32,23 +32,14 @@ class Backward {
 
   /// Of a feature's weights: per id the dot product of its row and its gradient.
   at::Tensor weights(size_t f) const {
-    const size_t t = step_.layer->features[f].table;
-    const LayerTable& table = lanes_.tables[t];
     const FeatureIds& feature = step_.ids[f];
     const RowGrads& grads = of_features_[f];
     at::Tensor sum;
-    if (table.is_replicated) {
-      sum = weights_grad(step_.replicated[t], 0, feature.bags(feature.ids.to(grads.values.device())), grads);
-    } else {
-      for (size_t part = 0; part < table.parts.size(); ++part) {
-        const size_t lane = lanes_.lane_of(table, part);
-        const at::Tensor numbers =
-            step_.requests.arrivals(lanes_, *step_.requests.of_table(t), f, part).to(grads.values.device());
-        const Interval columns = table.parts[part];
-        const at::Tensor own = weights_grad(step_.arrivals[lane], 0, feature.bags(numbers),
-                                            grads.columns(columns.begin, columns.length()));
-        sum = sum.defined() ? sum.add_(own) : own;
-      }
+    for (const auto& [rows, numbers, columns] :
+         rows_of_feature(step_, f, step_.arrivals, step_.replicated[step_.layer->features[f].table])) {
+      const at::Tensor own =
+          weights_grad(rows, 0, feature.bags(numbers), grads.columns(columns.begin, columns.length()));
+      sum = sum.defined() ? sum.add_(own) : own;
     }
     if (*feature.pooling != Pooling::kMean) return sum;
     const at::Tensor ends =
@@ -60,11 +51,10 @@ class Backward {
  private:
   RowGrads grad_of(size_t f, const at::Tensor& grad) const {
     const FeatureIds& feature = step_.ids[f];
-    const LayerTable& table = lanes_.tables[step_.layer->features[f].table];
-    if (grad.defined()) return grads_of_feature(feature, grad, step_.chosen[f]);
-    std::vector<int64_t> sizes = feature.sizes;
-    sizes.push_back(table.spec->sizes()[1]);
-    return grads_of_feature(feature, at::zeros(sizes, options(table.spec->dtype())), step_.chosen[f]);
+    const size_t t = step_.layer->features[f].table;
+    return grads_of_feature(
+        feature, defined_gradient(feature, grad, lanes_.tables[t].spec->sizes()[1], step_.layer->memory.options(t)),
+        step_.chosen[f]);
   }
 
   at::TensorOptions options(at::ScalarType dtype) const {
@@ -193,14 +183,10 @@ class Backward {
 
   /// Partial: reduced with those of other replicated leaves at the end of the backward; or taken by an optimizer.
   at::Tensor replicated(size_t t) const {
-    std::vector<size_t> features;
-    std::vector<at::Tensor> ids;
-    for (size_t f = 0; f < step_.ids.size(); ++f)
-      if (step_.layer->features[f].table == t) {
-        features.push_back(f);
-        ids.push_back(step_.ids[f].ids);
-      }
+    const std::vector<size_t>& features = step_.layer->features_of[t];
     if (features.empty()) return {};
+    std::vector<at::Tensor> ids;
+    for (const size_t f : features) ids.push_back(step_.ids[f].ids);
     const at::Tensor all_ids = at::cat(ids).to(lanes_.mesh->device_type());
     const RowGrads grads = scaled(of_table(features), step_.layer->gradient_factor, all_ids.numel());
     return step_.sinks[t].take(lanes_.tables[t].spec->with_placements({Placement::partial()}), {{all_ids, grads}},

@@ -1,5 +1,6 @@
 #include "wrappers/distributed_embedding/row_requests.h"
 
+#include "ops/embedding/id_check.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/cat.h>
@@ -28,14 +29,11 @@ at::Tensor ids_of(const TableRequests& table, const std::vector<FeatureIds>& fea
 
 void check_range(const Feature& feature, const at::Tensor& ids, const LayerTable& table) {
   const int64_t n_rows = table.spec->sizes()[0];
-  const auto range = range_of_ids(ids);
-  if (!range) return;
-  const auto [lowest, highest] = *range;
-  const auto below = lowest < 0 ? uint64_t{0} - static_cast<uint64_t>(lowest) : 0;
-  const auto above = highest >= n_rows ? static_cast<uint64_t>(highest - n_rows) + 1 : 0;
-  TORCH_CHECK_INDEX(below == 0 && above == 0,
-                    fmt::format("[{}] feature {} has id {}: table {} has {} rows. Use ids in [0, {}).", kLayer,
-                                feature.name, below > above ? lowest : highest, table.name, n_rows, n_rows));
+  IdBounds bounds;
+  bounds.add(ids);
+  const auto worst = bounds.worst(n_rows);
+  TORCH_CHECK_INDEX(!worst, fmt::format("[{}] feature {} has id {}: table {} has {} rows. Use ids in [0, {}).", kLayer,
+                                        feature.name, worst.value_or(0), table.name, n_rows, n_rows));
 }
 
 size_t TableRequests::place_of(size_t feature) const {
@@ -43,24 +41,19 @@ size_t TableRequests::place_of(size_t feature) const {
 }
 
 const TableRequests* RowRequests::of_table(size_t table) const {
-  const auto found = std::ranges::find(tables_, table, &TableRequests::table);
-  return found == tables_.end() ? nullptr : &*found;
+  return places_[table] == -1 ? nullptr : &tables_[static_cast<size_t>(places_[table])];
 }
 
 RowRequests::RowRequests(const TableLanes& lanes) : counts_(no_counts(lanes)) {}
 
 RowRequests::RowRequests(const TableLanes& lanes, const std::vector<Feature>& features,
-                         const std::vector<FeatureIds>& ids)
-    : counts_(no_counts(lanes)) {
+                         const std::vector<std::vector<size_t>>& features_of, const std::vector<FeatureIds>& ids)
+    : places_(lanes.tables.size(), -1), counts_(no_counts(lanes)) {
   for (size_t t = 0; t < lanes.tables.size(); ++t) {
     const LayerTable& table = lanes.tables[t];
-    TableRequests own{t, {}, {0}, {}, {}};
-    for (size_t f = 0; f < features.size(); ++f)
-      if (features[f].table == t) {
-        own.features.push_back(f);
-        own.first_ids.push_back(own.first_ids.back() + ids[f].ids.numel());
-      }
-    if (table.is_replicated || own.features.empty()) continue;
+    if (table.is_replicated || features_of[t].empty()) continue;
+    TableRequests own{t, features_of[t], {0}, {}, {}};
+    for (const size_t f : own.features) own.first_ids.push_back(own.first_ids.back() + ids[f].ids.numel());
     own.groups = group_ids(ids_of(own, ids), 0, table.spec->sizes()[0], /*skipped=*/-1, /*with_group_of=*/true);
     if (own.groups.starts[own.groups.n()].item<int64_t>() < own.first_ids.back())
       for (const size_t f : own.features) check_range(features[f], ids[f].ids, table);
@@ -74,6 +67,7 @@ RowRequests::RowRequests(const TableLanes& lanes, const std::vector<Feature>& fe
       count += request.n();
       own.requests.push_back(request);
     }
+    places_[t] = static_cast<int64_t>(tables_.size());
     tables_.push_back(std::move(own));
   }
   for (TableRequests& table : tables_)

@@ -40,7 +40,9 @@ class RowRequests {
  public:
   RowRequests() = default;
   /// Throws: c10::IndexError that names the feature and the worst id, for one out of range. No messages.
-  RowRequests(const TableLanes& lanes, const std::vector<Feature>& features, const std::vector<FeatureIds>& ids);
+  /// `features_of`: by table.
+  RowRequests(const TableLanes& lanes, const std::vector<Feature>& features,
+              const std::vector<std::vector<size_t>>& features_of, const std::vector<FeatureIds>& ids);
   /// Of a rank without ids.
   explicit RowRequests(const TableLanes& lanes);
 
@@ -67,6 +69,7 @@ class RowRequests {
 
  private:
   std::vector<TableRequests> tables_;         // of those that a feature uses, in their order
+  std::vector<int64_t> places_;               // in tables_, by table; -1: none
   std::vector<std::vector<int64_t>> counts_;  // by lane and rank
 };
 
