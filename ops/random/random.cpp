@@ -18,7 +18,6 @@ namespace shardwise {
 namespace {
 
 using MaybeGenerator = std::optional<at::Generator>;
-using Bits = std::array<uint64_t, 2>;
 
 /// `number(u)` for u uniform in [0, 1), for any dtype.
 template <class Number>
@@ -26,7 +25,7 @@ FillPiece of_uniform(const Number& number) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, piece.scalar_type(), "draw", [&] {
       fill_box<scalar_t>(piece, sizes, box, seed,
-                         [&](const Bits& bits, bool is_second) { return number(fraction(bits[is_second], 53)); });
+                         each_of_pair([&](uint64_t bits) { return number(fraction(bits, 53)); }));
     });
   };
 }
@@ -47,11 +46,12 @@ FillPiece in_real_pairs(const FillPiece& fill) {
 at::Tensor& uniform_(at::Tensor& self, double from, double to, MaybeGenerator generator) {
   const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "uniform_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
-        const double unit = fraction(bits[is_second], std::numeric_limits<scalar_t>::digits);
+      const auto number_of = [&](uint64_t bits) {
+        const double unit = fraction(bits, std::numeric_limits<scalar_t>::digits);
         const auto number = static_cast<scalar_t>(from + unit * (to - from));
         return number == static_cast<scalar_t>(to) ? static_cast<scalar_t>(from) : number;  // rounded up
-      });
+      };
+      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair(number_of));
     });
   };
   return draw_into(self, generator, in_real_pairs(fill),
@@ -63,8 +63,10 @@ at::Tensor& normal_(at::Tensor& self, double mean, double std, MaybeGenerator ge
   const double scale = is_complex ? std / std::numbers::sqrt2 : std;
   const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "normal_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
-        return (is_complex ? 0 : mean) + scale * normal_of(bits, is_second);
+      fill_box<scalar_t>(piece, sizes, box, seed, [&](const BitsOfPair& bits) {
+        std::array<double, 2> normals = normals_of(bits);
+        for (double& normal : normals) normal = (is_complex ? 0 : mean) + scale * normal;
+        return normals;
       });
     });
     if (is_complex) piece.select(-1, 0).add_(mean);
@@ -76,8 +78,10 @@ at::Tensor& normal_(at::Tensor& self, double mean, double std, MaybeGenerator ge
 at::Tensor& log_normal_(at::Tensor& self, double mean, double std, MaybeGenerator generator) {
   const auto fill = [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, piece.scalar_type(), "log_normal_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [&](const Bits& bits, bool is_second) {
-        return std::exp(mean + std * normal_of(bits, is_second));
+      fill_box<scalar_t>(piece, sizes, box, seed, [&](const BitsOfPair& bits) {
+        std::array<double, 2> normals = normals_of(bits);
+        for (double& normal : normals) normal = std::exp(mean + std * normal);
+        return normals;
       });
     });
   };
@@ -115,8 +119,7 @@ template <class Number>
 FillPiece of_bits(const Number& number) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, piece.scalar_type(), "random_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed,
-                         [&](const Bits& bits, bool is_second) { return number(bits[is_second]); });
+      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([&](uint64_t bits) { return number(bits); }));
     });
   };
 }

@@ -16,16 +16,25 @@
 
 namespace shardwise {
 
-/// The highest `digits` of the bits as a fraction in [0, 1).
+/// 64 random bits for each of two elements.
+using BitsOfPair = std::array<uint64_t, 2>;
+
+/// The highest `digits` of the bits, 63 at most, as a fraction in [0, 1).
 inline double fraction(uint64_t bits, int digits) {
-  return std::ldexp(static_cast<double>(bits >> (64 - digits)), -digits);
+  return static_cast<double>(bits >> (64 - digits)) / static_cast<double>(uint64_t{1} << digits);  // exact
 }
 
 /// Two normal numbers from two uniform ones (Box and Muller, A note on the generation of random normal deviates, 1958).
-inline double normal_of(const std::array<uint64_t, 2>& bits, bool is_second) {
+inline std::array<double, 2> normals_of(const BitsOfPair& bits) {
   const double radius = std::sqrt(-2 * std::log1p(-fraction(bits[0], 53)));
   const double angle = 2 * std::numbers::pi * fraction(bits[1], 53);
-  return radius * (is_second ? std::sin(angle) : std::cos(angle));
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+/// A function of a pair's bits that calls `number(bits)` for each of the two.
+template <typename Number>
+auto each_of_pair(Number number) {
+  return [number](const BitsOfPair& bits) { return std::array{number(bits[0]), number(bits[1])}; };
 }
 
 /// As many random numbers as one element asks for.
@@ -40,15 +49,15 @@ class RandomStream {
   double uniform() { return fraction(bits(), 53); }
   double normal() {
     const uint64_t first = bits();
-    return normal_of({first, bits()}, /*is_second=*/false);
+    return normals_of({first, bits()})[0];
   }
 
  private:
   at::Philox4_32 engine_;
 };
 
-/// 64 random bits for each of the two elements 2 `block` and 2 `block` + 1.
-inline std::array<uint64_t, 2> bits_of_pair(uint64_t seed, uint64_t block) {
+/// Those of the elements 2 `block` and 2 `block` + 1.
+inline BitsOfPair bits_of_pair(uint64_t seed, uint64_t block) {
   RandomStream stream(seed, block);
   const uint64_t first = stream.bits();
   return {first, stream.bits()};
@@ -70,17 +79,17 @@ void each_run(c10::IntArrayRef sizes, const Box& box, const OnRun& on_run) {
   }
 }
 
-/// Fills `piece`, the part `box` of a tensor of `sizes`, with `number(bits of a pair, is_second)`.
-template <typename Value, typename Number>
-void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed, const Number& number) {
+/// Fills `piece`, the part `box` of a tensor of `sizes`, with `numbers(bits of a pair)`, which gives both elements.
+template <typename Value, typename Numbers>
+void fill_box(const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed, const Numbers& numbers) {
   const bool in_place = piece.is_cpu() && piece.is_contiguous();
   const at::Tensor values = in_place ? piece : at::empty(box.sizes, piece.options().device(at::kCPU));
   auto* const data = values.mutable_data_ptr<Value>();
   each_run(sizes, box, [&](uint64_t first, int64_t place, int64_t length) {
-    std::array<uint64_t, 2> bits{};
+    decltype(numbers(BitsOfPair{})) pair{};
     for (uint64_t i = first; i < first + static_cast<uint64_t>(length); ++i) {
-      if (i == first || i % 2 == 0) bits = bits_of_pair(seed, i / 2);
-      data[place++] = static_cast<Value>(number(bits, i % 2 == 1));
+      if (i == first || i % 2 == 0) pair = numbers(bits_of_pair(seed, i / 2));
+      data[place++] = static_cast<Value>(pair[i % 2]);
     }
   });
   if (!in_place) piece.copy_(values);

@@ -63,9 +63,9 @@ at::Tensor rand(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placemen
   check_drawable("rand", placements, dtype);
   return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "rand", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, [](const std::array<uint64_t, 2>& bits, bool is_second) {
-        return fraction(bits[is_second], std::numeric_limits<scalar_t>::digits);
-      });
+      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([](uint64_t bits) {
+                           return fraction(bits, std::numeric_limits<scalar_t>::digits);
+                         }));
     });
   });
 }
@@ -74,7 +74,7 @@ at::Tensor randn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
   check_drawable("randn", placements, dtype);
   return drawn(sizes, mesh, std::move(placements), dtype, [&](const at::Tensor& piece, const Box& box, uint64_t seed) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "randn",
-                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, normal_of); });
+                                    [&] { fill_box<scalar_t>(piece, sizes, box, seed, normals_of); });
   });
 }
 
