@@ -61,9 +61,11 @@ if(ShardwiseTorch_FOUND AND NOT TARGET shardwise::torch)
     INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED
     INTERFACE_INCLUDE_DIRECTORIES "${SHARDWISE_TORCH_ROOT}/include/torch/csrc/api/include")
 
+  # Named only by what uses them: without our kernels for GPUs the library runs beside a torch for CPUs, too.
   if(ShardwiseTorch_CUDA)
     foreach(name c10_cuda torch_cuda)
-      target_link_libraries(shardwise::torch INTERFACE "${SHARDWISE_TORCH_ROOT}/lib/lib${name}.so")
+      target_link_libraries(shardwise::torch INTERFACE
+        "-Wl,--push-state,--as-needed,${SHARDWISE_TORCH_ROOT}/lib/lib${name}.so,--pop-state")
     endforeach()
   endif()
 

@@ -15,7 +15,11 @@ target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebI
 
 file(GLOB library_sources CONFIGURE_DEPENDS
   runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp)
-add_library(shardwise SHARED ${library_sources})
+# Compiled alone: it changes with every commit.
+configure_file(cmake/version.cpp.in generated/version.cpp @ONLY)
+set_source_files_properties(${PROJECT_BINARY_DIR}/generated/version.cpp PROPERTIES
+  SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
+add_library(shardwise SHARED ${library_sources} ${PROJECT_BINARY_DIR}/generated/version.cpp)
 add_library(shardwise::shardwise ALIAS shardwise)
 target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_pure shardwise_kernels)
 target_include_directories(shardwise PUBLIC

@@ -21,6 +21,11 @@ if(extension_sources)
     LIBRARY_OUTPUT_DIRECTORY ${package_dir})
 endif()
 
+if(SHARDWISE_HAS_NVCC)
+  set(SHARDWISE_BUILT_CUDA "${ShardwiseTorch_CUDA}")
+endif()
+configure_file(cmake/_build_facts.py.in ${package_dir}/_build_facts.py @ONLY)
+
 # The build tree's package is links to the sources: an edit of a .py file needs no build. Links whose file is gone go too.
 file(GLOB_RECURSE package_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/python/shardwise
   python/shardwise/*.py python/shardwise/*.pyi python/shardwise/py.typed)

@@ -13,7 +13,10 @@ import atexit
 
 import torch
 
-from shardwise import _C, debug, device_mesh, experimental, optim, parallel, placement_types, testing
+from shardwise import _torch_check  # noqa: F401  first: it names a torch that does not fit
+
+# isort: split
+from shardwise import _C, _build_facts, debug, device_mesh, experimental, optim, parallel, placement_types, testing
 from shardwise._C import (
     EmbeddingPlan,
     EnumerableShard,
@@ -110,6 +113,8 @@ __all__ = [
     "visualize_sharding",
     "zeros",
 ]
+
+__version__ = _build_facts.VERSION
 
 # What torch.load(weights_only=True) may call.
 torch.serialization.add_safe_globals(

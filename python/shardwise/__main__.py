@@ -3,6 +3,7 @@
 python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0"
 python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100
 python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced
+python -m shardwise doctor
 """
 
 import argparse
@@ -24,6 +25,7 @@ from shardwise._C import (
     plan_redistribution,
 )
 from shardwise._command_arguments import MAX_RANKS, extents, link, mesh_extents, n_bytes
+from shardwise._commands import doctor
 
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
 
@@ -99,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
         run=lambda options: redistribution(options, show_ranks)
     )
     _embedding_command.add_to(commands)
+    doctor.add_to(commands)
     return main
 
 

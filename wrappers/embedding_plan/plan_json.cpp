@@ -42,7 +42,7 @@ class Place {
     for (const auto& [key, value] : value_.items())
       TORCH_CHECK_VALUE(std::ranges::find(keys, key) != keys.end(),
                         fmt::format("[EmbeddingPlan.from_json] {} has \"{}\", which is not known. Use {}.", path_, key,
-                                    fmt::join(keys, ", ")));
+                                    fmt::join(keys.begin(), keys.end(), ", ")));
     return *this;
   }
   Place at(const char* key) const {

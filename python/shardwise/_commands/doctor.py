@@ -1,0 +1,290 @@
+"""python -m shardwise doctor: what this machine and this installation have, how fast messages are, and what is wrong."""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardwise import _C, _build_facts
+from shardwise._commands import link_speed
+
+State = Literal["ok", "note", "wrong"]
+STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What each of our variables does; other libraries' are shown as they are.
+SHARDWISE_VARIABLES = {
+    "SHARDWISE_CHECK": "1 compares each communication of all ranks before it is made",
+    "SHARDWISE_THREADS": "strict lets one rank run at a time where ranks are threads",
+    "SHARDWISE_WAIT_WARNING": "seconds after which a rank that waits says in what",
+}
+OTHER_PREFIXES = (
+    "GLOO_",
+    "NCCL_",
+    "TORCH_NCCL_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_CPP_LOG",
+    "OMP_",
+    "MKL_",
+    "CUDA_VISIBLE",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. "note" may slow a program down or stop larger ones; "wrong" stops programs."""
+
+    section: str
+    name: str
+    value: str
+    state: State = "ok"
+    mend: str = ""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="versions, backends, devices, memory, limits, links measured, and what is wrong",
+        description="Looks at this installation and this machine, measures what a message costs between two processes, and says "
+        "what is wrong and how to mend it. Exits with 1 where something is wrong.",
+        epilog='Examples: "python -m shardwise doctor"; "torchrun --nproc-per-node 4 -m shardwise doctor" measures between the '
+        'ranks of a job, over several machines, too; "python -m shardwise doctor --json" for a bug report.',
+    )
+    command.add_argument("--json", action="store_true", help="prints the findings as a JSON list")
+    command.add_argument("--no-links", action="store_true", help="measures no link")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    under_torchrun = all(name in os.environ for name in TORCHRUN_VARIABLES)
+    links = [] if options.no_links else list(job_links() if under_torchrun else local_link())
+    if os.environ.get("RANK", "0") != "0" and under_torchrun:
+        raise SystemExit(0)  # rank 0 reports
+    found = [*versions(), *backends(), *devices(), *memory(), *limits(), *network(), *links, *environment(os.environ)]
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        show(found)
+    raise SystemExit(int(any(finding.state == "wrong" for finding in found)))
+
+
+def versions() -> Iterator[Finding]:
+    here = "versions"
+    yield Finding(here, "shardwise", f"{_build_facts.VERSION}, {Path(_C.__file__).parent}")
+    yield Finding(here, "torch", f"{torch.__version__}, {Path(torch.__file__).parent}")
+    yield Finding(here, "compiled against", f"torch {_build_facts.TORCH}")
+    yield Finding(here, "Python", f"{platform.python_version()}, {sys.executable}")
+    yield compiler(_build_facts.COMPILER, _build_facts.BUILD_TYPE)
+    yield Finding(here, "C++ ABI", "new (CXX11)" if torch.compiled_with_cxx11_abi() else "old")
+    yield Finding(here, "system", f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}")
+
+
+def compiler(name: str, build_type: str) -> Finding:
+    if build_type != "Debug":
+        return Finding("versions", "compiler", f"{name}, {build_type}")
+    mend = "It is not optimised: build with -DCMAKE_BUILD_TYPE=Release."
+    return Finding("versions", "compiler", f"{name}, {build_type}", "note", mend)
+
+
+def backends() -> Iterator[Finding]:
+    yield backend("gloo", is_there=dist.is_gloo_available(), needed_for="CPU")
+    yield backend("nccl", is_there=dist.is_nccl_available(), needed_for="GPU" if torch.cuda.is_available() else None)
+    yield backend("mpi", is_there=dist.is_mpi_available(), needed_for=None)
+
+
+def backend(name: str, *, is_there: bool, needed_for: str | None) -> Finding:
+    if is_there or needed_for is None:
+        return Finding("backends", name, "there" if is_there else "not in this torch")
+    mend = f"Tensors on {needed_for}s cannot be sent: install a wheel of torch that has it."
+    return Finding("backends", name, "not in this torch", "wrong", mend)
+
+
+def devices() -> Iterator[Finding]:
+    here = "devices"
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(
+        here, "CPU", f"{cores} of {os.cpu_count()} cores for this process, {torch.get_num_threads()} threads of torch"
+    )
+    for index in range(torch.cuda.device_count()):
+        of = torch.cuda.get_device_properties(index)
+        yield Finding(here, f"cuda:{index}", f"{of.name}, {_bytes(of.total_memory)}, {of.major}.{of.minor}")
+    if torch.cuda.is_available() and not _build_facts.CUDA:
+        yield Finding(
+            here,
+            "kernels for GPUs",
+            "none",
+            "note",
+            "Rows of tables are looked up by torch's kernels. Compile shardwise where nvcc is on the PATH.",
+        )
+
+
+def memory() -> Iterator[Finding]:
+    here = "memory"
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    yield Finding(here, "memory", f"{_bytes(total)}, of which {_bytes(free)} unused")
+    yield shared_memory(Path("/dev/shm"))
+
+
+def shared_memory(folder: Path) -> Finding:
+    """NCCL and the workers of a DataLoader pass data through it; containers have 64 MiB where nothing is said."""
+    name = str(folder)
+    try:
+        of = os.statvfs(folder)
+    except OSError as error:
+        return Finding(
+            "memory", name, error.strerror or "missing", "note", "DataLoader's workers need it: mount a tmpfs there."
+        )
+    size, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
+    value = f"{_bytes(size)}, of which {_bytes(free)} free"
+    if free < 256 << 20:
+        mend = "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove what lies there."
+        return Finding("memory", name, value, "note", mend)
+    return Finding("memory", name, value)
+
+
+def limits() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield open_files(soft, hard)
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    has_rdma = any(Path("/sys/class/infiniband").glob("*"))
+    yield locked_memory(soft, has_rdma=has_rdma)
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """A rank has a connection to every other one per process group."""
+    few = soft != resource.RLIM_INFINITY and soft < 1024
+    mend = f"A rank opens a file per other rank and mesh dim: ulimit -n {_limit(hard)}." if few else ""
+    value = f"{_limit(soft)}, at most {_limit(hard)}"
+    return Finding("limits", "open files (ulimit -n)", value, ("wrong" if soft < 64 else "note") if few else "ok", mend)
+
+
+def locked_memory(soft: int, *, has_rdma: bool) -> Finding:
+    few = has_rdma and soft != resource.RLIM_INFINITY
+    value = _limit(soft) if soft == resource.RLIM_INFINITY else _bytes(soft)
+    mend = "InfiniBand needs memory that stays: ulimit -l unlimited (docker run --ulimit memlock=-1)." if few else ""
+    return Finding("limits", "locked memory (ulimit -l)", value, "note" if few else "ok", mend)
+
+
+def network() -> Iterator[Finding]:
+    here = "network"
+    names = [name for _, name in socket.if_nameindex()]
+    yield Finding(here, "interfaces", ", ".join(names) or "none")
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+    if chosen:
+        yield interface(chosen, names)
+        return
+    host = socket.gethostname()
+    try:
+        address = str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError:
+        mend = (
+            "Gloo takes this name's address: set GLOO_SOCKET_IFNAME to an interface, or put the name into /etc/hosts."
+        )
+        yield Finding(here, f"host {host}", "has no address", "note", mend)
+        return
+    if address.startswith("127.") or address == "::1":
+        mend = "Fine for one machine. For several, set GLOO_SOCKET_IFNAME to the interface between them."
+        yield Finding(here, f"host {host}", address, "note", mend)
+    else:
+        yield Finding(here, f"host {host}", address)
+
+
+def interface(chosen: str, names: Sequence[str]) -> Finding:
+    """GLOO_SOCKET_IFNAME may name several, by commas."""
+    missing = [name for name in chosen.split(",") if name not in names]
+    mend = f"{', '.join(missing)} does not exist: Gloo fails. Set one of {', '.join(names)}." if missing else ""
+    return Finding("network", "GLOO_SOCKET_IFNAME", chosen, "wrong" if missing else "ok", mend)
+
+
+def local_link() -> Iterator[Finding]:
+    speed = link_speed.between_local_processes()
+    yield link("two processes here", speed)
+
+
+def job_links() -> Iterator[Finding]:
+    for name, speed in link_speed.between_ranks() or ():
+        yield link(name, speed)
+
+
+def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
+    if isinstance(speed, str):
+        mend = "Processes cannot talk: look at GLOO_SOCKET_IFNAME, the host's name in /etc/hosts, and firewalls."
+        return Finding("links", f"{name}, gloo", speed, "wrong", mend)
+    value = f"{speed.latency * 1e6:,.0f} us per small message, {speed.bandwidth / 1e9:.2f} GB/s"
+    if speed.latency > 1e-3:
+        return Finding(
+            "links", f"{name}, gloo", value, "note", "Over 1 ms: the cores are busy, or the network is slow."
+        )
+    return Finding("links", f"{name}, gloo", value)
+
+
+def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
+    here = "environment"
+    for name in sorted(variables):
+        if name.startswith("SHARDWISE_"):
+            yield own_variable(name, variables[name])
+        elif name.startswith(OTHER_PREFIXES) or name in TORCHRUN_VARIABLES:
+            yield Finding(here, name, variables[name])
+    missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
+    if missing and len(missing) < len(TORCHRUN_VARIABLES):
+        mend = f"Without {', '.join(missing)} no process group starts. Start by torchrun, which sets them all, or unset the others."
+        yield Finding(here, "torchrun's variables", f"{', '.join(missing)} not set", "wrong", mend)
+    if "OMP_NUM_THREADS" not in variables:
+        mend = "torchrun sets 1 where it is not set. A rank that is started otherwise takes all cores."
+        yield Finding(here, "OMP_NUM_THREADS", "not set", "note" if not missing else "ok", mend)
+
+
+def own_variable(name: str, value: str) -> Finding:
+    if name not in SHARDWISE_VARIABLES:
+        mend = f"Not one of Shardwise's: {', '.join(SHARDWISE_VARIABLES)}."
+        return Finding("environment", name, value, "note", mend)
+    return Finding("environment", name, value, "ok", SHARDWISE_VARIABLES[name])
+
+
+def show(found: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in ("name", "value", "state", "mend"):
+        table.add_column(overflow="fold")
+    section = ""
+    for finding in found:
+        if finding.section != section:
+            section = finding.section
+            table.add_row(Text(section, style="bold"))
+        state = Text(finding.state, style=STYLES[finding.state])
+        table.add_row(Text(f"  {finding.name}"), Text(finding.value), state, Text(finding.mend))
+    console.print(table)
+    counts = {state: sum(finding.state == state for finding in found) for state in STYLES}
+    console.print()
+    if counts["wrong"]:
+        console.print(f"{counts['wrong']} wrong, {counts['note']} to note.", style=STYLES["wrong"])
+    else:
+        console.print(f"Nothing is wrong, {counts['note']} to note.", style=STYLES["note" if counts["note"] else "ok"])
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _limit(count: int) -> str:
+    return "unlimited" if count == resource.RLIM_INFINITY else f"{count}"

@@ -1,0 +1,127 @@
+"""How fast messages are between two ranks: pings and large messages over Gloo, a few hundred milliseconds in all."""
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LARGE = 4 << 20  # bytes: far above what a socket's buffers hold
+SECONDS = 0.12  # that each of the two measurements takes, unless it has made its trips before
+TRIPS = 400
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """Of one link, one way: half of a round trip's median."""
+
+    latency: float  # seconds, of 8 bytes
+    bandwidth: float  # bytes per second, of messages of 4 MiB
+
+
+def measured(other: int, *, is_first: bool) -> LinkSpeed:
+    """Of the link between this rank and `other`, who calls this, too; one of them is first and says when to end."""
+    small = _round_trip(torch.zeros(1, dtype=torch.int64), other, is_first)
+    large = _round_trip(torch.zeros(LARGE // 8, dtype=torch.int64), other, is_first)
+    return LinkSpeed(latency=small / 2, bandwidth=LARGE / (large / 2))
+
+
+def _round_trip(message: torch.Tensor, other: int, is_first: bool) -> float:
+    """Median of the seconds there and back. The message's first number tells the other rank whether it is the last one."""
+    trips: list[float] = []
+    if not is_first:
+        message[0] = 0
+        while not message[0]:
+            dist.recv(message, other)
+            dist.send(message, other)
+        return 1.0  # only who is first has the time
+    end = time.perf_counter() + SECONDS
+    while not message[0]:
+        began = time.perf_counter()
+        message[0] = int(began >= end or len(trips) == TRIPS)
+        dist.send(message, other)
+        dist.recv(message, other)
+        trips.append(time.perf_counter() - began)
+    return statistics.median(trips[1:] or trips)  # the first one connects
+
+
+def _local_rank(rank: int, file: str, answer: Connection, seconds: float) -> None:
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=timedelta(seconds=seconds)
+        )
+        speed = measured(1 - rank, is_first=rank == 0)
+        if rank == 0:
+            answer.send(speed)
+        dist.barrier()  # none ends while the other still reads
+    except (RuntimeError, OSError, ValueError) as error:
+        answer.send(str(error).split("\n")[0])
+    answer.close()
+    os._exit(0)  # neither torch nor the parent's exit handlers have anything to do here
+
+
+def between_local_processes(seconds: float = 20.0) -> LinkSpeed | str:
+    """Between two processes of this machine; a text says what went wrong, if only that there was no answer in `seconds`.
+
+    The two are forked, so torch is not loaded anew: call this before the process has threads or CUDA.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="shardwise-doctor-") as folder:
+        ours, theirs = context.Pipe(duplex=False)
+        ranks = [
+            context.Process(target=_local_rank, args=(rank, f"{folder}/store", theirs, seconds), daemon=True)
+            for rank in range(2)
+        ]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's about forks of processes with threads
+            for process in ranks:
+                process.start()
+        theirs.close()
+        try:
+            return _answer(ours, seconds)
+        finally:
+            for process in ranks:
+                process.join(timeout=1)
+                process.kill()
+
+
+def _answer(ours: Connection, seconds: float) -> LinkSpeed | str:
+    if not ours.poll(seconds):
+        return f"no answer in {seconds:.0f} s"
+    try:
+        answer: LinkSpeed | str = ours.recv()
+    except EOFError:
+        return "the processes ended without an answer"
+    return answer
+
+
+def between_ranks() -> Sequence[tuple[str, LinkSpeed]] | None:
+    """Of each rank and the next, one pair after the other, for a program under torchrun; None on all ranks but rank 0.
+
+    The world is joined by torchrun's variables and left again.
+    """
+    dist.init_process_group("gloo")
+    rank, n_ranks = dist.get_rank(), dist.get_world_size()
+    mine: tuple[str, LinkSpeed] | None = None
+    host = os.uname().nodename
+    hosts: list[Any] = [None] * n_ranks
+    dist.all_gather_object(hosts, host)
+    for first in range(n_ranks - 1):
+        if rank in (first, first + 1):
+            speed = measured(2 * first + 1 - rank, is_first=rank == first)
+            if rank == first:
+                mine = (f"rank {first} ({hosts[first]}) - rank {first + 1} ({hosts[first + 1]})", speed)
+        dist.barrier()
+    speeds: list[Any] = [None] * n_ranks
+    dist.all_gather_object(speeds, mine)
+    dist.destroy_process_group()
+    return [each for each in speeds if each is not None] if rank == 0 else None
