@@ -18,7 +18,7 @@ install(EXPORT shardwise NAMESPACE shardwise:: FILE shardwiseTargets.cmake DESTI
 # Our headers name each other by room ("placements/box.h"), so include/shardwise is on the path of a consumer, too.
 install(DIRECTORY kernels text placements plans pictures runtime ops wrappers
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
-install(FILES shardwise/shardwise.h shardwise/version.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
+install(FILES shardwise/shardwise.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
 
 configure_package_config_file(cmake/shardwiseConfig.cmake.in shardwiseConfig.cmake INSTALL_DESTINATION ${package_config_dir})
 write_basic_package_version_file(shardwiseConfigVersion.cmake COMPATIBILITY SameMinorVersion)

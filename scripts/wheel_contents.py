@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_BESIDE = "$ORIGIN/../torch/lib"
 # Of the system: what manylinux allows. All others must be torch's, or ours.
-SYSTEM = re.compile(r"(libstdc\+\+|libgcc_s|libm|libc|libdl|librt|libpthread|ld-linux-x86-64|ld-linux-aarch64)\.so\.\d+")
+SYSTEM = re.compile(
+    r"(libstdc\+\+|libgcc_s|libm|libc|libdl|librt|libpthread|ld-linux-x86-64|ld-linux-aarch64)\.so\.\d+"
+)
 TORCHS = re.compile(r"lib(torch|torch_cpu|torch_python|c10)\.so")
 
 

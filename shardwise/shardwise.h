@@ -7,6 +7,7 @@
 #include "placements/layout.h"
 #include "plans/traffic.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/api/version.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/env_world.h"
 #include "runtime/tensor/device_mesh.h"

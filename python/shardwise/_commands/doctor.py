@@ -216,8 +216,11 @@ def local_link() -> Iterator[Finding]:
 
 
 def job_links() -> Iterator[Finding]:
-    for name, speed in link_speed.between_ranks() or ():
-        yield link(name, speed)
+    try:
+        for name, speed in link_speed.between_ranks():
+            yield link(name, speed)
+    except (RuntimeError, ValueError) as error:
+        yield link("the job's ranks", str(error).split("\n")[0])
 
 
 def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
@@ -237,6 +240,8 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
     for name in sorted(variables):
         if name.startswith("SHARDWISE_"):
             yield own_variable(name, variables[name])
+        elif name == "GLOO_SOCKET_IFNAME":
+            continue  # network() has judged it
         elif name.startswith(OTHER_PREFIXES) or name in TORCHRUN_VARIABLES:
             yield Finding(here, name, variables[name])
     missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
@@ -260,7 +265,7 @@ def show(found: Sequence[Finding]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
     table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in ("name", "value", "state", "mend"):
+    for _ in ("name", "state", "value", "mend"):
         table.add_column(overflow="fold")
     section = ""
     for finding in found:
@@ -268,7 +273,7 @@ def show(found: Sequence[Finding]) -> None:
             section = finding.section
             table.add_row(Text(section, style="bold"))
         state = Text(finding.state, style=STYLES[finding.state])
-        table.add_row(Text(f"  {finding.name}"), Text(finding.value), state, Text(finding.mend))
+        table.add_row(Text(f"  {finding.name}"), state, Text(finding.value), Text(finding.mend))
     console.print(table)
     counts = {state: sum(finding.state == state for finding in found) for state in STYLES}
     console.print()

@@ -104,17 +104,16 @@ def _answer(ours: Connection, seconds: float) -> LinkSpeed | str:
     return answer
 
 
-def between_ranks() -> Sequence[tuple[str, LinkSpeed]] | None:
-    """Of each rank and the next, one pair after the other, for a program under torchrun; None on all ranks but rank 0.
+def between_ranks(seconds: float = 60.0) -> Sequence[tuple[str, LinkSpeed]]:
+    """Of each rank and the next, one pair after the other, for a program under torchrun; the same on all ranks.
 
-    The world is joined by torchrun's variables and left again.
+    The world is joined by torchrun's variables and left again. Raises RuntimeError where a rank does not answer within `seconds`.
     """
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
     mine: tuple[str, LinkSpeed] | None = None
-    host = os.uname().nodename
     hosts: list[Any] = [None] * n_ranks
-    dist.all_gather_object(hosts, host)
+    dist.all_gather_object(hosts, os.uname().nodename)
     for first in range(n_ranks - 1):
         if rank in (first, first + 1):
             speed = measured(2 * first + 1 - rank, is_first=rank == first)
@@ -124,4 +123,4 @@ def between_ranks() -> Sequence[tuple[str, LinkSpeed]] | None:
     speeds: list[Any] = [None] * n_ranks
     dist.all_gather_object(speeds, mine)
     dist.destroy_process_group()
-    return [each for each in speeds if each is not None] if rank == 0 else None
+    return [each for each in speeds if each is not None]

@@ -1,4 +1,4 @@
-// shardwise/version.h: which Shardwise this is.
+// runtime/api/version.h: which Shardwise this is.
 #pragma once
 
 #include <string_view>
