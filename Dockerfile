@@ -10,29 +10,27 @@ ARG PYTHON=3.11
 FROM python:${PYTHON}-slim AS builder
 ARG TORCH=2.13.0
 ARG TORCH_INDEX=""
+# hadolint ignore=DL3008  # the compiler of the image's Debian, whichever it is
 RUN apt-get update \
  && apt-get install -y --no-install-recommends g++ git libgloo-dev nlohmann-json3-dev \
  && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/shardwise
 ENV PATH=/opt/shardwise/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# hadolint ignore=DL3013  # ranges are pyproject.toml's
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" \
- && pip install numpy rich
-RUN python -m venv --system-site-packages /opt/tools \
- && echo "$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" \
-      > "$(/opt/tools/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch.pth" \
- && /opt/tools/bin/pip install 'scikit-build-core>=1.1' 'setuptools-scm>=8' 'cmake>=3.24,<5' ninja
-# The image's context has no .git of its own where a release is built: VERSION then names it.
+ && pip install numpy "rich>=13" \
+ && pip install --target /opt/tools "scikit-build-core>=1.1" "setuptools-scm>=8" "cmake>=3.24,<5" ninja
+# Where the context has no .git, VERSION names the version.
 ARG VERSION=""
 COPY . /src
-RUN export PATH=/opt/tools/bin:$PATH ${VERSION:+SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION"} \
- && pip wheel --no-build-isolation --no-deps --wheel-dir /wheels --config-settings=build-dir=/tmp/build /src \
- && /opt/shardwise/bin/pip install --no-deps /wheels/*.whl \
- && /opt/shardwise/bin/python -m shardwise doctor --no-links
+RUN export PATH=/opt/tools/bin:$PATH PYTHONPATH=/opt/tools ${VERSION:+SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION"} \
+ && pip wheel --no-build-isolation --no-deps --wheel-dir /wheels --config-settings=build-dir=/tmp/build /src
+RUN pip install --no-deps /wheels/*.whl && pip check && python -m shardwise doctor --no-links
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home shardwise
+RUN useradd --create-home --uid 1000 shardwise
 COPY --from=builder /opt/shardwise /opt/shardwise
 ENV PATH=/opt/shardwise/bin:$PATH
-USER shardwise
+USER 1000
 WORKDIR /work
 CMD ["python", "-m", "shardwise", "doctor"]
