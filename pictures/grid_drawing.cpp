@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxRowSegments = 16;  // more rows of cells than that would fill screens
 constexpr int64_t kUsualColumns = 48;    // inner columns of a grid of few cells
+constexpr int64_t kMaxSheetsBehind = 2;  // of a stack of terms
 constexpr int64_t kHidden = -1;          // the owner of a place in a left-out segment
 constexpr int64_t kOutside = -2;
 
@@ -35,21 +36,24 @@ int64_t coordinate(const std::vector<GridSegment>& segments, size_t line) {
 
 }  // namespace
 
-GridDrawing::GridDrawing(const Picture& picture, int64_t max_width) : picture_(picture) {
-  const int64_t n_dims = picture.layout.dim();
-  rows_ = leave_out_middle(picture.rows, kMaxRowSegments);
+GridDrawing::GridDrawing(const TensorFigure& figure, const Slice& slice, int64_t max_width)
+    : figure_(figure), slice_(slice) {
+  const int64_t n_dims = figure.layout.dim();
+  rows_ = leave_out_middle(slice.rows, kMaxRowSegments);
   line_rows_ = lines_around(extents(rows_, 1, usual_lines(rows_.size(), n_dims)), n_dims == 0 ? 0 : 1);
-  margin_ = n_dims == 2 ? 3 + n_digits(rows_.back().range.end) : 2;
-  fit_columns(max_width - margin_ - n_digits(picture.columns.back().end));
+  margin_ = n_dims >= 2 ? 3 + n_digits(rows_.back().range.end) : 2;
+  fit_columns(max_width - margin_ - n_digits(slice.columns.back().end) - n_sheets_behind());
   assign_owners();
 }
 
 std::string GridDrawing::draw(bool color) const {
-  TextCanvas canvas(line_rows_.back() + 1, line_columns_.back() + n_digits(columns_.back().range.end) + 1);
-  for (size_t i = 0; i < picture_.cells.size(); ++i) draw_cell(canvas, i);
+  TextCanvas canvas(line_rows_.back() + 1 + n_sheets_behind(),
+                    line_columns_.back() + n_digits(columns_.back().range.end) + 1 + n_sheets_behind());
+  for (size_t i = 0; i < slice_.cells.size(); ++i) draw_cell(canvas, i);
   draw_left_out(canvas);
   draw_lines(canvas);
   draw_coordinates(canvas);
+  draw_sheets_behind(canvas);
   return canvas.to_string(color);
 }
 
@@ -65,11 +69,11 @@ std::string GridDrawing::notes() const {
 /// Full names if they fit, else brief ones, else brief ones with the middle left out; then as wide as usual, if that fits.
 void GridDrawing::fit_columns(int64_t room) {
   const auto fits = [&](int64_t limit, bool brief) {
-    columns_ = leave_out_middle(picture_.columns, limit);
+    columns_ = leave_out_middle(slice_.columns, limit);
     name_cells(brief);
     return static_cast<int64_t>(columns_.size()) * (least_width() + 1) < room;
   };
-  const auto n = static_cast<int64_t>(picture_.columns.size());
+  const auto n = static_cast<int64_t>(slice_.columns.size());
   if (!fits(n, false) && !fits(n, true)) {
     int64_t limit = std::max<int64_t>(3, std::min(n - 1, room / 4));
     while (!fits(limit, true) && limit > 3) --limit;
@@ -87,10 +91,10 @@ void GridDrawing::fit_columns(int64_t room) {
 void GridDrawing::name_cells(bool brief) {
   brief_ = brief;
   names_.clear();
-  for (const PictureCell& cell : picture_.cells) {
+  for (const FigureCell& cell : slice_.cells) {
     names_.push_back(brief ? rank_list(cell.ranks) : rank_words(cell.ranks));
-    if (!picture_.reductions.empty())
-      names_.back() += fmt::format(fmt::runtime(brief ? " {}" : " partial({})"), picture_.reductions);
+    if (!figure_.reductions.empty())
+      names_.back() += fmt::format(fmt::runtime(brief ? " {}" : " partial({})"), figure_.reductions);
   }
 }
 
@@ -98,8 +102,8 @@ void GridDrawing::name_cells(bool brief) {
 int64_t GridDrawing::least_width() const {
   int64_t least = 3;
   for (const GridSegment& segment : columns_) least = std::max(least, n_digits(segment.range.begin));
-  for (size_t i = 0; i < picture_.cells.size(); ++i) {
-    const int64_t n = segments_within(columns_, picture_.cells[i].columns).length();
+  for (size_t i = 0; i < slice_.cells.size(); ++i) {
+    const int64_t n = segments_within(columns_, slice_.cells[i].columns).length();
     if (n == 0) continue;
     const int64_t room =
         static_cast<int64_t>(names_[i].size()) + 2 - (n - 1);  // the lines between its segments are its own
@@ -110,9 +114,9 @@ int64_t GridDrawing::least_width() const {
 
 void GridDrawing::assign_owners() {
   owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kHidden));
-  for (size_t i = 0; i < picture_.cells.size(); ++i) {
-    const Interval rows = segments_within(rows_, picture_.cells[i].rows),
-                   columns = segments_within(columns_, picture_.cells[i].columns);
+  for (size_t i = 0; i < slice_.cells.size(); ++i) {
+    const Interval rows = segments_within(rows_, slice_.cells[i].rows),
+                   columns = segments_within(columns_, slice_.cells[i].columns);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       std::fill(owners_[r].begin() + columns.begin, owners_[r].begin() + columns.end, static_cast<int64_t>(i));
     }
@@ -127,9 +131,9 @@ int64_t GridDrawing::owner(int64_t row, int64_t column) const {
 
 /// The background in as many stripes as the cell has ranks, and the name in the middle.
 void GridDrawing::draw_cell(TextCanvas& canvas, size_t index) const {
-  const auto& ranks = picture_.cells[index].ranks;
-  const Interval rows = segments_within(rows_, picture_.cells[index].rows),
-                 columns = segments_within(columns_, picture_.cells[index].columns);
+  const auto& ranks = slice_.cells[index].ranks;
+  const Interval rows = segments_within(rows_, slice_.cells[index].rows),
+                 columns = segments_within(columns_, slice_.cells[index].columns);
   if (rows.length() == 0 || columns.length() == 0) return;
   const int64_t top = line_rows_[rows.begin] + 1, bottom = line_rows_[rows.end];
   const int64_t left = line_columns_[columns.begin] + 1, width = line_columns_[columns.end] - left;
@@ -171,11 +175,26 @@ void GridDrawing::draw_lines(TextCanvas& canvas) const {
 
 /// The coordinate of each grid line beside it: rows at the left, columns at the top.
 void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
-  for (size_t r = 0; picture_.layout.dim() == 2 && r < line_rows_.size(); ++r) {
+  for (size_t r = 0; figure_.layout.dim() >= 2 && r < line_rows_.size(); ++r) {
     canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
   }
-  for (size_t c = 0; picture_.layout.dim() > 0 && c < line_columns_.size(); ++c) {
+  for (size_t c = 0; figure_.layout.dim() > 0 && c < line_columns_.size(); ++c) {
     canvas.text(0, line_columns_[c], fmt::format("{}", coordinate(columns_, c)));
+  }
+}
+
+int64_t GridDrawing::n_sheets_behind() const { return std::min(figure_.n_terms - 1, kMaxSheetsBehind); }
+
+/// Each sheet lies one line lower and one column further right: only its lower right edges are seen.
+void GridDrawing::draw_sheets_behind(TextCanvas& canvas) const {
+  for (int64_t sheet = 1; sheet <= n_sheets_behind(); ++sheet) {
+    const int64_t top = line_rows_.front() + sheet, bottom = line_rows_.back() + sheet;
+    const int64_t left = line_columns_.front() + sheet, right = line_columns_.back() + sheet;
+    canvas.put(top, right, U'┐');
+    for (int64_t y = top + 1; y < bottom; ++y) canvas.put(y, right, U'│');
+    canvas.put(bottom, right, U'┘');
+    for (int64_t x = left + 1; x < right; ++x) canvas.put(bottom, x, U'─');
+    canvas.put(bottom, left, U'└');
   }
 }
 

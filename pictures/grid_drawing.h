@@ -1,4 +1,4 @@
-// pictures/grid_drawing.h: the cells of a picture drawn in characters: true relative places, a coordinate at every grid line.
+// pictures/grid_drawing.h: the cells of a slice drawn in characters: true relative places, a coordinate at every grid line.
 //
 //     0      3       8
 //   0 ┌──────┬───────┐
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "pictures/grid_segments.h"
-#include "pictures/picture.h"
+#include "pictures/tensor_figure.h"
 
 #include <string>
 #include <vector>
@@ -19,11 +19,12 @@ namespace shardwise::detail {
 class TextCanvas;
 
 /// Lengths of rows and columns are about proportional. Where the width or kMaxRowSegments does not suffice names become brief
-/// ("0-3" for "ranks 0-3"), then the segments in the middle are left out.
+/// ("0-3" for "ranks 0-3"), then the segments in the middle are left out. Behind the grid of a Partial tensor lie those of the other
+/// terms, as in a stack of sheets.
 class GridDrawing {
  public:
-  /// Pre: `picture` has cells, and outlives this.
-  GridDrawing(const Picture& picture, int64_t max_width);
+  /// Pre: `slice` is one of `figure` that has cells, and both outlive this.
+  GridDrawing(const TensorFigure& figure, const Slice& slice, int64_t max_width);
 
   std::string draw(bool color) const;
   /// Lines on what was left out or shortened; empty where nothing was.
@@ -39,8 +40,11 @@ class GridDrawing {
   void draw_left_out(TextCanvas& canvas) const;
   void draw_lines(TextCanvas& canvas) const;
   void draw_coordinates(TextCanvas& canvas) const;
+  int64_t n_sheets_behind() const;
+  void draw_sheets_behind(TextCanvas& canvas) const;
 
-  const Picture& picture_;
+  const TensorFigure& figure_;
+  const Slice& slice_;
   std::vector<std::string> names_;  // of the cells
   int64_t margin_ = 0;              // columns left of the grid
   bool brief_ = false;

@@ -1,36 +1,56 @@
-// pictures/picture.h: a layout as a picture: who holds what, with true coordinates, bytes and imbalance.
+// pictures/picture.h: what is shown of layouts, meshes and moves, as a value that every format draws in its way.
 //
-//   Layout -> picture_of -> Picture (cells, grid lines, shares: a value) -> one of pictures/picture_formats.h -> text
+//   Layout, RankGrid or Plan -> picture_of -> Picture (figures: values) -> a format of pictures/picture_formats.h -> text
 #pragma once
 
-#include "placements/layout.h"
+#include "pictures/tensor_figure.h"
+#include "plans/traffic_matrix.h"
 
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace shardwise {
 
-/// A box that ranks hold, as rows and columns whatever dims the tensor has: [0, 1) of a dim that it lacks.
-struct PictureCell {
-  Interval rows, columns;      // not empty
-  std::vector<int64_t> ranks;  // in the order of the grid
+/// The ranks of a mesh, in their places.
+struct MeshFigure {
+  RankGrid grid;
+  std::vector<std::string> dim_names;  // one per mesh dim, or none
 };
 
-/// What one rank holds.
-struct RankShare {
-  int64_t rank = 0;
-  std::vector<Box> boxes;
-  int64_t n_bytes = 0;
+/// Lines of words under heads.
+struct TableFigure {
+  struct Head {
+    std::string text;
+    bool is_number = false;  // stands at the right of its column
+  };
+  struct Line {
+    std::vector<std::string> words;  // one per head; none of a note
+    int64_t rank = -1;               // whose colour the line has; -1 for none
+    double fraction = -1;            // of the longest bar beside the line; below 0 for no bar
+    std::string note;                // in place of the words
+    int64_t detail = -1;             // what it is about: a figure among those of Picture::details
+  };
+  std::vector<Head> heads;
+  std::vector<Line> lines;
+  std::vector<std::string> notes;  // below the table
 };
 
-/// What a picture shows, whatever draws it.
+/// Bytes that go from ranks to ranks.
+struct TrafficFigure {
+  TrafficMatrix matrix;
+};
+
+struct Figure {
+  std::string heading;     // a line above it, or none
+  bool is_beside = false;  // stands beside the figure before it, where the format has room for that
+  std::variant<TensorFigure, MeshFigure, TableFigure, TrafficFigure> content;
+};
+
 struct Picture {
-  Layout layout;
-  int64_t element_bytes = 0;
-  std::vector<PictureCell> cells;       // disjoint: the distinct boxes that have elements
-  std::vector<Interval> rows, columns;  // between the grid lines, ascending; the lines stand where cells begin or end
-  std::string reductions;               // "sum" or "sum, max" of the Partial mesh dims; empty where there are none
-  std::vector<RankShare> shares;        // of every rank, in the order of the grid
+  std::string title;  // what it shows, in a line
+  std::vector<Figure> figures;
+  std::vector<TensorFigure> details;  // that lines of tables lead to, where the format can open them
 };
 
 struct PictureOptions {
@@ -40,15 +60,18 @@ struct PictureOptions {
   std::string format = "text";  // a name of pictures/picture_formats.h
 };
 
-/// A pure function of the layout, equal on every rank and on non-members. Cost: O(boxes of all ranks).
-///
-/// Throws: c10::ValueError for more than 2 dims.
-Picture picture_of(const Layout& layout, int64_t element_bytes);
+/// The grid of the distinct boxes, each naming its ranks; the mesh beside it; a line per rank (pieces' shape, offsets, bytes, share of
+/// the total), and the imbalance (largest rank's bytes over the mean). Tensors of more than 2 dims are slices of their last two.
+/// `dim_names`: those of the mesh, one per dim, or none.
+Picture picture_of(const Layout& layout, int64_t element_bytes, const std::vector<std::string>& dim_names = {});
 
-/// Draws 0-D to 2-D tensors as a grid of the distinct boxes, each naming its ranks, with a table per rank
-/// (pieces' shape, offsets, bytes, share of the total) and the imbalance (largest rank's bytes over the mean).
-///
-/// Throws: c10::ValueError for more than 2 dims, and for an unknown format, naming the known ones.
+/// Ranks in their places. Throws: c10::ValueError for a grid whose shape does not hold its ranks.
+Picture picture_of(const RankGrid& grid, const std::vector<std::string>& dim_names = {});
+
+/// Throws: c10::ValueError for an unknown format, naming the known ones.
+std::string draw(const Picture& picture, const PictureOptions& options = {});
+
+/// draw() of picture_of() a layout. Throws: as draw().
 std::string picture(const Layout& layout, const PictureOptions& options = {});
 
 }  // namespace shardwise

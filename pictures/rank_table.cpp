@@ -17,12 +17,57 @@ constexpr size_t kMaxPieces = 8, kFirstPieces = 6;
 
 std::string list(const Dims& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
-class RankTable {
+std::string share_of(int64_t n_bytes, int64_t total) {
+  return total > 0 ? fmt::format("{:.1f}%", 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total)) : "-";
+}
+
+double fraction_of(int64_t n_bytes, int64_t most) {
+  return most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0.0;
+}
+
+bool fewer_bytes(const RankBytes& a, const RankBytes& b) { return a.second < b.second; }
+
+int64_t most_of(const std::vector<RankBytes>& held) {
+  return held.empty() ? 0 : std::max_element(held.begin(), held.end(), fewer_bytes)->second;
+}
+
+std::string left_out(c10::ArrayRef<RankBytes> held) {
+  const auto [least, most] = std::minmax_element(held.begin(), held.end(), fewer_bytes);
+  const std::string range = least->second == most->second
+                                ? with_commas(most->second)
+                                : with_commas(least->second) + " to " + with_commas(most->second);
+  return fmt::format("... {} more ranks of {} bytes each", held.size(), range);
+}
+
+/// Calls `add(i)` for the ranks that are shown, and adds a note for the others.
+template <class Add>
+void add_ranks(TableFigure& table, const std::vector<RankBytes>& held, const Add& add) {
+  const size_t n = held.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (n > kMaxRanks && i == kFirstRanks) {
+      table.lines.push_back({});
+      table.lines.back().note = left_out(c10::ArrayRef<RankBytes>(held).slice(i, n - kLastRanks - i));
+      i = n - kLastRanks;
+    }
+    add(i);
+  }
+  if (n > 0) table.notes.push_back(imbalance_of(held));
+}
+
+std::vector<RankBytes> bytes_of(const std::vector<RankShare>& shares) {
+  std::vector<RankBytes> held;
+  for (const RankShare& share : shares) held.emplace_back(share.rank, share.n_bytes);
+  return held;
+}
+
+/// The lines of the ranks of one tensor.
+class RankLines {
  public:
-  RankTable(const Picture& picture, bool color)
-      : total_bytes_(Box::whole(picture.layout.sizes()).numel() * picture.element_bytes),
-        element_bytes_(picture.element_bytes),
-        color_(color) {}
+  RankLines(const TensorFigure& figure, int64_t most, TableFigure& table)
+      : total_bytes_(Box::whole(figure.layout.sizes()).numel() * figure.element_bytes),
+        element_bytes_(figure.element_bytes),
+        most_(most),
+        table_(table) {}
 
   void add(const RankShare& share) {
     const size_t n = share.boxes.size();
@@ -30,70 +75,65 @@ class RankTable {
       const Box& box = share.boxes[i];
       add_line(i == 0 ? share.rank : -1, list(box.sizes), list(box.offsets), box.numel() * element_bytes_);
     }
-    if (n > kMaxPieces) add_note(fmt::format("... {} more", n - kFirstPieces));
+    if (n > kMaxPieces) {
+      table_.lines.push_back({});
+      table_.lines.back().note = fmt::format("... {} more", n - kFirstPieces);
+    }
     if (n != 1)
       add_line(n == 0 ? share.rank : -1, n == 0 ? "no piece" : fmt::format("{} pieces", n), "", share.n_bytes);
   }
 
-  void add_note(std::string note) { table_.add_note(std::move(note)); }
-  std::string to_string() const { return table_.to_string(); }
-
  private:
   /// `rank`: -1 for a further line of the rank above.
   void add_line(int64_t rank, std::string shape, std::string offsets, int64_t n_bytes) {
-    std::string share = total_bytes_ > 0 ? fmt::format("{:.1f}%", 100.0 * n_bytes / total_bytes_) : "-";
-    table_.add({rank < 0 ? "" : fmt::format("{}", rank), std::move(shape), std::move(offsets), with_commas(n_bytes),
-                std::move(share)},
-               color_ && rank >= 0 ? background(rank) : "");
+    TableFigure::Line& line = table_.lines.emplace_back();
+    line.words = {rank < 0 ? "" : fmt::format("{}", rank), std::move(shape), std::move(offsets), with_commas(n_bytes),
+                  share_of(n_bytes, total_bytes_)};
+    line.rank = rank;
+    line.fraction = fraction_of(n_bytes, most_);
   }
 
-  int64_t total_bytes_, element_bytes_;
-  bool color_;
-  TextTable table_{
-      {{"rank", Align::kRight}, {"shape"}, {"offsets"}, {"bytes", Align::kRight}, {"share", Align::kRight}}, 2};
+  int64_t total_bytes_, element_bytes_, most_;
+  TableFigure& table_;
 };
 
-bool fewer_bytes(const RankShare& a, const RankShare& b) { return a.n_bytes < b.n_bytes; }
+}  // namespace
 
-std::string left_out(c10::ArrayRef<RankShare> shares) {
-  const auto [least, most] = std::minmax_element(shares.begin(), shares.end(), fewer_bytes);
-  const std::string range = least->n_bytes == most->n_bytes
-                                ? with_commas(most->n_bytes)
-                                : with_commas(least->n_bytes) + " to " + with_commas(most->n_bytes);
-  return fmt::format("... {} more ranks of {} bytes each", shares.size(), range);
-}
-
-std::string imbalance(const std::vector<RankShare>& shares) {
-  const int64_t most = std::max_element(shares.begin(), shares.end(), fewer_bytes)->n_bytes;
+std::string imbalance_of(const std::vector<RankBytes>& held) {
+  const int64_t most = most_of(held);
   double mean = 0;
   std::vector<int64_t> largest;
-  for (const RankShare& share : shares) {
-    mean += static_cast<double>(share.n_bytes) / static_cast<double>(shares.size());
-    if (share.n_bytes == most) largest.push_back(share.rank);
+  for (const auto& [rank, n_bytes] : held) {
+    mean += static_cast<double>(n_bytes) / static_cast<double>(held.size());
+    if (n_bytes == most) largest.push_back(rank);
   }
-  if (largest.size() == shares.size()) {
-    return fmt::format("  imbalance 1.00: {} {} bytes\n",
-                       shares.size() == 1 ? "the only rank holds" : "every rank holds", with_commas(most));
+  if (largest.size() == held.size()) {
+    return fmt::format("imbalance 1.00: {} {} bytes", held.size() == 1 ? "the only rank holds" : "every rank holds",
+                       with_commas(most));
   }
-  return fmt::format("  imbalance {:.2f}: {} {} {} bytes, the mean is {}\n", static_cast<double>(most) / mean,
+  return fmt::format("imbalance {:.2f}: {} {} {} bytes, the mean is {}", static_cast<double>(most) / mean,
                      rank_words(largest), largest.size() == 1 ? "holds" : "hold", with_commas(most),
                      with_commas(std::llround(mean)));
 }
 
-}  // namespace
+TableFigure rank_table(const TensorFigure& figure) {
+  TableFigure table{{{"rank", true}, {"shape"}, {"offsets"}, {"bytes", true}, {"share", true}}, {}, {}};
+  const std::vector<RankBytes> held = bytes_of(figure.shares);
+  RankLines lines(figure, most_of(held), table);
+  add_ranks(table, held, [&](size_t i) { lines.add(figure.shares[i]); });
+  return table;
+}
 
-std::string rank_table(const Picture& picture, bool color) {
-  RankTable table(picture, color);
-  const auto& shares = picture.shares;
-  const size_t n = shares.size();
-  for (size_t i = 0; i < n; ++i) {
-    if (n > kMaxRanks && i == kFirstRanks) {
-      table.add_note(left_out(c10::ArrayRef<RankShare>(shares).slice(i, n - kLastRanks - i)));
-      i = n - kLastRanks;
-    }
-    table.add(shares[i]);
-  }
-  return table.to_string() + imbalance(shares);
+TableFigure bytes_table(const std::vector<RankBytes>& held, int64_t total) {
+  TableFigure table{{{"rank", true}, {"bytes", true}, {"share", true}}, {}, {}};
+  add_ranks(table, held, [&](size_t i) {
+    const auto& [rank, n_bytes] = held[i];
+    TableFigure::Line& line = table.lines.emplace_back();
+    line.words = {fmt::format("{}", rank), with_commas(n_bytes), share_of(n_bytes, total)};
+    line.rank = rank;
+    line.fraction = fraction_of(n_bytes, most_of(held));
+  });
+  return table;
 }
 
 }  // namespace shardwise::detail

@@ -9,11 +9,21 @@
 #include "pictures/picture.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace shardwise::detail {
 
 /// A line per piece in the order of the grid, a sum for ranks of several pieces. Of many ranks (or pieces of a rank) the
 /// middle is left out, and a line says so. Shares are of the whole tensor's bytes, so replicas hold 100% each.
-std::string rank_table(const Picture& picture, bool color);
+TableFigure rank_table(const TensorFigure& figure);
+
+using RankBytes = std::pair<int64_t, int64_t>;  // a rank, and its bytes
+
+/// "imbalance 1.50: rank 1 holds 192 bytes, the mean is 128". Pre: at least one rank.
+std::string imbalance_of(const std::vector<RankBytes>& held);
+
+/// A line per rank with its bytes and their share of `total`; of many ranks the middle is left out. The imbalance is a note.
+TableFigure bytes_table(const std::vector<RankBytes>& held, int64_t total);
 
 }  // namespace shardwise::detail

@@ -1,6 +1,6 @@
 #include "pictures/grid_drawing.h"
+#include "pictures/mesh_figure.h"
 #include "pictures/picture_formats.h"
-#include "pictures/rank_table.h"
 #include "text/rank_names.h"
 #include "text/table.h"
 
@@ -12,34 +12,123 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr const char* kEllipsis = "...";
+constexpr size_t kMaxSlices = 6, kFirstSlices = 3, kLastSlices = 2;
+constexpr int64_t kMaxMeshRows = 16, kMaxMeshPlanes = 6, kMaxTrafficBlocks = 10;
 
-/// The layout, its ranks and bytes in one line; placements of many sizes are shortened to the width.
-std::string title(const Picture& picture, int64_t max_width) {
-  const Layout& layout = picture.layout;
-  const int64_t n_bytes = Box::whole(layout.sizes()).numel() * picture.element_bytes;
-  const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
-                                       rank_list(layout.grid().ranks), with_commas(n_bytes));
-  std::string placements = shardwise::to_string(layout.placements());
-  if (layout.in_pieces())  // "EnumerableShard" of "[EnumerableShard([...])]"
-    placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
-  const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
-  if (static_cast<int64_t>(placements.size()) > room) placements = placements.substr(0, room - 3) + kEllipsis;
-  return head + placements + tail + "\n";
-}
+/// Draws the figures of a picture one below the other.
+class TextDrawing {
+ public:
+  explicit TextDrawing(const PictureOptions& options) : options_(options) {}
+
+  std::string draw(const TensorFigure& figure) const {
+    std::string text = caption(figure, options_.max_width) + "\n";
+    const auto& slices = figure.slices;
+    if (slices.empty()) text += "  no elements, nothing to draw\n";
+    for (size_t i = 0; i < slices.size(); ++i) {
+      if (slices.size() > kMaxSlices && i == kFirstSlices) {
+        text += left_out(figure, i, slices.size() - kLastSlices);
+        i = slices.size() - kLastSlices;
+      }
+      text += draw_slice(figure, slices[i]);
+    }
+    if (figure.n_terms > 1)
+      text += fmt::format("  a stack of {} terms: their {} is the tensor\n", figure.n_terms, figure.reductions);
+    return text;
+  }
+
+  std::string draw(const MeshFigure& mesh) const {
+    std::string text = caption(mesh) + "\n";
+    const int64_t max_columns = std::max<int64_t>(4, options_.max_width / 10 - 1);
+    for (const MeshPlane& plane : planes_of(mesh, kMaxMeshRows, max_columns, kMaxMeshPlanes)) {
+      if (!plane.heading.empty()) text += "  " + plane.heading + "\n";
+      if (plane.ranks.empty()) continue;
+      std::vector<TextTable::Column> columns{{""}};
+      for (const std::string& name : plane.column_names) columns.push_back({name, Align::kRight});
+      TextTable table(std::move(columns), 2);
+      for (size_t row = 0; row < plane.ranks.size(); ++row) {
+        std::vector<std::string> words{plane.row_names[row]};
+        for (const int64_t rank : plane.ranks[row]) words.push_back(rank == kLeftOut ? "..." : fmt::format("{}", rank));
+        table.add(std::move(words));
+      }
+      text += table.to_string();
+    }
+    return text;
+  }
+
+  std::string draw(const TableFigure& figure) const {
+    std::vector<TextTable::Column> columns;
+    for (const auto& head : figure.heads) columns.push_back({head.text, head.is_number ? Align::kRight : Align::kLeft});
+    TextTable table(std::move(columns), 2);
+    for (const auto& line : figure.lines) {
+      if (line.words.empty())
+        table.add_note(line.note);
+      else
+        table.add(line.words, options_.color && line.rank >= 0 ? background(line.rank) : "");
+    }
+    std::string text = figure.lines.empty() ? "" : table.to_string();
+    for (const std::string& note : figure.notes) text += "  " + note + "\n";
+    return text;
+  }
+
+  /// A line per sending block, a column per receiving one.
+  std::string draw(const TrafficFigure& traffic) const {
+    const TrafficMatrix matrix = folded(traffic.matrix, kMaxTrafficBlocks);
+    if (matrix.total() == 0) return "  nothing is sent\n";
+    std::vector<std::string> names;
+    for (const auto& block : matrix.blocks) names.push_back(rank_list(block));
+    std::vector<TextTable::Column> columns{{"from \\ to", Align::kRight}};
+    for (const std::string& name : names) columns.push_back({name, Align::kRight});
+    columns.push_back({"sent", Align::kRight});
+    TextTable table(std::move(columns), 2);
+    std::vector<int64_t> received(names.size(), 0);
+    for (size_t from = 0; from < names.size(); ++from) {
+      std::vector<std::string> words{names[from]};
+      int64_t sent = 0;
+      for (size_t to = 0; to < names.size(); ++to) {
+        const int64_t n_bytes = matrix.at(from, to);
+        sent += n_bytes;
+        received[to] += n_bytes;
+        words.push_back(n_bytes == 0 ? "." : with_commas(n_bytes));
+      }
+      words.push_back(with_commas(sent));
+      table.add(std::move(words));
+    }
+    std::vector<std::string> sums{"received"};
+    for (const int64_t n_bytes : received) sums.push_back(with_commas(n_bytes));
+    sums.push_back(with_commas(matrix.total()));
+    table.add(std::move(sums));
+    return table.to_string();
+  }
+
+ private:
+  std::string draw_slice(const TensorFigure& figure, const Slice& slice) const {
+    const std::string where = heading(slice, figure.layout.sizes());
+    if (slice.cells.empty()) return fmt::format("  {} left out: {} ranges of indices\n", where, slice.n_left_out);
+    const GridDrawing drawing(figure, slice, options_.max_width);
+    return (figure.layout.dim() > 2 ? "  " + where + "\n" : "") + drawing.draw(options_.color) + drawing.notes();
+  }
+
+  static std::string left_out(const TensorFigure& figure, size_t first, size_t end) {
+    return fmt::format("  ... {} more slices, from {} to {}\n", end - first,
+                       heading(figure.slices[first], figure.layout.sizes()),
+                       heading(figure.slices[end - 1], figure.layout.sizes()));
+  }
+
+  const PictureOptions& options_;
+};
 
 }  // namespace
 
 std::string draw_text(const Picture& picture, const PictureOptions& options) {
-  std::string text = title(picture, options.max_width);
-  if (picture.cells.empty()) {
-    text += "  no elements, nothing to draw\n";
-  } else {
-    const GridDrawing drawing(picture, options.max_width);
-    text += drawing.draw(options.color) + drawing.notes();
+  const TextDrawing drawing(options);
+  std::string text = picture.title.empty() ? "" : picture.title + "\n";
+  for (const Figure& figure : picture.figures) {
+    // The tensor's own line names its mesh.
+    if (figure.is_beside && std::holds_alternative<MeshFigure>(figure.content)) continue;
+    if (!figure.heading.empty()) text += figure.heading + "\n";
+    text += std::visit([&](const auto& content) { return drawing.draw(content); }, figure.content);
   }
-  return text + rank_table(picture, options.color);
+  return text;
 }
 
 }  // namespace shardwise::detail

@@ -212,9 +212,6 @@ RankTraffic traffic(const Plan& plan, int64_t rank) {
   return result;
 }
 
-namespace {
-
-/// Of both meshes, the source's first.
 std::vector<int64_t> ranks_of(const Plan& plan) {
   const RankGrid &from = plan.source.grid(), &to = plan.destination.grid();
   std::vector<int64_t> ranks = from.ranks;
@@ -223,8 +220,6 @@ std::vector<int64_t> ranks_of(const Plan& plan) {
     if (!from.coord_of(rank)) ranks.push_back(rank);
   return ranks;
 }
-
-}  // namespace
 
 std::vector<std::pair<int64_t, RankTraffic>> simulate(const Plan& plan) {
   std::vector<std::pair<int64_t, RankTraffic>> result;

@@ -33,6 +33,9 @@ RankTraffic traffic(const Plan& plan, int64_t rank);
 /// The same of one step.
 RankTraffic traffic(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank);
 
+/// Of both meshes: those of source.grid() in its order, then those of the destination's that are not among them.
+std::vector<int64_t> ranks_of(const Plan& plan);
+
 /// A plan's cost over all ranks.
 struct Summary {
   std::string route;
@@ -51,7 +54,7 @@ struct Summary {
 /// Cost: traffic() of every rank; with `n_samples` > 0 of that many ranks, evenly spaced (totals are then scaled up).
 Summary summarize(const Plan& plan, int64_t n_samples = 0);
 
-/// Every rank's traffic, in the order of source.grid().ranks, then those of the destination's that are not among them.
+/// Every rank's traffic, in the order of ranks_of().
 std::vector<std::pair<int64_t, RankTraffic>> simulate(const Plan& plan);
 
 /// "all-to-all | 1 round | received 12,582,912, bound 12,582,912, ratio 1.00 | most loaded rank 0: 3,145,728 | buffers 6,291,456".

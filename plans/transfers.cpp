@@ -48,12 +48,20 @@ Dims home_of(int64_t rank, const RankGrid& from, const RankGrid& to) {
   return *from.coord_of(from.ranks[place % from.size()]);
 }
 
-Transfers transfers(const Step& step, int64_t rank) {
-  Transfers result;
-  const auto held = step.from.boxes(rank), wanted = step.to.boxes(rank);
+std::vector<Transfer> sends_of(const Step& step, int64_t rank) {
+  std::vector<Transfer> sends;
+  const auto held = step.from.boxes(rank);
   for (size_t i = 0; i < held.size(); ++i)
     for (OwnedBox& taker : takers(step, rank, held[i]))
-      if (taker.rank != rank) result.sends.push_back({taker.rank, static_cast<int64_t>(i), std::move(taker.box)});
+      if (taker.rank != rank) sends.push_back({taker.rank, static_cast<int64_t>(i), std::move(taker.box)});
+  sort(sends);
+  return sends;
+}
+
+Transfers transfers(const Step& step, int64_t rank) {
+  Transfers result;
+  result.sends = sends_of(step, rank);
+  const auto held = step.from.boxes(rank), wanted = step.to.boxes(rank);
   if (!wanted.empty()) {
     const Dims own = pins(step, home_of(rank, step.from.grid(), step.to.grid()));
     for (size_t i = 0; i < wanted.size(); ++i)
@@ -65,7 +73,6 @@ Transfers transfers(const Step& step, int64_t rank) {
         receive.from_piece = source - held.begin();
       }
   }
-  sort(result.sends);
   sort(result.receives);
   return result;
 }

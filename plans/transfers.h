@@ -27,6 +27,9 @@ struct Transfers {
 /// Pre:  the step is a kExchange or kReduce. Cost: O(boxes met + extents of the sharding mesh dims), no communication.
 Transfers transfers(const Step& step, int64_t rank);
 
+/// The `sends` of transfers() alone.
+std::vector<Transfer> sends_of(const Step& step, int64_t rank);
+
 /// The part of `box` that round `round` of `n_rounds` moves: slabs of its longest dim, of near equal height.
 /// Pre: a box of at least one dim where there are several rounds.
 Box part_of_round(const Box& box, int64_t round, int64_t n_rounds);

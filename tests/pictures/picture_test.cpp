@@ -195,9 +195,137 @@ TEST(PictureTest, CellOfReplicasHasAStripePerRank) {
                       std::string(24, ' ')});
 }
 
-TEST(PictureTest, MoreThanTwoDimsAreRefused) {
-  expect_words(message_of<c10::ValueError>([] { picture(Layout({2, 3, 4}, grid({2}), {P()})); }),
-               {"[picture] a tensor of 3 dims [2, 3, 4]", "at most 2 dims", "slice"});
+TEST(PictureTest, ThreeDimsAreSlicesOfTheLastTwo) {
+  EXPECT_EQ(picture(Layout({5, 4, 6}, grid({2}), {P::shard(0)})), R"(
+[5, 4, 6] as [Shard(0)] on 2 ranks (0,1), 480 bytes
+  [0:3]
+    0                                                6
+  0 ┌────────────────────────────────────────────────┐
+    │                                                │
+    │                                                │
+    │                     rank 0                     │
+    │                                                │
+    │                                                │
+  4 └────────────────────────────────────────────────┘
+  [3:5]
+    0                                                6
+  0 ┌────────────────────────────────────────────────┐
+    │                                                │
+    │                                                │
+    │                     rank 1                     │
+    │                                                │
+    │                                                │
+  4 └────────────────────────────────────────────────┘
+  rank  shape      offsets    bytes  share
+     0  [3, 4, 6]  [0, 0, 0]    288  60.0%
+     1  [2, 4, 6]  [3, 0, 0]    192  40.0%
+  imbalance 1.20: rank 0 holds 288 bytes, the mean is 240
+)" + 1);
+}
+
+/// "[0:3] 0 1 | [3:5] 2": each slice, and the ranks of its cells.
+std::string slices_in_words(const Layout& layout, int64_t max_slices = 256) {
+  std::string words;
+  for (const Slice& slice : tensor_figure(layout, 4, max_slices).slices) {
+    words += (words.empty() ? "" : " | ") + heading(slice, layout.sizes());
+    if (slice.cells.empty()) words += " without " + std::to_string(slice.n_left_out);
+    for (const FigureCell& cell : slice.cells) words += " " + detail::rank_list(cell.ranks);
+  }
+  return words;
+}
+
+TEST(SlicesTest, StandWhereTheBoxesChange) {
+  // layout, slices
+  EXPECT_EQ(slices_in_words(Layout({}, grid({2}), {P()})), "[] 0,1");
+  EXPECT_EQ(slices_in_words(Layout({4, 6, 5}, grid({2}), {P::shard(1)})), "[:] 0 1");
+  EXPECT_EQ(slices_in_words(Layout({4, 6, 5}, grid({2, 2}), {P::shard(0), P::shard(2)})), "[0:2] 0 1 | [2:4] 2 3");
+  EXPECT_EQ(slices_in_words(Layout({1, 6, 5}, grid({3}), {P::shard(0)})), "[:] 0");  // two hold nothing
+  EXPECT_EQ(slices_in_words(Layout({3, 2, 4, 4}, grid({2, 2}), {P::shard(0), P::shard(1)})),
+            "[0:2, 0] 0 | [0:2, 1] 1 | [2, 0] 2 | [2, 1] 3");
+  EXPECT_EQ(slices_in_words(Layout({7, 2, 4}, grid({2, 2}), {P::shard(0), P::shard(0)})),
+            "[0:2] 0 | [2:4] 1 | [4:6] 2 | [6] 3");
+  EXPECT_EQ(slices_in_words(Layout({0, 2, 4}, grid({2}), {P::shard(0)})), "");
+  EXPECT_EQ(slices_in_words(Layout({4, 2, 2, 2, 2}, grid({2}, {5, 3}), {P::shard(0, {1, 3})})),
+            "[0, :, :] 5 | [1:4, :, :] 3");
+}
+
+TEST(SlicesTest, RangesThatShowTheSameBoxesAreOneSlice) {
+  // A box of rank 0 spans dim 0 at index 0 of dim 1; the rest of dim 1 is split along dim 0.
+  const auto pieces = P::enumerable(
+      {{{0, 0, 0, 0}, {4, 1, 2, 2}, 0}, {{0, 1, 0, 0}, {2, 2, 2, 2}, 1}, {{2, 1, 0, 0}, {2, 2, 2, 2}, 2}});
+  EXPECT_EQ(slices_in_words(Layout({4, 3, 2, 2}, grid({3}), {pieces})), "[:, 0] 0 | [0:2, 1:3] 1 | [2:4, 1:3] 2");
+  // The same box on both sides of others: its places are not neighbours.
+  const auto around = P::enumerable({{{0, 0, 0}, {3, 1, 4}, 0}, {{0, 1, 0}, {1, 1, 4}, 1}, {{1, 1, 0}, {2, 1, 4}, 2}});
+  EXPECT_EQ(slices_in_words(Layout({3, 2, 4}, grid({3}), {around})), "[0] 0 1 | [1:3] 0 2");
+}
+
+TEST(SlicesTest, OfManyTheMiddleIsLeftOut) {
+  const Layout layout({100, 4, 4}, grid({100}), {P::shard(0)});
+  EXPECT_EQ(slices_in_words(layout, 4), "[0] 0 | [1] 1 | [2:99] without 97 | [99] 99");
+  expect_words(picture(layout), {"  [2]\n", "... 95 more slices, from [3] to [97]", "  [98]\n", "rank 99 "});
+  const std::string text = picture(Layout({1000, 4, 4}, grid({1000}), {P::shard(0)}));
+  expect_words(text, {"  [999]\n", "from [3] to [997]"});
+}
+
+TEST(PictureTest, APartialTensorIsAStackOfItsTerms) {
+  EXPECT_EQ(picture(Layout({2, 2}, grid({3}), {P::partial()})), R"(
+[2, 2] as [Partial(sum)] on 3 ranks (0-2), 16 bytes
+    0                                                2
+  0 ┌────────────────────────────────────────────────┐
+    │                                                │┐
+    │                                                ││┐
+    │             ranks 0-2 partial(sum)             │││
+    │                                                │││
+    │                                                │││
+  2 └────────────────────────────────────────────────┘││
+     └────────────────────────────────────────────────┘│
+      └────────────────────────────────────────────────┘
+  a stack of 3 terms: their sum is the tensor
+  rank  shape   offsets  bytes   share
+     0  [2, 2]  [0, 0]      16  100.0%
+     1  [2, 2]  [0, 0]      16  100.0%
+     2  [2, 2]  [0, 0]      16  100.0%
+  imbalance 1.00: every rank holds 16 bytes
+)" + 1);
+}
+
+TEST(PictureTest, TheRanksOfEachTermAreKnown) {
+  const TensorFigure figure = tensor_figure(Layout({4}, grid({2, 3}), {P(), P::partial()}), 4);
+  EXPECT_EQ(figure.n_terms, 3);
+  using Ranks = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(figure.slices.at(0).cells.at(0).terms, (Ranks{{0, 3}, {1, 4}, {2, 5}}));
+}
+
+TEST(PictureTest, AMeshIsItsRanksInTheirPlaces) {
+  EXPECT_EQ(draw(picture_of(RankGrid{{2, 3}, {5, 4, 3, 2, 1, 0}}, {"dp", "tp"})), R"(
+mesh of 2x3 ranks (dp=2, tp=3)
+        tp 0  tp 1  tp 2
+  dp 0     5     4     3
+  dp 1     2     1     0
+)" + 1);
+  EXPECT_EQ(draw(picture_of(*grid({2, 1, 2}))), R"(
+mesh of 2x1x2 ranks
+  dim 0 0
+           dim 2 0  dim 2 1
+  dim 1 0        0        1
+  dim 0 1
+           dim 2 0  dim 2 1
+  dim 1 0        2        3
+)" + 1);
+  EXPECT_EQ(draw(picture_of(*grid({1}))), R"(
+mesh of 1 rank
+    dim 0 0
+          0
+)" + 1);
+  const std::string large = draw(picture_of(*grid({100, 100})));
+  EXPECT_LT(lines_of(large).size(), 20U);
+  expect_words(large, {"dim 0 99", "9999", "..."});
+  for (const std::string& line : lines_of(large)) EXPECT_LE(width(line), 100) << line;
+}
+
+TEST(PictureTest, AMeshWithTheWrongNumberOfNamesIsRefused) {
+  expect_words(message_of<c10::ValueError>([] { picture_of(*grid({2, 3}), {"dp"}); }),
+               {"[picture] 1 names for a mesh of 2 dims"});
 }
 
 TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
@@ -205,27 +333,28 @@ TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
                {"[picture] format 'png' is unknown", "Use one of text."});
 }
 
-TEST(PictureTest, TheValueHasCellsGridLinesAndShares) {
+TEST(PictureTest, TheFigureHasCellsGridLinesAndShares) {
   const auto pieces = P::enumerable({{{0, 0}, {8, 4}, 1}, {{0, 4}, {3, 12}, 0}, {{3, 4}, {5, 12}, 1}});
-  const Picture uneven = picture_of(Layout({8, 16}, grid({2}), {pieces}), 2);
+  const TensorFigure figure = tensor_figure(Layout({8, 16}, grid({2}), {pieces}), 2);
+  ASSERT_EQ(figure.slices.size(), 1U);
+  const Slice& uneven = figure.slices[0];
   EXPECT_EQ(uneven.rows, (std::vector<Interval>{{0, 3}, {3, 8}}));
   EXPECT_EQ(uneven.columns, (std::vector<Interval>{{0, 4}, {4, 16}}));
   ASSERT_EQ(uneven.cells.size(), 3U);
   EXPECT_EQ(uneven.cells[1].rows, (Interval{0, 8}));
   EXPECT_EQ(uneven.cells[1].columns, (Interval{0, 4}));
   EXPECT_EQ(uneven.cells[1].ranks, (std::vector<int64_t>{1}));
-  EXPECT_EQ(uneven.shares[0].n_bytes, 3 * 12 * 2);
-  EXPECT_EQ(uneven.shares[1].boxes.size(), 2U);
+  EXPECT_EQ(figure.shares[0].n_bytes, 3 * 12 * 2);
+  EXPECT_EQ(figure.shares[1].boxes.size(), 2U);
 
-  const Picture sum = picture_of(Layout({4}, grid({2, 2}), {P::shard(0), P::partial()}), 4);
+  const TensorFigure sum = tensor_figure(Layout({4}, grid({2, 2}), {P::shard(0), P::partial()}), 4);
   EXPECT_EQ(sum.reductions, "sum");
-  EXPECT_EQ(sum.rows, (std::vector<Interval>{{0, 1}}));  // a dim that the tensor lacks
-  EXPECT_EQ(sum.columns, (std::vector<Interval>{{0, 2}, {2, 4}}));
-  EXPECT_EQ(sum.cells[1].ranks, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(sum.slices[0].rows, (std::vector<Interval>{{0, 1}}));  // a dim that the tensor lacks
+  EXPECT_EQ(sum.slices[0].columns, (std::vector<Interval>{{0, 2}, {2, 4}}));
+  EXPECT_EQ(sum.slices[0].cells[1].ranks, (std::vector<int64_t>{2, 3}));
 
-  const Picture nothing = picture_of(Layout({0, 5}, grid({2}), {P::shard(0)}), 4);
-  EXPECT_TRUE(nothing.cells.empty());
-  EXPECT_TRUE(nothing.rows.empty());
+  const TensorFigure nothing = tensor_figure(Layout({0, 5}, grid({2}), {P::shard(0)}), 4);
+  EXPECT_TRUE(nothing.slices.empty());
   EXPECT_EQ(nothing.shares.size(), 2U);
 }
 

@@ -13,21 +13,11 @@ from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_mod
 from shardwise.testing import run_ranks
 
 
-@pytest.mark.parametrize(
-    "case", **{**by_name, "argvalues": [case for case in by_name["argvalues"] if len(case.shape) < 3], "ids": None}
-)
+@pytest.mark.parametrize("case", **by_name)
 def test_pictures_are_the_same_on_every_rank_and_name_their_ranks(case):
     pictures = run_ranks(case.n_ranks, lambda rank: sw.debug.picture(case.distributed()))
     assert len(set(pictures)) == 1
     assert all(f"{rank}" in pictures[0] for rank in torch.tensor(case.ranks).flatten().tolist())
-
-
-def test_a_picture_of_three_dims_is_refused():
-    def body(rank):
-        with pytest.raises(ValueError, match="dims"):
-            sw.debug.picture(sw.zeros(2, 2, 2, device_mesh=sw.init_device_mesh("cpu", (1,))))
-
-    run_ranks(1, body)
 
 
 def test_visualize_sharding_prints_the_header_and_the_picture(capsys):

@@ -1,0 +1,84 @@
+#include "pictures/mesh_figure.h"
+
+#include "pictures/grid_segments.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise::detail {
+
+namespace {
+
+constexpr const char* kDots = "...";
+
+std::string dim_word(const MeshFigure& mesh, size_t mesh_dim) {
+  return mesh.dim_names.empty() ? fmt::format("dim {}", mesh_dim) : mesh.dim_names[mesh_dim];
+}
+
+/// The indices below `extent` that are shown; kLeftOut stands for the middle.
+std::vector<int64_t> shown_indices(int64_t extent, int64_t limit) {
+  const int64_t n_last = (limit - 1) / 2, n_first = limit - 1 - n_last;
+  std::vector<int64_t> shown;
+  for (int64_t i = 0; i < extent; ++i) {
+    if (extent > limit && i == n_first) {
+      shown.push_back(kLeftOut);
+      i = extent - n_last;
+    }
+    shown.push_back(i);
+  }
+  return shown;
+}
+
+std::vector<std::string> names_along(const MeshFigure& mesh, int64_t mesh_dim, const std::vector<int64_t>& indices) {
+  std::vector<std::string> names;
+  for (const int64_t index : indices) {
+    if (mesh_dim < 0)
+      names.emplace_back();
+    else
+      names.push_back(index == kLeftOut ? kDots : fmt::format("{} {}", dim_word(mesh, mesh_dim), index));
+  }
+  return names;
+}
+
+std::string heading_of(const MeshFigure& mesh, int64_t plane, int64_t n_leading) {
+  std::vector<std::string> words(std::max<int64_t>(0, n_leading));
+  for (int64_t mesh_dim = n_leading; mesh_dim-- > 0; plane /= mesh.grid.shape[mesh_dim])
+    words[mesh_dim] = fmt::format("{} {}", dim_word(mesh, mesh_dim), plane % mesh.grid.shape[mesh_dim]);
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+}  // namespace
+
+std::string caption(const MeshFigure& mesh) {
+  std::vector<std::string> words;
+  for (size_t mesh_dim = 0; mesh_dim < mesh.dim_names.size(); ++mesh_dim)
+    words.push_back(fmt::format("{}={}", mesh.dim_names[mesh_dim], mesh.grid.shape[mesh_dim]));
+  return fmt::format("mesh of {}{}", to_string(mesh.grid),
+                     words.empty() ? "" : fmt::format(" ({})", fmt::join(words, ", ")));
+}
+
+std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64_t max_columns, int64_t max_planes) {
+  const auto n_dims = static_cast<int64_t>(mesh.grid.shape.size());
+  const int64_t n_columns = n_dims < 1 ? 1 : mesh.grid.shape[n_dims - 1];
+  const int64_t n_rows = n_dims < 2 ? 1 : mesh.grid.shape[n_dims - 2];
+  const std::vector<int64_t> rows = shown_indices(n_rows, max_rows), columns = shown_indices(n_columns, max_columns);
+  std::vector<MeshPlane> planes;
+  for (const int64_t number : shown_indices(mesh.grid.size() / (n_rows * n_columns), max_planes)) {
+    MeshPlane& plane = planes.emplace_back();
+    plane.heading = number == kLeftOut ? kDots : heading_of(mesh, number, n_dims - 2);
+    if (number == kLeftOut) continue;
+    plane.row_names = names_along(mesh, n_dims < 2 ? -1 : n_dims - 2, rows);
+    plane.column_names = names_along(mesh, n_dims < 1 ? -1 : n_dims - 1, columns);
+    for (const int64_t row : rows) {
+      auto& ranks = plane.ranks.emplace_back();
+      for (const int64_t column : columns)
+        ranks.push_back(row == kLeftOut || column == kLeftOut
+                            ? kLeftOut
+                            : mesh.grid.ranks[(number * n_rows + row) * n_columns + column]);
+    }
+  }
+  return planes;
+}
+
+}  // namespace shardwise::detail

@@ -1,0 +1,118 @@
+#include "pictures/tensor_figure.h"
+
+#include "pictures/slices.h"
+#include "text/rank_names.h"
+#include "text/table.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+
+namespace shardwise {
+
+namespace {
+
+Interval range_or_one(const Box& box, int64_t dim) { return dim < 0 ? Interval{0, 1} : box.interval(dim); }
+
+Dims coord_at(const RankGrid& grid, int64_t index) {
+  Dims coord = grid.shape;
+  for (size_t mesh_dim = coord.size(); mesh_dim-- > 0; index /= grid.shape[mesh_dim])
+    coord[mesh_dim] = index % grid.shape[mesh_dim];
+  return coord;
+}
+
+std::vector<RankShare> shares_of(const Layout& layout, int64_t element_bytes) {
+  std::vector<RankShare> shares;
+  for (int64_t index = 0; index < layout.grid().size(); ++index) {
+    const int64_t rank = layout.grid().ranks[index];
+    shares.push_back({rank, {}, 0});
+    shares.back().boxes =
+        layout.in_pieces() ? layout.boxes(rank) : std::vector{layout.box_at(coord_at(layout.grid(), index))};
+    for (const Box& box : shares.back().boxes) shares.back().n_bytes += box.numel() * element_bytes;
+  }
+  return shares;
+}
+
+/// Which term of the reduction the rank at `index` of the grid holds.
+int64_t term_at(const Layout& layout, int64_t index) {
+  const Dims coord = coord_at(layout.grid(), index);
+  int64_t term = 0;
+  for (size_t mesh_dim = 0; mesh_dim < coord.size(); ++mesh_dim)
+    if (layout.placements()[mesh_dim].is_partial()) term = term * layout.grid().shape[mesh_dim] + coord[mesh_dim];
+  return term;
+}
+
+/// The distinct boxes that have elements: they are disjoint.
+std::vector<FigureCell> cells_of(const TensorFigure& figure) {
+  const Layout& layout = figure.layout;
+  std::map<std::vector<int64_t>, size_t> at_offsets;
+  std::vector<FigureCell> cells;
+  for (size_t index = 0; index < figure.shares.size(); ++index) {
+    for (const Box& box : figure.shares[index].boxes) {
+      if (box.empty()) continue;
+      const auto [found, is_new] = at_offsets.try_emplace({box.offsets.begin(), box.offsets.end()}, cells.size());
+      if (is_new)
+        cells.push_back({range_or_one(box, layout.dim() - 2), range_or_one(box, layout.dim() - 1), box, {}, {}});
+      FigureCell& cell = cells[found->second];
+      cell.ranks.push_back(figure.shares[index].rank);
+      if (figure.n_terms == 1) continue;
+      cell.terms.resize(figure.n_terms);
+      cell.terms[term_at(layout, static_cast<int64_t>(index))].push_back(figure.shares[index].rank);
+    }
+  }
+  return cells;
+}
+
+std::string reductions_of(const Layout& layout) {
+  std::vector<std::string_view> words;
+  for (const Placement& placement : layout.placements()) {
+    if (!placement.is_partial()) continue;
+    const auto word = to_string(placement.reduce());
+    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+  }
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+std::string index_of(Interval range, int64_t size) {
+  if (range == Interval{0, size}) return ":";
+  return range.length() == 1 ? fmt::format("{}", range.begin) : fmt::format("{}:{}", range.begin, range.end);
+}
+
+}  // namespace
+
+TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices) {
+  TensorFigure figure{layout, element_bytes, {}, reductions_of(layout), 1, shares_of(layout, element_bytes)};
+  for (size_t mesh_dim = 0; mesh_dim < layout.placements().size(); ++mesh_dim)
+    if (layout.placements()[mesh_dim].is_partial()) figure.n_terms *= layout.grid().shape[mesh_dim];
+  figure.slices = detail::slices_of(cells_of(figure), layout.sizes(), max_slices);
+  return figure;
+}
+
+std::string heading(const Slice& slice, c10::IntArrayRef sizes) {
+  std::vector<std::string> places;
+  for (const Box& place : slice.where) {
+    std::vector<std::string> indices;
+    for (size_t dim = 0; dim < place.sizes.size(); ++dim) indices.push_back(index_of(place.interval(dim), sizes[dim]));
+    places.push_back(fmt::format("[{}]", fmt::join(indices, ", ")));
+  }
+  return fmt::format("{}", fmt::join(places, " and "));
+}
+
+std::string caption(const TensorFigure& figure, int64_t max_width) {
+  constexpr const char* kEllipsis = "...";
+  const Layout& layout = figure.layout;
+  const int64_t n_bytes = Box::whole(layout.sizes()).numel() * figure.element_bytes;
+  const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
+  const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
+                                       detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
+  std::string placements = to_string(layout.placements());
+  if (layout.in_pieces())  // "EnumerableShard" of "[EnumerableShard([...])]"
+    placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
+  const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
+  if (max_width > 0 && static_cast<int64_t>(placements.size()) > room)
+    placements = placements.substr(0, room - 3) + kEllipsis;
+  return head + placements + tail;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,56 @@
+// pictures/tensor_figure.h: a layout as slices of 2 dims: which ranks hold which rows and columns, at which indices of the other dims.
+//
+// [4, 6, 5] with dim 0 sharded over 2 ranks: two slices, [0:2] and [2:4], of one cell each.
+#pragma once
+
+#include "placements/layout.h"
+
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// A box that ranks hold, as rows and columns whatever dims the tensor has: [0, 1) of a dim that it lacks.
+struct FigureCell {
+  Interval rows, columns;  // of the last two dims; not empty
+  Box box;
+  std::vector<int64_t> ranks;  // in the order of the grid
+  std::vector<std::vector<int64_t>>
+      terms;  // of a Partial tensor: the ranks that hold each term of the sum; empty for any other
+};
+
+/// The last two dims of a tensor, wherever the same boxes meet the indices of the leading ones.
+struct Slice {
+  std::vector<Box> where;               // ranges of the leading dims; one box without intervals where there are none
+  std::vector<FigureCell> cells;        // disjoint
+  std::vector<Interval> rows, columns;  // between the grid lines, ascending; the lines stand where cells begin or end
+  int64_t n_left_out = 0;               // above 0: stands for that many ranges of a leading dim, and has no cells
+};
+
+/// What one rank holds.
+struct RankShare {
+  int64_t rank = 0;
+  std::vector<Box> boxes;
+  int64_t n_bytes = 0;
+};
+
+struct TensorFigure {
+  Layout layout;
+  int64_t element_bytes = 0;
+  std::vector<Slice> slices;      // by ascending indices; none for a tensor without elements
+  std::string reductions;         // "sum" or "sum, max" of the Partial mesh dims; empty where there are none
+  int64_t n_terms = 1;            // of which such a reduction makes the tensor
+  std::vector<RankShare> shares;  // of every rank, in the order of the grid
+};
+
+/// A pure function of the layout, equal on every rank and on non-members. Of leading dims with many ranges the middle ones are
+/// left out: at most about `max_slices` slices stay. Cost: O(boxes of all ranks * slices).
+TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices = 256);
+
+/// "[0:4, 2]", the indices of the leading dims as they are written in Python; a whole dim is ":". Several are joined by " and ".
+std::string heading(const Slice& slice, c10::IntArrayRef sizes);
+
+/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes". Placements of many sizes are shortened to the width, if one is given.
+std::string caption(const TensorFigure& figure, int64_t max_width = 0);
+
+}  // namespace shardwise

@@ -1,0 +1,154 @@
+#include "plans/traffic_matrix.h"
+
+#include "plans/pattern.h"
+#include "plans/traffic.h"
+#include "plans/transfers.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+namespace shardwise {
+
+namespace {
+
+/// What `rank` sends in `step`.
+std::vector<Move> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
+  std::vector<Move> found;
+  const auto coord = step.from.grid().coord_of(rank);
+  if (!coord || step.kind == Step::Kind::kMakePartial) return found;
+  if (step.kind == Step::Kind::kAllReduce) {
+    const int64_t n = step.from.grid().shape[step.mesh_dim];
+    Dims next = *coord;
+    next[step.mesh_dim] = (next[step.mesh_dim] + 1) % n;
+    for (Box& box : step.from.boxes(rank)) {
+      const int64_t n_bytes = 2 * box.numel() * element_bytes * (n - 1) / n;
+      if (n_bytes > 0) found.push_back({rank, step.from.grid().rank_at(next), std::move(box), n_bytes});
+    }
+    return found;
+  }
+  for (Transfer& send : sends_of(step, rank)) {
+    const int64_t n_bytes = send.box.numel() * element_bytes;
+    found.push_back({rank, send.rank, std::move(send.box), n_bytes});
+  }
+  return found;
+}
+
+/// Counts moves by blocks and by links.
+class Counting {
+ public:
+  Counting(const Plan& plan, int64_t max_blocks) : plan_(plan), ranks_(ranks_of(plan)) {
+    const auto n = static_cast<int64_t>(ranks_.size()), n_blocks = std::min(n, max_blocks);
+    matrix_.blocks.resize(n_blocks);
+    matrix_.bytes.assign(n_blocks * n_blocks, 0);
+    matrix_.bytes_along.assign(plan.source.grid().shape.size(), 0);
+    matrix_.n_ranks = n;
+    for (int64_t block = 0; block < n_blocks; ++block)
+      for (int64_t place = block * n / n_blocks; place < (block + 1) * n / n_blocks; ++place) {
+        matrix_.blocks[block].push_back(ranks_[place]);
+        places_[ranks_[place]] = {place, block};
+      }
+  }
+
+  void add(const Step& step, int64_t max_messages) {
+    // A rank sends to at most all others: the first ones tell how many messages there are.
+    const std::vector<int64_t> sample = evenly_spaced(ranks_, kProbes);
+    int64_t n_messages = 0;
+    for (const int64_t rank : sample)
+      n_messages += static_cast<int64_t>(sent_by(step, plan_.element_bytes, rank).size());
+    const int64_t per_rank = std::max<int64_t>(1, n_messages / static_cast<int64_t>(sample.size()));
+    const auto n_asked = static_cast<size_t>(std::max<int64_t>(matrix_.blocks.size(), max_messages / per_rank));
+    const std::vector<int64_t> senders = evenly_spaced(ranks_, n_asked);
+    const double scale = static_cast<double>(ranks_.size()) / static_cast<double>(senders.size());
+    for (const int64_t rank : senders) count(sent_by(step, plan_.element_bytes, rank), scale);
+    const auto n_senders = static_cast<int64_t>(senders.size());
+    matrix_.n_senders_asked = matrix_.n_senders_asked == 0 ? n_senders : std::min(matrix_.n_senders_asked, n_senders);
+  }
+
+  TrafficMatrix result() && { return std::move(matrix_); }
+
+ private:
+  static constexpr size_t kProbes = 16;
+
+  struct Place {
+    int64_t index, block;
+  };
+
+  void count(const std::vector<Move>& sent, double scale) {
+    int64_t last = -1;
+    for (const Move& move : sent) {
+      const auto n_bytes = static_cast<int64_t>(static_cast<double>(move.n_bytes) * scale + 0.5);
+      const Place from = places_.at(move.from), to = places_.at(move.to);
+      matrix_.bytes[from.block * matrix_.blocks.size() + to.block] += n_bytes;
+      const int64_t mesh_dim = first_difference(from.index, to.index);
+      (mesh_dim < 0 ? matrix_.bytes_across : matrix_.bytes_along[mesh_dim]) += n_bytes;
+      if (move.to != last) matrix_.n_pairs += static_cast<int64_t>(scale + 0.5);
+      last = move.to;
+    }
+  }
+
+  /// The first dim of the source's mesh in which two places of it differ; -1 for a place outside.
+  int64_t first_difference(int64_t a, int64_t b) const {
+    const RankGrid& grid = plan_.source.grid();
+    if (a >= grid.size() || b >= grid.size()) return -1;
+    int64_t stride = grid.size();
+    for (size_t mesh_dim = 0; mesh_dim < grid.shape.size(); ++mesh_dim) {
+      stride /= grid.shape[mesh_dim];
+      if (a / stride != b / stride) return static_cast<int64_t>(mesh_dim);
+    }
+    return -1;
+  }
+
+  const Plan& plan_;
+  std::vector<int64_t> ranks_;
+  std::unordered_map<int64_t, Place> places_;
+  TrafficMatrix matrix_;
+};
+
+}  // namespace
+
+int64_t TrafficMatrix::total() const { return std::reduce(bytes.begin(), bytes.end(), int64_t{0}); }
+
+TrafficMatrix traffic_matrix(const Plan& plan, int64_t max_blocks, int64_t max_messages) {
+  Counting counting(plan, max_blocks);
+  for (const Step& step : plan.steps) counting.add(step, max_messages);
+  return std::move(counting).result();
+}
+
+TrafficMatrix traffic_matrix(const Plan& plan, const Step& step, int64_t max_blocks, int64_t max_messages) {
+  Counting counting(plan, max_blocks);
+  counting.add(step, max_messages);
+  return std::move(counting).result();
+}
+
+TrafficMatrix folded(const TrafficMatrix& matrix, int64_t max_blocks) {
+  const auto n = static_cast<int64_t>(matrix.blocks.size()), n_blocks = std::min(n, max_blocks);
+  TrafficMatrix result = matrix;
+  result.blocks.assign(n_blocks, {});
+  result.bytes.assign(n_blocks * n_blocks, 0);
+  std::vector<int64_t> block_of(n);
+  for (int64_t block = 0; block < n_blocks; ++block)
+    for (int64_t i = block * n / n_blocks; i < (block + 1) * n / n_blocks; ++i) {
+      block_of[i] = block;
+      result.blocks[block].insert(result.blocks[block].end(), matrix.blocks[i].begin(), matrix.blocks[i].end());
+    }
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j) result.bytes[block_of[i] * n_blocks + block_of[j]] += matrix.at(i, j);
+  return result;
+}
+
+std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit, int64_t* n_moves) {
+  std::vector<Move> result;
+  int64_t n = 0;
+  for (const int64_t rank : ranks_of(plan)) {
+    std::vector<Move> sent = sent_by(step, plan.element_bytes, rank);
+    n += static_cast<int64_t>(sent.size());
+    for (Move& move : sent)
+      if (static_cast<int64_t>(result.size()) < limit) result.push_back(std::move(move));
+    if (n_moves == nullptr && n >= limit) break;
+  }
+  if (n_moves != nullptr) *n_moves = n;
+  return result;
+}
+
+}  // namespace shardwise
