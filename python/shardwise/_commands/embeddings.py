@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from shardwise._C import EmbeddingPlan, plan_embeddings, tables_from_json
-from shardwise._command_arguments import link, mesh_extents, n_bytes
+from shardwise._commands.arguments import link, mesh_extents, n_bytes
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "cost_balanced")
 

@@ -1,0 +1,115 @@
+"""What the commands of `python -m shardwise` read from their arguments."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from shardwise._C import Layout, Partial, Placement, Replicate, Shard
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+MAX_RANKS = 65_536
+MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
+
+PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
+
+
+def extents(text: str) -> tuple[int, ...]:
+    """4097x1023."""
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
+    sizes = tuple(map(int, text.split("x")))
+    if prod(sizes) > MAX_ELEMENTS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_ELEMENTS:,} elements. Give smaller extents.")
+    return sizes
+
+
+def mesh_extents(text: str) -> tuple[int, ...]:
+    """2x2."""
+    shape = extents(text)
+    if not 0 < prod(shape) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} is a mesh of {prod(shape):,} ranks. Give 1 to {MAX_RANKS:,}.")
+    return shape
+
+
+def link(text: str) -> tuple[float, float]:
+    """20:10 is 20 us and 10 GB/s."""
+    try:
+        latency_us, gb_per_s = map(float, text.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no link. Write microseconds:GB/s, as in 20:10.') from None
+    return latency_us, gb_per_s
+
+
+def n_bytes(text: str) -> int:
+    """1MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.')
+    number = int(float(match[1]) * UNITS[match[2]])
+    if not 0 < number < 2**62:
+        raise argparse.ArgumentTypeError(f"{text} is {number} bytes. Give 1 to {2**62 - 1}.")
+    return number
+
+
+def placement(text: str) -> Placement:
+    """S0, S0[1,3,1,3], R, P, Pmax."""
+    match = PLACEMENT.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f'"{text}" is no placement. Write S0, S0[1,3,1,3], R, P or Pmax.')
+    if match["replicate"]:
+        return Replicate()
+    try:
+        if match["dim"] is None:
+            return Partial(match["reduce"] or "sum")
+        sizes = match["sizes"]
+        return Shard(int(match["dim"]), None if sizes is None else [int(size) for size in sizes.split(",") if size])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def placements(text: str) -> list[Placement]:
+    """One per mesh dim, by commas outside of brackets."""
+    return [placement(part) for part in re.split(r",(?![^\[]*\])", text)]
+
+
+def ranks(text: str) -> list[int]:
+    """0,2,1,3 or 4-7."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise argparse.ArgumentTypeError(f'"{text}" is no list of ranks. Write them as in 0,2,1,3 or 4-7.')
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) >= MAX_RANKS:
+            raise argparse.ArgumentTypeError(f"rank {last or first} is out of range. Give ranks below {MAX_RANKS:,}.")
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def dtype(text: str) -> torch.dtype:
+    """float32."""
+    found = getattr(torch, text, None)
+    if not isinstance(found, torch.dtype):
+        raise argparse.ArgumentTypeError(f'torch has no dtype "{text}". Write it as in float32 or bfloat16.')
+    return found
+
+
+def layout(shape: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement]) -> Layout:
+    if order is None:
+        return Layout(shape, mesh, placed)
+    if len(order) != prod(mesh):
+        raise ValueError(f"{len(order)} ranks do not fill a mesh of {prod(mesh)}. Give one rank per place.")
+    return Layout(shape, torch.tensor(order).view(mesh), placed)

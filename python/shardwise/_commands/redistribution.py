@@ -1,0 +1,104 @@
+"""python -m shardwise plan and simulate: what a redistribution would send."""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+
+from shardwise._C import Plan, RankTraffic, plan_redistribution
+from shardwise._commands.arguments import dtype, extents, layout, link, mesh_extents, n_bytes, placements, ranks
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    arguments = argparse.ArgumentParser(add_help=False)
+    add = arguments.add_argument
+    add("--shape", type=extents, required=True, help="of the whole tensor, as in 4097x1023")
+    add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
+    add("--from", type=placements, required=True, dest="source", metavar="PLACEMENTS", help='as in "S0,S1"')
+    add("--to", type=placements, required=True, dest="target", metavar="PLACEMENTS", help='as in "S1,S0" or "R,P"')
+    add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
+    add("--to-mesh", type=mesh_extents, metavar="MESH", help="another mesh to move to")
+    add("--to-ranks", type=ranks, metavar="RANKS", help="of --to-mesh (default: 0, 1, 2, ...)")
+    add("--dtype", type=dtype, default=torch.float32, help="default: float32")
+    add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
+    add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10 for each)")
+    add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="of message buffers per rank, as in 1MiB")
+    commands.add_parser("plan", parents=[arguments], help="the plan and its totals, in a line").set_defaults(
+        run=lambda options: redistribution(options, show_plan)
+    )
+    commands.add_parser("simulate", parents=[arguments], help="a table of what ranks send and receive").set_defaults(
+        run=lambda options: redistribution(options, show_ranks)
+    )
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    if options.to_ranks is not None and options.to_mesh is None:
+        raise ValueError("--to-ranks are those of --to-mesh, which is missing. Give both.")
+    source = layout(options.shape, options.mesh, options.ranks, options.source)
+    mesh, order = (options.mesh, options.ranks) if options.to_mesh is None else (options.to_mesh, options.to_ranks)
+    return plan_redistribution(
+        source,
+        layout(options.shape, mesh, order, options.target),
+        dtype=options.dtype,
+        objective=options.objective,
+        links=options.link,
+        memory_cap=options.memory_cap,
+    )
+
+
+def redistribution(options: argparse.Namespace, show: Callable[[Plan], list[str]]) -> list[str]:
+    plan = planned(options)
+    return [f"{plan.source} -> {plan.destination}, {str(options.dtype).removeprefix('torch.')}", *show(plan)]
+
+
+def show_plan(plan: Plan) -> list[str]:
+    return [str(plan)]
+
+
+def show_ranks(plan: Plan) -> list[str]:
+    shares = sorted(plan.simulate(), key=lambda share: (-share[1].received, share[0]))
+    rows = [
+        ("", "rank", "received", "bound", "sent", "messages", "buffers", "time"),
+        totals(shares),
+        *(
+            row(name, rank, share)
+            for name, (rank, share) in (
+                ("most loaded", shares[0]),
+                ("median", shares[len(shares) // 2]),
+                ("least loaded", shares[-1]),
+            )
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [str(plan), "", *("  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows)]
+
+
+def row(name: str, rank: int, share: RankTraffic) -> tuple[str, ...]:
+    counts = (share.received, share.bound, share.sent, share.n_messages, share.buffer_bytes)
+    return name, f"{rank}", *(f"{count:,}" for count in counts), duration(share.seconds)
+
+
+def totals(shares: list[tuple[int, RankTraffic]]) -> tuple[str, ...]:
+    """Sums over all ranks; of buffers and time the most."""
+    every = [share for _, share in shares]
+    counts = (
+        sum(share.received for share in every),
+        sum(share.bound for share in every),
+        sum(share.sent for share in every),
+        sum(share.n_messages for share in every),
+        max(share.buffer_bytes for share in every),
+    )
+    return (
+        f"all {len(every):,} ranks",
+        "",
+        *(f"{count:,}" for count in counts),
+        duration(max(share.seconds for share in every)),
+    )
+
+
+def duration(seconds: float) -> str:
+    """The unit that leaves one to three digits before the point."""
+    for unit, factor in (("us", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.1f} {unit}"
+    return f"{seconds:.2f} s"
