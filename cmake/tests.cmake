@@ -1,4 +1,4 @@
-# pure_test (placements, pictures and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
+# pure_test (placements, pictures, the traffic of plans and the planner of embeddings) and kernels_test (those rooms alone: milliseconds), runtime_test (everything linked into libshardwise), gloo_test, and
 # cuda_kernels_test with its twin that needs no GPU.
 
 find_package(GTest QUIET)
@@ -14,10 +14,11 @@ if(NOT TARGET GTest::gtest_main)
 endif()
 
 file(GLOB pure_tests CONFIGURE_DEPENDS
-  tests/placements/*_test.cpp tests/pictures/*_test.cpp tests/wrappers/embedding_plan/*_test.cpp)
+  tests/placements/*_test.cpp tests/pictures/*_test.cpp tests/plans/traffic_matrix_test.cpp
+  tests/wrappers/embedding_plan/*_test.cpp)
 if(pure_tests)
   add_executable(pure_test ${pure_tests})
-  target_link_libraries(pure_test PRIVATE shardwise_pure GTest::gtest_main)
+  target_link_libraries(pure_test PRIVATE shardwise_pure nlohmann_json::nlohmann_json GTest::gtest_main)
   add_test(NAME pure_test COMMAND pure_test)
 endif()
 
@@ -36,7 +37,7 @@ target_link_libraries(collective_test_objects PUBLIC GTest::gtest)
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
   tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/wrappers/*_test.cpp)
-list(REMOVE_ITEM runtime_tests ${collective_tests})
+list(REMOVE_ITEM runtime_tests ${collective_tests} ${pure_tests})
 if(runtime_tests)
   shardwise_objects(runtime_test_objects ${runtime_tests})
   target_link_libraries(runtime_test_objects PUBLIC GTest::gtest)

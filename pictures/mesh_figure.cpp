@@ -30,16 +30,7 @@ std::vector<int64_t> shown_indices(int64_t extent, int64_t limit) {
   return shown;
 }
 
-std::vector<std::string> names_along(const MeshFigure& mesh, int64_t mesh_dim, const std::vector<int64_t>& indices) {
-  std::vector<std::string> names;
-  for (const int64_t index : indices) {
-    if (mesh_dim < 0)
-      names.emplace_back();
-    else
-      names.push_back(index == kLeftOut ? kDots : fmt::format("{} {}", dim_word(mesh, mesh_dim), index));
-  }
-  return names;
-}
+std::string axis_of(const MeshFigure& mesh, int64_t mesh_dim) { return mesh_dim < 0 ? "" : dim_word(mesh, mesh_dim); }
 
 std::string heading_of(const MeshFigure& mesh, int64_t plane, int64_t n_leading) {
   std::vector<std::string> words(std::max<int64_t>(0, n_leading));
@@ -68,8 +59,10 @@ std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64
     MeshPlane& plane = planes.emplace_back();
     plane.heading = number == kLeftOut ? kDots : heading_of(mesh, number, n_dims - 2);
     if (number == kLeftOut) continue;
-    plane.row_names = names_along(mesh, n_dims < 2 ? -1 : n_dims - 2, rows);
-    plane.column_names = names_along(mesh, n_dims < 1 ? -1 : n_dims - 1, columns);
+    plane.row_axis = axis_of(mesh, n_dims - 2);
+    plane.column_axis = axis_of(mesh, n_dims - 1);
+    plane.rows = rows;
+    plane.columns = columns;
     for (const int64_t row : rows) {
       auto& ranks = plane.ranks.emplace_back();
       for (const int64_t column : columns)

@@ -11,14 +11,15 @@ namespace shardwise::detail {
 /// "mesh of 2x3 ranks (dp=2, tp=3)", without the names where there are none.
 std::string caption(const MeshFigure& mesh);
 
+inline constexpr int64_t kLeftOut = -1;
+
 /// The last two dims of a mesh at one index of the others: a row of ranks per index of the last dim but one.
 struct MeshPlane {
   std::string heading;                      // "dp 0, cp 1" of the leading dims, or none
-  std::vector<std::vector<int64_t>> ranks;  // kLeftOut where the middle is left out
-  std::vector<std::string> row_names,
-      column_names;  // "tp 0", or none for a dim that the mesh lacks; "..." of what is left out
+  std::string row_axis, column_axis;        // "tp"; empty for a dim that the mesh lacks
+  std::vector<int64_t> rows, columns;       // indices along the axes; kLeftOut stands for the middle
+  std::vector<std::vector<int64_t>> ranks;  // by row; kLeftOut where row or column is
 };
-inline constexpr int64_t kLeftOut = -1;
 
 /// All planes, row-major; of many rows, columns and planes the middle is left out: a plane without rows stands for it.
 std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64_t max_columns, int64_t max_planes);

@@ -6,6 +6,7 @@
 #include "pictures/tensor_figure.h"
 #include "plans/traffic_matrix.h"
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -67,6 +68,26 @@ Picture picture_of(const Layout& layout, int64_t element_bytes, const std::vecto
 
 /// Ranks in their places. Throws: c10::ValueError for a grid whose shape does not hold its ranks.
 Picture picture_of(const RankGrid& grid, const std::vector<std::string>& dim_names = {});
+
+/// The steps of a plan: the tensor before, and after each step that changes it, with what goes from which ranks to which others.
+/// Cost: O(messages), and that of a picture per step.
+Picture picture_of(const Plan& plan);
+
+/// The same from end to end: both layouts, all traffic of the plan between them, the bytes per link, and the boxes that move.
+Picture difference_of(const Plan& plan);
+
+/// A tensor of a list, such as the parameters of a module.
+struct NamedTensor {
+  std::string name;
+  Dims sizes;
+  std::string dtype;
+  int64_t element_bytes = 0;
+  std::optional<Layout> layout;  // none: an ordinary tensor, which every rank holds by itself
+};
+
+/// A line per tensor with its bytes and imbalance, then the bytes of each rank, all tensors together.
+/// `rank`: who holds ordinary tensors where no tensor has a layout.
+Picture picture_of(const std::vector<NamedTensor>& tensors, int64_t rank = 0);
 
 /// Throws: c10::ValueError for an unknown format, naming the known ones.
 std::string draw(const Picture& picture, const PictureOptions& options = {});

@@ -12,11 +12,22 @@ namespace shardwise::detail {
 /// Characters: the layout in a line, the grid, a line per rank, and how evenly the bytes lie.
 std::string draw_text(const Picture& picture, const PictureOptions& options);
 
+/// One drawing for light and dark pages: the figures from top to bottom, the mesh beside the tensor. The first slices of a tensor.
+std::string draw_svg(const Picture& picture, const PictureOptions& options);
+
+/// What a page needs to show the picture and to answer to the mouse: figures with all their slices, each drawn in SVG for a page of page_style(), and tables.
+///
+/// {"title", "figures": [{"kind": "tensor" | "mesh" | "table" | "traffic", "heading", "beside", ...}],
+///  "details": [tensor figures]}; tensor: "caption", "note", "slices": [{"heading", "svg"}]; mesh and traffic: "svg"; table: "heads":
+/// [{"text", "number"}], "lines": [{"words", "rank", "color", "fraction", "note", "detail"}], "notes".
+std::string draw_json(const Picture& picture, const PictureOptions& options);
+
 struct PictureFormat {
   std::string_view name;
   std::string (*draw)(const Picture& picture, const PictureOptions& options);
 };
 
-inline constexpr std::array kPictureFormats = {PictureFormat{"text", &draw_text}};
+inline constexpr std::array kPictureFormats = {PictureFormat{"text", &draw_text}, PictureFormat{"svg", &draw_svg},
+                                               PictureFormat{"json", &draw_json}};
 
 }  // namespace shardwise::detail

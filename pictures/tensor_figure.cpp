@@ -115,4 +115,9 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   return head + placements + tail;
 }
 
+std::string note_on_terms(const TensorFigure& figure) {
+  if (figure.n_terms == 1) return "";
+  return fmt::format("a stack of {} terms: their {} is the tensor", figure.n_terms, figure.reductions);
+}
+
 }  // namespace shardwise

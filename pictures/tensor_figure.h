@@ -53,4 +53,7 @@ std::string heading(const Slice& slice, c10::IntArrayRef sizes);
 /// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes". Placements of many sizes are shortened to the width, if one is given.
 std::string caption(const TensorFigure& figure, int64_t max_width = 0);
 
+/// "a stack of 3 terms: their sum is the tensor", or nothing where there is one term.
+std::string note_on_terms(const TensorFigure& figure);
+
 }  // namespace shardwise

@@ -12,7 +12,7 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr size_t kMaxSlices = 6, kFirstSlices = 3, kLastSlices = 2;
+constexpr size_t kMaxSlices = 5, kFirstSlices = 3, kLastSlices = 1;
 constexpr int64_t kMaxMeshRows = 16, kMaxMeshPlanes = 6, kMaxTrafficBlocks = 10;
 
 /// Draws the figures of a picture one below the other.
@@ -31,9 +31,8 @@ class TextDrawing {
       }
       text += draw_slice(figure, slices[i]);
     }
-    if (figure.n_terms > 1)
-      text += fmt::format("  a stack of {} terms: their {} is the tensor\n", figure.n_terms, figure.reductions);
-    return text;
+    const std::string note = note_on_terms(figure);
+    return note.empty() ? text : text + "  " + note + "\n";
   }
 
   std::string draw(const MeshFigure& mesh) const {
@@ -42,11 +41,13 @@ class TextDrawing {
     for (const MeshPlane& plane : planes_of(mesh, kMaxMeshRows, max_columns, kMaxMeshPlanes)) {
       if (!plane.heading.empty()) text += "  " + plane.heading + "\n";
       if (plane.ranks.empty()) continue;
+      std::vector<std::string> names;
+      for (const int64_t column : plane.columns) names.push_back(place(plane.column_axis, column));
       std::vector<TextTable::Column> columns{{""}};
-      for (const std::string& name : plane.column_names) columns.push_back({name, Align::kRight});
+      for (const std::string& name : names) columns.push_back({name, Align::kRight});
       TextTable table(std::move(columns), 2);
       for (size_t row = 0; row < plane.ranks.size(); ++row) {
-        std::vector<std::string> words{plane.row_names[row]};
+        std::vector<std::string> words{place(plane.row_axis, plane.rows[row])};
         for (const int64_t rank : plane.ranks[row]) words.push_back(rank == kLeftOut ? "..." : fmt::format("{}", rank));
         table.add(std::move(words));
       }
@@ -101,6 +102,12 @@ class TextDrawing {
   }
 
  private:
+  /// "tp 3".
+  static std::string place(const std::string& axis, int64_t index) {
+    if (axis.empty()) return "";
+    return index == kLeftOut ? "..." : fmt::format("{} {}", axis, index);
+  }
+
   std::string draw_slice(const TensorFigure& figure, const Slice& slice) const {
     const std::string where = heading(slice, figure.layout.sizes());
     if (slice.cells.empty()) return fmt::format("  {} left out: {} ranges of indices\n", where, slice.n_left_out);
@@ -109,8 +116,7 @@ class TextDrawing {
   }
 
   static std::string left_out(const TensorFigure& figure, size_t first, size_t end) {
-    return fmt::format("  ... {} more slices, from {} to {}\n", end - first,
-                       heading(figure.slices[first], figure.layout.sizes()),
+    return fmt::format("  ... slices from {} to {} left out\n", heading(figure.slices[first], figure.layout.sizes()),
                        heading(figure.slices[end - 1], figure.layout.sizes()));
   }
 

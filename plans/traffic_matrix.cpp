@@ -137,17 +137,14 @@ TrafficMatrix folded(const TrafficMatrix& matrix, int64_t max_blocks) {
   return result;
 }
 
-std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit, int64_t* n_moves) {
+std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit) {
   std::vector<Move> result;
-  int64_t n = 0;
   for (const int64_t rank : ranks_of(plan)) {
-    std::vector<Move> sent = sent_by(step, plan.element_bytes, rank);
-    n += static_cast<int64_t>(sent.size());
-    for (Move& move : sent)
-      if (static_cast<int64_t>(result.size()) < limit) result.push_back(std::move(move));
-    if (n_moves == nullptr && n >= limit) break;
+    for (Move& move : sent_by(step, plan.element_bytes, rank)) {
+      if (static_cast<int64_t>(result.size()) == limit) return result;
+      result.push_back(std::move(move));
+    }
   }
-  if (n_moves != nullptr) *n_moves = n;
   return result;
 }
 

@@ -43,7 +43,7 @@ struct Move {
   int64_t n_bytes = 0;
 };
 
-/// By sender, receiver and offset. At most `limit` of them. `n_moves`, where given, is set to how many there are.
-std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit, int64_t* n_moves = nullptr);
+/// By sender, receiver and offset: the first `limit` of them.
+std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit);
 
 }  // namespace shardwise

@@ -59,4 +59,20 @@ std::string rank_words(c10::IntArrayRef ranks) { return (ranks.size() == 1 ? "ra
 
 std::string background(int64_t rank) { return fmt::format("\x1b[38;5;16;48;5;{}m", kTones[rank % kTones.size()]); }
 
+std::string rank_runs(c10::IntArrayRef ranks) {
+  std::vector<int64_t> sorted = ranks.vec();
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<std::string> words;
+  for (const Run& run : runs_of(sorted))
+    words.push_back(run.first == run.last ? fmt::format("{}", run.first) : fmt::format("{}-{}", run.first, run.last));
+  return fmt::format("{}", fmt::join(words, ","));
+}
+
+std::string color_of(int64_t rank) {
+  constexpr std::array kLevels = {0x00, 0x5f, 0x87,
+                                  0xaf, 0xd7, 0xff};  // of each primary in the cube, which begins at 16
+  const int place = kTones[rank % kTones.size()] - 16;
+  return fmt::format("#{:02x}{:02x}{:02x}", kLevels[place / 36], kLevels[place / 6 % 6], kLevels[place % 6]);
+}
+
 }  // namespace shardwise::detail

@@ -1,0 +1,102 @@
+#include "pictures/picture.h"
+#include "plans/pattern.h"
+#include "plans/traffic.h"
+#include "text/rank_names.h"
+#include "text/table.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+
+namespace {
+
+using detail::with_commas;
+
+constexpr int64_t kMaxBlocks = 64;  // of ranks in a heat map
+constexpr int64_t kMovesListed = 24;
+
+/// "step 2 of 3: reduce-scatter along mesh dim 1, 1,024 bytes".
+std::string heading_of(const Plan& plan, size_t number, int64_t n_bytes) {
+  const Step& step = plan.steps[number];
+  std::string text = fmt::format("step {} of {}: {}", number + 1, plan.steps.size(), name_of(step));
+  if (step.mesh_dim >= 0) text += fmt::format(" along mesh dim {}", step.mesh_dim);
+  if (step.n_rounds > 1) text += fmt::format(" in {} rounds", step.n_rounds);
+  return text + fmt::format(", {} bytes", with_commas(n_bytes));
+}
+
+/// Bytes by the first mesh dim in which sender and receiver differ, as links are given.
+TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
+  TableFigure table{{{"link"}, {"bytes", true}, {"share", true}}, {}, {}};
+  const int64_t total = matrix.total();
+  const int64_t most =
+      std::max(*std::max_element(matrix.bytes_along.begin(), matrix.bytes_along.end()), matrix.bytes_across);
+  const auto add = [&](std::string link, int64_t n_bytes) {
+    TableFigure::Line& line = table.lines.emplace_back();
+    line.words = {
+        std::move(link), with_commas(n_bytes),
+        total > 0 ? fmt::format("{:.1f}%", 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total)) : "-"};
+    line.fraction = most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0;
+  };
+  for (size_t mesh_dim = 0; mesh_dim < matrix.bytes_along.size(); ++mesh_dim)
+    add(fmt::format("along mesh dim {}, of {}", mesh_dim, plan.source.grid().shape[mesh_dim]),
+        matrix.bytes_along[mesh_dim]);
+  if (matrix.bytes_across > 0) add("between the meshes", matrix.bytes_across);
+  if (matrix.n_senders_asked < matrix.n_ranks)
+    table.notes.push_back(fmt::format("counted on {} ranks, evenly spaced, and scaled up to {}",
+                                      with_commas(matrix.n_senders_asked), with_commas(matrix.n_ranks)));
+  return table;
+}
+
+TableFigure moves_table(const Plan& plan) {
+  TableFigure table{{{"step"}, {"from", true}, {"to", true}, {"box"}, {"bytes", true}}, {}, {}};
+  for (const Step& step : plan.steps) {
+    for (const Move& move : moves(plan, step, kMovesListed + 1)) {
+      if (static_cast<int64_t>(table.lines.size()) == kMovesListed) {
+        table.notes.emplace_back("... and more");
+        return table;
+      }
+      TableFigure::Line& line = table.lines.emplace_back();
+      line.words = {name_of(step), fmt::format("{}", move.from), fmt::format("{}", move.to), to_string(move.box),
+                    with_commas(move.n_bytes)};
+      line.rank = move.from;
+    }
+  }
+  return table;
+}
+
+}  // namespace
+
+Picture picture_of(const Plan& plan) {
+  Picture picture{to_string(plan), {}, {}};
+  picture.figures.push_back({"before", false, tensor_figure(plan.source, plan.element_bytes)});
+  picture.figures.push_back({"", true, MeshFigure{plan.source.grid(), {}}});
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const Step& step = plan.steps[i];
+    TrafficMatrix matrix = traffic_matrix(plan, step, kMaxBlocks);
+    const bool is_silent = matrix.total() == 0;
+    picture.figures.push_back({heading_of(plan, i, matrix.total()), false, tensor_figure(step.to, plan.element_bytes)});
+    if (!is_silent) picture.figures.push_back({"", true, TrafficFigure{std::move(matrix)}});
+  }
+  return picture;
+}
+
+Picture difference_of(const Plan& plan) {
+  TrafficMatrix matrix = traffic_matrix(plan, kMaxBlocks);
+  TableFigure links = links_table(matrix, plan);
+  const bool is_silent = matrix.total() == 0;
+  Picture picture{to_string(plan), {}, {}};
+  picture.figures.push_back({"from", false, tensor_figure(plan.source, plan.element_bytes)});
+  picture.figures.push_back({"to", true, tensor_figure(plan.destination, plan.element_bytes)});
+  picture.figures.push_back({"bytes from ranks to ranks", false, TrafficFigure{std::move(matrix)}});
+  picture.figures.push_back({"", true, MeshFigure{plan.source.grid(), {}}});
+  if (!(plan.source.grid() == plan.destination.grid()))
+    picture.figures.push_back({"", true, MeshFigure{plan.destination.grid(), {}}});
+  if (is_silent) return picture;
+  picture.figures.push_back({"bytes per link", false, std::move(links)});
+  picture.figures.push_back({"what moves", false, moves_table(plan)});
+  return picture;
+}
+
+}  // namespace shardwise

@@ -1,0 +1,136 @@
+#include "pictures/picture.h"
+#include "pictures/svg_writer.h"
+
+#include "tests/placements/layouts.h"
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+
+namespace shardwise::formats_test {
+namespace {
+
+using P = Placement;
+using nlohmann::json;
+
+size_t count(const std::string& text, const std::string& word) {
+  size_t n = 0;
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + word.size())) ++n;
+  return n;
+}
+
+json data_of(const Picture& picture) { return json::parse(draw(picture, {.format = "json"})); }
+
+TEST(SvgWriterTest, TextIsEscaped) {
+  EXPECT_EQ(detail::escaped("a<b & \"c\">d"), "a&lt;b &amp; &quot;c&quot;&gt;d");
+  const std::string drawn = draw(picture_of(RankGrid{{2}, {0, 1}}, {"<dp>"}), {.format = "svg"});
+  expect_words(drawn, {"&lt;dp&gt;=2"});
+  EXPECT_EQ(count(drawn, "<dp>"), 0U);
+}
+
+TEST(SvgWriterTest, WidthsCountCharactersNotBytes) {
+  EXPECT_EQ(detail::text_width("⋯⋮"), detail::text_width("ab"));
+  EXPECT_EQ(detail::text_width(""), 0);
+}
+
+TEST(SvgPictureTest, CellsTellRanksOffsetsShapeAndBytes) {
+  const std::string drawn = picture(Layout({10, 7}, grid({2, 2}), {P::shard(0), P::shard(1)}), {.format = "svg"});
+  expect_words(
+      drawn,
+      {"viewBox=", "prefers-color-scheme:dark",
+       "data-ranks=\"3\"><title>rank: 3\noffsets: [5, 4]\nshape: [5, 3]\nbytes: 60\nshare: 21.4% of the tensor</title>",
+       ">rank 3</text>", "place: dim 0 1, dim 1 1"});
+}
+
+TEST(SvgPictureTest, APartialCellIsAStackWithItsTerms) {
+  const std::string drawn = picture(Layout({8, 16}, grid({3}), {P::partial()}), {.format = "svg"});
+  expect_words(drawn, {"partial: sum of 3 terms\nterm 1: rank 0\nterm 2: rank 1\nterm 3: rank 2", ">partial(sum)<",
+                       "a stack of 3 terms"});
+  const std::string cell =
+      drawn.substr(drawn.find("sw-cell"), drawn.find("</g>", drawn.find("sw-cell")) - drawn.find("sw-cell"));
+  EXPECT_EQ(count(cell, "<rect"), 3U);
+}
+
+TEST(SvgPictureTest, ReplicasAreStripes) {
+  const std::string drawn = picture(Layout({6}, grid({3}), {P()}), {.format = "svg"});
+  expect_words(drawn, {"data-ranks=\"0-2\"", "copies: 3"});
+  EXPECT_EQ(count(drawn, "stroke:none"), 3U);
+}
+
+TEST(JsonPictureTest, ATensorHasAllItsSlicesAndATable) {
+  const json page = data_of(picture_of(Layout({40, 4, 6}, grid({20}), {P::shard(0)}), 4));
+  const json& tensor = page["figures"][0];
+  EXPECT_EQ(tensor["kind"], "tensor");
+  ASSERT_EQ(tensor["slices"].size(), 20U);
+  EXPECT_EQ(tensor["slices"][19]["heading"], "[38:40]");
+  expect_words(tensor["slices"][19]["svg"], {"data-ranks=\"19\"", "offsets: [38, 0, 0]"});
+  EXPECT_EQ(page["figures"][1]["kind"], "mesh");
+  EXPECT_EQ(page["figures"][1]["beside"], true);
+  const json& table = page["figures"][2];
+  EXPECT_EQ(table["lines"][3]["rank"], 3);
+  EXPECT_EQ(table["lines"][3]["words"][0], "3");
+  EXPECT_EQ(table["lines"][3]["fraction"], 1.0);
+  expect_words(detail::page_style(), {":root[data-theme=dark] .sw-ink"});
+}
+
+TEST(JsonPictureTest, LinesOfTensorsLeadToTheirPictures) {
+  const Layout rows({4, 4}, grid({2}), {P::shard(0)});
+  const json page = data_of(picture_of({{"a", {4, 4}, "float32", 4, rows},
+                                        {"b", {4, 4}, "float32", 4, rows},
+                                        {"c", {4, 4}, "float64", 8, rows},
+                                        {"d", {4}, "float32", 4, std::nullopt}}));
+  std::vector<int64_t> details;
+  for (const json& line : page["figures"][0]["lines"]) details.push_back(line["detail"]);
+  EXPECT_EQ(details, (std::vector<int64_t>{0, 0, 1, -1}));
+  EXPECT_EQ(page["details"].size(), 2U);
+}
+
+TEST(TensorListTest, OrdinaryTensorsAreHeldByEveryRank) {
+  const Layout rows({4, 4}, grid({2}, {7, 5}), {P::shard(0, {1, 3})});
+  expect_words(draw(picture_of({{"a", {4, 4}, "float32", 4, rows}, {"b", {2}, "float32", 4, std::nullopt}})),
+               {"2 tensors, 72 bytes; 80 bytes on 2 ranks", "[Shard(0, sizes=[1, 3])]", "ordinary tensor", "1.50",
+                "     7     24", "     5     56"});
+  expect_words(draw(picture_of({{"b", {2}, "float32", 4, std::nullopt}}, 3)),
+               {"1 tensor, 8 bytes; 8 bytes on 1 rank", "     3      8"});
+  expect_words(draw(picture_of(std::vector<NamedTensor>{})), {"0 tensors, 0 bytes"});
+}
+
+TEST(PlanPictureTest, StepsHaveAPictureAndTraffic) {
+  const auto square = grid({2, 2});
+  const Plan made = plan(Layout({8, 16}, square, {P::shard(0), P::partial()}), Layout({8, 16}, square, {P(), P()}), 4);
+  ASSERT_EQ(made.steps.size(), 2U);
+  const Picture picture = picture_of(made);
+  expect_words(draw(picture), {"before", "step 1 of 2: all-reduce along mesh dim 1, 1,024 bytes",
+                               "step 2 of 2: all-gather", "from \\ to", "received"});
+  expect_words(draw(picture, {.format = "svg"}), {"sw-heat", "from: rank 0\nto: rank 1\nbytes: 256"});
+}
+
+TEST(PlanPictureTest, ADifferenceTellsWhatMovesAndByWhichLink) {
+  const auto square = grid({2, 2});
+  const Plan made = plan(Layout({8}, square, {P::shard(0), P()}), Layout({8}, square, {P(), P::shard(0)}), 4);
+  expect_words(draw(difference_of(made)),
+               {"from\n", "to\n", "along mesh dim 0, of 2", "along mesh dim 1, of 2", "what moves"});
+  const Plan away = plan(Layout({8}, grid({2}), {P::shard(0)}), Layout({8}, grid({2}, {2, 3}), {P::shard(0)}), 4);
+  expect_words(draw(difference_of(away)),
+               {"between the meshes", "     0   2  [0:4]     16", "     1   3  [4:8]     16"});
+}
+
+/// Large meshes are folded, in every format.
+TEST(FormatsTest, TenThousandRanksStayReadable) {
+  const std::vector<Layout> layouts = {
+      Layout({100000, 64}, grid({10000}), {P::shard(0)}),
+      Layout({100000, 64}, grid({100, 100}), {P::shard(0), P::shard(1)}),
+      Layout({1000, 100, 64}, grid({100, 100}), {P::shard(0), P::shard(1)}),
+      Layout({64}, grid({10000}), {P::partial()}),
+      Layout({64}, grid({10000}), {P()}),
+  };
+  for (const Layout& layout : layouts) {
+    const Picture picture = picture_of(layout, 4);
+    EXPECT_LT(count(draw(picture), "\n"), 200U) << to_string(layout);
+    EXPECT_LT(draw(picture, {.format = "svg"}).size(), 600000U) << to_string(layout);
+    EXPECT_LT(draw(picture, {.format = "json"}).size(), 12000000U) << to_string(layout);
+  }
+}
+
+}  // namespace
+}  // namespace shardwise::formats_test
