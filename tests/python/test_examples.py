@@ -1,6 +1,5 @@
 """The examples do what their head comments say: each `$ command` there runs, and prints what stands below it."""
 
-import itertools
 import os
 import platform
 import re
@@ -10,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import assert_same_text
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-ROUNDING = 0.011  # sums in another order may turn the last printed digit
 
 
 def head_comment(source: Path) -> list[str]:
@@ -41,14 +39,6 @@ def sessions(source: Path) -> list[tuple[str, str]]:
     return [(command, "\n".join(lines).strip()) for command, lines in found]
 
 
-def readme_program() -> tuple[str, str]:
-    """The README's first program and the output that it promises."""
-    section = (ROOT / "README.md").read_text().split("## A first program")[1].split("\n## ")[0]
-    blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
-    program, output = (re.sub(r"^    ", "", block, flags=re.MULTILINE).strip() for block in blocks if block.strip())
-    return program, output
-
-
 def run(command: str, *options: str) -> str:
     torchrun, *arguments = shlex.split(command)
     assert torchrun == "torchrun"
@@ -62,21 +52,6 @@ def run(command: str, *options: str) -> str:
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
-
-
-def assert_same_text(printed: str, expected: str) -> None:
-    """Words are equal, numbers to within the rounding of the last digit; the width of the space between does not matter.
-
-    "..." stands for a word that differs from run to run, as a speed does.
-    """
-    words = expected.split()
-    shown = printed.split()
-    printed = " ".join(
-        "..." if wanted == "..." else word for word, wanted in itertools.zip_longest(shown, words, fillvalue="")
-    )
-    assert NUMBER.sub("#", " ".join(printed.split())) == NUMBER.sub("#", " ".join(expected.split())), printed
-    numbers = [float(n) for n in NUMBER.findall(printed)]
-    assert numbers == pytest.approx([float(n) for n in NUMBER.findall(expected)], abs=ROUNDING, rel=0), printed
 
 
 @pytest.mark.parametrize(
@@ -157,25 +132,3 @@ def test_minilm_has_the_published_similarities(monkeypatch: pytest.MonkeyPatch) 
         )
     )
     assert [float(first @ other) for other in others] == pytest.approx([0.695, 0.943, 0.257], abs=5e-4)
-
-
-def test_the_readme_program_prints_what_the_readme_says(tmp_path):
-    program, output = readme_program()
-    (tmp_path / "first.py").write_text(program)
-    assert_same_text(run(f"torchrun --nproc-per-node 4 {tmp_path / 'first.py'}"), output)
-
-
-@pytest.mark.parametrize("heading", ["Embedding tables", "Model-parallel layers"])
-def test_the_readme_snippets_print_what_the_readme_says(tmp_path, heading):
-    section = (ROOT / "README.md").read_text().split(f"## {heading}")[1].split("\n## ")[0]
-    program = "\n".join(
-        line[4:] for line in section.split("\nprints")[0].splitlines() if line.startswith("    ") or not line
-    )
-    (tmp_path / "snippet.py").write_text(
-        program + "\nimport torch.distributed as dist\n\ndist.destroy_process_group()\n"
-    )
-    (output,) = re.findall(r"^prints `(.*?)`", section, re.MULTILINE)
-    # Ranks that share one output print into each other's lines.
-    run(f"torchrun --nproc-per-node 4 {tmp_path / 'snippet.py'}", "--redirects", "1", "--log-dir", str(tmp_path))
-    printed = [log.read_text().strip() for log in tmp_path.glob("**/stdout.log")]
-    assert printed == [output] * 4

@@ -1,0 +1,57 @@
+"""What lookups in tables, and optimizers of tables, refuse."""
+
+from error_cases import case
+
+TITLE = "Lookups"
+SETUP = """
+mesh = sw.init_device_mesh("cpu", (2,))
+rank = mesh.get_rank()
+table = torch.nn.Parameter(sw.rand(10, 4, device_mesh=mesh, placements=[Shard(0)]))
+ids = sw.distribute_tensor(torch.tensor([1, 2, 3, 9]), mesh, [Shard(0)])
+"""
+CASES = [
+    case("an id that is no row", "F.embedding(ids + 1, table)", IndexError),
+    case("a negative id on one rank", "F.embedding(DTensor.from_local(torch.tensor([-5 * rank]), mesh, [Shard(0)]), table)", IndexError),
+    case("ids of floats", "F.embedding(ids.float(), table)", (TypeError)),
+    case("a plain table beside ids of a DTensor", "F.embedding(ids, torch.ones(10, 4))", ValueError),
+    case("plain ids beside a table", "F.embedding(torch.tensor([1]), table)", ValueError),
+    case("a table of three dims", "F.embedding(ids, sw.ones(10, 4, 2, device_mesh=mesh))", ValueError),
+    case("a padding row that does not exist", "F.embedding(ids, table, padding_idx=10)", AssertionError, in_torchs_words=True),
+    case("max_norm of zero", "torch.embedding_renorm_(table.detach(), ids, 0.0, 2.0)", ValueError),
+    case("a negative norm_type", "torch.embedding_renorm_(table.detach(), ids, 1.0, -2.0)", ValueError),
+    case("max_norm of a table that is a sum", "F.embedding(ids, DTensor.from_local(torch.ones(10, 4), mesh, [Partial()]), max_norm=1.0)", ValueError),
+    case(
+        "replicated ids that differ between ranks",
+        """
+        differing = DTensor.from_local(torch.tensor([rank]), mesh, [Replicate()])
+        with sw.lookup_exchange("all_to_all"):
+            F.embedding(differing, table).to_local()
+        """,
+        ValueError,
+    ),
+    case("bags without a beginning", "F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([1, 2]), mesh, [Replicate()]))", ValueError),
+    case("offsets that fall", "F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([0, 3, 1]), mesh, [Replicate()]))", ValueError),
+    case("an offset beyond the ids", "F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([0, 9]), mesh, [Replicate()]))", ValueError),
+    case("offsets of floats", "F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([0.0]), mesh, [Replicate()]))", (TypeError, RuntimeError)),
+    case("offsets of two dims", "F.embedding_bag(ids, table, sw.distribute_tensor(torch.tensor([[0]]), mesh, [Replicate()]))", ValueError, in_torchs_words=True),
+    case("ids of three dims in bags", "F.embedding_bag(ids.view(1, 2, 2), table)", ValueError, in_torchs_words=True),
+    case("weights of a mean", 'F.embedding_bag(ids.view(2, 2), table, per_sample_weights=sw.ones(2, 2, device_mesh=mesh), mode="mean")', NotImplementedError, in_torchs_words=True),
+    case("weights of another shape", 'F.embedding_bag(ids.view(2, 2), table, per_sample_weights=sw.ones(3, 2, device_mesh=mesh), mode="sum")', ValueError, in_torchs_words=True),
+    case("weights of another dtype", 'F.embedding_bag(ids.view(2, 2), table, per_sample_weights=sw.ones(2, 2, device_mesh=mesh, dtype=torch.float64), mode="sum")', (TypeError, ValueError)),
+    case("a second derivative of bags", "g = torch.autograd.grad(F.embedding_bag(ids.view(2, 2), table).square().sum(), table, create_graph=True)[0]\ng.sum().backward()", (NotImplementedError, RuntimeError)),
+    case("an optimizer of a plain table", "sw.optim.FusedSGD([torch.nn.Parameter(torch.ones(3, 2))], lr=0.1)", (TypeError, ValueError)),
+    case("an optimizer of a table without gradients", "sw.optim.FusedSGD([table.detach()], lr=0.1)", ValueError),
+    case("an optimizer of a vector", "sw.optim.FusedSGD([torch.nn.Parameter(sw.ones(3, device_mesh=mesh))], lr=0.1)", ValueError),
+    case("an optimizer of integers", "sw.optim.FusedSGD([torch.nn.Parameter(sw.ones(3, 2, device_mesh=mesh, dtype=torch.complex64))], lr=0.1)", (TypeError, ValueError)),
+    case("a second optimizer", "first = sw.optim.FusedSGD([table], lr=0.1)\nsw.optim.FusedSGD([table], lr=0.1)", ValueError),
+    case("a copy of an optimizer", "import copy\noptimizer = sw.optim.FusedSGD([table], lr=0.1)\ncopy.deepcopy(optimizer)", (TypeError, RuntimeError)),
+    case("a state of another optimizer", "import shardwise.optim\nfirst = sw.optim.FusedSGD([table], lr=0.1)\nstate = first.state_dict()\nfirst.close()\nsw.optim.FusedAdagrad([table], lr=0.1).load_state_dict(state)", ValueError),
+    case("quantising a plain table", "sw.quantize_rows(torch.ones(3, 2))", ValueError),
+    case("quantising a vector", "sw.quantize_rows(sw.ones(3, device_mesh=mesh))", ValueError),
+    case("quantising integers", "sw.quantize_rows(sw.ones(3, 2, device_mesh=mesh, dtype=torch.int64))", (TypeError, ValueError)),
+    case("quantising to 4 bits", "sw.quantize_rows(table.detach(), torch.uint8)", ValueError),
+    case("quantising what is not finite", "sw.quantize_rows(table.detach() / 0)", ValueError),
+    case("quantising a sum", "sw.quantize_rows(DTensor.from_local(torch.ones(10, 4), mesh, [Partial()]))", ValueError),
+    case("quantising a table on meta", 'sw.quantize_rows(sw.distribute_tensor(torch.ones(10, 4, device="meta"), mesh, [Shard(0)]))', (ValueError, NotImplementedError)),
+    case("bags of quantised rows from ids of three dims", "sw.quantize_rows(table.detach()).lookup_bags(ids.view(1, 2, 2))", ValueError),
+]

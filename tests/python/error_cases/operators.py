@@ -1,0 +1,56 @@
+"""What operators refuse."""
+
+from error_cases import case
+
+TITLE = "Operators"
+SETUP = """
+mesh = sw.init_device_mesh("cpu", (2,))
+rank = mesh.get_rank()
+x = torch.ones(6, 2)
+d = sw.distribute_tensor(x, mesh, [Shard(0)])
+ids = sw.distribute_tensor(torch.tensor([0, 1]), mesh, [Replicate()])
+"""
+CASES = [
+    case("a plain tensor beside a DTensor", "d + x", ValueError),
+    case("tensors on two meshes", 'd + sw.distribute_tensor(x, sw.DeviceMesh("cpu", [1, 0]), [Shard(0)])', ValueError),
+    case("tensors with values and on meta", 'd + sw.distribute_tensor(x.to("meta"), mesh, [Shard(0)])', ValueError),
+    case("shapes that do not go together", "d @ d", RuntimeError),
+    case("a dtype that the kernel refuses, where a rank has no rows", "sw.distribute_tensor(x.long(), mesh, [Shard(0, sizes=[6, 0])]).softmax(1)", (NotImplementedError), in_torchs_words=True),
+    case("the maximum of nothing", "sw.zeros(0, 3, device_mesh=mesh, placements=[Shard(0)]).amax(0)", IndexError, in_torchs_words=True),
+    case("a collective on a DTensor", "torch.ops.c10d.allreduce_([d], None, None, None, True, -1) if False else torch.ops._c10d_functional.all_reduce(d, 'sum', '0')", RuntimeError),
+    case("a write to an expanded tensor", "d[:1].expand(3, 2).add_(1)", RuntimeError, in_torchs_words=True),
+    case("an index out of range", "d[7]", IndexError),
+    case("an index of a number", "sw.ones(device_mesh=mesh)[0] if False else d.sum()[0]", IndexError, in_torchs_words=True),
+    case("ids of an index out of range", "d[sw.distribute_tensor(torch.tensor([9]), mesh, [Replicate()])]", IndexError, in_torchs_words=True),
+    case("too many indices", "d[ids, ids, ids]", IndexError, in_torchs_words=True),
+    case("a mask of another shape", "d[sw.ones(5, device_mesh=mesh, dtype=torch.bool)]", IndexError, in_torchs_words=True),
+    case("indices of floats", "torch.ops.aten.index(d, [sw.ones(2, device_mesh=mesh)])", (IndexError), in_torchs_words=True),
+    case("split sizes that do not add up", "d.split([1, 2])", (RuntimeError), in_torchs_words=True),
+    case("a mean of integers", "d.long().mean()", RuntimeError, in_torchs_words=True),
+    case("select of a number", "d.sum().select(0, 0)", IndexError, in_torchs_words=True),
+    case("a norm of integers", "torch.linalg.vector_norm(d.long())", RuntimeError, in_torchs_words=True),
+    case("a trace of a vector", "d[:, 0].trace()", RuntimeError, in_torchs_words=True),
+    case("a dropout probability above 1", "F.dropout(d, 1.5)", ValueError, in_torchs_words=True),
+    case("a probability above 1", "torch.bernoulli(d * 2)", RuntimeError, in_torchs_words=True),
+    case("a negative rate", "torch.poisson(-d)", RuntimeError, in_torchs_words=True),
+    case("a negative deviation", "d.clone().normal_(0, -1)", RuntimeError, in_torchs_words=True),
+    case("too many samples", "torch.multinomial(d, 9)", RuntimeError, in_torchs_words=True),
+    case("a label that is no class", "F.cross_entropy(sw.ones(2, 3, device_mesh=mesh, placements=[Shard(0)]), sw.distribute_tensor(torch.tensor([0, 5]), mesh, [Replicate()]))", IndexError, in_torchs_words=True),
+    case("label smoothing above 1", "F.cross_entropy(sw.ones(2, 3, device_mesh=mesh), ids, label_smoothing=2.0)", RuntimeError, in_torchs_words=True),
+    case("classes below the labels", "F.one_hot(ids, 1)", RuntimeError, in_torchs_words=True),
+    case("a negative class", "F.one_hot(ids - 1)", RuntimeError, in_torchs_words=True),
+    case("a mask of floats", "d.masked_fill(d, 0.0)", RuntimeError, in_torchs_words=True),
+    case("too few values for a mask", "d.masked_scatter(d > 0, sw.ones(3, device_mesh=mesh))", RuntimeError, in_torchs_words=True),
+    case("a sparse gradient of gather", "torch.gather(d, 0, ids[None], sparse_grad=True)", (NotImplementedError)),
+    case("attention that is causal and masked", "q = sw.ones(1, 2, 4, 8, device_mesh=mesh)\nF.scaled_dot_product_attention(q, q, q, attn_mask=sw.ones(4, 4, device_mesh=mesh), is_causal=True)", (RuntimeError, ValueError)),
+    case("heads that do not go together", "F.scaled_dot_product_attention(sw.ones(1, 3, 4, 8, device_mesh=mesh), sw.ones(1, 2, 4, 8, device_mesh=mesh), sw.ones(1, 2, 4, 8, device_mesh=mesh), enable_gqa=True)", (RuntimeError, ValueError)),
+    case("a source of another size", "torch.slice_scatter(d, sw.ones(5, 2, device_mesh=mesh), 0, 0, 2)", RuntimeError, in_torchs_words=True),
+    case("a source of another dtype", "torch.index_add(d, 0, ids, sw.ones(2, 2, device_mesh=mesh, dtype=torch.float64))", RuntimeError, in_torchs_words=True),
+    case("a result of another dtype", "torch.add(d, d, out=sw.zeros(6, 2, device_mesh=mesh, dtype=torch.int64))", RuntimeError, in_torchs_words=True),
+    case("strides that reach beyond the tensor", "d.as_strided((9, 9), (9, 1))", RuntimeError),
+    case("a term of a sum that was written to after its reduction", "p = DTensor.from_local(x.clone(), mesh, [Partial()]) * 1\ntorch.relu(p)\np.to_local().add_(1)\ntorch.relu(p)", RuntimeError),
+    case("a sparse tensor in an operator without an answer", "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).softmax(0)", NotImplementedError, in_torchs_words=True),
+    case("a sum over one dim of a sparse tensor", "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).sum(0)", NotImplementedError),
+    case("indices outside of a sparse tensor", "torch.sparse_coo_tensor(sw.full((1, 1), 7, device_mesh=mesh), sw.ones(1, device_mesh=mesh), (5,))", (IndexError, RuntimeError)),
+    case("values of a tensor that is not coalesced", "i = sw.zeros(1, 2, device_mesh=mesh, dtype=torch.int64)\ntorch.sparse_coo_tensor(i, sw.ones(2, device_mesh=mesh), (5,)).values()", RuntimeError),
+]

@@ -1,0 +1,80 @@
+"""What placements and layouts refuse."""
+
+from error_cases import case
+
+TITLE = "Placements and layouts"
+SETUP = """
+mesh = sw.init_device_mesh("cpu", (2,))
+x = torch.ones(6, 2)
+"""
+CASES = [
+    case("more placements than mesh dims", "sw.distribute_tensor(x, mesh, [Shard(0), Shard(1)])", ValueError),
+    case("a tensor dim that does not exist", "sw.distribute_tensor(x, mesh, [Shard(2)])", IndexError),
+    case("a negative dim that does not exist", "sw.distribute_tensor(x, mesh, [Shard(-3)])", IndexError),
+    case("sizes that do not add up", "sw.distribute_tensor(x, mesh, [Shard(0, sizes=[1, 2])])", ValueError),
+    case("more sizes than ranks", "sw.distribute_tensor(x, mesh, [Shard(0, sizes=[1, 2, 3])])", ValueError),
+    case("negative sizes", "Shard(0, sizes=[7, -1])", ValueError),
+    case("empty sizes", "Shard(0, sizes=[])", ValueError),
+    case("an unknown reduction", 'Partial("median")', ValueError),
+    case("text in place of a placement", 'sw.distribute_tensor(x, mesh, ["Shard(0)"])', TypeError),
+    case("a placement without its list", "sw.distribute_tensor(x, mesh, Shard(0))", TypeError),
+    case("a placement of torch's without its list", "sw.distribute_tensor(x, mesh, torch.distributed.tensor.Shard(1))", TypeError),
+    case(
+        "pieces that overlap",
+        """
+        EnumerableShard([ShardMetadata((0, 0), (4, 2), 0), ShardMetadata((3, 0), (3, 2), 1)])
+        """,
+        ValueError,
+    ),
+    case(
+        "pieces with a hole",
+        """
+        pieces = [ShardMetadata((0, 0), (4, 2), 0), ShardMetadata((5, 0), (1, 2), 1)]
+        sw.distribute_tensor(x, mesh, [EnumerableShard(pieces)])
+        """,
+        ValueError,
+    ),
+    case(
+        "a piece on a rank outside the mesh",
+        "sw.distribute_tensor(x, mesh, [EnumerableShard([ShardMetadata((0, 0), (6, 2), 7)])])",
+        ValueError,
+    ),
+    case(
+        "a piece beyond the tensor",
+        "sw.distribute_tensor(x, mesh, [EnumerableShard([ShardMetadata((0, 0), (7, 2), 0)])])",
+        ValueError,
+    ),
+    case(
+        "a piece of other dims",
+        "sw.distribute_tensor(x, mesh, [EnumerableShard([ShardMetadata((0,), (6,), 0)])])",
+        ValueError,
+    ),
+    case("offsets and sizes of other lengths", "EnumerableShard([ShardMetadata((0, 0), (4,), 0)])", ValueError),
+    case(
+        "pieces of several numbers of dims",
+        "EnumerableShard([ShardMetadata((0, 0), (4, 2), 0), ShardMetadata((4,), (2,), 1)])",
+        ValueError,
+    ),
+    case("a piece at a negative offset", "EnumerableShard([ShardMetadata((-1, 0), (4, 2), 0)])", ValueError),
+    case(
+        "an EnumerableShard on a mesh of two dims",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        sw.distribute_tensor(x, grid, [EnumerableShard([ShardMetadata((0, 0), (6, 2), 0)]), Replicate()])
+        """,
+        ValueError,
+    ),
+    case("a layout of negative sizes", "sw.Layout((-1, 2), [0, 1], [Shard(0)])", ValueError),
+    case("a layout on a mesh without ranks", "sw.Layout((6, 2), (0,), [Shard(0)])", ValueError),
+    case("a layout on an empty mesh", "sw.Layout((6, 2), [], [Shard(0)])", TypeError),
+    case("a layout on a mesh with a rank twice", "sw.Layout((6, 2), [[0, 0]], [Replicate(), Shard(0)])", ValueError),
+    case("a layout with a negative rank", "sw.Layout((6, 2), [[0, -1]], [Replicate(), Shard(0)])", ValueError),
+    case("a picture in an unknown format", 'sw.debug.picture(sw.zeros(3, device_mesh=mesh), format="jpeg")', ValueError),
+    case(
+        "splitting along a dim that does not exist",
+        "Shard(2)._split_tensor(x, 2)",
+        IndexError,
+    ),
+    case("splitting into another number of parts", "Shard(0, sizes=[4, 2])._split_tensor(x, 3)", ValueError),
+    case("a part that does not exist", "Shard(0)._select_split_tensor(x, 2, 5)", IndexError),
+]

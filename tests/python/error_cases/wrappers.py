@@ -1,0 +1,39 @@
+"""What LocalShardsWrapper and from_local of it refuse."""
+
+from error_cases import case
+
+TITLE = "Local shards"
+SETUP = """
+mesh = sw.init_device_mesh("cpu", (2,))
+rank = mesh.get_rank()
+rows = torch.ones(3, 4)
+wrapper = LocalShardsWrapper([rows], [(3 * rank, 0)])
+"""
+CASES = [
+    case("offsets given twice", "LocalShardsWrapper([rows], [(0, 0)], local_offsets=[(0, 0)])", TypeError),
+    case("no offsets", "LocalShardsWrapper([rows])", TypeError),
+    case("a DTensor as a piece", "LocalShardsWrapper([sw.zeros(3, device_mesh=mesh)], [(0,)])", TypeError),
+    case("a piece without dims", "LocalShardsWrapper([torch.tensor(1.0)], [()])", ValueError),
+    case("offsets of other dims", "LocalShardsWrapper([rows], [(0,)])", ValueError),
+    case("negative offsets", "LocalShardsWrapper([rows], [(0, -1)])", ValueError),
+    case("pieces of several dtypes", "LocalShardsWrapper([rows, rows.double()], [(0, 0), (3, 0)])", ValueError),
+    case("fewer offsets than pieces", "LocalShardsWrapper([rows, rows], [(0, 0)])", ValueError),
+    case("pieces of one rank that overlap", "LocalShardsWrapper([rows, rows], [(0, 0), (2, 0)])", ValueError),
+    case("a wrapper to be distributed", "sw.distribute_tensor(wrapper, mesh, [Shard(0)])", ValueError),
+    case("a wrapper beside a plain tensor", "wrapper + rows", (ValueError)),
+    case("a wrapper beside a DTensor", "wrapper + sw.zeros(6, 4, device_mesh=mesh)", ValueError),
+    case("wrappers of different offsets", "wrapper + LocalShardsWrapper([rows], [(3 * rank + 1, 0)])", ValueError, is_of_rank=True),
+    case("an operator that needs the whole table", "wrapper.sum(0)", NotImplementedError),
+    case("a comparison with a plain tensor", "torch.equal(wrapper, rows)", TypeError),
+    case("pieces of ranks that overlap", "DTensor.from_local(LocalShardsWrapper([rows], [(rank, 0)]), mesh, [Shard(0)])", ValueError),
+    case("pieces of ranks that leave a hole", "DTensor.from_local(LocalShardsWrapper([rows], [(5 * rank, 0)]), mesh, [Shard(0)])", ValueError),
+    case("no pieces on any rank", "DTensor.from_local(LocalShardsWrapper([], []), mesh, [Shard(0)])", ValueError),
+    case("a wrapper on one rank and a tensor on the other", "DTensor.from_local(wrapper if rank == 0 else rows, mesh, [Shard(0)], run_check=True)", ValueError),
+    case("pieces of several dtypes on the ranks", "DTensor.from_local(LocalShardsWrapper([rows.to([torch.float32, torch.float64][rank])], [(3 * rank, 0)]), mesh, [Shard(0)])", ValueError),
+    case("pieces of several numbers of dims on the ranks", "DTensor.from_local(LocalShardsWrapper([torch.ones([3] * (rank + 1))], [[0] * (rank + 1)]), mesh, [Shard(0)])", ValueError),
+    case("shapes given that differ", "DTensor.from_local(wrapper, mesh, [Shard(0)], shape=(6 + rank, 4), stride=(4, 1))", ValueError),
+    case("a piece beyond the given shape", "DTensor.from_local(wrapper, mesh, [Shard(0)], shape=(5, 4), stride=(4, 1))", ValueError),
+    case("different pieces as replicas", "DTensor.from_local(wrapper, mesh, [Replicate()])", ValueError),
+    case("other pieces than the placements say", "DTensor.from_local(wrapper, mesh, [Shard(0, sizes=[4, 2])])", ValueError),
+    case("more placements than mesh dims", "DTensor.from_local(wrapper, mesh, [Shard(0), Shard(1)])", ValueError),
+]
