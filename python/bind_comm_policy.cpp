@@ -27,7 +27,15 @@ void bind_comm_policy(py::module_& module) {
       "In a `with` block, what this thread does where an operator would move an operand on its own: \"allow\" it, "
       "\"warn\" of it, or\n"
       "raise ValueError (\"error\") on every rank, before any message. What is asked for (redistribute, full_tensor) "
-      "goes on.")
+      "goes on."
+      "\n\n"
+      ">>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])\n"
+      ">>> with sw.communication_policy(\"error\"):\n"
+      "...     y = x + x  # terms are added where they are\n"
+      "...     z = torch.relu(x)\n"
+      "Traceback (most recent call last):\n"
+      "ValueError: [aten::relu] moves Float [3] as [Partial(sum)] on (4) to [3] as [Replicate()] on 4 ranks on its "
+      "own. Redistribute it beforehand, or allow it.")
       .def(py::init([](const std::string& name) { return std::make_unique<Policy>(policy_named(name)); }),
            py::arg("policy"));
 }

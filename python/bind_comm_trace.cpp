@@ -102,7 +102,14 @@ class PyCommTrace {
 
 void bind_comm_trace(py::module_& module) {
   py::class_<CommEvent>(module, "CommEvent",
-                        "One collective as one rank saw it; bytes exclude what a rank sends to itself.")
+                        "One collective as one rank saw it; bytes exclude what a rank sends to itself."
+                        "\n\n"
+                        ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+                        ">>> with sw.CommDebugMode() as comm:\n"
+                        "...     y = x.full_tensor()\n"
+                        ">>> event = comm.events[0]\n"
+                        ">>> event.collective, event.n_ranks, event.bytes_received\n"
+                        "('all_gather', 4, 96)")
       .def_readonly("collective", &CommEvent::collective)
       .def_readonly("op", &CommEvent::op, "The operator that asked for it, or the plain collective.")
       .def_readonly("n_ranks", &CommEvent::n_ranks)

@@ -204,9 +204,19 @@ void bind_device_mesh(py::module_& module) {
       });
   type.attr("__module__") = "shardwise";
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
-             "The given mesh, or that of the innermost `with mesh:`.");
+             "The given mesh, or that of the innermost `with mesh:`."
+             "\n\n"
+             ">>> from shardwise.device_mesh import mesh_or_current\n"
+             ">>> with mesh:\n"
+             "...     mesh_or_current() == mesh\n"
+             "True");
   module.def("mesh_or_world", torch::wrap_pybind_function_no_gil(&mesh_or_world), py::arg("device_mesh") = py::none(),
-             py::arg("device_type") = "cpu", "The same, or all ranks of the world in a row where there is none.");
+             py::arg("device_type") = "cpu",
+             "The same, or all ranks of the world in a row where there is none."
+             "\n\n"
+             ">>> from shardwise.device_mesh import mesh_or_world\n"
+             ">>> mesh_or_world().mesh.tolist()\n"
+             "[0, 1, 2, 3]");
 }
 
 }  // namespace shardwise

@@ -11,7 +11,13 @@ void bind_dispatch(py::module_& module) {
   bind_scope<ImplicitReplication>(
       module, "implicit_replication",
       "In a `with` block, this thread's torch.Tensors next to DTensors count as replicated: every rank "
-      "must hold the same values.")
+      "must hold the same values."
+      "\n\n"
+      ">>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+      ">>> with sw.implicit_replication():  # the caller vouches that all ranks have the same\n"
+      "...     y = x + torch.tensor([1.0, 2.0])\n"
+      ">>> y.placements, y.full_tensor()[0]\n"
+      "((Shard(0),), tensor([2., 3.]))")
       .def(py::init());
 
   module.def(
@@ -31,7 +37,15 @@ void bind_dispatch(py::module_& module) {
       .def_readonly("size", &CacheCounters::size);
   module.attr("CacheCounters").attr("__module__") = "shardwise";
   module.def(
-      "cache_counters", [] { return DecisionCache::of_thread().counters(); }, "The counters of this thread's cache.");
+      "cache_counters", [] { return DecisionCache::of_thread().counters(); },
+      "The counters of this thread's cache."
+      "\n\n"
+      ">>> x = sw.ones(8, device_mesh=mesh)\n"
+      ">>> y = x + x\n"
+      ">>> before = sw.cache_counters().hits\n"
+      ">>> y = x + x  # the same operator on the same layouts: its decision is known\n"
+      ">>> sw.cache_counters().hits - before\n"
+      "1");
 }
 
 }  // namespace shardwise

@@ -109,7 +109,11 @@ constexpr const char* kFromLocal =
     "EnumerableShard)\n"
     "nothing is exchanged, except under `run_check`.\n\n"
     "A piece on meta makes a tensor on meta: all ranks' pieces are, or none.\n\n"
-    "Raises ValueError where the piece is not of the sizes that the placements give this rank.";
+    "Raises ValueError where the piece is not of the sizes that the placements give this rank."
+    "\n\n"
+    ">>> x = sw.DTensor.from_local(torch.full((2, 3), float(rank)), mesh, [sw.Shard(0)])\n"
+    ">>> x.shape, x[:, 0].full_tensor()\n"
+    "(torch.Size([8, 3]), tensor([0., 0., 1., 1., 2., 2., 3., 3.]))";
 
 constexpr const char* kToLocal =
     "This rank's piece, aliased: what is written there counts as written to this tensor. Empty on a rank outside the "
@@ -118,7 +122,11 @@ constexpr const char* kToLocal =
     "Partial).\n\n"
     "Where the tensor was made from a LocalShardsWrapper, or ranks hold several pieces, a wrapper.\n\n"
     "Nothing is sent. Raises ValueError for a view whose values came from other ranks, and whose source was written to "
-    "since.";
+    "since."
+    "\n\n"
+    ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> x.to_local().shape  # this rank's rows, in the same memory\n"
+    "torch.Size([3, 3])";
 
 /// A piece for the program: unless all ranks have the same, plain tensors within a forward are no replicas from here on.
 at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
@@ -347,7 +355,11 @@ constexpr const char* kRedistribute =
     "rounds; 0 is no limit. plan_redistribution shows what would be sent.\n\n"
     "Collective over the ranks of both meshes. Raises ValueError or IndexError, before any message, for placements "
     "that "
-    "do not fit.";
+    "do not fit."
+    "\n\n"
+    ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> x.redistribute(placements=[sw.Shard(1)]).to_local().shape\n"
+    "torch.Size([10, 1])";
 
 constexpr const char* kRedistributeMany =
     "Several tensors redistributed together, each on its own mesh: exchanges of the same group share messages, up to "
@@ -355,12 +367,23 @@ constexpr const char* kRedistributeMany =
     "of tensors (global, bytes) at a time. `placements`: one list for all, or one per tensor. Other options as in "
     "redistribute.\n\n"
     "Differentiable: the gradients go back together. Collective over the meshes, in the same order on all ranks.\n"
-    "Raises ValueError or IndexError, before any message, for placements that do not fit.";
+    "Raises ValueError or IndexError, before any message, for placements that do not fit."
+    "\n\n"
+    ">>> x = sw.ones(8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> y = sw.zeros(6, 2, device_mesh=mesh, placements=[sw.Shard(1)])\n"
+    ">>> with sw.CommDebugMode() as comm:\n"
+    "...     moved = sw.redistribute_many([x, y], [sw.Replicate()])\n"
+    ">>> [z.placements for z in moved], comm.get_total_counts()\n"
+    "([(Replicate(),), (Replicate(),)], 1)";
 
 constexpr const char* kFullTensor =
     "All values, on every member, as a plain tensor; differentiable: each member's gradient is the whole one, or laid "
     "out as\n"
-    "`grad_placements`. Collective over the mesh.";
+    "`grad_placements`. Collective over the mesh."
+    "\n\n"
+    ">>> x = sw.distribute_tensor(torch.arange(4), mesh, [sw.Shard(0)])\n"
+    ">>> x.full_tensor()\n"
+    "tensor([0, 1, 2, 3])";
 
 constexpr const char* kDistributeTensor =
     "A DTensor of the values of `tensor`, a leaf, under `placements`, a sequence with one per mesh dim (all "
@@ -377,7 +400,13 @@ constexpr const char* kDistributeTensor =
     "whose\n"
     "values count while another rank's has some; RuntimeError for a tensor that requires a gradient and is no leaf: "
     "from_local and\n"
-    "redistribute keep its gradient.";
+    "redistribute keep its gradient."
+    "\n\n"
+    ">>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])  # rank 0's values\n"
+    ">>> x.to_local()\n"
+    "tensor([0., 1., 2.])\n"
+    ">>> x.full_tensor().sum()\n"
+    "tensor(45.)";
 
 void bind_methods(py::module_& module) {
   using torch::wrap_pybind_function;

@@ -54,11 +54,23 @@ constexpr const char* kTableConfig =
     "`dtype`: a torch.dtype or its name. `combiner`: \"sum\", \"mean\", \"max\" or \"none\". `ids_per_sample`: of all "
     "its "
     "inputs together,\n"
-    "on average. `skew`: of ids, the exponent of Zipf's law with row 0 the most frequent; 0 is uniform.";
+    "on average. `skew`: of ids, the exponent of Zipf's law with row 0 the most frequent; 0 is uniform."
+    "\n\n"
+    ">>> table = sw.TableConfig(\"item\", 50_000, 64, combiner=\"mean\", ids_per_sample=20, skew=1.05)\n"
+    ">>> table.n_elements, table.dtype\n"
+    "(3200000, 'float32')";
 
 constexpr const char* kEmbeddingPlan =
     "Which rank holds which part of which embedding table, what that costs in a step, and why. Made by "
-    "plan_embeddings.";
+    "plan_embeddings."
+    "\n\n"
+    ">>> plan = sw.plan_embeddings([sw.TableConfig(\"user\", 1000, 8), sw.TableConfig(\"item\", 50, 8)], n_ranks=2)\n"
+    ">>> [table.treatment for table in plan.table_plans]\n"
+    "['table-parallel', 'table-parallel']\n"
+    ">>> plan.rank_load(0).weight_bytes\n"
+    "32000\n"
+    ">>> sw.EmbeddingPlan.from_json(plan.to_json()).n_ranks\n"
+    "2";
 
 constexpr const char* kPlanEmbeddings =
     "Places embedding tables on ranks, without communication; the same on every rank.\n\n"
@@ -87,7 +99,12 @@ constexpr const char* kPlanEmbeddings =
     "and asking rank), 10, 20 and 50 where it is left out.\n\n"
     "Raises ValueError for tables and options that cannot be, for fewer slices than ranks (it names the threshold to "
     "lower), and where a\n"
-    "rank needs more than `memory_per_rank`.";
+    "rank needs more than `memory_per_rank`."
+    "\n\n"
+    ">>> tables = [sw.TableConfig(\"user\", 1_000_000, 64, skew=1.05), sw.TableConfig(\"item\", 50_000, 64)]\n"
+    ">>> plan = sw.plan_embeddings(tables, 4, strategy=\"cost_balanced\", batch_per_rank=4096)\n"
+    ">>> plan.n_ranks, plan.seconds >= plan.bound_seconds\n"
+    "(4, True)";
 
 void bind_table_config(py::module_& module) {
   py::class_<TableConfig>(module, "TableConfig", kTableConfig)

@@ -36,7 +36,15 @@ void bind_gradient_layout(py::module_& module) {
       "gradients as "
       "they\n"
       "come, which may be that of the whole parameter on each rank. Where an exception ends the block, they stay so.\n"
-      "To be entered and left by all ranks of the meshes.")
+      "To be entered and left by all ranks of the meshes."
+      "\n\n"
+      ">>> weight = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)], requires_grad=True)\n"
+      ">>> with sw.accumulate_gradients():\n"
+      "...     for _ in range(3):  # micro-batches\n"
+      "...         batch = sw.ones(4, 8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+      "...         (batch @ weight).sum().backward()\n"
+      ">>> weight.grad.placements, weight.grad.full_tensor()[0]\n"
+      "((Shard(0),), tensor([12., 12.]))")
       .def(py::init())
       .def("__enter__", torch::wrap_pybind_function(&Scope::enter))
       .def("__exit__", torch::wrap_pybind_function(&Scope::exit))

@@ -23,7 +23,13 @@ void bind_lookup_options(py::module_& module) {
       "forward.\n"
       "`check_ids=False`: ids out of range are no error but give zeros, and replicated ids are not compared: ranks "
       "whose ids differ may wait for each other forever.\n"
-      "Raises ValueError for another name.")
+      "Raises ValueError for another name."
+      "\n\n"
+      ">>> table = sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+      ">>> ids = sw.distribute_tensor(torch.arange(8), mesh, [sw.Shard(0)])\n"
+      ">>> with sw.lookup_exchange(\"reduce_scatter\"):\n"
+      "...     F.embedding(ids, table).placements\n"
+      "(Shard(0),)")
       .def(py::init([](const std::string& exchange, bool check_ids, const MaybeLinks& links) {
              return std::make_unique<Scope>(LookupOptions{to_lookup_exchange(exchange), check_ids, to_links(links)});
            }),

@@ -81,7 +81,13 @@ void bind_shard_metadata(py::module_& module) {
   py::class_<ShardMetadata>(
       module, "ShardMetadata",
       "One piece of an EnumerableShard: the box at `offsets` of `sizes` (elements per tensor dim) "
-      "lives on `rank` (global).")
+      "lives on `rank` (global)."
+      "\n\n"
+      ">>> piece = sw.ShardMetadata(offsets=(2, 0), sizes=(3, 4), rank=1)\n"
+      ">>> piece\n"
+      "ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)\n"
+      ">>> piece.offsets, piece.sizes, piece.rank\n"
+      "((2, 0), (3, 4), 1)")
       .def(py::init([](const Numbers& offsets, const Numbers& sizes, int64_t rank) {
              return ShardMetadata{Dims(offsets), Dims(sizes), rank};
            }),
@@ -153,7 +159,14 @@ py::object from_written(const Placement& placement, int64_t split_factor) {
 void bind_placement(py::module_& module) {
   bind_shard_metadata(module);
 
-  py::class_<Placement>(module, "Placement", "How one mesh dim treats a tensor: the base of the four kinds.")
+  py::class_<Placement>(
+      module, "Placement",
+      "How one mesh dim treats a tensor: the base of the four kinds."
+      "\n\n"
+      ">>> isinstance(sw.Shard(0), sw.Placement), sw.Shard(0).is_shard(0), sw.Partial().is_partial(\"sum\")\n"
+      "(True, True, True)\n"
+      ">>> sw.Shard(0) == sw.Shard(0), sw.Shard(0) == sw.Shard(0, sizes=[1, 2])\n"
+      "(True, False)")
       .def(
           "is_shard",
           [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
@@ -182,7 +195,12 @@ void bind_placement(py::module_& module) {
   py::class_<PyShard, Placement>(
       module, "Shard",
       "Tensor dim `dim` is split along this mesh dim: as torch.chunk splits it (10 rows over 4 ranks are "
-      "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`.")
+      "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`."
+      "\n\n"
+      ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0)]).to_local()  # ranks have 3, 3, 3 and 1\n"
+      "tensor([0, 1, 2])\n"
+      ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0, sizes=[1, 4, 0, 5])]).to_local()\n"
+      "tensor([0])")
       .def(py::init([](int64_t dim, const std::optional<Numbers>& sizes) {
              return as<PyShard>(sizes ? Placement::shard(dim, *sizes) : Placement::shard(dim));
            }),
@@ -198,12 +216,23 @@ void bind_placement(py::module_& module) {
       .def_static("local_shard_size_and_offset", &part_of_split, py::arg("curr_local_size"), py::arg("num_chunks"),
                   py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
 
-  py::class_<PyReplicate, Placement>(module, "Replicate", "Every rank along this mesh dim has all of it.")
+  py::class_<PyReplicate, Placement>(module, "Replicate",
+                                     "Every rank along this mesh dim has all of it."
+                                     "\n\n"
+                                     ">>> x = sw.distribute_tensor(torch.arange(4.0), mesh, [sw.Replicate()])\n"
+                                     ">>> x.to_local()\n"
+                                     "tensor([0., 1., 2., 3.])")
       .def(py::init([] { return as<PyReplicate>(Placement::replicate()); }));
 
   py::class_<PyPartial, Placement> partial(
       module, "Partial",
-      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim.");
+      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim."
+      "\n\n"
+      ">>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])  # a term of one on each of four ranks\n"
+      ">>> (x + x).placements, (x + x).full_tensor()\n"
+      "((Partial(sum),), tensor([8., 8., 8.]))\n"
+      ">>> sw.DTensor.from_local(torch.tensor([float(rank)]), mesh, [sw.Partial(\"max\")]).full_tensor()\n"
+      "tensor([3.])");
   partial
       .def(py::init([](const std::string& reduce_op) {
              return as<PyPartial>(Placement::partial(reduce_from_string(reduce_op)));
@@ -221,7 +250,14 @@ void bind_placement(py::module_& module) {
   py::class_<PyEnumerableShard, Placement>(
       module, "EnumerableShard",
       "Any tiling of the tensor by boxes, any number per rank: TorchRec's column-wise, "
-      "table-wise and grid-wise shards. For 1-D meshes.")
+      "table-wise and grid-wise shards. For 1-D meshes."
+      "\n\n"
+      ">>> pieces = [sw.ShardMetadata((0, 0), (2, 6), 0), sw.ShardMetadata((2, 0), (3, 4), 1), sw.ShardMetadata((2, "
+      "4), (3, 2), 0)]\n"
+      ">>> x = sw.distribute_tensor(torch.arange(30.0).view(5, 6), mesh, [sw.EnumerableShard(pieces)])  # ranks 2 and "
+      "3: nothing\n"
+      ">>> x[4].full_tensor()\n"
+      "tensor([24., 25., 26., 27., 28., 29.])")
       .def(py::init([](std::vector<ShardMetadata> shards) {
              return as<PyEnumerableShard>(Placement::enumerable(std::move(shards)));
            }),

@@ -153,12 +153,24 @@ constexpr const char* kLayout =
     "`mesh`: a DeviceMesh, a tuple of extents, (2, 4), whose ranks are 0, 1, 2, ..., or nested lists of ranks, "
     "[[0, 1], [2, 3]].\n"
     "`placements`: one per mesh dim; with torch's _StridedShard on the ranks in the order of the splits. Raises "
-    "ValueError or IndexError for placements that do not fit.";
+    "ValueError or IndexError for placements that do not fit."
+    "\n\n"
+    ">>> layout = sw.Layout((10, 3), [0, 1, 2, 3], [sw.Shard(0, sizes=[1, 4, 0, 5])])\n"
+    ">>> layout\n"
+    "Layout([10, 3] as [Shard(0, sizes=[1, 4, 0, 5])] on 4 ranks)\n"
+    ">>> layout.boxes(1)  # (offsets, sizes)\n"
+    "[([1, 0], [4, 3])]";
 
 constexpr const char* kPlan =
     "How a tensor gets from one layout to another, and what that costs each rank. Nothing has been sent.\n\n"
     "str(plan): `route | rounds | received, bound, ratio | most loaded rank | buffers | planning time`, in bytes.\n"
-    "Figures over all ranks are worked out at first use; summary(n_samples) asks fewer ranks.";
+    "Figures over all ranks are worked out at first use; summary(n_samples) asks fewer ranks."
+    "\n\n"
+    ">>> plan = sw.plan_redistribution(sw.Layout((8, 8), [0, 1, 2, 3], [sw.Shard(0)]), [sw.Shard(1)])\n"
+    ">>> plan.route, plan.bytes_received, plan.bound\n"
+    "('all-to-all', 192, 192)\n"
+    ">>> plan.traffic(0).received\n"
+    "48";
 
 constexpr const char* kPlanRedistribution =
     "The plan by which `src` would become `dst`. Nothing is sent; Layouts need no process group.\n\n"
@@ -169,7 +181,12 @@ constexpr const char* kPlanRedistribution =
     "GB/s each way), 20 us and 10 GB/s where none are given. `memory_cap`: bytes of message buffers that a rank may "
     "hold at once,\n"
     "then in more rounds; 0 is no limit.\n\n"
-    "Raises ValueError where the shapes differ or options do not fit.";
+    "Raises ValueError where the shapes differ or options do not fit."
+    "\n\n"
+    ">>> x = sw.ones(8, 8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> plan = sw.plan_redistribution(x, [sw.Replicate()])\n"
+    ">>> plan.route, plan.bytes_received\n"
+    "('all-gather', 768)";
 
 void bind_layout(py::module_& module) {
   py::class_<Layout>(module, "Layout", kLayout)
@@ -314,7 +331,14 @@ void bind_plan(py::module_& module) {
             self.plan_hits, self.plan_misses, self.n_plans, self.buffer_hits, self.buffer_misses, self.buffer_bytes);
       });
   module.def("redistribution_counters", torch::wrap_pybind_function(&move_counters),
-             "The counters of this thread's plans and buffers.");
+             "The counters of this thread's plans and buffers."
+             "\n\n"
+             ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+             ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
+             ">>> before = sw.redistribution_counters().plan_hits\n"
+             ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
+             ">>> sw.redistribution_counters().plan_hits - before\n"
+             "1");
   for (const char* name : {"Layout", "Plan", "PlanSummary", "RankTraffic", "RedistributionCounters"})
     module.attr(name).attr("__module__") = "shardwise";
 }

@@ -29,7 +29,18 @@ constexpr const char* kRegisterRule =
     "pieces as\n"
     "it is: an argument that speaks of a global size along a letter makes that letter one for `whole`. The function "
     "form needs\n"
-    "a meta (fake) kernel of the operator; without one its operands are gathered.";
+    "a meta (fake) kernel of the operator; without one its operands are gathered."
+    "\n\n"
+    ">>> library = torch.library.Library(f\"example{rank}\", \"DEF\")\n"
+    ">>> library.define(\"double_rows(Tensor x) -> Tensor\")\n"
+    "'double_rows'\n"
+    ">>> library.impl(\"double_rows\", lambda x: x * 2, \"CompositeExplicitAutograd\")\n"
+    ">>> sw.register_rule(f\"example{rank}::double_rows\", \"ij->ij\")\n"
+    ">>> double_rows = getattr(torch.ops, f\"example{rank}\").double_rows\n"
+    ">>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> with torch.no_grad():\n"
+    "...     double_rows(x).placements\n"
+    "(Shard(0),)";
 
 Linearity linearity_named(const std::string& name) {
   if (name == "all") return Linearity::kAll;

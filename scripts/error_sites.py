@@ -113,7 +113,9 @@ def sites() -> list[Site]:
             name = str(path.relative_to(ROOT))
             if path.suffix in (".cpp", ".h"):
                 found += cpp_sites(path, room)
-            elif path.suffix == ".py" and not re.search(r"shardwise/(compat/|__main__|_command|_embedding_command)", name):
+            elif path.suffix == ".py" and not re.search(
+                r"shardwise/(compat/|__main__|_command|_embedding_command)", name
+            ):
                 found += python_sites(path, room)
     return found
 
@@ -132,10 +134,8 @@ def table(found: list[Site]) -> str:
     all_of = Counter(site.room for site in found)
     done = Counter(site.room for site in here)
     rows = [f"| `{room}/` | {all_of[room]} | {done[room]} |" for room in ROOMS if all_of[room]]
-    return "\n".join(
-        ["| room | places that make a message | provoked on this page |", "|---|---|---|", *rows]
-        + [f"| together | {len(found)} | {len(here)} |", ""]
-    )
+    heading = ["| room | places that make a message | provoked on this page |", "|---|---|---|"]
+    return "\n".join([*heading, *rows, f"| together | {len(found)} | {len(here)} |", ""])
 
 
 def main() -> None:

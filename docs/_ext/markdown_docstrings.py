@@ -1,15 +1,17 @@
 """Docstrings are Markdown, as the pages are; autodoc reads reStructuredText. This turns the one into the other.
 
-Paragraphs, lists, code in backticks, and indented blocks, which are code: with ">>>" as a session, otherwise as Python.
+Paragraphs, lists, code in backticks, indented blocks of Python, and sessions, which begin with ">>>".
 """
 
 import re
+import textwrap
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 PARSER = MarkdownIt("commonmark")
+SESSION = re.compile(r"(?:^|(?<=\n\n))>>> .*?(?=\n\n|\Z)", re.DOTALL)
 
 
 def to_rst(text: str) -> list[str]:
@@ -17,6 +19,7 @@ def to_rst(text: str) -> list[str]:
     lines: list[str] = []
     indents: list[str] = []
     marker: str | None = None
+    text = SESSION.sub(lambda session: textwrap.indent(session[0], "    "), text)
     for token in PARSER.parse(text):
         if token.type in ("bullet_list_open", "ordered_list_open"):
             indents.append("")

@@ -95,7 +95,10 @@ def cpp_page(root: Path, has_doxygen: bool) -> str:
 
 def error_sites(root: Path) -> str:
     finished = subprocess.run(
-        [sys.executable, str(root / "scripts" / "error_sites.py"), "--table"], capture_output=True, text=True, check=True
+        [sys.executable, str(root / "scripts" / "error_sites.py"), "--table"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return finished.stdout
 
@@ -103,7 +106,9 @@ def error_sites(root: Path) -> str:
 def without_missing_pages(app: Any, page: str, source: list[str]) -> None:
     """Takes the entries out of tables of contents ("traces*") for which there is no page in this tree."""
     folder = Path(app.srcdir, page).parent
-    source[0] = re.sub(r"^[\w/]+\*\n", lambda entry: entry[0] if any(folder.glob(entry[0][:-1])) else "", source[0], flags=re.MULTILINE)
+    source[0] = re.sub(
+        r"^[\w/]+\*\n", lambda entry: entry[0] if any(folder.glob(entry[0][:-1])) else "", source[0], flags=re.MULTILINE
+    )
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -55,6 +55,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     Collective over the world where a group is new: every rank makes the mesh, with the same arguments. Raises ValueError for
     duplicate or unknown ranks and names that do not fit.
+
+    >>> grid = sw.DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    >>> grid.shape, grid.size("tp"), grid.get_coordinate()
+    ((2, 2), 2, (0, 0))
+    >>> grid["tp"].mesh  # the row that this rank is in
+    tensor([0, 1], ...)
     """
 
     @_reading_ranks
@@ -299,6 +305,12 @@ def init_device_mesh(
     `backend_override`: by dim or its name, a backend, its options, or both: the mesh has groups of its own along it. Under
     torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks, RuntimeError for a
     device with an index and for names that are no one per dim.
+
+    >>> grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    >>> grid
+    DeviceMesh((dp=2, tp=2), 'cpu')
+    >>> grid.mesh.tolist()
+    [[0, 1], [2, 3]]
     """
     _check_mesh_arguments(device_type, mesh_shape, mesh_dim_names)
     ranks = torch.arange(prod(mesh_shape), device="cpu").view(tuple(mesh_shape))

@@ -46,6 +46,16 @@ def distribute_module(
     `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward; functions of two
     arguments are given no module. Collective over the mesh. Raises RuntimeError for a module that has been distributed before,
     ValueError for functions of other numbers of arguments.
+
+    >>> def shard(name, module, mesh):
+    ...     if isinstance(module, torch.nn.Linear):
+    ...         weight = sw.distribute_tensor(module.weight.detach(), mesh, [sw.Shard(0)])
+    ...         module.weight = torch.nn.Parameter(weight)
+    >>> model = sw.distribute_module(torch.nn.Sequential(torch.nn.Linear(4, 10)), mesh, shard)
+    >>> model[0].weight.placements, model[0].bias.placements
+    ((Shard(0),), (Replicate(),))
+    >>> model(torch.ones(2, 4)).shape  # plain, and the same on all ranks
+    torch.Size([2, 10])
     """
     if getattr(module, "_is_distributed", False):
         raise RuntimeError(

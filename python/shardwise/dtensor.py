@@ -20,6 +20,13 @@ class DTensor(torch.Tensor):
 
     Made by DTensor.from_local, distribute_tensor or shardwise.zeros and its like; `shape` is the global one. Every operator
     of torch works on it, in C++, and gives DTensors again: those without a sharding rule gather their inputs, and warn once.
+
+    >>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])
+    >>> y = x * 2 + 1
+    >>> y.shape, y.placements, y.to_local()
+    (torch.Size([10]), (Shard(0),), tensor([1., 3., 5.]))
+    >>> y.sum().item()
+    100.0
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

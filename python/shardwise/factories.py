@@ -28,7 +28,11 @@ def empty(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Uninitialised values."""
+    """Uninitialised values.
+
+    >>> sw.empty(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).to_local().shape
+    torch.Size([3, 3])
+    """
     _check_layout(layout)
     return _C.empty(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
 
@@ -43,7 +47,11 @@ def full(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """`fill_value` everywhere; its dtype, where none is given. Raises ValueError for Partial placements."""
+    """`fill_value` everywhere; its dtype, where none is given. Raises ValueError for Partial placements.
+
+    >>> sw.full((10, 3), 7, device_mesh=mesh, placements=[sw.Shard(0)]).sum().item()
+    210
+    """
     _check_layout(layout)
     dtype = dtype or torch.tensor(fill_value).dtype
     return _C.full(_dims((size,)), fill_value, dtype, device_mesh, placements, requires_grad)
@@ -57,7 +65,11 @@ def zeros(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Zeros. Raises ValueError for Partial placements."""
+    """Zeros. Raises ValueError for Partial placements.
+
+    >>> sw.zeros(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).to_local().shape
+    torch.Size([3, 3])
+    """
     _check_layout(layout)
     return _C.full(_dims(size), 0, _dtype(dtype), device_mesh, placements, requires_grad)
 
@@ -70,7 +82,11 @@ def ones(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Ones. Raises ValueError for Partial placements."""
+    """Ones. Raises ValueError for Partial placements.
+
+    >>> sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).sum().item()
+    30.0
+    """
     _check_layout(layout)
     return _C.full(_dims(size), 1, _dtype(dtype), device_mesh, placements, requires_grad)
 
@@ -87,6 +103,10 @@ def rand(
 
     torch.manual_seed governs it: seed, and draw, alike on every rank. Raises ValueError for Partial placements and
     TypeError for a dtype that is not floating point.
+
+    >>> x = sw.rand(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> x.shape, bool((x >= 0).all() & (x < 1).all())
+    (torch.Size([10, 3]), True)
     """
     _check_layout(layout)
     return _C.rand(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
@@ -100,7 +120,17 @@ def randn(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Normal with mean 0 and deviation 1, in all else as `rand`."""
+    """Normal with mean 0 and deviation 1, in all else as `rand`.
+
+    >>> torch.manual_seed(0)
+    <torch._C.Generator object at ...>
+    >>> x = sw.randn(10, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> torch.manual_seed(0)
+    <torch._C.Generator object at ...>
+    >>> y = sw.randn(10, device_mesh=mesh, placements=[sw.Replicate()])
+    >>> torch.equal(x, y)  # values do not depend on the layout
+    True
+    """
     _check_layout(layout)
     return _C.randn(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
 

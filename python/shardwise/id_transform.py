@@ -25,7 +25,12 @@ __all__ = ["ExactMapping", "IdTransform", "ModuloHash"]
 
 
 class IdTransform(nn.Module):
-    """Raw ids, integers of any shape, to rows of [0, n_rows), int64 of the same shape; of a DTensor, placed likewise."""
+    """Raw ids, integers of any shape, to rows of [0, n_rows), int64 of the same shape; of a DTensor, placed likewise.
+
+    >>> from shardwise.id_transform import IdTransform, ModuloHash
+    >>> isinstance(ModuloHash(1000), IdTransform)
+    True
+    """
 
     n_rows: int
 
@@ -42,6 +47,12 @@ class ModuloHash(IdTransform):
     rows are added, tell most ids apart.
 
     Raises TypeError for ids that are no integers, ValueError for a Partial tensor and n_rows below 1.
+
+    >>> from shardwise.id_transform import ModuloHash
+    >>> to_rows = ModuloHash(1000)
+    >>> rows = to_rows(torch.tensor([2**40, 7, 2**40]))
+    >>> bool(rows[0] == rows[2]), bool((rows < 1000).all())
+    (True, True)
     """
 
     def __init__(self, n_rows: int, seed: int = 0) -> None:
@@ -83,6 +94,13 @@ class ExactMapping(IdTransform):
 
     Raises, on all ranks alike and with the state as before: TypeError for ids that are no integers; ValueError for a state of another
     mapping or a corrupt one, where ranks are not in one mode or at one step, and where a step brings more ids of a bucket than it has rows.
+
+    >>> from shardwise.id_transform import ExactMapping
+    >>> to_rows = ExactMapping(1000, mesh)
+    >>> raw = torch.tensor([2**40, 7, 2**40])
+    >>> rows = to_rows(raw)
+    >>> bool(rows[0] == rows[2]), bool(rows[0] == rows[1])
+    (True, False)
     """
 
     ids: DTensor

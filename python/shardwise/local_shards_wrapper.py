@@ -24,6 +24,14 @@ class LocalShardsWrapper(torch.Tensor):
     Pieces are aliased, not copied. Operators run on each piece, in C++; those that need more than one at a time say so.
     DTensor.from_local(wrapper, mesh, placements) makes one distributed tensor of the ranks' wrappers, and its to_local()
     gives them back. `dtype` and `device` count where there are no pieces.
+
+    >>> rows = torch.full((2, 3), float(rank))
+    >>> wrapper = sw.LocalShardsWrapper([rows], [(2 * rank, 0)])
+    >>> table = sw.DTensor.from_local(wrapper, mesh, [sw.Shard(0)])
+    >>> table.shape, table.placements
+    (torch.Size([8, 3]), (Shard(0),))
+    >>> table.to_local().local_offsets()
+    [torch.Size([0, 0])]
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -148,7 +148,15 @@ def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 class FusedSGD(_FusedOptimizer):
-    """row -= lr * (gradient + weight_decay * row), as torch.optim.SGD without momentum. No state."""
+    """row -= lr * (gradient + weight_decay * row), as torch.optim.SGD without momentum. No state.
+
+    >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> optimizer = sw.optim.FusedSGD([table], lr=0.1)
+    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
+    >>> F.embedding(ids, table).sum().backward()
+    >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
+    (None, True, True)
+    """
 
     _kind = "sgd"
 
@@ -169,6 +177,13 @@ class FusedAdagrad(_FusedOptimizer):
     """Adagrad (Duchi, Hazan, Singer, 2011) as torch.optim.Adagrad has it; with `row_wise` one sum of mean squares a row, as TorchRec
     and FBGEMM have it. `weight_decay` adds weight_decay * row to the gradient; with `decoupled_weight_decay` it is
     row *= 1 - lr * weight_decay beside the step. State: "sum", float32 (float64 of doubles) of the table's shape, or [rows].
+
+    >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> optimizer = sw.optim.FusedAdagrad([table], lr=0.1, row_wise=True)
+    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
+    >>> F.embedding(ids, table).sum().backward()
+    >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
+    (None, True, True)
     """
 
     _state_names = ("sum",)
@@ -204,6 +219,13 @@ class FusedAdam(_FusedOptimizer):
     `row_wise` the second moment is one of mean squares a row, as in FBGEMM's partial row-wise Adam. `weight_decay` adds
     weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is AdamW's (Loshchilov, Hutter, 2019).
     State: "exp_avg" and "exp_avg_sq", float32 (float64 of doubles) of the table's shape; with `row_wise` the second is [rows].
+
+    >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> optimizer = sw.optim.FusedAdam([table], lr=0.01)
+    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
+    >>> F.embedding(ids, table).sum().backward()
+    >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
+    (None, True, True)
     """
 
     _state_names = ("exp_avg", "exp_avg_sq")
@@ -238,6 +260,13 @@ class FusedLAMB(_FusedOptimizer):
     """LAMB (You et al., 2020) with each row as a layer of its own, as FBGEMM has it: Adam's step, to which `weight_decay` adds
     weight_decay * row, is scaled to the length of the row; where one of both is 0, it is taken as it is. With `row_wise` the second
     moment is one of mean squares a row (FBGEMM's partial row-wise LAMB). State: as FusedAdam's.
+
+    >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> optimizer = sw.optim.FusedLAMB([table], lr=0.01)
+    >>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])
+    >>> F.embedding(ids, table).sum().backward()
+    >>> table.grad, bool((table[3] < 1).all()), bool((table[4] == 1).all())
+    (None, True, True)
     """
 
     _state_names = ("exp_avg", "exp_avg_sq")

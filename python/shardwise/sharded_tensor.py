@@ -25,6 +25,11 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
 
     Nothing is sent: every rank of a ShardedTensor knows all pieces. Raises ValueError where these overlap, leave holes, or lie on ranks
     outside the mesh.
+
+    >>> from shardwise.sharded_tensor import from_sharded_tensor, to_sharded_tensor
+    >>> theirs = to_sharded_tensor(sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> from_sharded_tensor(theirs, mesh).placements
+    (Shard(0),)
     """
     metadata = sharded.metadata()
     boxes: dict[int, list[tuple[list[int], list[int]]]] = {}
@@ -55,7 +60,13 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
 
 
 def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
-    """The ShardedTensor of the same pieces. Raises ValueError for tensors that are replicated or Partial."""
+    """The ShardedTensor of the same pieces. Raises ValueError for tensors that are replicated or Partial.
+
+    >>> from shardwise.sharded_tensor import to_sharded_tensor
+    >>> theirs = to_sharded_tensor(sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> theirs.local_shards()[0].metadata.shard_sizes
+    [2, 2]
+    """
     extents = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     if any(placement.is_partial() or (placement.is_replicate() and n_ranks > 1) for placement, n_ranks in extents):
         raise ValueError(

@@ -26,6 +26,13 @@ def run_ranks(
     What torch has once per process the ranks share, as forward-mode AD levels, and the default generator, for plain tensors.
     DTensors draw from a generator of the rank's own, which starts as a copy; what a rank calls of torch.manual_seed,
     get_rng_state and set_rng_state is about that one, too.
+
+    >>> from shardwise.testing import run_ranks
+    >>> def on_rank(rank):
+    ...     mesh = sw.init_device_mesh("cpu", (2,))
+    ...     return sw.ones(5, device_mesh=mesh, placements=[sw.Shard(0)]).to_local().shape[0]
+    >>> run_ranks(2, on_rank)
+    [3, 2]
     """
     separate_generators()
     hub = ThreadHub(n_ranks, timeout, strict)

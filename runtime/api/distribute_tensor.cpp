@@ -49,10 +49,11 @@ void check_plain(const at::Tensor& tensor) {
       tensor.layout() == c10::kStrided && !keys.has(c10::DispatchKey::Python) &&
       (keys.has_backend(c10::BackendComponent::CPUBit) || keys.has_backend(c10::BackendComponent::CUDABit) ||
        keys.has_backend(c10::BackendComponent::MetaBit));
-  TORCH_CHECK_VALUE(is_dense,
-                    fmt::format("[distribute_tensor] a tensor of layout {} and keys {} cannot be sharded. Give a "
-                                "dense torch.Tensor; a LocalShardsWrapper goes to DTensor.from_local.",
-                                c10::str(tensor.layout()), c10::toString(keys)));
+  TORCH_CHECK_VALUE(
+      is_dense, fmt::format("[distribute_tensor] a tensor of {} cannot be sharded. Give a dense torch.Tensor; a "
+                            "LocalShardsWrapper goes to DTensor.from_local.",
+                            tensor.layout() == c10::kStrided ? "a class of its own"
+                                                             : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
 
 /// Whether it was computed from others that require a gradient: a leaf of its values would keep it.

@@ -83,7 +83,8 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
   TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
-                    fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}.",
+                    fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
+                                "Give the size of each dim of the whole tensor.",
                                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,

@@ -98,7 +98,9 @@ def read_page(path: Path) -> Page:
                     is_fragment = True
                     page.n_fragments += 1
         elif token.type == "code_block":
-            raise AssertionError(f"{path}:{first_line}: an indented block. Fence it, and say its language: python, output, console")
+            raise AssertionError(
+                f"{path}:{first_line}: an indented block. Fence it, and say its language: python, output, console"
+            )
         elif token.type == "fence":
             language = token.info.split(" ")[0]
             if language == "python" and is_fragment:
@@ -147,7 +149,7 @@ def number(text: str) -> float:
     return float(text.replace(",", "")) if text.count(".") <= 1 else 0.0
 
 
-class _StreamOfThread:
+class StreamOfThread:
     """A stream that each thread has for itself, where it asked for one; else the process's."""
 
     def __init__(self, usual: Any) -> None:
@@ -174,7 +176,9 @@ def code_of(block: Block, path: Path) -> Any:
 
 def run_program(program: Program, path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the blocks; each prints what the page says."""
-    outputs = run_threads(program, path, monkeypatch) if program.launcher == "threads" else run_processes(program, folder)
+    outputs = (
+        run_threads(program, path, monkeypatch) if program.launcher == "threads" else run_processes(program, folder)
+    )
     for block, printed in zip(program.blocks, outputs, strict=True):
         if block.output is not None:
             assert_same_text(printed, block.output)
@@ -183,7 +187,7 @@ def run_program(program: Program, path: Path, folder: Path, monkeypatch: pytest.
 def run_threads(program: Program, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from shardwise.testing import run_ranks
 
-    stream = _StreamOfThread(sys.stdout)
+    stream = StreamOfThread(sys.stdout)
     monkeypatch.setattr(sys, "stdout", stream)
 
     def body(rank: int) -> list[str]:
@@ -205,7 +209,9 @@ def run_processes(program: Program, folder: Path) -> list[str]:
         printed = run_command("python page.py", folder)
     else:
         logs = folder / "logs"
-        run_command(f"torchrun --nproc-per-node {program.n_ranks} page.py", folder, "--redirects", "1", "--log-dir", str(logs))
+        run_command(
+            f"torchrun --nproc-per-node {program.n_ranks} page.py", folder, "--redirects", "1", "--log-dir", str(logs)
+        )
         (log,) = logs.glob("**/0/stdout.log")
         printed = log.read_text()
     *outputs, rest = printed.split(MARK + "\n")
@@ -216,7 +222,10 @@ def run_processes(program: Program, folder: Path) -> list[str]:
 def run_command(command: str, folder: Path, *options: str) -> str:
     """What `command` prints. Files that lie in `folder` are taken from there, others from the repository."""
     launcher, *arguments = shlex.split(command)
-    launchers = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", *options]}
+    launchers = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", *options],
+    }
     assert launcher in launchers, f"{command}: pages show the output of torchrun and python only"
     arguments = [str(folder / word) if (folder / word).is_file() else word for word in arguments]
     finished = subprocess.run(

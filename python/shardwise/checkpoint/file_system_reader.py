@@ -35,6 +35,15 @@ class FileSystemReader(torchs.FileSystemReader):
 
     Raises, through torch's CheckpointException on all ranks, and before anything is loaded: what is wrong with the files that any rank
     wants of, by name: missing, shorter than they were, or not what was saved. n_bytes_read counts elements' bytes since the last load began.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> from shardwise.checkpoint import FileSystemReader, FileSystemWriter
+    >>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> metadata = dcp.save({"x": x}, storage_writer=FileSystemWriter("folder"))
+    >>> y = sw.zeros(8, 2, device_mesh=mesh, placements=[sw.Shard(1)])  # another layout
+    >>> dcp.load({"x": y}, storage_reader=FileSystemReader("folder"))
+    >>> y.sum().item()
+    16.0
     """
 
     def __init__(

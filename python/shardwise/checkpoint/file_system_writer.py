@@ -23,6 +23,11 @@ class FileSystemWriter(torchs.FileSystemWriter):
     Files of a new checkpoint have new names; one rename of its metadata makes it the folder's checkpoint, and the files of the
     one before are removed then. Whoever is stopped in between, or fails, leaves the one before, and perhaps files that the
     next save removes. For a while the folder holds both. Readers are torch's. For local folders, and use_collectives=True.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> from shardwise.checkpoint import FileSystemWriter
+    >>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> metadata = dcp.save({"x": x}, storage_writer=FileSystemWriter("folder"))
     """
 
     def __init__(self, path: str | os.PathLike[str], *arguments: object, **options: object) -> None:

@@ -35,6 +35,13 @@ def install() -> None:
     where they differ. A rank outside a mesh gets from torch.equal what the members found: all ranks of the world call it then.
 
     A second call exchanges what has been bound since. uninstall() takes everything back.
+
+    >>> import shardwise.compat
+    >>> shardwise.compat.install()
+    >>> from torch.distributed.tensor import DTensor
+    >>> DTensor is sw.DTensor
+    True
+    >>> shardwise.compat.uninstall()
     """
     with _lock:
         if not _installed:
@@ -43,7 +50,15 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes install() back. Without one it does nothing; names that were imported in between stay Shardwise's."""
+    """Takes install() back. Without one it does nothing; names that were imported in between stay Shardwise's.
+
+    >>> import shardwise.compat
+    >>> shardwise.compat.install()
+    >>> shardwise.compat.uninstall()
+    >>> from torch.distributed.tensor import DTensor
+    >>> DTensor is sw.DTensor
+    False
+    """
     with _lock:
         if _installed:
             _installed.pop().take_back()

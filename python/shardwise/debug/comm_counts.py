@@ -22,6 +22,12 @@ class CommCounts(dict[str, int]):
 
     torch's operators are keys, too: counts[torch.ops.c10d_functional.all_reduce]. DTensors' communication counts as the
     functional collective that it amounts to, a collective that the program called as itself.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.CommDebugMode() as comm:
+    ...     y = x.full_tensor()
+    >>> comm.get_comm_counts()["all_gather"], comm.get_comm_counts()["all_reduce"]
+    (1, 0)
     """
 
     def __init__(self, events: Iterable[CommEvent] = ()) -> None:

@@ -27,6 +27,13 @@ class CommDebugMode:
         with CommDebugMode() as comm:
             loss = model(x)
         comm.get_comm_counts()     # {"all_reduce": 2, "all_gather": 1}
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.CommDebugMode() as comm:
+    ...     y = x.sum() * 2  # a term of the sum on each rank: nothing is sent
+    ...     value = y.item()
+    >>> comm.get_comm_counts(), comm.get_total_counts()
+    ({'all_reduce': 1}, 1)
     """
 
     def __init__(self) -> None:

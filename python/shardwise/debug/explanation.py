@@ -13,6 +13,14 @@ def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[
     was given and the ones it ran under, the results' layouts, the bytes this rank received. Returns the lines as records.
 
     On each rank that calls it; like `fn`, to be called on all.
+
+    >>> a = sw.ones(2, 8, device_mesh=mesh, placements=[sw.Shard(1)])
+    >>> b = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> records = sw.explain(lambda: a @ b)
+    operator           rule                               operands                run as    results         bytes received
+    shardwise::matmul  …mk,…kn->…mn {k: sum} multilinear  [Shard(1)], [Shard(0)]  as given  [Partial(sum)]               0
+    >>> records[0].op
+    'shardwise::matmul'
     """
     trace = _C.OpTrace()
     trace.open()

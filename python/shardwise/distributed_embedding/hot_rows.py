@@ -14,7 +14,14 @@ from shardwise.placement_types import Shard
 
 
 class HotRow(NamedTuple):
-    """A row, how many ids named it, and which part of all ids of its table that is."""
+    """A row, how many ids named it, and which part of all ids of its table that is.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
+    >>> layer.count_rows()
+    >>> rows = layer([torch.tensor([3, 3, 4])])
+    >>> layer.hot_rows("user", 1)  # of the ids of four ranks
+    [HotRow(row=3, n_ids=8, share=0.666...)]
+    """
 
     row: int
     n_ids: int

@@ -18,6 +18,11 @@ class RaggedIds:
 
     ids [n] with offsets [samples + 1] (sample i has the ids from offsets[i] to offsets[i + 1]) or lengths [samples]; without either, ids
     [samples] or [samples, ids per sample]. weights: of the ids' shape and the table's dtype; each row counts so many times.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("words", 100, 4)])
+    >>> two_samples = sw.RaggedIds(torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 2]))
+    >>> layer([two_samples])[0].shape
+    torch.Size([2, 4])
     """
 
     ids: torch.Tensor

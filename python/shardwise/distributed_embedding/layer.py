@@ -25,7 +25,15 @@ from shardwise.interop.state_differences import facts, other_sizes
 
 
 class EmbeddingLookup:
-    """A lookup under way: DistributedEmbedding.start() gives it. Lookups of a layer are fetched in the order in which they started."""
+    """A lookup under way: DistributedEmbedding.start() gives it. Lookups of a layer are fetched in the order in which they started.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
+    >>> lookup = layer.start([torch.tensor([3, 4])])  # ids travel
+    >>> dense = torch.ones(2, 8)  # computed meanwhile
+    >>> (user,) = lookup.wait()  # rows travel
+    >>> (user + dense).shape
+    torch.Size([2, 8])
+    """
 
     def __init__(self, layer: DistributedEmbedding, inputs: Any) -> None:
         self._layer = layer
@@ -111,6 +119,14 @@ class DistributedEmbedding(nn.Module):
     row that a rank's ids name once; while a pair of ranks asks for many more rows than before, one more.
     Raises, on all ranks and before any row is sent: IndexError naming feature and id for one out of range, TypeError and ValueError for
     what is wrong with any rank's inputs.
+
+    >>> tables = [sw.TableConfig("user", 1000, 8), sw.TableConfig("item", 50, 8, combiner="mean")]
+    >>> layer = sw.DistributedEmbedding(tables)
+    >>> user, item = layer([torch.tensor([3, 4]), torch.tensor([[1, 2], [0, 7]])])  # ids of this rank's two samples
+    >>> user.shape, item.shape
+    (torch.Size([2, 8]), torch.Size([2, 8]))
+    >>> layer.tables["user"].shape
+    torch.Size([1000, 8])
     """
 
     # For DistributedDataParallel, which leaves the parameters of such a module to it.

@@ -18,6 +18,12 @@ class EmbeddingPipeline:
 
     batches: the same number on every rank; a rank with fewer makes the others wait. ids_of: a batch's inputs for the layer.
     The rows are those after the step before: only ids are sent ahead. Cost: the ids of one more batch in memory.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
+    >>> optimizer = sw.optim.FusedSGD(layer.parameters(), lr=0.1)
+    >>> batches = [torch.tensor([1, 2]), torch.tensor([2, 3])]
+    >>> for ids, (user,) in sw.EmbeddingPipeline(layer, batches, lambda ids: [ids]):
+    ...     user.sum().backward()  # the next batch's ids are on their way
     """
 
     def __init__(self, layer: DistributedEmbedding, batches: Iterable[Any], ids_of: Callable[[Any], Any]) -> None:

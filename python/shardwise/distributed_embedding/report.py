@@ -63,7 +63,12 @@ def shown(
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes on one rank."""
+    """Bytes on one rank.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
+    >>> layer.memory_report().ranks[0].replicated
+    0
+    """
 
     replicated: int  # tables that every rank has
     sharded: int
@@ -78,7 +83,13 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by rank; str() is a table of them."""
+    """Bytes by rank; str() is a table of them.
+
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
+    >>> report = layer.memory_report()
+    >>> sum(memory.sharded for memory in report.ranks)
+    32000
+    """
 
     ranks: tuple[RankMemory, ...]
 

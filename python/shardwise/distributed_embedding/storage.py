@@ -17,6 +17,12 @@ class FileStorage:
     cache_rows, cache_bytes: how many rows are in memory, on each rank and of each of its column slices: as a number, or by the bytes of
     their values, the state of a fused optimizer not counted. Give one of them. It must hold the rows that one lookup of all ranks asks a
     rank for.
+
+    >>> storage = {"user": sw.FileStorage(".", cache_rows=64)}  # a folder of a local disk
+    >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)], storage=storage)
+    >>> (user,) = layer([torch.tensor([3, 4])])
+    >>> user.shape, layer.cache_counts()["user"].slots
+    (torch.Size([2, 8]), 64)
     """
 
     folder: str | os.PathLike[str]
@@ -25,7 +31,12 @@ class FileStorage:
 
 
 class CacheCounts(NamedTuple):
-    """What one rank's cache of a table did since it was made. An access is one distinct row that a lookup asked this rank for."""
+    """What one rank's cache of a table did since it was made. An access is one distinct row that a lookup asked this rank for.
+
+    >>> counts = sw.CacheCounts(slots=100, hits=90, misses=10, evictions=0, bytes_read=640, bytes_written=0)
+    >>> counts.hit_rate
+    0.9
+    """
 
     slots: int  # rows in memory, at most
     hits: int

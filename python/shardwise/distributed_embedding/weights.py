@@ -189,7 +189,9 @@ def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
             wrong.append(f"{config.name} is {list(array.shape)} and not [{config.n_rows}, {config.n_columns}]")
         arrays.append(array)
     if wrong:
-        raise ValueError(f"[set_weights] these tables do not fit: {'; '.join(wrong)}. Nothing was written.")
+        raise ValueError(
+            f"[set_weights] these tables do not fit: {'; '.join(wrong)}. Nothing was written. Give arrays of the tables' shapes."
+        )
     return arrays
 
 

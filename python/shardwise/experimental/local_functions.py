@@ -40,6 +40,12 @@ def local_map(
 
     A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, AssertionError, as torch
     does, where placements do not fit what there is.
+
+    >>> def count(piece):
+    ...     return torch.tensor([piece.numel()])
+    >>> counted = sw.experimental.local_map(count, out_placements=[sw.Partial()])
+    >>> counted(sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])).full_tensor()
+    tensor([30])
     """
     if func is None:
         return partial(
@@ -108,14 +114,18 @@ def _one_per_argument(
 def _check_plain(value: Any, placements: Placements | None) -> None:
     if placements is not None and not isinstance(value, torch.Tensor):
         raise AssertionError(
-            f"[local_map] the argument {value!r} is no tensor: Non-Tensor input expects None placements but received {placements}!"
+            f"[local_map] the argument {value!r} is no tensor: Non-Tensor input expects None placements but received {placements}! "
+            "Give None for it."
         )
 
 
 def _placed(value: DTensor, placements: Placements | None, may_move: bool) -> DTensor:
     """The DTensor in the placements that are required of it."""
     if placements is None:
-        raise AssertionError(f"[local_map] the DTensor {value} expects placements but received None!")
+        raise AssertionError(
+            f"[local_map] the DTensor of shape {list(value.shape)} expects placements but received None! Give "
+            f"{list(value.placements)}, as it is placed."
+        )
     wanted = tuple(_resolved(placement, value.dim()) for placement in placements)
     if value.placements == wanted:
         return value
@@ -144,7 +154,7 @@ def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list
     if len(flat) != len(per_result):
         raise AssertionError(
             f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and "
-            f"the function gave {len(flat)}."
+            f"the function gave {len(flat)}. Give one per value, None for what is no tensor."
         )
     return pytree.tree_unflatten(
         [_distributed_one(value, placements, mesh, given) for value, placements in zip(flat, per_result, strict=True)],
@@ -156,12 +166,13 @@ def _distributed_one(value: Any, placements: Placements | None, mesh: DeviceMesh
     if not isinstance(value, torch.Tensor):
         if placements is not None:
             raise AssertionError(
-                f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}!"
+                f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}! "
+                "Give None for it."
             )
         return value
     if isinstance(value, DTensor):
         raise AssertionError(
-            f"[local_map] the function works on pieces and gave a DTensor: {value}. Return a plain tensor."
+            f"[local_map] the function works on pieces and gave a DTensor of shape {list(value.shape)}. Return a plain tensor."
         )
     if placements is None:
         return value

@@ -36,6 +36,18 @@ def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn
     The operator runs on each rank's pieces as it is, with torch's derivative. It needs a meta (fake) kernel. Call it alike on all
     ranks. Raises TypeError for what is no overload, ValueError for an operator that torch composes of others and, when it is called,
     for pairs that have not one placement per tensor.
+
+    >>> library = torch.library.Library(f"sample{rank}", "DEF")
+    >>> library.define("scaled(Tensor x) -> Tensor")
+    'scaled'
+    >>> library.impl("scaled", lambda x: x * 2, "CompositeExplicitAutograd")
+    >>> scaled = getattr(torch.ops, f"sample{rank}").scaled
+    >>> @sw.experimental.register_sharding(scaled.default)
+    ... def shardings(x):
+    ...     return [([sw.Shard(dim)], [sw.Shard(dim)]) for dim in range(x.ndim)]
+    >>> with torch.no_grad():
+    ...     scaled(sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])).placements
+    (Shard(0),)
     """
     overloads = op if isinstance(op, (list, tuple)) else [op]
     for each in overloads:

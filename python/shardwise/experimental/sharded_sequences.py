@@ -50,6 +50,11 @@ def context_parallel(
     queries or for this rank's. Gradients of keys and values are summed over the ranks; those of parameters are each rank's own.
 
     The mesh has one dim. Raises ValueError, before any buffer changes, for buffers and dims that do not fit each other.
+
+    >>> q = torch.ones(1, 2, 16, 8)  # 16 positions, the same on all ranks
+    >>> with sw.experimental.context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+    ...     F.scaled_dot_product_attention(q, q, q, is_causal=True).shape  # of this rank's 4, over all 16
+    torch.Size([1, 2, 4, 8])
     """
     mesh = mesh_or_current(mesh)
     buffers, dims = buffers or [], buffer_seq_dims or []
@@ -109,10 +114,14 @@ def _check(mesh: DeviceMesh, buffers: Sequence[torch.Tensor], dims: Sequence[int
             f"{len(buffers)}."
         )
     if any(not any(each is buffer for buffer in buffers) for each in kept):
-        raise ValueError("[context_parallel] `no_restore_buffers` must be a subset of `buffers`.")
+        raise ValueError(
+            "[context_parallel] `no_restore_buffers` must be a subset of `buffers`. Name tensors of that list."
+        )
     for buffer, dim in zip(buffers, dims, strict=True):
         if not isinstance(buffer, torch.Tensor) or isinstance(buffer, DTensor):
-            raise ValueError(f"[context_parallel] buffers are plain tensors, and one is a {type(buffer).__name__}.")
+            raise ValueError(
+                f"[context_parallel] buffers are plain tensors, and one is a {type(buffer).__name__}. Give its local part."
+            )
         if not -buffer.dim() <= dim < buffer.dim():
             raise ValueError(
                 f"[context_parallel] a buffer of shape {list(buffer.shape)} has no dim {dim}. Name the dim of its positions."

@@ -36,6 +36,14 @@ def from_torchrec(state_dict: Mapping[str, Any], device_mesh: DeviceMesh | None 
     `device_mesh`: 1-D; all ranks, where it is not given. Collective over it: one message of sizes and offsets for the whole dict.
     Raises ValueError, alike on all ranks and naming every tensor that does not fit: shapes, dtypes or kinds that differ between ranks,
     pieces that overlap or leave holes, plain tensors that some rank lacks.
+
+    >>> from shardwise.sharded_tensor import to_sharded_tensor
+    >>> from shardwise.interop import from_torchrec
+    >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
+
+    >>> from_torchrec(theirs)["table"].placements
+    (Shard(0),)
     """
     return _nested(_converted("from_torchrec", state_dict, device_mesh))
 
@@ -49,6 +57,15 @@ def to_torchrec(state_dict: Mapping[str, Any], like: Mapping[str, Any], device_m
 
     Collective over `device_mesh`, as from_torchrec. Raises ValueError, alike on all ranks and before anything moves, naming every tensor
     that is missing, extra or of another shape or dtype.
+
+    >>> from shardwise.sharded_tensor import to_sharded_tensor
+    >>> from shardwise.interop import to_torchrec
+    >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
+
+    >>> back = to_torchrec({"table": table * 2}, like=theirs)["table"]
+    >>> back.local_shards()[0].tensor[0]
+    tensor([2., 2.])
     """
     values, models = _flattened(state_dict), _flattened(like)
     result = {path: values.get(path, model) for path, model in models.items()}
@@ -65,6 +82,15 @@ def copy_to_torchrec(
 
     Layouts may differ: what lies elsewhere is sent, one tensor after the other. Nothing is copied where the memory is the same.
     Collective and errors as to_torchrec; after an error nothing has been written.
+
+    >>> from shardwise.sharded_tensor import to_sharded_tensor
+    >>> from shardwise.interop import copy_to_torchrec
+    >>> table = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> theirs = {"table": to_sharded_tensor(table)}  # as a TorchRec module's state_dict() has it
+
+    >>> copy_to_torchrec({"table": table * 2}, theirs)
+    >>> theirs["table"].local_shards()[0].tensor[0]
+    tensor([2., 2.])
     """
     with torch.no_grad():
         for _, moved, target in _laid_out("copy_to_torchrec", _flattened(state_dict), like, device_mesh):

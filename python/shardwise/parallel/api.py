@@ -36,6 +36,12 @@ def parallelize_module(
 
     Collective over the mesh. Raises ValueError for names that fit no submodule, before anything is sharded, and TypeError for
     a plan of another type.
+
+    >>> from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.ReLU(), torch.nn.Linear(30, 8))
+    >>> model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    >>> model[0].weight.placements, model[2].weight.placements, model(torch.ones(2, 8)).shape
+    ((Shard(0),), (Shard(1),), torch.Size([2, 8]))
     """
     mesh = mesh_or_current(device_mesh)
     if parallelize_plan is None:

@@ -18,6 +18,10 @@ class ParallelEmbedding(ParallelLayer):
     that row starts at 0 and gets no gradient. `gather_output`: results lie as the ids do, whole on every rank for plain ones;
     else columns stay sharded (a plain output is this rank's columns), and sums over sharded rows Partial (a plain output is this rank's
     term). `master_weight`: the whole table, alike on all ranks, in place of a drawn one. For the rest, nn.Embedding and ParallelLayer.
+
+    >>> table = sw.parallel.ParallelEmbedding(100, 10)
+    >>> table.weight.shape, table(torch.tensor([3, 99])).shape
+    (torch.Size([100, 10]), torch.Size([2, 10]))
     """
 
     def __init__(

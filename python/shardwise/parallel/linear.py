@@ -74,6 +74,10 @@ class ColumnParallelLinear(ParallelLinear):
     queries, keys and values. The output is in the order of the master weight, whatever the stride.
     `master_weight`, `master_bias`: the whole ones, alike on all ranks, in place of drawn ones.
     For the rest, ParallelLayer.
+
+    >>> layer = sw.parallel.ColumnParallelLinear(8, 30, gather_output=False)  # 8, 8, 8 and 6 features
+    >>> layer.weight.shape, layer.weight.placements, layer(torch.ones(2, 8)).shape
+    (torch.Size([30, 8]), (Shard(0),), torch.Size([2, 8]))
     """
 
     _shard_dim = 0
@@ -107,6 +111,11 @@ class RowParallelLinear(ParallelLinear):
 
     `input_is_parallel`: a plain input is this rank's columns, as a column layer with gather_output=False gives them, not the
     whole; a DTensor says so itself. `stride`: blocks of the input, as that layer's. Otherwise as ColumnParallelLinear.
+
+    >>> up = sw.parallel.ColumnParallelLinear(8, 30, gather_output=False)
+    >>> down = sw.parallel.RowParallelLinear(30, 8, input_is_parallel=True)
+    >>> down.weight.placements, down(up(torch.ones(2, 8))).shape
+    ((Shard(1),), torch.Size([2, 8]))
     """
 
     _shard_dim = 1

@@ -29,6 +29,12 @@ class ParallelStyle(ABC):
     """How parallelize_module treats one module. A style of your own defines `_apply(module, device_mesh)`, which returns the module.
 
     `src_data_rank`: the place in the mesh whose parameters are dealt to the others; None: every rank's own are taken.
+
+    >>> class Replicated(sw.parallel.ParallelStyle):
+    ...     def _apply(self, module, device_mesh):
+    ...         return sw.distribute_module(module, device_mesh)
+    >>> sw.parallel.parallelize_module(torch.nn.Linear(2, 2), mesh, Replicated()).weight.placements
+    (Replicate(),)
     """
 
     src_data_rank: int | None = 0
@@ -115,6 +121,11 @@ class ColwiseParallel(_LayerStyle):
     `input_layouts`: how plain inputs are laid out, replicated by default. `output_layouts`: what the output becomes, Shard(-1)
     by default, which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. Features need not
     divide by the number of ranks.
+
+    >>> from shardwise.parallel import ColwiseParallel, parallelize_module
+    >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, ColwiseParallel())
+    >>> layer.weight.placements, layer(torch.ones(2, 8)).shape  # this rank's features
+    ((Shard(0),), torch.Size([2, 8]))
     """
 
     def __init__(
@@ -143,6 +154,11 @@ class RowwiseParallel(_LayerStyle):
 
     `input_layouts`: how plain inputs are laid out, Shard(-1) by default (give Replicate() for an embedding's ids).
     `output_layouts`: what the sum becomes: Replicate() (an all-reduce, the default) or a Shard (a reduce-scatter).
+
+    >>> from shardwise.parallel import RowwiseParallel, parallelize_module
+    >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, RowwiseParallel())
+    >>> layer.weight.placements, layer(torch.ones(2, 2)).shape  # given this rank's 2 of 8 features
+    ((Shard(1),), torch.Size([2, 30]))
     """
 
     def __init__(
@@ -176,6 +192,11 @@ class SequenceParallel(ParallelStyle):
     """A norm, a dropout or another module that treats positions apart: parameters replicated, inputs sharded along `sequence_dim`.
 
     Plain inputs are this rank's positions. The output stays sharded, as a DTensor unless `use_local_output`.
+
+    >>> from shardwise.parallel import SequenceParallel, parallelize_module
+    >>> norm = parallelize_module(torch.nn.LayerNorm(8), mesh, SequenceParallel())
+    >>> norm(torch.ones(2, 3, 8)).shape  # this rank's 3 positions of 12
+    torch.Size([2, 12, 8])
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
@@ -210,6 +231,11 @@ class PrepareModuleInput(ParallelStyle):
     `input_layouts`: how each positional input is laid out where it is plain; None leaves it as it is. `desired_input_layouts`:
     what it becomes. The `_kwarg_` ones are the same by the names of keywords. `use_local_output`: the module gets this rank's
     pieces, plain, instead of DTensors. Raises ValueError where inputs and layouts differ in number.
+
+    >>> style = sw.parallel.PrepareModuleInput(input_layouts=sw.Shard(0), desired_input_layouts=sw.Replicate())
+    >>> module = sw.parallel.parallelize_module(torch.nn.Identity(), mesh, style)
+    >>> module(torch.ones(2, 3)).shape  # given this rank's 2 rows of 8
+    torch.Size([8, 3])
     """
 
     _shown = (
@@ -264,6 +290,11 @@ class PrepareModuleOutput(ParallelStyle):
     `output_layouts`: how each output is laid out where it is plain; None leaves it as it is. `desired_output_layouts`: what it
     becomes. `use_local_output`: the caller gets this rank's pieces, plain. Raises ValueError where outputs and layouts differ in
     number.
+
+    >>> style = sw.parallel.PrepareModuleOutput(output_layouts=sw.Replicate(), desired_output_layouts=sw.Shard(0))
+    >>> module = sw.parallel.parallelize_module(torch.nn.Identity(), mesh, style)
+    >>> module(torch.ones(8, 3)).shape  # this rank's rows
+    torch.Size([2, 3])
     """
 
     _shown = ("output_layouts", "desired_output_layouts", "use_local_output")
@@ -294,7 +325,16 @@ class PrepareModuleOutput(ParallelStyle):
 
 
 class PrepareModuleInputOutput(ParallelStyle):
-    """PrepareModuleInput (`use_local_input` is its `use_local_output`) and PrepareModuleOutput in one."""
+    """PrepareModuleInput (`use_local_input` is its `use_local_output`) and PrepareModuleOutput in one.
+
+    >>> style = sw.parallel.PrepareModuleInputOutput(
+    ...     input_layouts=sw.Shard(0), desired_input_layouts=sw.Replicate(),
+    ...     output_layouts=sw.Replicate(), desired_output_layouts=sw.Shard(0),
+    ... )
+    >>> module = sw.parallel.parallelize_module(torch.nn.Identity(), mesh, style)
+    >>> module(torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+    """
 
     def __init__(
         self,

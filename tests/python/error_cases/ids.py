@@ -21,10 +21,23 @@ CASES = [
     case("more buckets than rows", "ExactMapping(8, mesh, n_buckets=8)", ValueError),
     case("a default row that is none", "ExactMapping(8, mesh, default_row=8)", ValueError),
     case("ids of floats", "to_rows(ids.float())", TypeError),
-    case("more ids than a bucket holds", "to_rows(torch.arange(20))", (ValueError, RuntimeError)),
-    case("training on one rank and evaluation on the other", "to_rows.train(rank == 0)\nto_rows(ids)", (ValueError, RuntimeError)),
+    case("more ids than a bucket holds", "to_rows(torch.arange(20))", ValueError),
+    case(
+        "training on one rank and evaluation on the other",
+        "to_rows.train(rank == 0)\nto_rows(ids)",
+        ValueError,
+        in_torchs_words=True,
+    ),
     case("rows of a table of another height", "to_rows.reset_rows(sw.ones(5, 3, device_mesh=mesh))", ValueError),
     case("an unknown distribution", 'to_rows.reset_rows(table, init="cauchy")', ValueError),
-    case("random numbers for rows of two dims", 'to_rows.reset_rows(sw.ones(8, 3, 2, device_mesh=mesh), init="normal")', ValueError),
-    case("a state of another mapping", "to_rows.load_state_dict(ExactMapping(8, mesh, n_buckets=2, default_row=1).state_dict())\nto_rows(ids)", (ValueError, RuntimeError)),
+    case(
+        "random numbers for rows of two dims",
+        'to_rows.reset_rows(sw.ones(8, 3, 2, device_mesh=mesh), init="normal")',
+        ValueError,
+    ),
+    case(
+        "a state of another mapping",
+        "to_rows.load_state_dict(ExactMapping(8, mesh, n_buckets=2, default_row=1).state_dict())\nto_rows(ids)",
+        ValueError,
+    ),
 ]

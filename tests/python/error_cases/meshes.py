@@ -28,7 +28,17 @@ CASES = [
     case("a device with an index, by init_device_mesh", 'sw.init_device_mesh("cuda:0", (1,))', RuntimeError),
     case("flattening a mesh without names", 'sw.DeviceMesh("cpu", [[0, 1]])._flatten()', RuntimeError),
     case("flattening by a name that is taken", 'grid._flatten("dp")', ValueError),
-    case("overrides for another number of dims", 'sw.init_device_mesh("cpu", (2,), backend_override={3: "gloo"})', RuntimeError),
-    case("a mesh without groups that is to send", 'sw.zeros(4, device_mesh=sw.DeviceMesh("cpu", [0, 1], _init_backend=False), placements=[Shard(0)]).sum().item()', ValueError),
-    case("groups of a mesh without groups", 'sw.DeviceMesh("cpu", [0, 1], _init_backend=False).get_group()', RuntimeError),
+    case(
+        "overrides for another number of dims",
+        'sw.init_device_mesh("cpu", (2,), backend_override={3: "gloo"})',
+        RuntimeError,
+    ),
+    case(
+        "a mesh without groups that is to send",
+        'sw.zeros(4, device_mesh=sw.DeviceMesh("cpu", [0, 1], _init_backend=False), placements=[Shard(0)]).sum().item()',
+        ValueError,
+    ),
+    case(
+        "groups of a mesh without groups", 'sw.DeviceMesh("cpu", [0, 1], _init_backend=False).get_group()', RuntimeError
+    ),
 ]

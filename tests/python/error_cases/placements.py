@@ -18,7 +18,11 @@ CASES = [
     case("an unknown reduction", 'Partial("median")', ValueError),
     case("text in place of a placement", 'sw.distribute_tensor(x, mesh, ["Shard(0)"])', TypeError),
     case("a placement without its list", "sw.distribute_tensor(x, mesh, Shard(0))", TypeError),
-    case("a placement of torch's without its list", "sw.distribute_tensor(x, mesh, torch.distributed.tensor.Shard(1))", TypeError),
+    case(
+        "a placement of torch's without its list",
+        "sw.distribute_tensor(x, mesh, torch.distributed.tensor.Shard(1))",
+        TypeError,
+    ),
     case(
         "pieces that overlap",
         """
@@ -69,7 +73,9 @@ CASES = [
     case("a layout on an empty mesh", "sw.Layout((6, 2), [], [Shard(0)])", TypeError),
     case("a layout on a mesh with a rank twice", "sw.Layout((6, 2), [[0, 0]], [Replicate(), Shard(0)])", ValueError),
     case("a layout with a negative rank", "sw.Layout((6, 2), [[0, -1]], [Replicate(), Shard(0)])", ValueError),
-    case("a picture in an unknown format", 'sw.debug.picture(sw.zeros(3, device_mesh=mesh), format="jpeg")', ValueError),
+    case(
+        "a picture in an unknown format", 'sw.debug.picture(sw.zeros(3, device_mesh=mesh), format="jpeg")', ValueError
+    ),
     case(
         "splitting along a dim that does not exist",
         "Shard(2)._split_tensor(x, 2)",

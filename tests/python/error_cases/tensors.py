@@ -12,18 +12,38 @@ d = sw.distribute_tensor(x, mesh, [Shard(0)])
 CASES = [
     case("values given to the class", "DTensor(torch.ones(3))", TypeError),
     case("a local tensor that is a DTensor", "DTensor.from_local(d, mesh, [Shard(0)])", TypeError),
-    case("a local piece of another shape", "DTensor.from_local(x, mesh, [Shard(0)], shape=(7, 2), stride=(2, 1))", ValueError, is_of_rank=True),
-    case("a shape of other dims", "DTensor.from_local(x, mesh, [Shard(0)], shape=(12,), stride=(1,))", ValueError),
+    case(
+        "a local piece of another shape",
+        "DTensor.from_local(x, mesh, [Shard(0)], shape=(7, 2), stride=(2, 1))",
+        ValueError,
+        is_of_rank=True,
+    ),
+    case(
+        "a shape of other dims",
+        "DTensor.from_local(x, mesh, [Shard(0)], shape=(12,), stride=(1,))",
+        ValueError,
+        in_torchs_words=True,
+    ),
     case("a stride of other dims", "DTensor.from_local(x, mesh, [Shard(0)], shape=(12, 2), stride=(1,))", ValueError),
     case(
         "pieces that differ between ranks, of which Shard(0) makes equal ones",
         "DTensor.from_local(torch.ones(rank + 1), mesh, [Shard(0)], run_check=True)",
         ValueError,
     ),
-    case("a gradient on one rank only", "DTensor.from_local(torch.ones(2, requires_grad=rank == 1), mesh, [Replicate()], run_check=True)", ValueError),
-    case("run_check of a sparse tensor", "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()], run_check=True)", NotImplementedError),
+    case(
+        "a gradient on one rank only",
+        "DTensor.from_local(torch.ones(2, requires_grad=rank == 1), mesh, [Replicate()], run_check=True)",
+        ValueError,
+    ),
+    case(
+        "run_check of a sparse tensor",
+        "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()], run_check=True)",
+        NotImplementedError,
+    ),
     case("a piece on another device", 'DTensor.from_local(x, sw.DeviceMesh("meta", [0, 1]), [Shard(0)])', ValueError),
-    case("a number in place of a tensor", "DTensor.from_local(3, mesh, [Replicate()])", TypeError, in_torchs_words=True),
+    case(
+        "a number in place of a tensor", "DTensor.from_local(3, mesh, [Replicate()])", TypeError, in_torchs_words=True
+    ),
     case(
         "the gradient of a maximum whose owner is unknown",
         """
@@ -32,9 +52,21 @@ CASES = [
         """,
         NotImplementedError,
     ),
-    case("shapes that differ between ranks", "sw.distribute_tensor(torch.ones(4 + rank, 2), mesh, [Shard(0)])", ValueError),
-    case("dtypes that differ between ranks", "sw.distribute_tensor(torch.ones(4).to([torch.float32, torch.int64][rank]), mesh, [Shard(0)])", ValueError),
-    case("a tensor with a history of gradients", "sw.distribute_tensor(torch.ones(3, requires_grad=True) * 2, mesh, [Shard(0)])", RuntimeError),
+    case(
+        "shapes that differ between ranks",
+        "sw.distribute_tensor(torch.ones(4 + rank, 2), mesh, [Shard(0)])",
+        ValueError,
+    ),
+    case(
+        "dtypes that differ between ranks",
+        "sw.distribute_tensor(torch.ones(4).to([torch.float32, torch.int64][rank]), mesh, [Shard(0)])",
+        ValueError,
+    ),
+    case(
+        "a tensor with a history of gradients",
+        "sw.distribute_tensor(torch.ones(3, requires_grad=True) * 2, mesh, [Shard(0)])",
+        RuntimeError,
+    ),
     case(
         "a history of gradients on one rank",
         """
@@ -49,16 +81,30 @@ CASES = [
         'sw.distribute_tensor(torch.ones(4, device="meta" if rank == 0 else "cpu"), mesh, [Shard(0)])',
         ValueError,
     ),
-    case("a sparse tensor to be sharded", "sw.distribute_tensor(torch.eye(2).to_sparse(), mesh, [Shard(0)])", ValueError),
+    case(
+        "a sparse tensor to be sharded", "sw.distribute_tensor(torch.eye(2).to_sparse(), mesh, [Shard(0)])", ValueError
+    ),
     case("a Partial to fill", "sw.ones(3, device_mesh=mesh, placements=[Partial()])", ValueError),
     case("a Partial to draw", "sw.rand(3, device_mesh=mesh, placements=[Partial()])", ValueError),
     case("integers to draw", "sw.rand(3, device_mesh=mesh, dtype=torch.int64)", TypeError),
-    case("a layout of memory that cannot be distributed", "sw.zeros(3, device_mesh=mesh, layout=torch.sparse_coo)", ValueError),
+    case(
+        "a layout of memory that cannot be distributed",
+        "sw.zeros(3, device_mesh=mesh, layout=torch.sparse_coo)",
+        ValueError,
+    ),
     case("to_local of a plain tensor", "DTensor.to_local(x)", TypeError),
-    case("the memory of a sharded tensor", "d.data_ptr()", RuntimeError, is_of_rank=True),
+    case("the memory of a sharded tensor", "d.data_ptr()", ValueError, is_of_rank=True),
     case("a deep copy of a result", "import copy\ncopy.deepcopy(d.detach().requires_grad_() * 2)", RuntimeError),
-    case("a module distributed twice", "sw.distribute_module(sw.distribute_module(torch.nn.Linear(2, 2), mesh), mesh)", RuntimeError),
-    case("an input_fn of one argument", "sw.distribute_module(torch.nn.Linear(2, 2), mesh, input_fn=lambda values: values)", ValueError),
+    case(
+        "a module distributed twice",
+        "sw.distribute_module(sw.distribute_module(torch.nn.Linear(2, 2), mesh), mesh)",
+        RuntimeError,
+    ),
+    case(
+        "an input_fn of one argument",
+        "sw.distribute_module(torch.nn.Linear(2, 2), mesh, input_fn=lambda values: values)",
+        ValueError,
+    ),
     case(
         "plain arguments that differ between ranks",
         """
@@ -68,7 +114,11 @@ CASES = [
         ValueError,
     ),
     case("a number given to from_torch", "sw.from_torch(3)", TypeError),
-    case("a plain tensor given to to_torch", "sw.to_torch(x)", TypeError),
+    case("a plain tensor given to to_torch", "sw.to_torch(x)", TypeError, in_torchs_words=True),
     case("to_torch of ranks that are threads", "sw.to_torch(d)", ValueError),
-    case("a FakeTensor", "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode() as mode:\n    fake = torch.ones(2)\nsw.distribute_tensor(fake, mesh, [Shard(0)])", (TypeError)),
+    case(
+        "a FakeTensor",
+        "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode() as mode:\n    fake = torch.ones(2)\nsw.distribute_tensor(fake, mesh, [Shard(0)])",
+        TypeError,
+    ),
 ]

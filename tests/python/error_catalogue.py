@@ -1,0 +1,150 @@
+"""Runs the cases of error_cases/, and writes docs/errors.md from them.
+
+python tests/python/error_catalogue.py          # writes the page
+"""
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed.tensor
+import torch.nn.functional as F
+from error_cases import Case
+
+import shardwise as sw
+from shardwise.testing import run_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "errors.md"
+SECTIONS = [
+    *("placements", "meshes", "tensors", "wrappers", "moves", "operators", "rules", "lookups", "embedding_plans"),
+    *("many_tables", "ids", "parallel_models", "ranks"),
+]
+NAMES = ("DTensor", "EnumerableShard", "LocalShardsWrapper", "Partial", "Replicate", "Shard", "ShardMetadata")
+PREAMBLE = f"""
+import torch
+import torch.nn.functional as F
+import shardwise as sw
+from shardwise import {", ".join(NAMES)}
+"""
+
+# "[op] the thing with its value: the rule. The way out."
+PREFIX = re.compile(r"\[[\w:. ()]+\] ")
+WAY_OUT = re.compile(
+    r"(?<![\w'])(Use|Give|Call|Pass|Make|Name|Leave|Move|Wrap|Take|Redistribute|Reduce|Write|Convert|Add|Keep|Lower|Plan|Place|"
+    r"Correct|Compare|Work|Draw|Flatten|Close|Specify|Start|Look|Say|Ask|Load|Rename|Register|State|Reshape|Split|Let|Begin|Make|"
+    r"Combine|Detach|Put|replace|Weights go|Bag 0 begins|Expect|Return|Must|start\(\)|pip install|use|give|set|must|should|expected)(?![\w'])"
+    r"|is none of|There are|The mesh has|the mesh is|is needed|It has|is in \[0|: to_local\(\)"
+)
+INTERNALS = re.compile(r"DispatchKey|c10::|at::|0x[0-9a-f]{4}|Exception raised from|object at|<lambda>|std::")
+
+
+def sections() -> Iterator[tuple[str, ModuleType]]:
+    for name in SECTIONS:
+        yield name, importlib.import_module(f"error_cases.{name}")
+
+
+def names() -> dict[str, Any]:
+    return {"torch": torch, "F": F, "sw": sw, **{name: getattr(sw, name) for name in NAMES}}
+
+
+def message_of(error: BaseException) -> str:
+    """Without the trace of C++ that some builds of torch append."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return text.split("\nException raised from")[0].rstrip()
+
+
+def provoke(setup: str, case: Case) -> list[tuple[BaseException | None, bool]]:
+    """What each of two ranks gets, and whether the ranks are in step afterwards."""
+
+    def body(rank: int) -> tuple[BaseException | None, bool]:
+        here = names()
+        raised: BaseException | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(setup, here)
+            try:
+                exec(case.code, here)
+            except Exception as error:
+                raised = error
+        mesh = sw.init_device_mesh("cpu", (2,))
+        total = sw.distribute_tensor(torch.ones(6, 2), mesh, [sw.Shard(0)]).sum().item()
+        return raised, total == 12
+
+    return run_ranks(2, body, timeout=20)
+
+
+def alike(message: str) -> str:
+    """The message without what says which rank found the mistake."""
+    return re.sub(r" \(on rank \d+\)$", "", message)
+
+
+def is_well_formed(message: str) -> bool:
+    """[op] the thing, the rule, the way out."""
+    prefix = PREFIX.match(message)
+    return prefix is not None and WAY_OUT.search(message, prefix.end()) is not None
+
+
+HEAD = """\
+<!-- Written by tests/python/error_catalogue.py from the cases in tests/python/error_cases/. Do not edit. -->
+
+# Errors
+
+Each entry says what was done, the code that does it, and what every rank gets. The test that wrote this page ran them on two ranks, and checked that
+all ranks raise the exception, that they are in step afterwards, and that the message has the form
+
+```text
+[operator] the thing with its value, the rule, the way out
+```
+
+A mistake is found before any message of the operator is sent, so one rank's mistake does not leave the others waiting. Messages that begin
+without `[...]` are torch's own: an operator on a DTensor then says what it says on a plain tensor. The code of every section follows these lines:
+
+```{literalinclude} _generated/errors_preamble.txt
+:language: python
+```
+
+"""
+
+
+def page() -> str:
+    """The text of docs/errors.md."""
+    text = HEAD.replace(
+        "```{literalinclude} _generated/errors_preamble.txt\n:language: python\n```",
+        "```py\n" + PREAMBLE.strip() + "\n```",
+    )
+    for _, section in sections():
+        text += f"## {section.TITLE}\n\n```py\n{section.SETUP.strip()}\n```\n\n"
+        for case in section.CASES:
+            raised = provoke(section.SETUP, case)[0][0]
+            assert raised is not None, case
+            message = alike(message_of(raised))
+            text += f"### {case.title[0].upper()}{case.title[1:]}\n\n```py\n{case.code}\n```\n\n"
+            text += f"```text\n{type(raised).__name__}: {message}\n```\n\n"
+    return text + TAIL
+
+
+TAIL = """\
+## Which messages are here
+
+`python scripts/error_sites.py` lists the others.
+
+```{include} _generated/error_sites.txt
+```
+"""
+
+
+def is_stale(written: str, now: str) -> bool:
+    """Messages of torch and Python may differ between their versions in the signatures that they list: lines of 300 characters are cut."""
+    return [line[:300] for line in written.splitlines()] != [line[:300] for line in now.splitlines()]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)}: {PAGE.read_text().count('### ')} errors\n")
