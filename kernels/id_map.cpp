@@ -15,6 +15,23 @@ void insert(const IdMap& map, int64_t row) {
   map.slots[slot] = row;
 }
 
+int64_t unique_ids(const int64_t* ids, int64_t n, int64_t* slots, int64_t* unique, int64_t* place_of, int64_t* counts) {
+  const IdMap map{slots, slots_for(n), unique};
+  int64_t n_unique = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t place = find(map, ids[i]);
+    if (place < 0) {
+      place = n_unique++;
+      unique[place] = ids[i];
+      counts[place] = 0;
+      insert(map, place);
+    }
+    place_of[i] = place;
+    ++counts[place];
+  }
+  return n_unique;
+}
+
 void erase(const IdMap& map, int64_t row) {
   int64_t hole = map.slot_of(map.ids[row]);
   while (map.slots[hole] != row) hole = map.next(hole);

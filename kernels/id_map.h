@@ -52,6 +52,10 @@ inline int64_t find(const IdMap& map, int64_t id) {
 /// Enters `row` under ids[row]. Pre: that id has no row yet.
 void insert(const IdMap& map, int64_t row);
 
+/// Each of the ids once, in the order in which they come first: `unique[place_of[i]] == ids[i]`, and it comes `counts[place_of[i]]` times.
+/// Returns their number. Memory: `n` entries each, and slots_for(n) slots of -1. Cost: a search per id.
+int64_t unique_ids(const int64_t* ids, int64_t n, int64_t* slots, int64_t* unique, int64_t* place_of, int64_t* counts);
+
 /// Takes `row` out. The rows behind it close up, so nothing marks where it was (Knuth, ibid., algorithm R).
 /// Pre: it is there, under ids[row].
 void erase(const IdMap& map, int64_t row);

@@ -4,11 +4,13 @@
 #include "ops/embedding/kernel_views.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,12 +21,24 @@ constexpr int64_t kBytesPerSearch = 64;  // a cache line, about
 
 }  // namespace
 
+UniqueIds unique_ids(const at::Tensor& ids) {
+  const int64_t n = ids.numel();
+  std::vector<int64_t> slots(kernels::slots_for(n), -1);
+  const at::Tensor unique = at::empty({n}, ids.options()), counts = at::empty_like(unique),
+                   place_of = at::empty_like(unique);
+  const int64_t n_unique =
+      kernels::unique_ids(numbers_of(ids), n, slots.data(), unique.mutable_data_ptr<int64_t>(),
+                          place_of.mutable_data_ptr<int64_t>(), counts.mutable_data_ptr<int64_t>());
+  return {{unique.narrow(0, 0, n_unique), counts.narrow(0, 0, n_unique)}, place_of};
+}
+
 IdRows::IdRows(kernels::IdBuckets buckets, Interval own, int64_t default_row)
     : buckets_(buckets),
       own_(own),
       rows_{buckets.first_row(own.begin), buckets.first_row(own.end)},
       default_row_(default_row),
-      slots_(kernels::slots_for(rows_.length()), -1) {}
+      slots_(kernels::slots_for(rows_.length()), -1),
+      arrival_of_(own.length(), -1) {}
 
 kernels::IdMap IdRows::map(const IdRowState& state) const {
   return {slots_.data(), static_cast<int64_t>(slots_.size()), numbers_of(state.ids)};
@@ -61,40 +75,52 @@ at::Tensor IdRows::find(const IdRowState& state, const at::Tensor& ids, int64_t 
 
 IdAssignment IdRows::assign(const IdRowState& state, const at::Tensor& ids) const {
   const int64_t n = ids.numel();
-  const auto* id = numbers_of(ids);
+  const auto *id = numbers_of(ids), *last_used = numbers_of(state.last_used);
   IdAssignment assignment;
   assignment.rows.resize(n);
   const kernels::IdMap map = this->map(state);
-  std::vector<std::pair<int64_t, int64_t>> by_bucket(n);  // and by place: ids ascend
+  std::vector<std::tuple<int64_t, int64_t, int64_t>>
+      newcomers;  // bucket, id, place: in this order whatever that of the ids
   for (int64_t i = 0; i < n; ++i) {
-    by_bucket[i] = {buckets_.bucket_of(id[i]), i};
     assignment.rows[i] = kernels::find(map, id[i]);
+    if (assignment.rows[i] < 0) newcomers.emplace_back(buckets_.bucket_of(id[i]), id[i], i);
   }
-  std::ranges::sort(by_bucket);
-  std::vector<int64_t> newcomers, kept;
-  for (int64_t begin = 0, end = 0; begin < n; begin = end) {
-    const int64_t bucket = by_bucket[begin].first;
-    newcomers.clear();
-    kept.clear();
-    for (; end < n && by_bucket[end].first == bucket; ++end) {
-      const int64_t place = by_bucket[end].second, row = assignment.rows[place];
-      if (row < 0)
-        newcomers.push_back(place);
-      else
-        kept.push_back(row);
-    }
-    if (end - begin > capacity(bucket)) {
-      if (end - begin > assignment.n_ids_there) {
-        assignment.full_bucket = bucket;
-        assignment.n_ids_there = end - begin;
+  std::ranges::sort(newcomers);
+  const auto n_new = static_cast<int64_t>(newcomers.size());
+  std::vector<Arrival> arrivals;
+  for (int64_t k = 0; k < n_new; ++k) {
+    const int64_t bucket = std::get<0>(newcomers[k]);
+    if (!arrivals.empty() && arrivals.back().bucket == bucket) continue;
+    arrival_of_[bucket - own_.begin] = static_cast<int32_t>(arrivals.size());
+    arrivals.push_back({bucket, k, {}});
+  }
+  for (int64_t i = 0; i < n && !arrivals.empty(); ++i) {
+    const int64_t row = assignment.rows[i];
+    if (row < 0) continue;
+    const int32_t arrival = arrival_of_[buckets_.bucket_of_row(rows_.begin + row) - own_.begin];
+    if (arrival >= 0) arrivals[arrival].kept.push_back(row);
+  }
+  for (size_t a = 0; a < arrivals.size(); ++a) {
+    Arrival& arrival = arrivals[a];
+    arrival_of_[arrival.bucket - own_.begin] = -1;
+    const int64_t end = a + 1 < arrivals.size() ? arrivals[a + 1].begin : n_new;
+    const int64_t n_ids = end - arrival.begin + static_cast<int64_t>(arrival.kept.size());
+    if (n_ids > capacity(arrival.bucket)) {
+      if (n_ids > assignment.n_ids_there) {
+        assignment.full_bucket = arrival.bucket;
+        assignment.n_ids_there = n_ids;
       }
-    } else if (!newcomers.empty()) {
-      assign_bucket(state, bucket, kept, newcomers, assignment);
+      continue;
+    }
+    const std::vector<int64_t> rows = oldest_rows(state, arrival, end - arrival.begin);
+    for (int64_t k = arrival.begin; k < end; ++k) {
+      const auto& [bucket, new_id, place] = newcomers[k];
+      const int64_t row = rows[k - arrival.begin];
+      assignment.rows[place] = row;
+      assignment.newcomers.push_back(place);
+      if (last_used[row] >= 0) assignment.reassigned.push_back({rows_.begin + row, new_id});
     }
   }
-  for (const int64_t place : assignment.newcomers)
-    if (state.last_used.const_data_ptr<int64_t>()[assignment.rows[place]] >= 0)
-      assignment.reassigned.push_back({rows_.begin + assignment.rows[place], id[place]});
   return assignment;
 }
 
@@ -103,20 +129,20 @@ int64_t IdRows::capacity(int64_t bucket) const {
   return rows.length() - static_cast<int64_t>(rows.begin <= default_row_ && default_row_ < rows.end);
 }
 
-void IdRows::assign_bucket(const IdRowState& state, int64_t bucket, std::vector<int64_t>& kept,
-                           const std::vector<int64_t>& newcomers, IdAssignment& assignment) const {
+std::vector<int64_t> IdRows::oldest_rows(const IdRowState& state, Arrival& arrival, int64_t n) const {
   const auto* last_used = numbers_of(state.last_used);
-  std::ranges::sort(kept);
+  std::ranges::sort(arrival.kept);
   std::vector<std::pair<int64_t, int64_t>> by_use;  // rows never used come first
-  for (int64_t of_table = buckets_.first_row(bucket); of_table < buckets_.first_row(bucket + 1); ++of_table) {
+  for (int64_t of_table = buckets_.first_row(arrival.bucket); of_table < buckets_.first_row(arrival.bucket + 1);
+       ++of_table) {
     const int64_t row = of_table - rows_.begin;
-    if (of_table != default_row_ && !std::ranges::binary_search(kept, row)) by_use.emplace_back(last_used[row], row);
+    if (of_table != default_row_ && !std::ranges::binary_search(arrival.kept, row))
+      by_use.emplace_back(last_used[row], row);
   }
-  std::ranges::partial_sort(by_use, by_use.begin() + static_cast<int64_t>(newcomers.size()));
-  for (size_t i = 0; i < newcomers.size(); ++i) {
-    assignment.rows[newcomers[i]] = by_use[i].second;
-    assignment.newcomers.push_back(newcomers[i]);
-  }
+  std::ranges::partial_sort(by_use, by_use.begin() + n);
+  std::vector<int64_t> rows(n);
+  for (int64_t i = 0; i < n; ++i) rows[i] = by_use[i].second;
+  return rows;
 }
 
 void IdRows::commit(const IdRowState& state, const IdUses& uses, int64_t step, const IdAssignment& assignment) {

@@ -20,11 +20,18 @@ struct IdRowState {
   at::Tensor counts;     // how often the row's id came
 };
 
-/// Ids, each once and ascending, and how often each came: int64 [n].
+/// Ids, each once, and how often each came: int64 [n].
 struct IdUses {
   at::Tensor ids;
   at::Tensor counts;
 };
+
+/// Each of `ids` [m] once, as they come first, and where each of the m is among them. All int64.
+struct UniqueIds {
+  IdUses uses;
+  at::Tensor place_of;  // [m]
+};
+UniqueIds unique_ids(const at::Tensor& ids);
 
 /// A row that passes from one id to another.
 struct Reassigned {
@@ -58,8 +65,8 @@ class IdRows {
   /// The table's row of each id, `missing` for ids that have none.
   at::Tensor find(const IdRowState& state, const at::Tensor& ids, int64_t missing) const;
 
-  /// Rows for ids that ascend, each once. What ranks gave them in which order does not matter, and rows of these ids are not taken from
-  /// them. Cost: a search per id, and a pass over the rows of each bucket that gets new ids.
+  /// Rows for ids, each once. Their order does not matter, and rows of these ids are not taken from them.
+  /// Cost: a search per id, and a pass over the rows of each bucket that gets new ids.
   IdAssignment assign(const IdRowState& state, const at::Tensor& ids) const;
   /// Writes it. Pre: nothing has been written since assign().
   void commit(const IdRowState& state, const IdUses& uses, int64_t step, const IdAssignment& assignment);
@@ -68,15 +75,21 @@ class IdRows {
 
  private:
   kernels::IdMap map(const IdRowState& state) const;
-  /// Gives rows of `bucket` to the ids at `newcomers`, those first that were never used. `kept`: rows that are not to be taken.
-  void assign_bucket(const IdRowState& state, int64_t bucket, std::vector<int64_t>& kept,
-                     const std::vector<int64_t>& newcomers, IdAssignment& assignment) const;
+  /// A bucket that gets new ids.
+  struct Arrival {
+    int64_t bucket;
+    int64_t begin;              // its new ids, among all that are new and in order
+    std::vector<int64_t> kept;  // rows of known ids of this step
+  };
+  /// The least recently used rows of the bucket, of those that are not kept.
+  std::vector<int64_t> oldest_rows(const IdRowState& state, Arrival& arrival, int64_t n) const;
 
   kernels::IdBuckets buckets_;
   Interval own_;
   Interval rows_;
   int64_t default_row_;
   mutable std::vector<int64_t> slots_;
+  mutable std::vector<int32_t> arrival_of_;  // per bucket of this rank; -1 but within assign()
 };
 
 /// Rows of [0, n_rows) by the ids' hashes, int64 of the ids' shape. Ids may share rows. Cost: one pass.

@@ -47,6 +47,27 @@ TEST(IdMapTest, FindsWhatAStdMapFindsAfterEveryStep) {
   }
 }
 
+TEST(IdMapTest, EachIdComesOnceInTheOrderOfItsFirst) {
+  std::mt19937_64 random(5);
+  for (const int64_t n : {0, 1, 2, 9, 1000})
+    for (const int64_t n_distinct : {1, 5, 4000}) {
+      std::vector<int64_t> ids(n), slots(slots_for(n), -1), unique(n), place_of(n), counts(n);
+      for (int64_t& id : ids) {
+        const auto pick = static_cast<int64_t>(random() % n_distinct);
+        id = pick == 0 ? std::numeric_limits<int64_t>::min() : pick == 1 ? -1 : pick * 0x9e3779b97f4a7c1;
+      }
+      const int64_t n_unique = unique_ids(ids.data(), n, slots.data(), unique.data(), place_of.data(), counts.data());
+      std::map<int64_t, int64_t> expected;
+      std::vector<int64_t> in_order;
+      for (const int64_t id : ids)
+        if (++expected[id] == 1) in_order.push_back(id);
+      unique.resize(n_unique);
+      EXPECT_EQ(unique, in_order);
+      for (int64_t i = 0; i < n; ++i) EXPECT_EQ(unique[place_of[i]], ids[i]);
+      for (int64_t k = 0; k < n_unique; ++k) EXPECT_EQ(counts[k], expected[unique[k]]);
+    }
+}
+
 TEST(IdMapTest, HalfOfTheSlotsAreTakenAtMost) {
   for (const int64_t n_rows : {0, 1, 2, 3, 4, 5, 1000, 1024}) {
     const int64_t n_slots = slots_for(n_rows);

@@ -1,8 +1,8 @@
 #include "wrappers/id_transform/id_exchange.h"
 
+#include "ops/embedding/kernel_views.h"
 #include "runtime/comm/collectives.h"
 
-#include <ATen/ops/_unique2.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -38,23 +38,29 @@ int64_t IdOwners::member_of(int64_t id) const {
 
 IdExchange::IdExchange(const Group& group, const IdOwners& owners, const at::Tensor& ids)
     : group_(group), n_to_(group.size(), 0), n_from_(group.size(), 0) {
-  const auto [unique, inverse, counts] =
-      at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true, /*return_counts=*/true);
-  const int64_t n = unique.numel();
-  const int64_t *id = words_of(unique), *count = words_of(counts);
+  auto [uses, place_of] = unique_ids(ids);
+  wanted_ = uses.ids;
+  counts_ = uses.counts;
+  place_of_ = place_of;
+  const int64_t n = wanted_.numel();
+  if (group.size() == 1) {
+    n_to_[0] = n;
+    return;
+  }
+  const int64_t *id = numbers_of(uses.ids), *count = numbers_of(uses.counts);
   std::vector<int64_t> member(n), next(group.size(), 0);
   for (int64_t i = 0; i < n; ++i) ++n_to_[member[i] = owners.member_of(id[i])];
   std::exclusive_scan(n_to_.begin(), n_to_.end(), next.begin(), int64_t{0});
   const at::Tensor places = long_tensor(n);
   wanted_ = long_tensor(n);
   counts_ = long_tensor(n);
+  auto *place_of_unique = words_of(places), *wanted = words_of(wanted_), *counts = words_of(counts_);
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t place = next[member[i]]++;
-    words_of(places)[i] = place;
-    words_of(wanted_)[place] = id[i];
-    words_of(counts_)[place] = count[i];
+    const int64_t place = place_of_unique[i] = next[member[i]]++;
+    wanted[place] = id[i];
+    counts[place] = count[i];
   }
-  place_of_ = places.index_select(0, inverse);
+  place_of_ = places.index_select(0, place_of);
 }
 
 NumbersByMember IdExchange::send_headers(const std::vector<int64_t>& numbers) {
@@ -105,10 +111,14 @@ IdUses IdExchange::send_ids(bool with_counts, bool counts_here) {
       to_count = std::copy_n(reinterpret_cast<const int32_t*>(next + n_from_[member]), n_from_[member], to_count);
     next += from[member];
   }
-  const auto [unique, inverse, each] = at::_unique2(ids, /*sorted=*/true, /*return_inverse=*/true);
-  place_of_incoming_ = inverse;
-  if (!with_counts) return {unique, {}};
-  return {unique, at::zeros({unique.numel()}, at::kLong).index_add_(0, inverse, counts)};
+  if (std::ranges::count_if(n_from_, [](int64_t n) { return n > 0; }) <= 1) {  // a member's ids are unique
+    place_of_incoming_ = at::Tensor();
+    return {ids, with_counts ? counts : at::Tensor()};
+  }
+  auto [uses, place_of] = unique_ids(ids);
+  place_of_incoming_ = place_of;
+  uses.counts = with_counts ? at::zeros({uses.ids.numel()}, at::kLong).index_add_(0, place_of, counts) : at::Tensor();
+  return uses;
 }
 
 NumbersByMember IdExchange::send_rows(const at::Tensor& rows, const std::vector<int64_t>& numbers) {
@@ -116,7 +126,8 @@ NumbersByMember IdExchange::send_rows(const at::Tensor& rows, const std::vector<
   std::vector<int64_t> to = n_from_, from = n_to_;
   for (int64_t& n : to) n += n_numbers;
   for (int64_t& n : from) n += n_numbers;
-  const at::Tensor answers = rows.index_select(0, place_of_incoming_), sent = long_tensor(total_of(to));
+  const at::Tensor answers = place_of_incoming_.defined() ? rows.index_select(0, place_of_incoming_) : rows;
+  const at::Tensor sent = long_tensor(total_of(to));
   const int64_t* answer = words_of(answers);
   auto* word = words_of(sent);
   for (const int64_t n : n_from_) {

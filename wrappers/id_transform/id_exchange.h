@@ -38,7 +38,7 @@ class IdExchange {
   /// Tells each member how many ids it will be sent, and `numbers`. Returns all members' numbers. Pre: as many on all members.
   NumbersByMember send_headers(const std::vector<int64_t>& numbers);
 
-  /// Returns what arrives, ascending and each id once, with the sum of its counts: undefined unless `with_counts`. This rank's ids count
+  /// Returns what arrives, each id once, with the sum of its counts: undefined unless `with_counts`. This rank's ids count
   /// as 0 unless `counts_here`.
   IdUses send_ids(bool with_counts, bool counts_here = true);
 
@@ -55,7 +55,7 @@ class IdExchange {
   at::Tensor place_of_;        // [n]: in wanted_
   std::vector<int64_t> n_to_;  // per member
   std::vector<int64_t> n_from_;
-  at::Tensor place_of_incoming_;  // among the ids that send_ids() returned
+  at::Tensor place_of_incoming_;  // among the ids that send_ids() returned; undefined where they are those that arrived
   at::Tensor found_;              // rows of wanted_
 };
 

@@ -1,0 +1,112 @@
+"""Raw 64-bit ids to rows of a table: ms per call, for ids that are known, a tenth that is new, and lookups alone.
+
+    torchrun --nproc-per-node 4 benchmarks/id_transform.py [--rows 1000000] [--ids 100000]
+
+Half of the rows have an id before. Each rank draws its own ids among those, so that many come twice. Beside ExactMapping on all ranks: the same
+with a Python dict per rank, without eviction or messages, and, on one rank, TorchRec's MCHManagedCollisionModule with LRU eviction in every
+step, where TorchRec is installed (benchmarks/embedding_torchrec.py says how).
+"""
+
+import argparse
+import logging
+import warnings
+
+import embedding_torchrec
+import torch
+import torch.distributed as dist
+from comparison import aligned
+from sides import machine_line
+from turns import min_and_median, ms_in_turns
+
+import shardwise as sw
+from shardwise.id_transform import ExactMapping
+
+
+class Ids:
+    """Batches of one rank: known ids, and the same with every tenth one new."""
+
+    def __init__(self, options):
+        draw = torch.Generator().manual_seed(0)
+        self.known = torch.randint(-(2**62), 2**62, (options.rows // 2,), generator=draw)
+        self._own = torch.Generator().manual_seed(1 + dist.get_rank())
+        self._n = options.ids
+
+    def batch(self, n_new=0):
+        ids = self.known[torch.randint(len(self.known), (self._n,), generator=self._own)]
+        ids[:n_new] = torch.randint(-(2**62), 2**62, (n_new,), generator=self._own)
+        return ids
+
+
+def dict_of(known):
+    rows = {}
+    for id_ in known.tolist():
+        rows[id_] = len(rows)
+    return lambda ids: torch.tensor([rows.setdefault(id_, len(rows)) for id_ in ids.tolist()])
+
+
+def torchrec_of(known, n_rows):
+    from torchrec import JaggedTensor
+    from torchrec.modules.mc_modules import LRU_EvictionPolicy, MCHManagedCollisionModule
+
+    module = MCHManagedCollisionModule(
+        zch_size=n_rows,
+        device=torch.device("cpu"),
+        eviction_policy=LRU_EvictionPolicy(),
+        eviction_interval=1,
+        input_hash_size=2**62,
+    )
+
+    def call(ids):
+        lengths = torch.ones(len(ids), dtype=torch.int64)
+        return module({"ids": JaggedTensor(values=ids.abs(), lengths=lengths)})["ids"].values()
+
+    for part in known.chunk(5):
+        call(part)
+    return module, call
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--ids", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    n_ranks = dist.get_world_size()
+    ids = Ids(options)
+    mapping = ExactMapping(options.rows, sw.init_device_mesh("cpu", (n_ranks,)))
+    for part in ids.known.chunk(5):
+        mapping(part)
+    plain = dict_of(ids.known)
+    sides = {"ExactMapping": (mapping, mapping), "a dict per rank": (None, plain)}
+    if n_ranks == 1 and embedding_torchrec.is_installed():
+        sides["TorchRec's MCH"] = torchrec_of(ids.known, options.rows)
+    rows = [("", "", "min ms", "median ms", "/ExactMapping", "/ExactMapping")]
+    for name, n_new, trains in (
+        ("known", 0, True),
+        ("a tenth new", options.ids // 10, True),
+        ("only looked up", 0, False),
+    ):
+        for module, _ in sides.values():
+            if module is not None:
+                module.train(trains)
+        batches = iter([ids.batch(n_new) for _ in range((options.repeats + 1) * len(sides))])
+        calls = {side: lambda call=call, ids=batches: call(next(ids)) for side, (_, call) in sides.items()}
+        for call in calls.values():
+            call()
+        ms = ms_in_turns(calls, options.repeats)
+        rows += [(name, side, *min_and_median(ms[side], ms["ExactMapping"], 1)) for side in sides]
+    if dist.get_rank() == 0:
+        print(machine_line())
+        print(
+            f"{options.ids:,} ids per rank on {n_ranks} rank(s), {options.rows:,} rows, half of them with an id before"
+        )
+        print("\n".join(aligned(rows)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
