@@ -11,9 +11,9 @@ namespace shardwise {
 class BagOffsets {
  public:
   BagOffsets() = default;
-  /// `offsets`: [bags], with `include_last` one more that says where the last bag ends; distributed, then they are gathered, or a
-  /// distributed_operand() by itself. Plain ones are read as they are where their bags are of one length and hold all ids: those that
-  /// F.embedding_bag makes for ids of two dims.
+  /// `offsets`: [bags], with `include_last` one more that says where the last bag ends (ids behind it are in none); distributed, then they
+  /// are gathered, or a distributed_operand() by itself. Plain ones are read as they are where their bags are of one length and hold all
+  /// ids: those that F.embedding_bag makes for ids of two dims.
   /// Throws: c10::ValueError, c10::TypeError where they are not 1-D integers that ascend from 0 and stay within `n_ids`, and for other
   /// plain ones, which may be each rank's own.
   static BagOffsets read(const char* op, const at::Tensor& offsets, bool include_last, int64_t n_ids,
