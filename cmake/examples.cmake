@@ -13,11 +13,13 @@ if(SHARDWISE_HAS_GLOO)
   endforeach()
 endif()
 
-# Made on demand: `cmake --build build --target benchmark_planning benchmark_dispatch benchmark_row_kernels`.
+# Made on demand: `cmake --build build --target benchmark_planning benchmark_dispatch benchmark_flight_recorder benchmark_row_kernels`.
 add_executable(benchmark_planning EXCLUDE_FROM_ALL benchmarks/planning.cpp)
 target_link_libraries(benchmark_planning PRIVATE shardwise shardwise_base)
 add_executable(benchmark_dispatch EXCLUDE_FROM_ALL benchmarks/dispatch.cpp)
 target_link_libraries(benchmark_dispatch PRIVATE shardwise shardwise_base)
+add_executable(benchmark_flight_recorder EXCLUDE_FROM_ALL benchmarks/flight_recorder.cpp)
+target_link_libraries(benchmark_flight_recorder PRIVATE shardwise shardwise_base)
 if(TARGET shardwise_kernels_cuda)
   add_executable(benchmark_row_kernels EXCLUDE_FROM_ALL benchmarks/row_kernels.cu)
   target_include_directories(benchmark_row_kernels PRIVATE ${PROJECT_SOURCE_DIR})

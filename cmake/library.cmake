@@ -21,7 +21,7 @@ set_source_files_properties(${PROJECT_BINARY_DIR}/generated/version.cpp PROPERTI
   SKIP_UNITY_BUILD_INCLUSION ON SKIP_PRECOMPILE_HEADERS ON)
 add_library(shardwise SHARED ${library_sources} ${PROJECT_BINARY_DIR}/generated/version.cpp)
 add_library(shardwise::shardwise ALIAS shardwise)
-target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_pure shardwise_kernels)
+target_link_libraries(shardwise PUBLIC shardwise::torch PRIVATE shardwise_pure shardwise_kernels nlohmann_json::nlohmann_json)
 target_include_directories(shardwise PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

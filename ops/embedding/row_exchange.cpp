@@ -4,7 +4,6 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/messages.h"
-#include "runtime/comm/order_check.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -139,8 +138,7 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
   IdBounds bounds;
   bounds.add(ids);
   const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
-  check_order(group, "compare ids", at::kLong);
-  const at::Tensor all = gather_rows(group, own.to(numbers_device(group)));
+  const at::Tensor all = gather_rows(group, "compare ids", own.to(numbers_device(group)));
   const auto summary = all.accessor<int64_t, 2>();
   std::map<Dims, int64_t> first_at;
   for (int64_t i = 0; i < group.size(); ++i) {

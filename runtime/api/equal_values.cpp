@@ -3,7 +3,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/tensor.h>
@@ -35,8 +34,8 @@ bool is_one_value_on_all(const at::Tensor& plain, const MeshPtr& mesh) {
   if (mesh->size() == 1 || mesh->is_meta()) return own != kNone;
   const Group& group = *mesh->group();
   const CommScope scope("plain operand", CommScope::Cause::kProgram);
-  check_order(group, "compare a plain operand", at::kLong);
-  const at::Tensor all = gather_rows(group, at::tensor({own}, at::kLong).to(numbers_device(group)));
+  const at::Tensor all =
+      gather_rows(group, "compare a plain operand", at::tensor({own}, at::kLong).to(numbers_device(group)));
   return own != kNone && all.eq(own).all().item<bool>();
 }
 

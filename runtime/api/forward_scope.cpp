@@ -3,7 +3,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -49,7 +48,8 @@ Summary summary_of(const ForwardArgument& argument) {
 }
 
 at::Tensor gather_numbers(const Group& group, const std::vector<int64_t>& own) {
-  return gather_rows(group, at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
+  return gather_rows(group, "compare arguments",
+                     at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
 }
 
 /// The first two ranks whose rows differ.
@@ -110,7 +110,6 @@ class Forward {
     const BelowAutograd guard;
     const Group& group = *mesh->group();
     const CommScope scope("forward", CommScope::Cause::kProgram);
-    check_order(group, "compare arguments", at::kLong);
     Digest all;
     for (const Summary& summary : summaries()) all.add(summary.digest);
     const at::Tensor rows = gather_numbers(group, {all.value(), static_cast<int64_t>(arguments_.size())});

@@ -1,11 +1,9 @@
 #include "runtime/comm/collectives.h"
 
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/order_check.h"
 #include "runtime/comm/reduce_dtype.h"
-#include "runtime/comm/waiting.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
@@ -33,14 +31,6 @@ void check_policy(const char* collective) {
   check_comm_policy([=] { return fmt::format("sends an {}", collective); });
 }
 
-/// gather_rows, counted.
-at::Tensor all_gather_even(const Group& group, const at::Tensor& numbers) {
-  const at::Tensor gathered = gather_rows(group, numbers);
-  const int64_t n_bytes = numbers.nbytes() * (group.size() - 1);
-  CommTrace::record("all_gather", group.size(), n_bytes, n_bytes);
-  return gathered;
-}
-
 }  // namespace
 
 void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input,
@@ -59,7 +49,6 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
     return;
   }
   check_policy("all_to_all");
-  check_order(group, "all_to_all", input.scalar_type());
   const int64_t element_bytes = input.element_size();
   const auto in_bytes = [=](std::vector<int64_t> splits) {
     for (int64_t& split : splits) split *= element_bytes;
@@ -69,10 +58,13 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   std::vector<int64_t> sent = in_bytes(send_splits);
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
-  const Waiting waiting(group, "all_to_all");
-  backend_of(group, "all_to_all", input.device().type())->alltoall_base(to, from, received, sent)->wait();
-  CommTrace::record("all_to_all", group.size(), from.numel() - send_splits[group.index] * element_bytes,
-                    to.numel() - receive_splits[group.index] * element_bytes);
+  const auto backend = backend_of(group, "all_to_all", input.device().type());
+  Communication(group, {.name = "all_to_all",
+                        .dtype = input.scalar_type(),
+                        .bytes_sent = from.numel() - send_splits[group.index] * element_bytes,
+                        .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
+                        .counted_as = "all_to_all"})
+      .run([&] { return backend->alltoall_base(to, from, received, sent); });
 }
 
 namespace {
@@ -82,35 +74,34 @@ class StartedReduction final : public Reduction {
   StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
       : tensor_(tensor),
         reduce_(reduce),
-        ranks_(group.ranks),
-        rank_(group.ranks[group.index]),
-        form_(to_reduce_form(tensor, reduce)) {
+        n_ranks_(group.size()),
+        form_(to_reduce_form(tensor, reduce)),
+        communication_(group, {.name = "all_reduce",
+                               .dtype = tensor.scalar_type(),
+                               .bytes_sent = n_bytes(),
+                               .bytes_received = n_bytes(),
+                               .counted_as = "all_reduce"}) {
+    const auto backend = backend_of(group, "all_reduce", tensor.device().type());
     std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = form_.op;
-    const Waiting waiting(group, "all_reduce");  // a backend may connect to other ranks first
-    work_ = backend_of(group, "all_reduce", tensor.device().type())->allreduce(tensors, options);
-    const int64_t n_bytes = 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks() - 1) / n_ranks();
-    CommTrace::record("all_reduce", n_ranks(), n_bytes, n_bytes);
+    work_ = communication_.launch([&] { return backend->allreduce(tensors, options); });
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    {
-      const Waiting waiting(ranks_, rank_, "all_reduce");
-      work_->wait();
-    }
-    from_reduce_form(form_, tensor_, reduce_, n_ranks());
+    communication_.wait(work_);
+    from_reduce_form(form_, tensor_, reduce_, n_ranks_);
   }
 
  private:
-  int64_t n_ranks() const { return static_cast<int64_t>(ranks_.size()); }
+  int64_t n_bytes() const { return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_; }
 
   at::Tensor tensor_;
   Reduce reduce_;
-  std::vector<int64_t> ranks_;
-  int64_t rank_;
+  int64_t n_ranks_;
   ReduceForm form_;
+  Communication communication_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
@@ -122,7 +113,6 @@ std::unique_ptr<Reduction> start_all_reduce(const Group& group, const at::Tensor
   if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return nullptr;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check_policy("all_reduce");
-  check_order(group, "all_reduce", tensor.scalar_type());
   return std::make_unique<StartedReduction>(group, tensor, reduce);
 }
 
@@ -138,30 +128,32 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
                   root_index, group.size(), group.size()));
   if (group.size() == 1 || tensor.numel() == 0 || tensor.is_meta()) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  check_order(group, "broadcast", tensor.scalar_type());
   std::vector<at::Tensor> bytes{bytes_of(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root_index;
-  const Waiting waiting(group, "broadcast");
-  backend_of(group, "broadcast", tensor.device().type())->broadcast(bytes, options)->wait();
+  const auto backend = backend_of(group, "broadcast", tensor.device().type());
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;
-  CommTrace::record("broadcast", group.size(), is_root ? n_bytes * (group.size() - 1) : 0, is_root ? 0 : n_bytes);
+  Communication(group, {.name = "broadcast",
+                        .dtype = tensor.scalar_type(),
+                        .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
+                        .bytes_received = is_root ? 0 : n_bytes,
+                        .counted_as = "broadcast"})
+      .run([&] { return backend->broadcast(bytes, options); });
 }
 
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
   if (group.size() == 1) return {numbers};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  check_order(group, "all_gather");
   const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
   const auto length = static_cast<int64_t>(numbers.size());
-  const at::Tensor lengths = all_gather_even(group, at::full({1}, length, options)).view(-1);
+  const at::Tensor lengths = gather_rows(group, "all_gather", at::full({1}, length, options), true).view(-1);
   const int64_t longest = lengths.max().item<int64_t>();
   std::vector<std::vector<int64_t>> result(group.size());
   if (longest == 0) return result;
   const at::Tensor padded = at::zeros({longest}, at::kLong);
   std::copy(numbers.begin(), numbers.end(), padded.mutable_data_ptr<int64_t>());
-  const at::Tensor gathered = all_gather_even(group, padded.to(options.device()));
+  const at::Tensor gathered = gather_rows(group, "all_gather", padded.to(options.device()), true);
   for (int64_t i = 0; i < group.size(); ++i) {
     const int64_t* const row = gathered.const_data_ptr<int64_t>() + i * longest;
     result[i].assign(row, row + lengths.const_data_ptr<int64_t>()[i]);

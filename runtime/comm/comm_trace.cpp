@@ -1,5 +1,6 @@
 #include "runtime/comm/comm_trace.h"
 
+#include "runtime/comm/comm_cause.h"
 #include "runtime/comm/message_pattern.h"
 
 namespace shardwise {
@@ -7,6 +8,7 @@ namespace {
 
 thread_local CommTrace* innermost_trace = nullptr;
 thread_local const CommScope* innermost_scope = nullptr;
+thread_local CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
 thread_local const MessagePattern* innermost_pattern = nullptr;
 
 }  // namespace
@@ -45,6 +47,7 @@ std::map<std::string, int64_t> CommTrace::counts() const {
 
 CommScope::CommScope(const char* op, Cause cause, const void* layouts, Describe describe)
     : op_(op), cause_(cause), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
+  if (outer_ == nullptr) outermost_cause = cause;
   innermost_scope = this;
 }
 
@@ -53,6 +56,8 @@ CommScope::~CommScope() { innermost_scope = outer_; }
 const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
 
 CommScope::Cause CommScope::current_cause() { return innermost_scope ? innermost_scope->cause_ : Cause::kProgram; }
+
+bool program_asks() { return innermost_scope == nullptr || outermost_cause == CommScope::Cause::kProgram; }
 
 void CommScope::permit() {
   if (innermost_scope) innermost_scope->cause_ = Cause::kProgram;

@@ -1,7 +1,7 @@
 #include "runtime/comm/group_backend.h"
 
 #include "runtime/comm/backend_traits.h"
-#include "runtime/comm/waiting.h"
+#include "runtime/comm/communication.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -41,8 +41,7 @@ void connect(const Group& group, const char* op, c10::Device device) {
   if (!traits_of(*backend).connects_at_first_call || backend->getSequenceNumberForGroup() > 0) return;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<at::Tensor> one{at::zeros({1}, at::TensorOptions(at::kByte).device(device))};
-  const Waiting waiting(group, op);
-  backend->allreduce(one, {})->wait();
+  Communication(group, {.name = "connect"}).run([&] { return backend->allreduce(one, {}); });
 }
 
 void check_contiguous(const char* op, const at::Tensor& tensor) {
@@ -54,14 +53,41 @@ void check_contiguous(const char* op, const at::Tensor& tensor) {
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }
 
-at::Tensor gather_rows(const Group& group, const at::Tensor& numbers) {
-  const auto backend = backend_of(group, "all_gather", numbers.device().type());
-  at::Tensor own = numbers;
-  at::Tensor gathered = at::empty({group.size(), own.numel()}, own.options());
-  at::Tensor flat = gathered.view(-1);
-  const Waiting waiting(group, "all_gather");
-  backend->_allgather_base(flat, own)->wait();
-  return gathered.cpu();
+namespace {
+
+struct Gathering {
+  Gathering(const Group& group, const at::Tensor& numbers)
+      : backend(backend_of(group, "all_gather", numbers.device().type())),
+        own(numbers),
+        gathered(at::empty({group.size(), own.numel()}, own.options())),
+        flat(gathered.view(-1)) {}
+
+  c10::intrusive_ptr<c10d::Work> launch() { return backend->_allgather_base(flat, own); }
+
+  c10::intrusive_ptr<c10d::Backend> backend;
+  at::Tensor own;
+  at::Tensor gathered;
+  at::Tensor flat;
+};
+
+}  // namespace
+
+at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted) {
+  Gathering gathering(group, numbers);
+  const auto n_bytes = static_cast<int64_t>(numbers.nbytes()) * (group.size() - 1);
+  Communication(group, {.name = what,
+                        .dtype = numbers.scalar_type(),
+                        .bytes_sent = n_bytes,
+                        .bytes_received = n_bytes,
+                        .counted_as = is_counted ? what : nullptr})
+      .run([&] { return gathering.launch(); });
+  return gathering.gathered.cpu();
+}
+
+at::Tensor gather_unrecorded(const Group& group, const at::Tensor& numbers) {
+  Gathering gathering(group, numbers);
+  gathering.launch()->wait();
+  return gathering.gathered.cpu();
 }
 
 }  // namespace shardwise

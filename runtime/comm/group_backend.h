@@ -29,7 +29,11 @@ void check_contiguous(const char* op, const at::Tensor& tensor);
 /// The memory of a contiguous tensor as a flat tensor of bytes: every backend moves those, whatever the dtype.
 at::Tensor bytes_of(const at::Tensor& tensor);
 
-/// Gathers flat `numbers`, of one length and dtype on all ranks: [ranks, length] on the CPU, by group order. Counted by nobody.
-at::Tensor gather_rows(const Group& group, const at::Tensor& numbers);
+/// Gathers flat `numbers`, of one length and dtype on all ranks: [ranks, length] on the CPU, by group order. A communication
+/// called `what` ("compare ids"), a text that lives as long as the program, which CommTrace leaves out unless `is_counted`.
+at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted = false);
+
+/// The same within a communication, which it is a part of.
+at::Tensor gather_unrecorded(const Group& group, const at::Tensor& numbers);
 
 }  // namespace shardwise

@@ -2,11 +2,9 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/comm_policy.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
-#include "runtime/comm/order_check.h"
-#include "runtime/comm/waiting.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
@@ -88,8 +86,11 @@ Works start_grouped(c10d::Backend& backend, Parcels sends, const Parcels& receiv
 
 }  // namespace
 
-Messages::Messages(const Group& group, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors)
-    : ranks_(group.ranks), rank_(group.ranks[group.index]), works_(std::move(works)), tensors_(std::move(tensors)) {}
+Messages::Messages() = default;
+
+Messages::Messages(std::unique_ptr<Communication> communication, std::vector<WorkPtr> works,
+                   std::vector<at::Tensor> tensors)
+    : communication_(std::move(communication)), works_(std::move(works)), tensors_(std::move(tensors)) {}
 
 Messages::~Messages() {
   if (works_.empty() || std::uncaught_exceptions() > 0) return;
@@ -104,9 +105,8 @@ void Messages::wait() {
   if (works_.empty()) return;
   const auto works = std::exchange(works_, {});
   const auto tensors = std::exchange(tensors_, {});
-  const Waiting waiting(ranks_, rank_, "exchange");
-  for (const WorkPtr& work : works)
-    if (work) work->wait();
+  const auto communication = std::move(communication_);
+  communication->wait(works);
 }
 
 std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::vector<Message> sends,
@@ -116,19 +116,29 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   const Parcels outgoing = parcels_of(group, sends, "to", device.type());
   const Parcels incoming = parcels_of(group, receives, "from", device.type());
   check_comm_policy([] { return std::string("sends messages to other ranks"); });
-  if (by_all) check_order(group, "exchange");
   if (by_all) connect(group, "exchange", device);
-  if (outgoing.empty() && incoming.empty()) return std::make_shared<Messages>();
+  const bool has_part = !outgoing.empty() || !incoming.empty();
+  if (!has_part && !by_all) return std::make_shared<Messages>();
 
+  auto communication = std::make_unique<Communication>(
+      group, Communication::Call{.name = "exchange",
+                                 .bytes_sent = total_bytes(outgoing),
+                                 .bytes_received = total_bytes(incoming),
+                                 .counted_as = has_part ? MessagePattern::current() : nullptr,
+                                 .by_all = by_all});
+  if (!has_part) {
+    communication->finish();
+    return std::make_shared<Messages>();
+  }
   const auto backend = backend_of(group, "exchange", device.type());
-  const Waiting waiting(group, "exchange");  // a backend may connect to the other rank first
-  Works works = traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
-                                                    : start_each(*backend, outgoing, incoming);
+  Works works = communication->launch([&] {
+    return traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
+                                               : start_each(*backend, outgoing, incoming);
+  });
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})
     for (const Parcel& parcel : *parcels) tensors.push_back(parcel.bytes);
-  CommTrace::record(MessagePattern::current(), group.size(), total_bytes(outgoing), total_bytes(incoming));
-  return std::make_shared<Messages>(group, std::move(works), std::move(tensors));
+  return std::make_shared<Messages>(std::move(communication), std::move(works), std::move(tensors));
 }
 
 }  // namespace shardwise

@@ -18,6 +18,8 @@
 
 namespace shardwise {
 
+class Communication;
+
 struct Message {
   int64_t rank;       // global, of the other end
   at::Tensor tensor;  // contiguous, of at least one element; neither read nor written by others until Messages::wait
@@ -30,8 +32,8 @@ class Messages {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  Messages() = default;
-  Messages(const Group& group, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
+  Messages();
+  Messages(std::unique_ptr<Communication> communication, std::vector<WorkPtr> works, std::vector<at::Tensor> tensors);
   /// Waits, and swallows errors. While an exception unwinds it does not wait: the other ranks may wait for this one.
   ~Messages();
   Messages(const Messages&) = delete;
@@ -43,8 +45,7 @@ class Messages {
   void wait();
 
  private:
-  std::vector<int64_t> ranks_;  // the group's
-  int64_t rank_ = 0;
+  std::unique_ptr<Communication> communication_;  // null once it has ended, and where there is none
   std::vector<WorkPtr> works_;
   std::vector<at::Tensor> tensors_;
 };

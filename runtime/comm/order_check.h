@@ -3,8 +3,9 @@
 // A collective that one rank calls and another does not is a hang, or numbers that belong to something else. With
 // SHARDWISE_CHECK=1 every communication first compares what it is, for whom and of which layouts, over its group:
 //
-//   [check] rank 0 is about to all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4)), rank 2 to all_to_all for
-//   redistribute (Long [8] as [Shard(0)] on (4) -> [Replicate()]). Every rank must make the same calls in the same order.
+//   [check] rank 0 is about to all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4)) at train.py:31 in step, rank 2 to
+//   all_to_all for redistribute (Long [8] as [Shard(0)] on (4) -> [Replicate()]) at train.py:40 in step. Every rank must make the
+//   same calls in the same order.
 #pragma once
 
 #include "runtime/comm/group.h"
@@ -12,17 +13,29 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <string>
 
 namespace shardwise {
 
 /// Off, unless the environment says SHARDWISE_CHECK=1 when the first message is sent. All ranks must agree. Returns what it was.
 bool set_order_check(bool is_on);
+/// Cost: one read.
+bool checks_order();
 
-/// Where the check is on: compares `collective`, `dtype` and the innermost CommScope's operator and layouts over the group.
+/// What one rank is about to do.
+struct CheckedCall {
+  const char* collective;
+  std::optional<c10::ScalarType> dtype;
+  std::string op;
+  std::string layouts;
+  std::string source;  // of the program; ranks may make one call in different lines
+};
+
+/// Compares the members' calls, all but their sources. Communication calls it, on all members.
 /// A rank that never comes is the backend's to report, after its time-out.
 ///
-/// Throws: c10::ValueError, on all members, naming two whose calls differ.
-/// Cost: one read where it is off; else the layouts' text and a gather of one number per rank, which CommTrace leaves out.
-void check_order(const Group& group, const char* collective, std::optional<c10::ScalarType> dtype = std::nullopt);
+/// Returns "", or on all members an error that names two whose calls differ.
+/// Cost: the text of the call and a gather of one number per rank, which CommTrace leaves out.
+std::string compare_calls(const Group& group, const CheckedCall& own);
 
 }  // namespace shardwise

@@ -1,11 +1,14 @@
 #include "runtime/comm/world.h"
 
+#include "runtime/comm/communication.h"
+#include "runtime/comm/flight_watch.h"
 #include "runtime/comm/given_groups.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -63,11 +66,17 @@ std::shared_ptr<World> World::current() {
   return world;
 }
 
-void World::set_thread(std::shared_ptr<World> world) { thread_world = std::move(world); }
+void World::set_thread(std::shared_ptr<World> world) {
+  thread_world = std::move(world);
+  FlightRecorder::begin_world(thread_world, /*is_thread=*/true);
+  if (thread_world) start_flight_watch();
+}
 
 bool World::is_thread() { return thread_world != nullptr; }
 
 void World::set_process(std::shared_ptr<World> world) {
+  FlightRecorder::begin_world(world, /*is_thread=*/false);
+  if (world) start_flight_watch();
   const std::lock_guard lock(process_world().mutex);
   process_world().world.swap(world);
 }
@@ -88,8 +97,16 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
     make_group = make_group_;
   }
   // No lock here: making a group waits for other ranks and may call Python.
+  const auto make = [&] {
+    std::vector<int64_t> everyone(size_);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    Communication making(Group{everyone_, everyone, rank_}, {.name = "make a group", .by_all = false});
+    auto made = making.launch([&] { return make_group(members); });
+    making.finish();
+    return made;
+  };
   const auto own = std::find(members.begin(), members.end(), rank_);
-  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 ? make_group(members) : nullptr;
+  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 ? make() : nullptr;
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);

@@ -2,7 +2,6 @@
 
 #include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
-#include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/tensor.h>
@@ -26,9 +25,9 @@ int64_t digest_of(const DeviceMesh& from, const DeviceMesh& to) {
 bool all_agree(const Group& group, int64_t digest, bool is_agreed) {
   if (group.size() == 1) return is_agreed;
   const BelowAutograd guard;
-  check_order(group, "compare meshes", at::kLong);
   const std::vector<int64_t> own{digest, is_agreed};
-  const at::Tensor rows = gather_rows(group, at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
+  const at::Tensor rows =
+      gather_rows(group, "compare meshes", at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
   return rows.select(1, 0).eq(digest).all().item<bool>() && rows.select(1, 1).all().item<bool>();
 }
 

@@ -3,7 +3,6 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/order_check.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -42,7 +41,6 @@ std::string words(const NumberBytes& bytes, const Spec& spec) {
 
 /// The one value that ranks of the group have; nothing where none has any.
 std::optional<NumberBytes> common_value(const Group& group, const std::optional<NumberBytes>& own, const Spec& spec) {
-  check_order(group, "compare numbers", spec.dtype());
   const NumberBytes given = own.value_or(NumberBytes{});
   const auto rows = all_gather_numbers(group, {own.has_value(), given[0], given[1]});
   std::optional<NumberBytes> value;

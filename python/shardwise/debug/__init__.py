@@ -4,6 +4,7 @@ from shardwise._C import CommEvent, OpRecord
 from shardwise.debug.comm_counts import CommCounts
 from shardwise.debug.comm_mode import CommDebugMode
 from shardwise.debug.explanation import explain
+from shardwise.debug.flight import dump
 from shardwise.debug.pictures import picture, visualize_sharding
 
-__all__ = ["CommCounts", "CommDebugMode", "CommEvent", "OpRecord", "explain", "picture", "visualize_sharding"]
+__all__ = ["CommCounts", "CommDebugMode", "CommEvent", "OpRecord", "dump", "explain", "picture", "visualize_sharding"]

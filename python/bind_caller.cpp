@@ -1,0 +1,115 @@
+#include "python/bindings.h"
+#include "runtime/comm/caller.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardwise {
+namespace {
+
+bool is_interpreter_there() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
+}
+
+std::string string_of(PyObject* text) {
+  const char* const bytes = text ? PyUnicode_AsUTF8(text) : nullptr;
+  if (bytes == nullptr) PyErr_Clear();
+  return bytes ? bytes : "?";
+}
+
+std::string folder_of(const char* module) {
+  const auto path = py::module_::import(module).attr("__file__").cast<std::string>();
+  return path.substr(0, path.rfind('/') + 1);
+}
+
+/// A Python function that runs.
+class Frame {
+ public:
+  explicit Frame(PyFrameObject* frame) : frame_(frame), code_(own(PyFrame_GetCode(frame))) {}
+
+  std::string file() const { return string_of(code()->co_filename); }
+  /// "train.py:12 in step".
+  std::string words() const {
+    return fmt::format("{}:{} in {}", file(), PyFrame_GetLineNumber(frame_), string_of(code()->co_qualname));
+  }
+  py::object caller() const { return own(PyFrame_GetBack(frame_)); }
+
+ private:
+  template <class Object>
+  static py::object own(Object* object) {
+    return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(object));
+  }
+  const PyCodeObject* code() const { return reinterpret_cast<const PyCodeObject*>(code_.ptr()); }
+
+  PyFrameObject* frame_;
+  py::object code_;
+};
+
+/// Calls `visit(frame)` from `innermost` outwards until it says that it has seen enough.
+template <class Visit>
+void visit_frames(py::object innermost, const Visit& visit) {
+  while (innermost && !innermost.is_none()) {
+    const Frame frame(reinterpret_cast<PyFrameObject*>(innermost.ptr()));
+    if (visit(frame)) return;
+    innermost = frame.caller();
+  }
+}
+
+bool is_of_a_library(const Frame& frame) {
+  static const auto* const libraries =
+      new std::vector<std::string>{folder_of("torch"), folder_of("shardwise"), "<frozen "};
+  const std::string file = frame.file();
+  return std::ranges::any_of(*libraries, [&](const std::string& library) { return file.starts_with(library); });
+}
+
+std::string program_line() {
+  if (!is_interpreter_there()) return "";
+  const py::gil_scoped_acquire gil;
+  std::string found;
+  auto* const frame = reinterpret_cast<PyObject*>(PyEval_GetFrame());
+  visit_frames(py::reinterpret_borrow<py::object>(frame), [&](const Frame& frame) {
+    if (is_of_a_library(frame)) return false;
+    found = frame.words();
+    return true;
+  });
+  return found;
+}
+
+CallerStack stack_of_thread(uint64_t thread) {
+  if (!is_interpreter_there()) return {{}, "", "the interpreter has ended"};
+  const py::gil_scoped_acquire gil;
+  CallerStack stack;
+  try {
+    const py::dict frames = py::module_::import("sys").attr("_current_frames")();
+    const py::int_ key(thread);
+    if (!frames.contains(key)) return {{}, "", "a thread without Python"};
+    visit_frames(frames[key], [&](const Frame& frame) {
+      stack.lines.push_back(frame.words());
+      if (stack.program_line.empty() && !is_of_a_library(frame)) stack.program_line = stack.lines.back();
+      return false;
+    });
+  } catch (const py::error_already_set&) {
+    stack.why_unknown = "Python raised an error when it was asked";
+  }
+  return stack;
+}
+
+}  // namespace
+
+void bind_caller(py::module_& module) {
+  static constexpr CallerHooks kHooks{&program_line, &stack_of_thread};
+  set_caller_hooks(&kHooks);
+  module.def(
+      "caller_line", &program_line,
+      "The line of the program that this thread is in, outside of torch and shardwise; \"\" where there is none.");
+}
+
+}  // namespace shardwise

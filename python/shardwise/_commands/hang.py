@@ -1,0 +1,29 @@
+"""python -m shardwise hang: who waits for whom, from the files of shardwise.debug.dump()."""
+
+import argparse
+from pathlib import Path
+
+from shardwise.debug.flight_files import read_flights
+from shardwise.debug.hang import describe_hang, hang_rows
+from shardwise.debug.text_tables import table_text
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "hang",
+        help="who waits for whom, from the files that a hanging program wrote",
+        epilog="A program writes them where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID) and by "
+        "shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank the newest counts.",
+    )
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="shardwise-rank*.json of all ranks")
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    flights = read_flights(options.files)
+    return [describe_hang(flights), "", shown(hang_rows(flights))]
+
+
+def shown(rows: list[tuple[str, ...]]) -> str:
+    heading, *rest = rows
+    return table_text("", heading, rest, len(heading)).rstrip()

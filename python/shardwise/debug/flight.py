@@ -1,0 +1,26 @@
+"""What the ranks of this process did last, as files."""
+
+import os
+
+from shardwise import _C
+
+__all__ = ["dump"]
+
+
+def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
+    """Writes the last 1,000 communications of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json, and where the
+    rank's Python is. Returns the paths. Sends nothing; `folder`, made where it is missing, is by default the environment's
+    SHARDWISE_DUMP_FOLDER, else the current one.
+
+    Each communication is recorded as it runs, with nothing to switch on. The files of all ranks tell who waits for whom:
+
+        >>> sw.debug.dump("dumps")
+        ['dumps/shardwise-rank0-pid4711.json']
+        $ python -m shardwise hang dumps/*
+
+    They are also written where a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), where a communication of a rank that is a
+    process ends with an error, and on SIGUSR1, with which a program that hangs can be asked: `kill -USR1 PID`.
+
+    Raises RuntimeError for a folder that cannot be written to.
+    """
+    return _C.dump_flights(None if folder is None else os.fspath(folder))

@@ -1,0 +1,125 @@
+"""What the files of shardwise.debug.dump() say, one per rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Call", "Flight", "read_flights"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One communication of one rank. Times are seconds since 1970 by the rank's clock, None where that has not happened."""
+
+    rank: int
+    group: tuple[int, ...]  # the ranks that take part
+    call: int  # its number among the group's communications; 0: members may stay away
+    name: str
+    operator: str
+    dtype: str
+    state: str  # "under way", "done", "failed"
+    begin: float
+    waits_since: float | None
+    end: float | None
+    layouts: str
+    source: str  # the program's line, where it was noted
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """What must be equal on all ranks."""
+        return self.name, self.operator, self.dtype
+
+    def words(self) -> str:
+        """all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))."""
+        layouts = self.layouts or self.dtype
+        return self.name + (f" for {self.operator}" if self.operator else "") + (f" ({layouts})" if layouts else "")
+
+
+@dataclass(frozen=True)
+class Flight:
+    """What one rank did last."""
+
+    path: Path
+    rank: int
+    n_ranks: int
+    pid: int
+    host: str
+    time: float
+    reason: str
+    line: str  # of the program, where the rank was
+    stack: list[str]
+    n_calls: dict[tuple[int, ...], int]  # of each group
+    calls: list[Call] = field(repr=False)
+
+    def current(self) -> Call | None:
+        """What the rank waits in, else what failed as the last of all it did."""
+        waits = [call for call in self.calls if call.waits_since is not None]
+        if waits:
+            return waits[-1]
+        return self.calls[-1] if self.calls and self.calls[-1].state == "failed" else None
+
+    def call_of(self, group: tuple[int, ...], number: int) -> Call | None:
+        """None where it has not come to it, or made a thousand others since."""
+        return next((call for call in self.calls if call.group == group and call.call == number), None)
+
+    def place(self, call: Call | None) -> str:
+        """The program's line, of the call where it was noted."""
+        return (call.source if call else "") or self.line
+
+
+def read_flights(paths: Iterable[Path]) -> dict[int, Flight]:
+    """By rank; of several files of one rank the newest. Raises ValueError for a file that is none of these."""
+    found: dict[int, Flight] = {}
+    for path in paths:
+        flight = _read(path)
+        if flight.rank not in found or found[flight.rank].time < flight.time:
+            found[flight.rank] = flight
+    if not found:
+        raise ValueError("[hang] got no files. Give those that shardwise.debug.dump() wrote: dumps/*.")
+    return dict(sorted(found.items()))
+
+
+def _read(path: Path) -> Flight:
+    try:
+        dump = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"[hang] {path} holds no JSON. Give files of shardwise.debug.dump().") from None
+    if not isinstance(dump, dict) or dump.get("version") != VERSION or "communications" not in dump:
+        raise ValueError(f"[hang] {path} is no file of shardwise.debug.dump(), or one of another version.")
+    groups = [tuple(group["ranks"]) for group in dump["groups"]]
+    return Flight(
+        path=path,
+        rank=dump["rank"],
+        n_ranks=dump["ranks"],
+        pid=dump["pid"],
+        host=dump["host"],
+        time=dump["time"],
+        reason=dump["reason"],
+        line=dump["line"],
+        stack=dump["stack"],
+        n_calls={group: entry["calls"] for group, entry in zip(groups, dump["groups"], strict=True)},
+        calls=[_call(dump["rank"], groups, item) for item in dump["communications"]],
+    )
+
+
+def _call(rank: int, groups: list[tuple[int, ...]], item: dict[str, Any]) -> Call:
+    return Call(
+        rank=rank,
+        group=() if item["group"] is None else groups[item["group"]],
+        call=item["call"],
+        name=item["name"],
+        operator=item["operator"],
+        dtype=item["dtype"],
+        state=item["state"],
+        begin=item["begin"],
+        waits_since=item.get("waits_since"),
+        end=item.get("end"),
+        layouts=item.get("layouts", ""),
+        source=item.get("source", ""),
+    )

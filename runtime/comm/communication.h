@@ -1,0 +1,106 @@
+// runtime/comm/communication.h: one communication of a rank with the others of a group, from its start to the end of its wait.
+//
+// Every message of the runtime is sent within one. What is compared between ranks (order_check.h), recorded (flight_recorder.h), counted
+// (comm_trace.h), timed (comm_profile.h) and warned about (flight_watch.h) is said here and nowhere else.
+//
+//   Communication broadcast(group, {.name = "broadcast", .dtype = at::kFloat, .bytes_received = 4096, .counted_as = "broadcast"});
+//   broadcast.run([&] { return backend->broadcast(tensors, options); });         // launched and waited for
+//
+//   Communication reduction(group, ...);
+//   const auto work = reduction.launch([&] { return backend->allreduce(tensors, options); });
+//   ...                                                                          // work that does not need it
+//   reduction.wait(work);
+#pragma once
+
+#include "runtime/comm/flight_recorder.h"
+#include "runtime/comm/gil_release.h"
+#include "runtime/comm/group.h"
+#include "runtime/comm/profiler_span.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+#include <optional>
+
+namespace shardwise {
+
+struct TimedCommunication;
+
+class Communication {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  /// What a rank is about to do. Texts live as long as the program.
+  struct Call {
+    const char* name;  // equal on all ranks, as are dtype and by_all
+    std::optional<c10::ScalarType> dtype = {};
+    int64_t bytes_sent = 0;  // by this rank, without what it sends to itself
+    int64_t bytes_received = 0;
+    const char* counted_as = nullptr;  // null: no CommTrace counts it
+    bool by_all = true;                // false: members without a message may stay away, and the calls are not compared
+  };
+
+  /// Throws: c10::ValueError, on all members, under SHARDWISE_CHECK=1 where their calls differ.
+  Communication(const Group& group, const Call& call);
+  /// One that was not waited for, or whose wait threw, has failed.
+  ~Communication();
+  Communication(const Communication&) = delete;
+  Communication& operator=(const Communication&) = delete;
+
+  /// Calls `launch()`, which may wait for other ranks, and returns what it gives: a Work, or several.
+  template <class Launch>
+  auto launch(const Launch& launch) {
+    const GilRelease no_gil;  // another rank of this process may need it to send what this one waits for
+    const Wait wait(*this);
+    auto works = launch();
+    count();
+    return works;
+  }
+  /// Waits for what was launched. Nulls count as done.
+  void wait(c10::ArrayRef<WorkPtr> works);
+  /// Both, for a single Work.
+  template <class Launch>
+  void run(const Launch& launch) {
+    const GilRelease no_gil;
+    const Wait wait(*this);
+    launch()->wait();
+    count();
+    is_done_ = true;
+  }
+  /// There is nothing to wait for.
+  void finish() { is_done_ = true; }
+
+ private:
+  /// This thread waits. Where an exception ends the wait, the record says so, and a process writes its records to a file.
+  class Wait {
+   public:
+    explicit Wait(Communication& communication);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    Communication& communication_;
+    int n_exceptions_;
+    ProfilerSpan span_;
+  };
+
+  /// Where somebody asked: compares it between the ranks, and notes layouts and the program's line.
+  void compare_and_note(const Group& group);
+  /// Tells the CommTraces, once.
+  void count();
+
+  FlightRecorder& recorder_;
+  Call call_;
+  uint64_t number_;
+  uint64_t begin_;
+  uint64_t last_;        // reading of the clock
+  uint64_t waited_ = 0;  // clock ticks that threads have waited
+  int64_t n_ranks_;
+  bool is_done_ = false;
+  std::unique_ptr<TimedCommunication> timed_;  // null unless this thread is profiled
+};
+
+}  // namespace shardwise

@@ -1,0 +1,152 @@
+#include "runtime/comm/flight_dump.h"
+
+#include "runtime/comm/caller.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ApproximateClock.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+
+namespace shardwise {
+namespace {
+
+using DumpJson = nlohmann::ordered_json;
+
+/// Made when the first world begins, so that two readings of the clock lie far apart when somebody asks.
+c10::ApproximateClockToUnixTimeConverter& clock_converter() {
+  static auto* const converter = new c10::ApproximateClockToUnixTimeConverter;
+  return *converter;
+}
+
+double seconds(int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+const char* word(FlightRecord::Outcome outcome) {
+  switch (outcome) {
+    case FlightRecord::Outcome::kUnderWay:
+      return "under way";
+    case FlightRecord::Outcome::kDone:
+      return "done";
+    case FlightRecord::Outcome::kFailed:
+      return "failed";
+  }
+  return "";
+}
+
+/// Bytes that are no UTF-8, as of a name whose end was left out, become a replacement character.
+std::string text_of(const DumpJson& json) { return json.dump(1, ' ', false, DumpJson::error_handler_t::replace); }
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  auto partial = path;  // a reader never sees half a file
+  partial += fmt::format(".{}.partial", ::gettid());
+  std::ofstream file(partial, std::ios::binary);
+  file << text << '\n';
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(partial, path, error);
+  TORCH_CHECK(file && !error, fmt::format("[dump] {} cannot be written. Name a folder that can: SHARDWISE_DUMP_FOLDER, "
+                                          "or dump(folder).",
+                                          path.string()));
+}
+
+}  // namespace
+
+std::function<int64_t(uint64_t)> unix_clock() {
+  const auto convert = clock_converter().makeConverter();
+  return [convert](uint64_t ticks) { return static_cast<int64_t>(convert(ticks)); };
+}
+
+std::string flight_json(const FlightRecorder& recorder, const std::string& reason) {
+  const auto to_ns = unix_clock();
+  std::map<const GroupCalls*, size_t> group_numbers;
+  DumpJson groups = DumpJson::array();
+  for (const GroupCalls* group : recorder.groups()) {
+    group_numbers.emplace(group, groups.size());
+    groups.push_back({{"ranks", group->ranks}, {"calls", group->n_calls.load()}});
+  }
+  std::map<uint64_t, FlightRecorder::Note> notes;
+  for (auto& note : recorder.notes()) notes[note.number] = note;
+  DumpJson communications = DumpJson::array();
+  for (const FlightRecord& record : recorder.records()) {
+    DumpJson item = {
+        {"number", record.number},
+        {"group", group_numbers.contains(record.group) ? DumpJson(group_numbers[record.group]) : DumpJson()},
+        {"call", record.call},
+        {"name", record.name},
+        {"operator", record.op.data()},
+        {"asked_for", record.is_asked_for},
+        {"dtype", record.dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(record.dtype))},
+        {"bytes_sent", record.bytes_sent},
+        {"bytes_received", record.bytes_received},
+        {"state", word(record.outcome)},
+        {"begin", seconds(to_ns(record.begin))}};
+    if (record.waits_since != 0) item["waits_since"] = seconds(to_ns(record.waits_since));
+    if (record.end != 0) item["end"] = seconds(to_ns(record.end));
+    if (const auto note = notes.find(record.number); note != notes.end()) {
+      if (!note->second.layouts.empty()) item["layouts"] = note->second.layouts;
+      if (!note->second.source.empty()) item["source"] = note->second.source;
+    }
+    communications.push_back(std::move(item));
+  }
+  const CallerStack stack = caller_stack(recorder.thread());
+  DumpJson dump = {{"version", 1},
+                   {"rank", recorder.rank()},
+                   {"ranks", recorder.n_ranks()},
+                   {"pid", ::getpid()},
+                   {"host", host_name()},
+                   {"reason", reason},
+                   {"time", seconds(c10::getTimeSinceEpoch())},
+                   {"line", stack.program_line},
+                   {"stack", stack.lines}};
+  if (!stack.why_unknown.empty()) dump["no_stack"] = stack.why_unknown;
+  dump["groups"] = std::move(groups);
+  dump["communications"] = std::move(communications);
+  return text_of(dump);
+}
+
+std::filesystem::path dump_folder() {
+  const char* const folder = std::getenv("SHARDWISE_DUMP_FOLDER");
+  return folder != nullptr && *folder != '\0' ? folder : ".";
+}
+
+std::vector<std::string> dump_flights(const std::filesystem::path& folder, const std::string& reason) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);  // where it fails, so does the file
+  std::vector<std::string> written;
+  for (const FlightRecorder* recorder : FlightRecorder::all()) {
+    const auto path = folder / fmt::format("shardwise-rank{}-pid{}.json", recorder->rank(), ::getpid());
+    write_file(path, flight_json(*recorder, reason));
+    written.push_back(path.string());
+  }
+  return written;
+}
+
+std::vector<std::string> dump_unasked(const std::string& reason) noexcept {
+  try {
+    const bool has_folder = std::getenv("SHARDWISE_DUMP_FOLDER") != nullptr;
+    for (const FlightRecorder* recorder : FlightRecorder::all())
+      if (recorder->is_thread() && !has_folder) return {};
+    return dump_flights(dump_folder(), reason);
+  } catch (const std::exception&) {
+    return {};  // the hang or the error is what matters
+  }
+}
+
+void dump_after_failure(const FlightRecorder& recorder) noexcept {
+  if (!recorder.is_thread()) dump_unasked("a communication failed");
+}
+
+}  // namespace shardwise

@@ -1,0 +1,127 @@
+// runtime/comm/flight_recorder.h: the last communications of each rank of this process, for the day on which one never ends.
+//
+// Always on. A rank that is a process has one recorder, and so has each rank that is a thread. flight_dump.h writes them to files.
+#pragma once
+
+#include "runtime/comm/group.h"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise {
+
+class World;
+
+/// How many communications a rank has begun with a set of ranks. All members count alike, so ranks whose counts differ have parted.
+struct GroupCalls {
+  std::vector<int64_t> ranks;  // by group order
+  std::atomic<uint64_t> n_calls{0};
+};
+
+/// One communication as one rank sees it. Times are of c10::getApproximateTime(), 0 where that has not happened.
+struct FlightRecord {
+  enum class Outcome : uint8_t { kUnderWay, kDone, kFailed };
+  static constexpr size_t kOpBytes = 64;
+
+  uint64_t number = 0;                // among the rank's communications, from 1
+  uint64_t call = 0;                  // among those with this group, from 1; 0 where members may stay away
+  const GroupCalls* group = nullptr;  // lives as long as the process
+  const char* name = nullptr;         // "all_reduce"; lives as long as the process
+  uint64_t begin = 0;
+  uint64_t waits_since = 0;  // 0 while no thread waits for it
+  uint64_t end = 0;          // while it is stored, odd where it failed
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+  Outcome outcome = Outcome::kUnderWay;  // told by the end
+  int8_t dtype = -1;                     // a c10::ScalarType
+  bool is_asked_for = true;
+  std::array<uint8_t, 5> unused = {};
+  std::array<char, kOpBytes> op = {};  // the operator that it is for, or ""; the first bytes of a long name
+};
+
+/// The last communications of one rank. Written by the rank's threads without a lock, read by others at any time.
+///
+/// Cost of a communication: two counters, two readings of the processor's clock, and 18 words (benchmarks/flight_recorder.cpp).
+class FlightRecorder {
+ public:
+  static constexpr uint64_t kRecords = 1000;
+
+  explicit FlightRecorder(int64_t rank) : rank_(rank) {}
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
+
+  /// The recorder of this thread's rank, which is `rank`; it lives as long as the process.
+  static FlightRecorder& of_thread(int64_t rank);
+  /// This thread, or this process, is a rank of a new world: its recorder begins anew.
+  static void begin_world(const std::shared_ptr<World>& world, bool is_thread);
+  /// This thread is another rank from now on, or none.
+  static void forget_thread();
+  /// Those of the ranks that this process has now.
+  static std::vector<FlightRecorder*> all();
+
+  int64_t rank() const { return rank_; }
+  /// Of the world that the rank belongs to; 0 where nobody said.
+  int64_t n_ranks() const { return n_ranks_.load(std::memory_order_relaxed); }
+  bool is_thread() const { return is_thread_; }
+  /// The thread that began the last communication, or the world (a pthread_t).
+  uint64_t thread() const { return thread_.load(std::memory_order_relaxed); }
+
+  /// Begins a communication of this thread with the group. `record` has its name, bytes and dtype; the rest is filled in.
+  void add(const Group& group, bool by_all, FlightRecord& record);
+  /// A thread waits for communication `number` from `since` on; 0: no longer.
+  void set_waiting(uint64_t number, uint64_t since);
+  void set_ended(uint64_t number, uint64_t end, FlightRecord::Outcome outcome);
+
+  /// What is known of a communication where somebody asked for it: takes a lock and memory.
+  struct Note {
+    uint64_t number = 0;
+    std::string layouts;
+    std::string source;  // the program's line
+  };
+  void add_note(Note note);
+
+  /// The oldest first; those that are being written are left out.
+  std::vector<FlightRecord> records() const;
+  /// Those that a thread waits for now.
+  std::vector<FlightRecord> waits() const;
+  /// Nothing where a thousand later ones have been begun.
+  std::optional<FlightRecord> find(uint64_t number) const;
+  std::vector<const GroupCalls*> groups() const;
+  std::vector<Note> notes() const;
+
+ private:
+  static constexpr size_t kWords = sizeof(FlightRecord) / sizeof(uint64_t);
+  static constexpr uint64_t kBusy = ~uint64_t{0};
+
+  struct Slot {
+    std::atomic<uint64_t> number{0};  // of its record; kBusy while that is written
+    std::array<std::atomic<uint64_t>, kWords> words{};
+  };
+
+  GroupCalls& calls_of(const Group& group);
+  void begin(const std::shared_ptr<World>& world);
+  bool read(uint64_t number, FlightRecord& record) const;
+  Slot* slot_of(uint64_t number);
+
+  const int64_t rank_;
+  bool is_thread_ = false;
+  std::atomic<int64_t> n_ranks_{0};
+  std::atomic<uint64_t> thread_{0};
+  std::atomic<uint64_t> n_begun_{0};
+  std::atomic<uint64_t> first_{0};  // communications up to this one are of an earlier world
+  std::array<Slot, kRecords> slots_;
+  mutable std::mutex mutex_;  // of what follows
+  std::vector<std::unique_ptr<GroupCalls>> groups_;
+  std::deque<Note> notes_;
+  std::weak_ptr<World> world_;
+};
+
+}  // namespace shardwise

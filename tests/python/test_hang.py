@@ -1,0 +1,286 @@
+"""Programs that hang: what their ranks write, and what `python -m shardwise hang` makes of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise import Shard
+from shardwise.__main__ import main
+from shardwise.debug.flight_files import read_flights
+from shardwise.debug.hang import describe_hang, hang_rows
+from shardwise.testing import run_ranks
+
+PROGRAM = Path(__file__).with_name("hang_program.py")
+PATIENCE = 120
+
+
+@contextmanager
+def processes(part, n_ranks, folder, **variables):
+    """The ranks of a program, which are killed at the end."""
+    environment = {
+        **os.environ,
+        "SHARDWISE_DUMP_FOLDER": str(folder),
+        "SHARDWISE_WAIT_WARNING": "1",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(PROGRAM), part, str(folder), str(rank), str(n_ranks)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(n_ranks)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.communicate()
+
+
+def wait_for(condition, started):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        for process in started:
+            assert process.poll() in (None, 0), process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def files(folder):
+    return sorted(folder.glob("shardwise-rank*.json"))
+
+
+def line_of(words):
+    """The number of the program's line that holds these words."""
+    lines = PROGRAM.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if words in line)
+
+
+def hang(capsys, paths):
+    main(["hang", *map(str, paths)])
+    return capsys.readouterr().out
+
+
+def test_a_rank_that_stays_away_is_named_with_its_place(tmp_path, capsys):
+    with processes("stays_away", 3, tmp_path) as started:
+        wait_for(lambda: len(files(tmp_path)) == 2 and (tmp_path / "away-2").exists(), started)
+        without = hang(capsys, files(tmp_path))
+        assert re.search(r"Ranks 0-1 have waited \d+\.\d s, since [\d:]{8}, for rank 2 in ", without), without
+        assert "rank 2 left no file: it is gone, or nobody asked it (kill -USR1 PID)" in without
+        started[2].send_signal(signal.SIGUSR1)  # its Python sleeps
+        wait_for(lambda: len(files(tmp_path)) == 3, started)
+        text = hang(capsys, files(tmp_path))
+    sentence = text.splitlines()[0]
+    assert re.match(
+        r"Ranks 0-1 have waited \d+\.\d s, since [\d:]{8}, for rank 2 in all_reduce for aten::\S+ \(Float\), "
+        rf"call \d+ of the ranks 0-2 at \S*hang_program\.py:{line_of('# the sum')} in stays_away; rank 2 has made \d+ of these "
+        rf"calls, the last communication .* at [\d:]{{8}}, and is at \S*hang_program\.py:{line_of('time.sleep(600)')} in reads_a_file\.$",
+        sentence,
+    ), sentence
+    assert "SIGUSR1" in text and "a wait takes long" in text
+    flights = read_flights(files(tmp_path))
+    assert [flight.current() is None for flight in flights.values()] == [False, False, True]
+    assert any("in stays_away" in line for line in flights[2].stack)
+
+
+def test_a_rank_that_hangs_in_gloo_answers_the_signal(tmp_path):
+    with processes("stays_away", 3, tmp_path, SHARDWISE_WAIT_WARNING="0") as started:
+        wait_for(lambda: (tmp_path / "away-2").exists(), started)
+        assert not files(tmp_path)
+
+        def rank_0_waits():
+            started[0].send_signal(signal.SIGUSR1)
+            time.sleep(0.3)
+            return files(tmp_path) and read_flights(files(tmp_path))[0].current() is not None
+
+        wait_for(rank_0_waits, started)
+        (path,) = files(tmp_path)
+        flight = read_flights([path])[0]
+        assert path.name == f"shardwise-rank0-pid{started[0].pid}.json" and flight.pid == started[0].pid
+        assert flight.reason == "SIGUSR1" and flight.n_ranks == 3
+        assert started[0].poll() is None, "the signal ended the program"
+        assert re.search(r"hang_program\.py:\d+ in stays_away", flight.line)
+
+
+def test_ranks_that_call_different_collectives_are_named(tmp_path, capsys):
+    with processes("parts", 3, tmp_path, SHARDWISE_WAIT_WARNING="0") as started:
+
+        def all_have_parted():
+            for process in started:
+                process.send_signal(signal.SIGUSR1)
+            time.sleep(0.3)
+            return len(files(tmp_path)) == 3 and describe_hang(read_flights(files(tmp_path))).startswith(
+                "The ranks parted"
+            )
+
+        time.sleep(1)  # handlers are there when the mesh is
+        wait_for(lambda: all(handles_signal(process.pid) for process in started), started)
+        wait_for(all_have_parted, started)
+        sentence = hang(capsys, files(tmp_path)).splitlines()[0]
+    assert re.match(
+        r"The ranks parted at call \d+ of the ranks 0-2: ranks 0, 2 made it all_reduce for aten::\S+ \(Float\)( at \S+ in \w+)?, "
+        r"rank 1 made it exchange for redistribute",
+        sentence,
+    ), sentence
+
+
+def handles_signal(pid):
+    """Whether the process has a handler for SIGUSR1."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    return bool(caught & 1 << (signal.SIGUSR1 - 1))
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle_are_named(tmp_path, capsys):
+    with processes("circle", 3, tmp_path) as started:
+        wait_for(lambda: len(files(tmp_path)) == 3, started)
+        sentence = hang(capsys, files(tmp_path)).splitlines()[0]
+    assert sentence.startswith("Ranks wait for each other since "), sentence
+    for waiting, other in ((0, 1), (1, 2), (2, 0)):
+        pair = "-".join(map(str, sorted((waiting, other)))) if abs(waiting - other) == 1 else "0, 2"
+        assert re.search(
+            rf"rank {waiting} waits for rank {other} in all_reduce for \S+ \(Float\) of the ranks {pair} at ", sentence
+        )
+
+
+def test_a_killed_rank_left_no_file_and_the_others_wrote_theirs(tmp_path, capsys):
+    with processes("killed", 3, tmp_path) as started:
+        assert [process.wait(PATIENCE) for process in started] == [3, -signal.SIGKILL, 3]
+    assert [json.loads(path.read_text())["rank"] for path in files(tmp_path)] == [0, 2]
+    text = hang(capsys, files(tmp_path))
+    assert re.match(
+        r"Ranks? [\d,\s-]+ (has|have) failed in all_reduce for aten::\S+ \(Float\), call \d+ of the ranks 0-2 at \S+ in killed; "
+        r"rank 1 left no file",
+        text,
+    ), text
+    assert re.search(r"^1 +no file", text, re.MULTILINE)
+
+
+def test_the_check_names_the_programs_lines(tmp_path):
+    with processes("checked", 3, tmp_path, SHARDWISE_CHECK="1") as started:
+        assert [process.wait(PATIENCE) for process in started] == [0, 0, 0]
+    errors = {(tmp_path / f"error-{rank}").read_text() for rank in range(3)}
+    (error,) = errors
+    assert re.match(
+        r"\[check\] rank 0 is about to all_reduce for aten::\S+ \(.*as \[Partial\(sum\)\].*\) at "
+        rf"\S*hang_program\.py:{line_of('# the sum')} in checked, "
+        r"rank 1 to exchange for redistribute \(.*Shard\(0\).*\) at "
+        rf"\S*hang_program\.py:{line_of('# to all')} in checked\. Every rank must",
+        error.replace("\n", " "),
+    ) or re.search(
+        r"hang_program\.py:\d+ in checked, rank 1 to exchange .* at \S*hang_program\.py:\d+ in checked", error
+    ), error
+
+
+@pytest.mark.parametrize("part", ["own_handler", "early_signal"])
+def test_signals(part, tmp_path):
+    with processes(part, 2, tmp_path) as started:
+        assert [process.wait(PATIENCE) for process in started] == [0, 0], [process.stderr.read() for process in started]
+    names = [path.name for path in files(tmp_path)]
+    assert len(names) == (0 if part == "own_handler" else 2), names
+    assert (tmp_path / "own-1").exists() == (part == "own_handler")
+
+
+def test_ranks_that_are_threads_have_a_file_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARDWISE_DUMP_FOLDER", str(tmp_path / "by signal"))
+    written = []
+
+    def body(rank):
+        tensor = sw.ones(7, device_mesh=sw.init_device_mesh("cpu", (3,)), placements=[Shard(0)])
+        tensor.sum().item()
+        if rank == 2:
+            watched = threading.Thread(target=ask)
+            watched.start()
+            watched.join()
+        return tensor.sum().item()
+
+    def ask():
+        """While ranks 0 and 1 wait for rank 2."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            written[:] = sw.debug.dump(tmp_path / "asked")
+            flights = read_flights(map(Path, written))
+            if flights[0].current() and flights[1].current():
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while len(files(tmp_path / "by signal")) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    if signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL:
+        pytest.skip("this process has a handler of its own")
+    assert run_ranks(3, body) == [7.0] * 3
+    assert len(written) == 3 and len(files(tmp_path / "by signal")) == 3
+    for paths in (map(Path, written), files(tmp_path / "by signal")):
+        flights = read_flights(paths)
+        assert [flight.rank for flight in flights.values()] == [0, 1, 2] and flights[0].n_ranks == 3
+        sentence = describe_hang(flights)
+        assert re.match(
+            r"Ranks 0-1 have waited .* for rank 2 in all_reduce for .* at \S*test_hang\.py:\d+ in \S*body; ", sentence
+        ), sentence
+        assert re.search(
+            r"rank 2 has made \d+ of these calls, .* and is at \S*(threading|test_hang)\.py:\d+ in ", sentence
+        ), sentence
+
+
+def test_nothing_that_hangs_is_said_to(tmp_path, capsys):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        sw.ones(4, device_mesh=mesh, placements=[Shard(0)]).sum().item()
+        return sw.debug.dump(tmp_path) if rank == 0 else None
+
+    paths = run_ranks(2, body)[0]
+    text = hang(capsys, paths)
+    assert text.startswith("No rank of 2 waits for another; the last communication was all_reduce for ")
+    assert re.search(r"^0 +runs +last all_reduce", text, re.MULTILINE)
+
+
+def test_files_that_are_none_are_refused(tmp_path, capsys):
+    for name, text in (("a.json", "nonsense"), ("b.json", "{}"), ("c.json", '{"version": 99, "communications": []}')):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(SystemExit):
+            main(["hang", str(path)])
+        assert f"[hang] {path}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["hang", str(tmp_path / "missing.json")])
+
+
+def test_the_newest_file_of_a_rank_counts(tmp_path):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        return sw.ones(4, device_mesh=mesh).sum().item()
+
+    run_ranks(1, body)
+    old = {
+        "version": 1,
+        "rank": 0,
+        "ranks": 2,
+        "pid": 1,
+        "host": "a",
+        "reason": "",
+        "time": 5.0,
+        "line": "",
+        "stack": [],
+    }
+    for name, moment in (("a", 5.0), ("b", 7.0), ("c", 6.0)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**old, "time": moment, "groups": [], "communications": []}))
+    flights = read_flights(sorted(tmp_path.glob("*.json")))
+    assert flights[0].path.name == "b.json"
+    assert describe_hang(flights) == "No rank of 1 waits for another; rank 1 left no file."
+    assert [row[:2] for row in hang_rows(flights)] == [("rank", "state"), ("0", "runs"), ("1", "no file")]
