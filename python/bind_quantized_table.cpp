@@ -17,6 +17,14 @@ std::string repr(const QuantizedTable& table) {
   return "QuantizedTable(int8 with a scale and an offset per row, of " + to_string(*table.spec()) + ")";
 }
 
+std::shared_ptr<QuantizedTable> zeros_of(const std::vector<int64_t>& size, at::ScalarType dtype,
+                                         const std::optional<MeshPtr>& mesh,
+                                         std::optional<WrittenPlacements> placements) {
+  const MeshPtr given = mesh_or_current(mesh);
+  Home home = home_of(given, placements_or_replicate(std::move(placements), *given), static_cast<int64_t>(size.size()));
+  return QuantizedTable::zeros(size, home.mesh, std::move(home.placements), dtype);
+}
+
 }  // namespace
 
 void bind_quantized_table(py::module_& module) {
@@ -46,6 +54,24 @@ void bind_quantized_table(py::module_& module) {
            "Raises as F.embedding_bag does.")
       .def("dequantize", wrap_pybind_function_no_gil(&QuantizedTable::dequantized),
            "The table that lookups read, as a DTensor of the dtype and layout of the one that was quantised.")
+      .def_static("zeros", wrap_pybind_function_no_gil(&zeros_of), py::arg("size"), py::kw_only(),
+                  py::arg("dtype") = at::kFloat, py::arg("device_mesh") = py::none(),
+                  py::arg("placements") = py::none(),
+                  "A table of `size` (rows, columns) whose numbers are all 0, for load_state_dict(). `dtype`: of what "
+                  "lookups give; mesh and placements as of sw.zeros. Nothing is sent.\n\n"
+                  "Raises TypeError for a dtype that is not floating, ValueError for other than two sizes and for "
+                  "Partial placements.")
+      .def(
+          "state_dict", wrap_pybind_function_no_gil(&QuantizedTable::state),
+          "What a checkpoint keeps, copied into DTensors: \"codes\", uint8 [rows, columns], laid out as the table, "
+          "and \"scales\" and \"offsets\", float32 [rows]: an element is scale * code + offset. They are saved and "
+          "resharded as any DTensors, and a table is an object that torch.distributed.checkpoint saves and loads: "
+          "dcp.save({\"table\": table}), then dcp.load({\"table\": other}) with a QuantizedTable.zeros() of that shape "
+          "on any ranks.")
+      .def("load_state_dict", wrap_pybind_function_no_gil(&QuantizedTable::load_state), py::arg("state_dict"),
+           "Takes over the numbers of a state_dict(), laid out in any way; nothing is rounded again.\n\n"
+           "Raises ValueError or TypeError, on all ranks alike and with the table as before, for other names, shapes "
+           "or dtypes, and where a row's scale or offset is not finite.")
       .def_property_readonly("shape", &shape_of, "Rows and columns.")
       .def_property_readonly("placements", &placements_of, "The layout, that of the table that was quantised.")
       .def_property_readonly(

@@ -2,29 +2,24 @@
 
 #include "ops/embedding/bag_lookup.h"
 #include "ops/embedding/packed_rows.h"
+#include "ops/embedding/row_ranges.h"
 #include "ops/embedding/split_rows.h"
 #include "placements/partial.h"
-#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-
-#include <algorithm>
-#include <limits>
 
 namespace shardwise {
 namespace {
 
 constexpr const char* kQuantize = "quantize_rows";
+constexpr const char* kZeros = "QuantizedTable.zeros";
 constexpr const char* kLookup = "aten::embedding";
-constexpr int64_t kRowsAtOnce = 1 << 16;
 
 void check_quantizable(const at::Tensor& table) {
   TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
@@ -44,34 +39,6 @@ void check_quantizable(const at::Tensor& table) {
                                                   kQuantize));
 }
 
-/// The least number of each row and the negative of the largest, float32 [rows, 2]: the least of both over pieces are those of the whole.
-/// Infinities without columns.
-at::Tensor range_of_rows(const at::Tensor& piece) {
-  const int64_t n = piece.size(0);
-  at::Tensor range = at::full({n, 2}, std::numeric_limits<float>::infinity(), piece.options().dtype(at::kFloat));
-  if (piece.size(1) == 0) return range;
-  for (int64_t begin = 0; begin < n; begin += kRowsAtOnce) {
-    const int64_t n_rows = std::min(kRowsAtOnce, n - begin);
-    const at::Tensor rows = piece.narrow(0, begin, n_rows);
-    range.narrow(0, begin, n_rows).copy_(at::stack({rows.amin({1}), rows.amax({1}).neg()}, 1));
-  }
-  return range;
-}
-
-/// One row of the table, of those that the ranks know to have a number that is not finite; the number of rows where none has.
-int64_t bad_row(const Spec& table, const std::vector<at::Tensor>& ranges) {
-  int64_t first = table.sizes()[0];
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    if (table.boxes()[i].sizes[1] == 0) continue;
-    const at::Tensor bad = ranges[i].isfinite().logical_not().any(1).nonzero();
-    if (bad.numel() > 0) first = std::min(first, table.boxes()[i].offsets[0] + bad[0].item<int64_t>());
-  }
-  if (!table.is_member()) return first;
-  const at::Tensor of_all = at::full({1}, first, at::TensorOptions().dtype(at::kLong).device(table.mesh()->device()));
-  all_reduce(*table.mesh()->group(), of_all, Reduce::kMin);
-  return of_all.item<int64_t>();
-}
-
 }  // namespace
 
 std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::ScalarType dtype) {
@@ -85,7 +52,7 @@ std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::
   const Shards& pieces = maybe_dtensor(table)->shards();
   std::vector<at::Tensor> ranges;
   for (const at::Tensor& piece : pieces) ranges.push_back(range_of_rows(piece));
-  const int64_t bad = bad_row(*spec, ranges);
+  const int64_t bad = first_unbounded_row(*spec, ranges);
   TORCH_CHECK_VALUE(bad == spec->sizes()[0],
                     fmt::format("[{}] row {} of the table has a number that is not finite, or is not as float32. Rows "
                                 "of 8 bits have a least and a largest number: replace it first, with nan_to_num().",
@@ -95,6 +62,26 @@ std::shared_ptr<QuantizedTable> QuantizedTable::of(const at::Tensor& table, at::
     ranges[i].select(1, 1).neg_();
     result->pieces_.push_back(pack_rows(pieces[i], ranges[i]));
   }
+  return result;
+}
+
+std::shared_ptr<QuantizedTable> QuantizedTable::zeros(c10::IntArrayRef sizes, const MeshPtr& mesh,
+                                                      Placements placements, at::ScalarType dtype) {
+  const BelowAutograd guard;
+  const std::shared_ptr<QuantizedTable> result(new QuantizedTable);
+  TORCH_CHECK_VALUE(sizes.size() == 2, fmt::format("[{}] a table of shape [{}] has {} dims. Give [rows, columns].",
+                                                   kZeros, fmt::join(sizes, ", "), sizes.size()));
+  TORCH_CHECK_TYPE(at::isFloatingType(dtype),
+                   fmt::format("[{}] lookups cannot give {}. Use float32, float64, bfloat16 or float16.", kZeros,
+                               c10::toString(dtype)));
+  result->spec_ = Spec::intern(mesh, Dims(sizes), std::move(placements), row_major_strides(sizes), dtype);
+  TORCH_CHECK_VALUE(!result->spec_->layout().is_partial(),
+                    fmt::format("[{}] the placements {} are Partial: packed rows cannot be added up. Use Shard or "
+                                "Replicate.",
+                                kZeros, to_string(result->spec_->placements())));
+  for (const Box& box : result->spec_->boxes())
+    result->pieces_.push_back(at::zeros({box.sizes[0], kernels::packed_words(box.sizes[1])},
+                                        at::TensorOptions().dtype(at::kInt).device(mesh->device())));
   return result;
 }
 

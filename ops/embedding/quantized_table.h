@@ -7,6 +7,7 @@
 
 #include "runtime/api/dtensor.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,11 @@ class QuantizedTable {
   /// members. Throws, on all ranks alike: c10::TypeError, c10::ValueError for what is not a 2-D floating DTensor or is Partial, for another
   /// `dtype` than int8, and where a row has a number that is not finite.
   static std::shared_ptr<QuantizedTable> of(const at::Tensor& table, at::ScalarType dtype = at::kChar);
+
+  /// A table whose numbers are all 0, to be loaded: `dtype` is that of what lookups give. Collective over nothing. Throws, on all ranks
+  /// alike: c10::TypeError for another dtype than a floating one; c10::ValueError for other than two sizes, and Partial placements.
+  static std::shared_ptr<QuantizedTable> zeros(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements,
+                                               at::ScalarType dtype = at::kFloat);
 
   /// The layout, and the dtype of what lookups give: those of the table.
   const SpecPtr& spec() const { return spec_; }
@@ -40,6 +46,15 @@ class QuantizedTable {
 
   /// The table that lookups read, laid out as the one that was quantised.
   at::Tensor dequantized() const;
+
+  /// What a checkpoint keeps, in tensors of their own: "codes", uint8 [rows, columns], laid out as the table; "scales" and "offsets",
+  /// float32 [rows], as placements_of_rows() says: each number on one rank, or on replicas. quantized_state.cpp.
+  using State = std::map<std::string, at::Tensor>;
+  State state() const;
+  /// Takes such numbers over, from any layout: no number is rounded again. Collective over the mesh's members where something moves or
+  /// rows are split, and for one number. Throws, on all ranks alike and before anything is taken: c10::ValueError, c10::TypeError for other
+  /// names, shapes and dtypes, Partial tensors, and where a row's scale or offset is not finite.
+  void load_state(const State& state);
 
  private:
   QuantizedTable() = default;

@@ -211,6 +211,38 @@ def load_values(folder):
     expect_values(layer, [np.load(f"{folder}/{name}.npy") for name in SHAPES])
 
 
+def packed_layouts():
+    """By the number of ranks, those that save before others load: by rows, in pieces of columns and rows, by columns, whole."""
+    pieces = [
+        sw.ShardMetadata([0, 0], [5, 4], 0),
+        sw.ShardMetadata([0, 4], [5, 6], 1),
+        sw.ShardMetadata([5, 0], [6, 10], 1),
+    ]
+    return {
+        4: sw.Shard(0, sizes=[2, 0, 8, 1]),
+        2: sw.EnumerableShard(pieces),
+        3: sw.Shard(1),
+        1: sw.Replicate(),
+    }
+
+
+def packed(folder):
+    """A table of 8-bit rows: quantised by four ranks, then loaded and saved by others, each of which has the same numbers."""
+    n_ranks, layouts = dist.get_world_size(), packed_layouts()
+    mesh, placements = sw.init_device_mesh("cpu", (n_ranks,)), [layouts[n_ranks]]
+    dense = torch.randn(11, 10, generator=torch.Generator().manual_seed(5))
+    expected = sw.quantize_rows(sw.distribute_tensor(dense, mesh, placements))
+    table = expected
+    if n_ranks != 4:
+        table = sw.QuantizedTable.zeros(dense.shape, device_mesh=mesh, placements=placements)
+        before = list(layouts)[list(layouts).index(n_ranks) - 1]
+        dcp.load({"table": table}, storage_reader=FileSystemReader(f"{folder}/packed_{before}"))
+    for name, tensor in table.state_dict().items():
+        assert torch.equal(tensor.full_tensor(), expected.state_dict()[name].full_tensor()), name
+    assert torch.equal(table.dequantize().full_tensor(), expected.dequantize().full_tensor())
+    dcp.save({"table": table}, storage_writer=FileSystemWriter(f"{folder}/packed_{n_ranks}"))
+
+
 def progress(folder):
     """A line on rank 0 where it is asked for, none on the others and none by itself, as stderr is no terminal here."""
     layer = layer_of()

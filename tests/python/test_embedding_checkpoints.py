@@ -36,6 +36,11 @@ def test_weights_are_files_that_numpy_maps(saved):
         np.testing.assert_array_equal(array, np.load(saved / f"{name}.npy"))
 
 
+def test_packed_rows_go_to_other_ranks(tmp_path):
+    for n_ranks in (4, 2, 3, 1):
+        expect_all_well(PROGRAM, n_ranks, "packed", tmp_path)
+
+
 def test_wrong_checkpoints_are_errors_on_all_ranks_and_nothing_is_loaded(saved):
     expect_all_well(PROGRAM, 3, "broken", saved)
 

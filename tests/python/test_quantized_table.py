@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from layouts import TABLE_SHAPE, TABLES
 
 import shardwise as sw
-from shardwise import EnumerableShard, Replicate, Shard
+from shardwise import EnumerableShard, Partial, Replicate, Shard
 from shardwise.testing import run_ranks
 
 N_ROWS, N_COLUMNS = TABLE_SHAPE
@@ -122,7 +122,78 @@ def test_rows_travel_packed():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("case", **by_name)
+def test_every_layout_is_saved_and_loaded(case):
+    expected = rounded(dense_table())[0].float()
+
+    def body(rank):
+        mesh = case.mesh()
+        table = sw.quantize_rows(sw.distribute_tensor(dense_table(), mesh, case.placements))
+        state = table.state_dict()
+        assert list(state) == ["codes", "offsets", "scales"]
+        assert state["codes"].dtype == torch.uint8 and state["codes"].placements == tuple(case.placements)
+        assert state["scales"].shape == (N_ROWS,) and state["scales"].dtype == torch.float32
+        new = sw.QuantizedTable.zeros(TABLE_SHAPE, device_mesh=mesh, placements=case.placements)
+        assert_equal(new.dequantize(), torch.zeros(TABLE_SHAPE))
+        new.load_state_dict(state)
+        assert_equal(new.dequantize(), expected)
+        assert all(
+            torch.equal(a.full_tensor(), b.full_tensor()) for a, b in zip(new.state_dict().values(), state.values())
+        )
+        other = sw.QuantizedTable.zeros(TABLE_SHAPE, device_mesh=mesh)  # replicated
+        other.load_state_dict(state)
+        assert_equal(other.dequantize(), expected)
+        new.load_state_dict(other.state_dict())
+        assert_equal(new.dequantize(), expected)
+        ids = sw.distribute_tensor(torch.tensor([3, 0, 3]), mesh, [Replicate()] * mesh.ndim)
+        assert_equal(new.lookup(ids), expected[[3, 0, 3]])
+        table.load_state_dict({name: tensor * 0 for name, tensor in state.items()})
+        assert_equal(new.dequantize(), expected)  # memory of its own
+
+    run_ranks(case.n_ranks, body)
+
+
+def load(**changed):
+    def call(mesh):
+        table = sw.quantize_rows(sw.distribute_tensor(dense_table(), mesh, [Shard(0)]))
+        given = table.state_dict() | {name: make(mesh) for name, make in changed.items()}
+        before = table.dequantize().full_tensor()
+        try:
+            table.load_state_dict(given)
+        finally:
+            assert torch.equal(table.dequantize().full_tensor(), before)
+
+    return call
+
+
 BAD = {
+    "Missing: []; unknown: [rows]": (ValueError, load(rows=lambda mesh: sw.zeros(3, device_mesh=mesh))),
+    "codes is a torch.Tensor": (TypeError, load(codes=lambda mesh: torch.zeros(TABLE_SHAPE, dtype=torch.uint8))),
+    "scales are Double, and not Float": (
+        TypeError,
+        load(scales=lambda mesh: sw.zeros(N_ROWS, dtype=torch.float64, device_mesh=mesh)),
+    ),
+    f"offsets have shape [3], those of this table [{N_ROWS}]": (
+        ValueError,
+        load(offsets=lambda mesh: sw.zeros(3, device_mesh=mesh)),
+    ),
+    "row 1 has a scale or an offset that is not finite": (
+        ValueError,
+        load(
+            scales=lambda mesh: sw.distribute_tensor(
+                torch.tensor([1.0, float("nan")] + [1.0] * (N_ROWS - 2)), mesh, [Shard(0)]
+            )
+        ),
+    ),
+    "a table of shape [4] has 1 dims": (ValueError, lambda mesh: sw.QuantizedTable.zeros([4], device_mesh=mesh)),
+    "lookups cannot give Long": (
+        TypeError,
+        lambda mesh: sw.QuantizedTable.zeros([4, 2], dtype=torch.int64, device_mesh=mesh),
+    ),
+    "packed rows cannot be added up": (
+        ValueError,
+        lambda mesh: sw.QuantizedTable.zeros([4, 2], device_mesh=mesh, placements=[Partial()]),
+    ),
     "Wrap it with distribute_tensor": (TypeError, lambda mesh: sw.quantize_rows(torch.rand(4, 2))),
     "rows cannot be Byte. Use int8": (
         TypeError,
