@@ -56,6 +56,7 @@ from shardwise.distributed_embedding import (
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, ones, rand, randn, zeros
 from shardwise.interop import from_torch, to_torch
+from shardwise.live import watch_if_asked
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
 
 __all__ = [
@@ -121,3 +122,4 @@ torch.serialization.add_safe_globals(
     [EnumerableShard, Partial, Replicate, Shard, ShardMetadata, rebuild_dtensor, rebuild_local_shards, rebuild_mesh]
 )
 atexit.register(_C.forget_world)
+watch_if_asked()

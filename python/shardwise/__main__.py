@@ -3,6 +3,7 @@
 python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0"
 python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100
 python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced
+python -m shardwise watch
 python -m shardwise hang dumps/*
 python -m shardwise doctor
 """
@@ -10,16 +11,16 @@ python -m shardwise doctor
 import argparse
 from collections.abc import Sequence
 
-from shardwise._commands import doctor, embeddings, hang, redistribution
+from shardwise._commands import doctor, embeddings, hang, redistribution, watch
 
 # Whose commands there are, in the order of the help.
-COMMANDS = (redistribution, embeddings, hang, doctor)
+COMMANDS = (redistribution, embeddings, watch, hang, doctor)
 
 
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
-        description="Plans without communication, of redistributions and of embedding tables, and what a program that hangs waits for.",
+        description="Plans without communication, of redistributions and of embedding tables; what a program does, and what one that hangs waits for.",
         epilog="Placements of plan and simulate, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
         "P, Pavg, Pmax, Pmin, Pproduct (partial).",
     )

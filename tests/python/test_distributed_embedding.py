@@ -86,7 +86,7 @@ def test_d1_values_and_gradients_are_dense(options):
     run_ranks(N_RANKS, body)
 
 
-def test_d7_inputs_of_every_kind_are_dense():
+def test_d7_d8_inputs_of_every_kind_are_dense():
     tables = dense_tables()
     lengths = torch.tensor([2, 0, 3])
     ids = torch.tensor([0, 2, 1, 1, 0])

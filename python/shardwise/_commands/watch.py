@@ -1,0 +1,32 @@
+"""python -m shardwise watch: a page on this machine that shows what a running program does."""
+
+import argparse
+
+from shardwise.live.feed import DEFAULT_PORT
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "watch",
+        help="serves a page that shows what a running program does",
+        epilog="Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is on "
+        "127.0.0.1 alone, and changes nothing: from elsewhere, ssh -L 8765:127.0.0.1:8765 brings it.",
+    )
+    command.add_argument("--port", type=port, default=DEFAULT_PORT, help="default: %(default)s; 0: one that is free")
+    command.set_defaults(run=run)
+
+
+def port(text: str) -> int:
+    """8765."""
+    if not text.isdigit() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f'"{text}" is no port. Give a number from 0 to 65535.')
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    try:
+        from shardwise.live.server import serve
+    except ImportError as error:
+        raise ValueError(f"{error.name} is missing: pip install 'shardwise[watch]'.") from None
+    serve(options.port)
+    return []

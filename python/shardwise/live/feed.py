@@ -1,0 +1,127 @@
+"""Sends what this rank is doing to a page, from a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from shardwise._C import TrafficMeter
+from shardwise.live.snapshot import LastError, Surveyor, snapshot
+
+__all__ = ["DEFAULT_PORT", "Feed", "port_from_environment", "watch"]
+
+DEFAULT_PORT = 8765
+PATIENCE = 0.5  # seconds that the page has to answer
+READINGS = 5  # of the meter per snapshot: it then estimates less
+
+_open: Feed | None = None
+_opening = threading.Lock()
+
+
+class Feed:
+    """A thread that sends a snapshot each `every` seconds to the page on `port` of this machine, until close().
+
+    A page that is not there is no error; it gets what follows once it is. An error that nobody caught is sent at once.
+    """
+
+    def __init__(self, port: int = DEFAULT_PORT, every: float = 1.0) -> None:
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"[watch] port {port} is none. Give one from 1 to 65535.")
+        if not every > 0:
+            raise ValueError(f"[watch] every is {every} seconds. Give more than 0.")
+        self.port = port
+        self.every = every
+        self._began = time.time()
+        self._surveyor = Surveyor()
+        self._meter = TrafficMeter()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._error = LastError()
+        self._error.on_error = self.send
+        self._thread = threading.Thread(target=self._run, name="shardwise watch", daemon=True)
+        self._thread.start()
+
+    def send(self) -> bool:
+        """Sends a snapshot now. True where a page took it."""
+        with self._lock:
+            body = json.dumps(snapshot(self._surveyor, self._meter, self._error, self._began)).encode()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{self.port}/feed", data=body, headers={"Content-Type": "application/json"}
+            )
+            try:
+                with _direct.open(request, timeout=PATIENCE):
+                    return True
+            except (urllib.error.URLError, OSError):
+                return False
+
+    @property
+    def is_closed(self) -> bool:
+        """True after close()."""
+        return self._stop.is_set()
+
+    def close(self) -> None:
+        """Sends a last snapshot, and stops. A second call does nothing."""
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+        self._thread.join()
+        self._error.close()
+        self.send()
+
+    def _run(self) -> None:
+        for reading in itertools.count(1):
+            if self._stop.wait(self.every / READINGS):
+                return
+            if reading % READINGS == 0:
+                self.send()
+            else:
+                with self._lock:
+                    self._meter.read()
+
+
+# A proxy for other machines' pages is none for this one's.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
+    """Feeds the page of `python -m shardwise watch` with what this rank does, each `every` seconds, to the program's end.
+
+    >>> feed = sw.debug.watch(every=2.0)
+    >>> feed.close()
+
+    Every rank on the machine calls it, once; so does SHARDWISE_WATCH=1 (or =<port>) in the environment of torchrun, without a change
+    of the program. `port`: the page's, 8765 or what SHARDWISE_WATCH says. The page shows meshes, the largest tensors, bytes per second by group,
+    what each rank waits for and its last error. Sends nothing to other ranks. Cost: a thread, and a look at the program's objects now and
+    then, for 1 % of the time. Returns the feed, of which close() stops it; a second call gives the same. Raises ValueError for a
+    port or a time that cannot be.
+    """
+    global _open
+    chosen = port if port is not None else port_from_environment() or DEFAULT_PORT
+    with _opening:
+        if _open is None or _open.is_closed:
+            _open = Feed(chosen, every)
+            atexit.register(_open.close)
+        return _open
+
+
+def watch_if_asked() -> None:
+    """What SHARDWISE_WATCH asks of a process that is a rank of torchrun's."""
+    if "RANK" in os.environ and port_from_environment() is not None:
+        watch()
+
+
+def port_from_environment() -> int | None:
+    """What SHARDWISE_WATCH says: nothing or 0 is no page, 1 the usual port. Raises ValueError for what is no number."""
+    value = os.environ.get("SHARDWISE_WATCH", "").strip()
+    if value in ("", "0"):
+        return None
+    if not value.isdigit():
+        raise ValueError(f'[watch] SHARDWISE_WATCH is "{value}". Set it to 1, or to the port of the page.')
+    return DEFAULT_PORT if value == "1" else int(value)

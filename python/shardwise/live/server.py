@@ -1,0 +1,123 @@
+"""The page's server: takes snapshots of ranks, gives them to the page."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+__all__ = ["Board", "application", "serve"]
+
+Json = dict[str, Any]
+
+PAGE = Path(__file__).parent / "page.html"
+MOST_BYTES = 1 << 20  # of one snapshot
+MOST_RANKS = 1 << 16
+FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
+
+
+class Board:
+    """The last snapshots of each rank of each job, and what they say of the time between two."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, dict[int, Json]] = {}
+
+    def take(self, snapshot: Json) -> None:
+        """Raises KeyError, TypeError, ValueError for what is no snapshot."""
+        rank, now = int(snapshot["rank"]), float(snapshot["time"])
+        if not 0 <= rank < MOST_RANKS:
+            raise ValueError(f"rank {rank} is out of range")
+        groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
+        ranks = self._jobs.setdefault(str(snapshot["job"]), {})
+        before = ranks.get(rank)
+        if before is not None and before["pid"] != snapshot["pid"]:
+            before = None
+        snapshot["rates"] = [
+            rates(group, before["by_group"].get(key) if before else None, now - before["time"] if before else 0.0)
+            for key, group in groups.items()
+        ]
+        snapshot["by_group"] = groups
+        snapshot["heard"] = time.time()
+        ranks[rank] = snapshot
+
+    def state(self, job: str | None = None) -> Json:
+        """What the page shows of a job, by default of the one that spoke last."""
+        now = time.time()
+        self._jobs = {
+            name: ranks
+            for name, ranks in self._jobs.items()
+            if now - max(each["heard"] for each in ranks.values()) < FORGOTTEN_AFTER
+        }
+        last = {name: max(each["heard"] for each in ranks.values()) for name, ranks in self._jobs.items()}
+        names = sorted(last, key=lambda name: -last[name])
+        chosen = job if job in self._jobs else next(iter(names), None)
+        ranks = sorted(self._jobs.get(chosen or "", {}).items())
+        shown = [{key: value for key, value in each.items() if key != "by_group"} for _, each in ranks]
+        return {"jobs": names, "job": chosen, "now": now, "ranks": shown, "slowest": slowest(shown)}
+
+
+def rates(group: Json, before: Json | None, seconds: float) -> Json:
+    """Per second, since the snapshot before."""
+    per_second = 1 / seconds if before is not None and seconds > 0 else 0.0
+    rate = {
+        key: max(0.0, group[key] - before[key]) * per_second if before is not None else 0.0
+        for key in ("calls", "sent", "received", "seconds")
+    }
+    return {"ranks": group["ranks"], **rate, "total_calls": group["calls"], "total_received": group["received"]}
+
+
+def slowest(ranks: list[Json]) -> int | None:
+    """The rank that the others wait for: its communications take least, by a tenth of the time less than those that take most."""
+    taken = {each["rank"]: sum(rate["seconds"] for rate in each["rates"]) for each in ranks if each["rates"]}
+    if len(taken) < 2:
+        return None
+    least = min(taken, key=lambda rank: (taken[rank], rank))
+    return least if max(taken.values()) - taken[least] > 0.1 else None
+
+
+def application(board: Board) -> Starlette:
+    async def page(request: Request) -> Response:
+        return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-store"})
+
+    async def state(request: Request) -> Response:
+        return JSONResponse(board.state(request.query_params.get("job")), headers={"Cache-Control": "no-store"})
+
+    async def feed(request: Request) -> Response:
+        # Other pages in a browser cannot send this type without asking first.
+        if request.headers.get("content-type") != "application/json":
+            return JSONResponse({"error": "send application/json"}, status_code=415)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                return JSONResponse({"error": f"more than {MOST_BYTES} bytes"}, status_code=413)
+        try:
+            board.take(json.loads(body))
+        except (KeyError, TypeError, ValueError) as error:
+            return JSONResponse({"error": f"no snapshot: {error}"}, status_code=400)
+        return JSONResponse({})
+
+    return Starlette(
+        routes=[Route("/", page), Route("/state", state), Route("/feed", feed, methods=["POST"])],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])],
+    )
+
+
+def serve(port: int) -> None:
+    """Says where, and serves until it is interrupted. Port 0 is one that is free. Raises OSError where the port is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        print(f"http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl+C ends it)", flush=True)
+        config = uvicorn.Config(application(Board()), log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,187 @@
+"""What one rank is doing, as JSON: its meshes, largest tensors, traffic by group, what it waits for, its last error."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise.dtensor import DTensor
+
+__all__ = ["LastError", "Surveyor", "job_name", "rank_and_size", "snapshot"]
+
+Json = dict[str, Any]
+
+# A look at all objects of the program stops it. It may take this share of the time.
+SHARE_OF_TIME = 0.01
+N_TENSORS = 40
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Of this process in its program."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def job_name() -> str:
+    """Equal in all processes that torchrun starts together."""
+    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    place = f"{os.environ.get('MASTER_ADDR', 'localhost')}:{os.environ.get('MASTER_PORT', os.getpid())}"
+    return f"{program} ({place if run == 'none' else run})"
+
+
+def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began: float) -> Json:
+    """Everything, now. Sends nothing to other ranks, and waits for none."""
+    rank, n_ranks = rank_and_size()
+    return {
+        "job": job_name(),
+        "rank": rank,
+        "n_ranks": n_ranks,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "began": began,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "groups": [
+            {
+                "ranks": group.ranks,
+                "calls": group.n_calls,
+                "sent": group.bytes_sent,
+                "received": group.bytes_received,
+                "seconds": group.seconds,
+            }
+            for group in meter.read()
+        ],
+        "waits": [{"name": wait.name, "op": wait.op, "seconds": wait.seconds} for wait in meter.waits()],
+        "error": error.last,
+        **surveyor.seen(rank),
+    }
+
+
+class LastError:
+    """The last exception that nobody caught, in any thread of this process, while it is open."""
+
+    def __init__(self) -> None:
+        self.last: Json | None = None
+        self.on_error: Callable[[], object] = lambda: None
+        self._of_program, self._of_threads = sys.excepthook, threading.excepthook
+        sys.excepthook = self._program_hook
+        threading.excepthook = self._thread_hook
+
+    def close(self) -> None:
+        if sys.excepthook == self._program_hook:
+            sys.excepthook = self._of_program
+        if threading.excepthook == self._thread_hook:
+            threading.excepthook = self._of_threads
+
+    def _program_hook(self, kind: type[BaseException], value: BaseException, trace: Any) -> None:
+        self._note(kind, value, trace)
+        self._of_program(kind, value, trace)
+
+    def _thread_hook(self, arguments: threading.ExceptHookArgs) -> None:
+        self._note(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+        self._of_threads(arguments)
+
+    def _note(self, kind: type[BaseException], value: BaseException | None, trace: Any) -> None:
+        where = traceback.extract_tb(trace)
+        own = [frame for frame in where if "site-packages" not in frame.filename and "shardwise" not in frame.filename]
+        place = next(reversed(own or where), None)
+        self.last = {
+            "text": "".join(traceback.format_exception_only(kind, value)).strip()[:4000],
+            "line": f"{place.filename}:{place.lineno}" if place else "",
+            "time": time.time(),
+        }
+        self.on_error()
+
+
+class Surveyor:
+    """Finds a program's DTensors, and names those that belong to modules. Looks as often as costs SHARE_OF_TIME."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._found: Json = {"meshes": [], "tensors": [], "n_tensors": 0, "local_bytes": 0}
+        self._layouts: dict[object, int] = {}
+
+    def seen(self, rank: int) -> Json:
+        """The meshes, and the tensors of which this rank holds most bytes."""
+        began = time.monotonic()
+        if began >= self._next:
+            with contextlib.suppress(RuntimeError):  # the program changed a module's names meanwhile: next time
+                self._found = self._survey(rank)
+            spent = time.monotonic() - began
+            self._next = began + spent / SHARE_OF_TIME
+        return self._found
+
+    def _survey(self, rank: int) -> Json:
+        tensors: dict[int, DTensor] = {}
+        modules: list[nn.Module] = []
+        for each in gc.get_objects():
+            kind = type(each)  # isinstance() would ask objects that stand for others
+            if issubclass(kind, DTensor):
+                tensors[id(each)] = each
+            elif issubclass(kind, nn.Module):
+                modules.append(each)
+        names = dict(_names(modules))
+        rows = [self._row(tensor, names.get(key, ""), rank) for key, tensor in tensors.items()]
+        rows.sort(key=lambda row: (-row["local_bytes"], -row["bytes"], row["name"]))
+        meshes = {id(tensor.device_mesh): tensor.device_mesh for tensor in tensors.values()}
+        return {
+            "meshes": [_mesh(mesh) for mesh in meshes.values()],
+            "tensors": rows[:N_TENSORS],
+            "n_tensors": len(rows),
+            "local_bytes": sum(row["local_bytes"] for row in rows),
+        }
+
+    def _row(self, tensor: DTensor, name: str, rank: int) -> Json:
+        n_local = self._n_local(tensor, rank)
+        return {
+            "name": name,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "placements": [str(placement) for placement in tensor.placements],
+            "mesh": list(tensor.device_mesh.shape),
+            "bytes": tensor.numel() * tensor.element_size(),
+            "local_bytes": n_local * tensor.element_size(),
+        }
+
+    def _n_local(self, tensor: DTensor, rank: int) -> int:
+        """Elements on this rank."""
+        key = (tensor.shape, tensor.device_mesh, tensor.placements)
+        if key not in self._layouts:
+            if len(self._layouts) > 10_000:
+                self._layouts.clear()
+            layout = _C.Layout(tensor.shape, tensor.device_mesh, tensor.placements)
+            here = rank in layout.ranks
+            self._layouts[key] = sum(torch.Size(sizes).numel() for _, sizes in layout.boxes(rank)) if here else 0
+        return self._layouts[key]
+
+
+def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
+    """By id: parameters and buffers, and their gradients, by their paths below the outermost module."""
+    inner = {id(child) for module in modules for child in module.children()}
+    for root in modules:
+        if id(root) in inner:
+            continue
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            path = f"{type(root).__name__}.{name}"
+            yield id(tensor), path
+            if tensor.grad is not None:
+                yield id(tensor.grad), f"{path}.grad"
+
+
+def _mesh(mesh: Any) -> Json:
+    return {"shape": list(mesh.shape), "names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.flatten().tolist()}

@@ -1,0 +1,152 @@
+"""The live page: what a program of two processes feeds it, what the server refuses, and that nothing runs where it is off."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.live import feed as live_feed
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from shardwise.live.server import Board, slowest
+
+PROGRAM = Path(__file__).with_name("live_program.py")
+
+
+@pytest.fixture
+def port():
+    """Of a page of its own."""
+    command = [sys.executable, "-m", "shardwise", "watch", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield int(server.stdout.readline().split(":")[2].split("/")[0])
+        finally:
+            server.terminate()
+
+
+def ask(port, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path, body, {key.replace("_", "-"): value for key, value in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def state_when(port, is_so):
+    """The page's state once `is_so(state)`."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        state = json.loads(ask(port, "GET", "/state")[1])
+        if is_so(state):
+            return state
+        time.sleep(0.1)
+    raise AssertionError(state)
+
+
+def test_a_program_feeds_the_page(port, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM)]
+    environment = {**os.environ, "SHARDWISE_WATCH": f"{port}"}
+    with subprocess.Popen([*command, str(tmp_path)], env=environment, stderr=subprocess.PIPE) as program:
+        state = state_when(
+            port,
+            lambda state: (
+                len(state["ranks"]) == 2
+                and all(rank["tensors"] and any(rate["received"] for rate in rank["rates"]) for rank in state["ranks"])
+            ),
+        )
+        assert state["ranks"][0]["n_ranks"] == 2
+        for rank, n_rows in zip(state["ranks"], (5, 2), strict=True):
+            assert rank["meshes"] == [{"shape": [2], "names": ["tp"], "ranks": [0, 1]}]
+            (weight,) = (tensor for tensor in rank["tensors"] if tensor["name"] == "Sequential.0.weight")
+            assert weight["placements"] == ["Shard(0, sizes=[5, 2])"] and weight["shape"] == [7, 30]
+            assert (weight["bytes"], weight["local_bytes"]) == (4 * 7 * 30, 4 * n_rows * 30)
+            assert rank["local_bytes"] >= sum(tensor["local_bytes"] for tensor in rank["tensors"])
+            (rate,) = (rate for rate in rank["rates"] if rate["ranks"] == [0, 1])
+            assert rate["calls"] > 0 and 0 <= rate["seconds"] <= 1.5
+            assert rank["error"] is None
+        (tmp_path / "fail").touch()
+        state = state_when(port, lambda state: any(rank["error"] for rank in state["ranks"]))
+        (failed,) = (rank for rank in state["ranks"] if rank["error"])
+        assert failed["rank"] == 1 and failed["error"]["text"] == "ValueError: rank 1 has had enough <b>"
+        assert "live_program.py" in failed["error"]["line"]
+        program.communicate(timeout=60)
+
+
+def test_what_is_no_snapshot_is_refused(port):
+    as_json = {"Content_Type": "application/json"}
+    assert ask(port, "POST", "/feed", "{}", **as_json)[0] == 400
+    assert ask(port, "POST", "/feed", "[1", **as_json)[0] == 400
+    assert ask(port, "POST", "/feed", json.dumps({"rank": -1, "time": 0, "job": "", "groups": []}), **as_json)[0] == 400
+    assert ask(port, "POST", "/feed", "{}", Content_Type="text/plain")[0] == 415  # what another page may send
+    assert ask(port, "POST", "/feed", " " * (1 << 20) + "{}", **as_json)[0] == 413
+    assert ask(port, "GET", "/state", Host="example.com")[0] == 400
+    assert json.loads(ask(port, "GET", "/state")[1])["ranks"] == []
+
+
+def test_the_page_stands_alone(port):
+    status, page = ask(port, "GET", "/")
+    assert status == 200 and "<title>shardwise watch</title>" in page
+    assert "//" not in page.replace("http://www.w3.org/2000/svg", "").split("<script>")[0]
+
+
+def test_a_taken_port_is_an_error(port):
+    command = [sys.executable, "-m", "shardwise", "watch", "--port", str(port)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2 and "Address already in use" in result.stderr
+
+
+def snapshot_of(rank, time, seconds, pid=1):
+    group = {"ranks": [0, 1], "calls": 10 * time, "sent": 0, "received": 100 * time, "seconds": seconds}
+    return {"job": "a", "rank": rank, "pid": pid, "time": time, "groups": [group]}
+
+
+def test_rates_are_those_between_two_snapshots():
+    board = Board()
+    board.take(snapshot_of(0, 10.0, 0.0))
+    assert board.state()["ranks"][0]["rates"][0]["received"] == 0
+    board.take(snapshot_of(0, 12.0, 1.0))
+    (rate,) = board.state()["ranks"][0]["rates"]
+    assert (rate["received"], rate["calls"], rate["seconds"]) == (100, 10, 0.5)
+    board.take(snapshot_of(0, 14.0, 0.5, pid=2))  # started again
+    assert board.state()["ranks"][0]["rates"][0]["received"] == 0
+
+
+def test_the_slowest_rank_is_the_one_whose_communications_take_least():
+    def ranks(*taken):
+        return [{"rank": rank, "rates": [{"seconds": seconds}]} for rank, seconds in enumerate(taken)]
+
+    assert slowest(ranks(0.5, 0.05, 0.4)) == 1
+    assert slowest(ranks(0.05, 0.06)) is None
+    assert slowest(ranks(0.5)) is None
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"\[watch\] port 70000 is none"):
+        sw.debug.watch(70000)
+    with pytest.raises(ValueError, match=r"\[watch\] every is 0 seconds"):
+        sw.debug.watch(every=0)
+
+
+def test_nothing_runs_where_it_is_off():
+    assert "SHARDWISE_WATCH" not in os.environ
+    assert all(thread.name != "shardwise watch" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("value", "port"), [("", None), ("0", None), ("1", 8765), ("9000", 9000)])
+def test_what_the_environment_says(monkeypatch, value, port):
+    monkeypatch.setenv("SHARDWISE_WATCH", value)
+    assert live_feed.port_from_environment() == port
+
+
+def test_an_environment_that_says_nothing_of_sense(monkeypatch):
+    monkeypatch.setenv("SHARDWISE_WATCH", "yes")
+    with pytest.raises(ValueError, match=r'SHARDWISE_WATCH is "yes"'):
+        live_feed.port_from_environment()
