@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "runtime/tensor/mapped_memory.h"
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
 #include <fmt/format.h>
@@ -79,16 +80,19 @@ std::vector<std::tuple<int64_t, int64_t, int64_t>> traffic(const Layer& layer) {
   return result;
 }
 
-std::optional<std::array<int64_t, 6>> cache_counts(const Layer& layer, size_t table) {
+std::optional<std::array<int64_t, 8>> cache_counts(const Layer& layer, size_t table) {
   const auto counts = layer.cache_counts(table);
   if (!counts) return std::nullopt;
-  return std::array{counts->slots,     counts->hits,       counts->misses,
-                    counts->evictions, counts->bytes_read, counts->bytes_written};
+  return std::array{counts->slots,      counts->hits,          counts->misses,      counts->evictions,
+                    counts->bytes_read, counts->bytes_written, counts->value_bytes, counts->state_bytes};
 }
 
 }  // namespace
 
 void bind_distributed_embedding(py::module_& module) {
+  module.def(
+      "lies_in_file", [](const at::Tensor& tensor) { return mapped_folder(tensor).has_value(); }, py::arg("tensor"),
+      "Whether a plain tensor's memory is a file that tables beyond memory have made.");
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Layer, std::shared_ptr<Layer>> layer(module, "DistributedEmbedding",
                                                   "The tables and lookups of shardwise.DistributedEmbedding.");

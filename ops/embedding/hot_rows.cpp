@@ -47,7 +47,10 @@ HotRows::Tier HotRows::new_tier(at::Tensor slow) const {
 
 HotRows::Counts HotRows::counts() const {
   const std::lock_guard lock(mutex_);
-  return counts_;
+  Counts counts = counts_;
+  counts.value_bytes = static_cast<int64_t>(tiers_[0].hot.nbytes());
+  for (size_t i = 1; i < tiers_.size(); ++i) counts.state_bytes += static_cast<int64_t>(tiers_[i].hot.nbytes());
+  return counts;
 }
 
 int64_t HotRows::row_bytes() const {

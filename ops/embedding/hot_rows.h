@@ -34,6 +34,8 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
     int64_t evictions = 0;
     int64_t bytes_read = 0;  // from the slow tensors
     int64_t bytes_written = 0;
+    int64_t value_bytes = 0;  // of the slots now: values,
+    int64_t state_bytes = 0;  // and the optimizer's state
   };
   Counts counts() const;
   int64_t n_slots() const { return slots_.n_slots(); }

@@ -321,6 +321,7 @@ def plan_embeddings(
     links: Sequence[tuple[float, float]] | None = None,
     machine: tuple[float, float, float] | None = None,
 ) -> EmbeddingPlan: ...
+def lies_in_file(tensor: torch.Tensor) -> bool: ...
 
 class DistributedEmbedding:
     class Lookup:

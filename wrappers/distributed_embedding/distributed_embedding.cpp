@@ -174,6 +174,8 @@ std::optional<HotRows::Counts> DistributedEmbedding::cache_counts(size_t table) 
     sum.evictions += own.evictions;
     sum.bytes_read += own.bytes_read;
     sum.bytes_written += own.bytes_written;
+    sum.value_bytes += own.value_bytes;
+    sum.state_bytes += own.state_bytes;
   }
   return sum;
 }

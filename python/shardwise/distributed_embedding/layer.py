@@ -294,7 +294,7 @@ class DistributedEmbedding(nn.Module):
 
     def memory_report(self, *optimizers: torch.optim.Optimizer) -> MemoryReport:
         """Bytes of each rank: its tables, what these optimizers keep of them, gradients, and buffers for rows under way; print() shows a
-        table. Collective: one gather of five numbers."""
+        table. Of tables in files the hot rows count as memory, and the files by themselves. Collective: one gather of six numbers."""
         return report.memory_of_ranks(self, optimizers)
 
     def count_rows(self, capacity: int | None = 100_000) -> None:

@@ -18,7 +18,10 @@ HEADER = (
     "ids expected", "ids", "rows asked", "received",
 )  # fmt: skip
 NAMES = (0, 3, 4, 5)  # of its columns: flush left
-CACHE_HEADER = ("table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "read", "written")
+CACHE_HEADER = (
+    "table in files", "rows in memory", "hits", "misses", "hit rate", "evictions", "read", "written",
+    "values in memory", "state in memory",
+)  # fmt: skip
 
 
 def explained(layer: LayerParts, reasons: bool) -> str:
@@ -71,19 +74,21 @@ class RankMemory:
     """
 
     replicated: int  # tables that every rank has
-    sharded: int
-    optimizer: int
+    sharded: int  # of tables in files: their hot rows
+    optimizer: int  # likewise
     gradients: int
     buffers: int  # of rows under way, kept for the next step
+    files: int = 0  # tables and optimizer state in files
 
     @property
     def total(self) -> int:
+        """In memory."""
         return self.replicated + self.sharded + self.optimizer + self.gradients + self.buffers
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by rank; str() is a table of them.
+    """Bytes by rank; str() is a table of them. Totals and imbalance are of memory, not of files.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> report = layer.memory_report()
@@ -103,8 +108,11 @@ class MemoryReport:
         return max(rank.total for rank in self.ranks) * len(self.ranks) / max(self.total, 1)
 
     def __str__(self) -> str:
-        header = ("rank", "replicated", "sharded", "optimizer", "gradients", "buffers", "in all")
+        header = ["rank", "replicated", "sharded", "optimizer", "gradients", "buffers", "in all"]
         columns = [[getattr(rank, name) for rank in self.ranks] for name in (*header[1:6], "total")]
+        if any(rank.files for rank in self.ranks):
+            header.append("in files")
+            columns.append([rank.files for rank in self.ranks])
         rows = [(str(rank), *map(in_units, numbers)) for rank, numbers in enumerate(zip(*columns, strict=True))]
         total = ("all", *(in_units(sum(column)) for column in columns))
         totals = [rank.total for rank in self.ranks]
@@ -120,16 +128,24 @@ def memory_of_ranks(layer: LayerParts, optimizers: Sequence[torch.optim.Optimize
     tables = layer._parameters_in_order()
     plans = layer.plan.table_plans
     kinds = [0, 0]
-    for index, planned in enumerate(plans):
-        kinds[planned.treatment != "replicated"] += sum(values.nbytes for values, _, _ in layer._core.pieces(index))
-    state = sum(
-        local_bytes(value)
-        for table in tables
-        for optimizer in optimizers
-        for value in optimizer.state.get(table, {}).values()
-    )
-    gradients = sum(local_bytes(table.grad) for table in tables if table.grad is not None)
-    numbers = torch.tensor([*kinds, state, gradients, layer._core.buffer_bytes()])
+    hot = layer.cache_counts()
+    state = sum(counts.state_bytes for counts in hot.values())
+    in_files = 0
+    for index, (config, planned) in enumerate(zip(layer.configs, plans, strict=True)):
+        n_bytes = sum(values.nbytes for values, _, _ in layer._core.pieces(index))
+        if counts := hot.get(config.name):
+            in_files += n_bytes
+            n_bytes = counts.value_bytes
+        kinds[planned.treatment != "replicated"] += n_bytes
+    for table in tables:
+        for optimizer in optimizers:
+            for value in optimizer.state.get(table, {}).values():
+                for tensor in local_tensors(value):
+                    in_file = _C.lies_in_file(tensor)
+                    in_files += tensor.nbytes * in_file
+                    state += tensor.nbytes * (not in_file)
+    gradients = sum(tensor.nbytes for table in tables for tensor in local_tensors(table.grad))
+    numbers = torch.tensor([*kinds, state, gradients, layer._core.buffer_bytes(), in_files])
     return MemoryReport(
         tuple(RankMemory(*row) for row in gathered(numbers, layer.mesh).view(-1, len(numbers)).tolist())
     )
@@ -148,12 +164,8 @@ def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
     return (name, *numbers, f"{counts.hit_rate:.1%}", f"{counts[3]:,}", *map(in_units, counts[4:]))
 
 
-def local_bytes(value: object) -> int:
-    """Of this rank's part of a tensor; of a sparse one its values and indices."""
-    return sum(tensor.nbytes for tensor in local_tensors(value))
-
-
 def local_tensors(value: object) -> Iterator[torch.Tensor]:
+    """This rank's parts of a tensor; of a sparse one its values and indices."""
     if not isinstance(value, torch.Tensor):
         return
     for piece in _C.to_pieces(value.detach()) if isinstance(value, DTensor) else [value]:

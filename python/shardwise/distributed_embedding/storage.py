@@ -44,6 +44,8 @@ class CacheCounts(NamedTuple):
     evictions: int
     bytes_read: int  # from the file: values and optimizer state
     bytes_written: int
+    value_bytes: int  # of memory that the cache takes now: for values,
+    state_bytes: int  # and for the state of a fused optimizer
 
     @property
     def hit_rate(self) -> float:
