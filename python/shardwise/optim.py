@@ -129,7 +129,14 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return rows
 
     def _group_of(self, rows: _C.RowOptimizer) -> dict[str, Any]:
-        return next(g for g in self.param_groups for table in g["params"] if self._rows.get(table) is rows)
+        for group in self.param_groups:
+            if any(self._rows.get(table) is rows for table in group["params"]):
+                return group
+        shape = next(list(table.shape) for table, own in self._rows.items() if own is rows)
+        raise RuntimeError(
+            f"[{type(self).__name__}] a table of shape {shape} is in none of the optimizer's param_groups any more, so its step has no "
+            "learning rate. close() the optimizer, after which lookups give gradients, or keep the group with lr=0."
+        )
 
 
 def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -179,17 +180,9 @@ class DistributedEmbedding(nn.Module):
         features = list(zip(self.feature_names, inputs, self.combiners, strict=True))
         storage = {} if storage is None else storage
         storages = by_index(storage, [index_of(table, names, "storage names table") for table in storage])
-        self._core = _C.DistributedEmbedding(
-            self.configs,
-            plan.table_plans,
-            self.mesh,
-            features,
-            gradients == "mean",
-            sparse,
-            dp_input,
-            concatenate,
-            storages,
-        )
+        self._tables_in_files = [names[index] for index in storages]
+        self._features_and_options = (features, gradients == "mean", sparse, dp_input, concatenate)
+        self._core = self._new_core(storages)
         self.tables = TableParameters(
             {name: nn.Parameter(table) for name, table in zip(names, self._core.tables(), strict=True)}
         )
@@ -199,6 +192,29 @@ class DistributedEmbedding(nn.Module):
         for parameter, table in zip(self._parameters_in_order(), tables, strict=True):
             if isinstance(table, nn.Embedding | nn.EmbeddingBag):
                 take_values(parameter, table)
+
+    def _new_core(self, storages: Mapping[int, Any]) -> _C.DistributedEmbedding:
+        return _C.DistributedEmbedding(
+            self.configs, self.plan.table_plans, self.mesh, *self._features_and_options, storages
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedEmbedding:
+        """A layer with tables of its own, by the same plan on the same ranks; a fused optimizer stays with this one's. Sends nothing."""
+        if self._tables_in_files:
+            raise NotImplementedError(
+                f"[DistributedEmbedding] tables {self._tables_in_files} lie in files, which a copy cannot share. Make a layer with "
+                "storage of its own, and load this one's state_dict()."
+            )
+        core = self._new_core({})
+        memo |= {id(self._core): core, id(self.mesh): self.mesh} | {id(config): config for config in self.configs}
+        for parameter, table in zip(self._parameters_in_order(), core.tables(), strict=True):
+            with torch.no_grad():
+                table.copy_(parameter)
+            memo[id(parameter)] = copied = nn.Parameter(table, parameter.requires_grad)
+            copied.grad = copy.deepcopy(parameter.grad, memo)
+        result = memo[id(self)] = type(self).__new__(type(self))
+        result.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return result
 
     def forward(self, inputs: Any) -> Any:
         return self.start(inputs).wait()
