@@ -5,9 +5,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.utils._pytree import tree_leaves
 from torchrun import run_parts
 
 import shardwise as sw
+from shardwise import _C
+from shardwise.checkpoint import FileSystemReader
 
 SHAPES = [(60, 8), (9, 8), (200, 4), (33, 8), (5, 4)]
 PLANS = [
@@ -118,11 +121,39 @@ def saved(folder, number, model, optimizers):
     dcp.save({"model": weights, "optimizers": states}, checkpoint_id=f"{folder}/{number}")
 
 
+def pieces_of(state):
+    """This rank's parts of all tensors, and an empty tensor of each one's shape."""
+    return [
+        (piece, torch.empty(each.shape, dtype=each.dtype, device="meta"))
+        for each in tree_leaves(state)
+        if isinstance(each, torch.Tensor)
+        for piece in (_C.to_pieces(each.detach()) if isinstance(each, sw.DTensor) else [each])
+    ]
+
+
 def loaded(folder, number):
     model = Model(**PLANS[number + 1])
     optimizers = optimizers_of(model)
     weights, states = get_state_dict(model, optimizers)
-    dcp.load({"model": weights, "optimizers": states}, checkpoint_id=f"{folder}/{number}")
+    state = {"model": weights, "optimizers": states}
+    dcp.load(state, checkpoint_id=f"{folder}/{number}")
+    by_torch = [piece for piece, _ in pieces_of(state)]
+    expected = [piece.clone() for piece in by_torch]
+    for piece in by_torch:
+        piece.zero_()
+    reader = FileSystemReader(f"{folder}/{number}")
+    dcp.load(state, storage_reader=reader)
+    torch.testing.assert_close([piece for piece, _ in pieces_of(state)], expected, rtol=0, atol=0)
+    own = sum(piece.nbytes for piece in expected)
+    of_whole_rows = sum(
+        len(piece) * whole[0].nbytes if whole.dim() == 2 else piece.nbytes for piece, whole in pieces_of(state)
+    )
+    # Columns of the few bytes that a row has here are read with what lies between them.
+    assert own <= reader.n_bytes_read <= (of_whole_rows if number == 0 else own), (
+        own,
+        reader.n_bytes_read,
+        of_whole_rows,
+    )
     set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=states)
     return model, optimizers
 
