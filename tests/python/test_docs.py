@@ -1,5 +1,6 @@
 """The pages of docs/ and the README: their programs run and print what the pages say, and what they name exists."""
 
+import importlib
 import re
 
 import pytest
@@ -46,3 +47,37 @@ def test_files_that_a_page_names_exist(name):
     rooms = "ops|docs|text|plans|python|kernels|runtime|scripts|examples|wrappers|pictures|placements|benchmarks|tests"
     named = set(re.findall(rf"`((?:{rooms})/[\w/.-]+\.\w+)(?=[` ])", page.path.read_text()))
     assert [file for file in sorted(named) if not (ROOT / file).exists()] == []
+
+
+TORCHS_MODULES = {
+    "torch.distributed.tensor": "shardwise",
+    "torch.distributed.tensor.device_mesh": "shardwise.device_mesh",
+    "torch.distributed.tensor.parallel": "shardwise.parallel",
+    "torch.distributed.tensor.experimental": "shardwise.experimental",
+    "torch.distributed.tensor.debug": "shardwise.debug",
+    "torch.distributed.tensor.placement_types": "shardwise.placement_types",
+}
+CLASSES_WITH_MEMBERS = ("DTensor", "DeviceMesh", "Shard", "Replicate", "Partial", "Placement", "CommDebugMode")
+
+
+def torchs_names():
+    """(torch's object that has the name, ours, the name), for every public name and every public member of the main classes."""
+    for there, here in TORCHS_MODULES.items():
+        theirs, ours = importlib.import_module(there), importlib.import_module(here)
+        for name in theirs.__all__:
+            yield theirs, ours, name
+            if name in CLASSES_WITH_MEMBERS:
+                for member in vars(getattr(theirs, name)):
+                    if not member.startswith("_"):
+                        yield getattr(theirs, name), getattr(ours, name), member
+
+
+def test_every_name_of_torch_is_here_and_on_the_page_of_migration():
+    page = (ROOT / "docs" / "migration.md").read_text()
+    names = list(torchs_names())
+    assert len(names) > 70
+    assert [f"{theirs.__name__}.{name}" for theirs, ours, name in names if not hasattr(ours, name)] == []
+    assert [name for _, _, name in names if f"`{name}`" not in page] == []
+    here = re.findall(r"`(shardwise\.[\w.]+)`", page)
+    modules = [(name.rpartition(".")[0], name.rpartition(".")[2]) for name in here]
+    assert [name for module, name in modules if not hasattr(importlib.import_module(module), name)] == []
