@@ -1,4 +1,4 @@
-# `cmake --install`: headers, the library and find_package(shardwise). Under pip (scikit-build-core defines SKBUILD): what lies
+# `cmake --install`: headers, the library, find_package(shardwise) and pkg-config. Under pip (scikit-build-core defines SKBUILD): what lies
 # inside the package's directory, libshardwise beside the extension, torch's libraries in the neighbouring package.
 
 if(SKBUILD)
@@ -18,7 +18,7 @@ install(EXPORT shardwise NAMESPACE shardwise:: FILE shardwiseTargets.cmake DESTI
 # Our headers name each other by room ("placements/box.h"), so include/shardwise is on the path of a consumer, too.
 install(DIRECTORY kernels text placements plans pictures runtime ops wrappers
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise FILES_MATCHING PATTERN *.h)
-install(FILES shardwise/shardwise.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/shardwise)
+install(DIRECTORY shardwise DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 
 configure_package_config_file(cmake/shardwiseConfig.cmake.in shardwiseConfig.cmake INSTALL_DESTINATION ${package_config_dir})
 write_basic_package_version_file(shardwiseConfigVersion.cmake COMPATIBILITY SameMinorVersion)
@@ -27,3 +27,21 @@ install(FILES
   ${PROJECT_BINARY_DIR}/shardwiseConfigVersion.cmake
   cmake/FindShardwiseTorch.cmake
   DESTINATION ${package_config_dir})
+
+# What the targets shardwise and shardwise::torch ask of a program, once more for those that are not built by CMake.
+set(shardwise_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH shardwise_pc_to_prefix /${shardwise_pc_dir} /)
+get_target_property(shardwise_pc_definitions shardwise INTERFACE_COMPILE_DEFINITIONS)
+get_target_property(torch_definitions shardwise::torch INTERFACE_COMPILE_DEFINITIONS)
+if(shardwise_pc_definitions)
+  list(APPEND torch_definitions ${shardwise_pc_definitions})
+endif()
+list(TRANSFORM torch_definitions PREPEND -D)
+list(JOIN torch_definitions " " shardwise_pc_definitions)
+# libtorch.so holds no code that a linker could miss: FindShardwiseTorch.cmake says why it stands here.
+set(shardwise_pc_libraries "-Wl,--push-state,--no-as-needed,\${torch}/lib/libtorch.so,--pop-state")
+if(ShardwiseTorch_CUDA)
+  string(PREPEND shardwise_pc_libraries "-lc10_cuda -ltorch_cuda ")
+endif()
+configure_file(cmake/shardwise.pc.in shardwise.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/shardwise.pc DESTINATION ${shardwise_pc_dir})

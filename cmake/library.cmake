@@ -1,4 +1,4 @@
-# libshardwise: text/, placements/, plans/, pictures/ and wrappers/embedding_plan/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/ and wrappers/. No Python.
+# libshardwise: text/, placements/, plans/, pictures/ and wrappers/embedding_plan/ (pure, without torch's headers), kernels/ (raw pointers), runtime/, ops/, wrappers/ and shardwise/. No Python.
 
 file(GLOB pure_sources CONFIGURE_DEPENDS
   text/*.cpp placements/*.cpp plans/*.cpp pictures/*.cpp wrappers/embedding_plan/*.cpp)
@@ -14,7 +14,8 @@ target_include_directories(shardwise_kernels PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
 
 file(GLOB library_sources CONFIGURE_DEPENDS
-  runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp)
+  runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp
+  shardwise/*.cpp)
 # Compiled alone: it changes with every commit.
 configure_file(cmake/version.cpp.in generated/version.cpp @ONLY)
 set_source_files_properties(${PROJECT_BINARY_DIR}/generated/version.cpp PROPERTIES

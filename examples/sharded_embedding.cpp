@@ -59,8 +59,7 @@ namespace {
 using Cells = std::vector<std::string>;
 
 constexpr int64_t kRanks = 4;
-const sw::Placement kReplicate = sw::Placement::replicate(), kByRows = sw::Placement::shard(0),
-                    kByColumns = sw::Placement::shard(1);
+const sw::Placement kReplicate = sw::Replicate(), kByRows = sw::Shard(0), kByColumns = sw::Shard(1);
 
 at::Tensor table_of(int64_t n_rows, int64_t n_columns) {
   return at::arange(n_rows).unsqueeze(1) + at::arange(n_columns) / 100;
@@ -70,7 +69,7 @@ at::Tensor ids_of(const std::vector<int64_t>& ids) { return torch::tensor(ids); 
 
 /// This rank's part of what every rank has.
 at::Tensor distribute(const at::Tensor& tensor, const sw::Placement& placement) {
-  static const sw::MeshPtr mesh = sw::DeviceMesh::create(sw::World::current(), c10::kCPU, {{kRanks}, {0, 1, 2, 3}});
+  static const sw::Mesh mesh = sw::init_device_mesh("cpu", {kRanks});
   return sw::distribute_tensor(tensor, mesh, {placement}, /*src_data_rank=*/std::nullopt);
 }
 
@@ -148,7 +147,7 @@ void columns() {
 void bags() {
   title("Bags: rows are pooled where they are, and only what came out of each bag is sent.");
   const at::Tensor values = table_of(10, 3), flat = ids_of({7, 7, 1, 9, 4, 1, 0}), starts = ids_of({0, 3, 3, 4});
-  const at::Tensor table = distribute(values, sw::Placement::shard(0, {1, 4, 0, 5}));
+  const at::Tensor table = distribute(values, sw::Shard(0, {1, 4, 0, 5}));
   const at::Tensor ids = distribute(flat, kReplicate), offsets = distribute(starts, kReplicate);
 
   line("rank", {"0", "1", "2", "3"});
@@ -205,7 +204,7 @@ void padding() {
 }  // namespace
 
 int main() {
-  const auto world = sw::init_from_env();
+  const auto world = sw::init_process_group();
   TORCH_CHECK(world->size() == kRanks, "[sharded_embedding] started with ", world->size(), " ranks: use ", kRanks);
   for (const auto part : {rows, columns, bags, max_norm, padding}) part();
 }

@@ -105,7 +105,7 @@ void show(const at::Tensor& table, const Pieces& pieces, const sw::MeshPtr& mesh
   const at::Tensor shards = local_shards(table, pieces);
   const at::Tensor tensor = sw::from_local_shards(
       shards, mesh, {placement}, {.shape = sw::Dims(table.sizes()), .stride = sw::Dims(table.strides())});
-  if (mesh->rank() == 0) std::cout << sw::picture(sw::spec_of(tensor)->layout()) << '\n';
+  if (mesh->rank() == 0) sw::visualize_sharding(tensor);
 
   TORCH_CHECK(tensor.sizes() == table.sizes() && tensor.strides() == table.strides());
   const at::Tensor back = sw::to_any_local(tensor);
@@ -125,25 +125,25 @@ sw::MeshPtr mesh_of(std::vector<int64_t> ranks) {
 
 int main(int argc, char** argv) {
   const std::string example = chosen_example(argc, argv);
-  const auto world = sw::init_from_env();
+  const auto world = sw::init_process_group();
   TORCH_CHECK(world->size() == kRanks, "[torchrec_sharding] started with ", world->size(), " ranks: use ", kRanks);
   const at::Tensor table = at::arange(8 * kColumns, at::kFloat).reshape({8, kColumns});
-  const sw::MeshPtr everyone = mesh_of({0, 1, 2, 3});
+  const sw::Mesh everyone = sw::init_device_mesh("cpu", {kRanks});
 
   if (example == "table-wise") {  // table i is whole on rank i; the others hold nothing of it, and know its shape
     for (int64_t owner = 0; owner < kRanks; ++owner) {
       const int64_t n_rows = 2 + 2 * owner;
       const Pieces whole = {{{0, 0}, {n_rows, kColumns}, owner}};
-      show(table.narrow(0, 0, n_rows), whole, mesh_of({owner}), sw::Placement::replicate());
+      show(table.narrow(0, 0, n_rows), whole, mesh_of({owner}), sw::Replicate());
     }
   } else {
     const Pieces pieces = examples()[example];
     const bool is_by_rows = example.starts_with("row-wise");
-    show(table, pieces, everyone, is_by_rows ? sw::Placement::shard(0) : sw::Placement::enumerable(pieces));
+    show(table, pieces, everyone, is_by_rows ? sw::Shard(0) : sw::EnumerableShard(pieces));
   }
 
   // A sum over the ranks is there when all of them are.
-  sw::full_tensor(sw::from_local(at::ones({1}), everyone, {sw::Placement::partial()}));
+  sw::full_tensor(sw::from_local(at::ones({1}), everyone, {sw::Partial()}));
   if (world->rank() == 0)
     std::cout << "Every rank has its pieces back: same storage, same values, same sizes and offsets.\n";
 }

@@ -1,4 +1,4 @@
-// shardwise/shardwise.h: everything a C++ program needs, but for modules: wrappers/parallel_modules.h brings torch::nn's headers.
+// shardwise/shardwise.h: everything a C++ program needs, but for torch::nn modules: those take shardwise/modules.h.
 #pragma once
 
 #include "ops/embedding/lookup_options.h"
@@ -12,6 +12,9 @@
 #include "runtime/comm/env_world.h"
 #include "runtime/tensor/device_mesh.h"
 #include "runtime/threads/thread_world.h"
+#include "shardwise/device_mesh.h"
+#include "shardwise/dtensor.h"
+#include "shardwise/placements.h"
 #include "wrappers/embedding_plan/plan_json.h"
 #include "wrappers/embedding_plan/plan_text.h"
 #include "wrappers/id_transform/exact_mapping.h"

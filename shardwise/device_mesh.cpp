@@ -1,0 +1,73 @@
+#include "shardwise/device_mesh.h"
+
+#include "runtime/comm/env_world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <ostream>
+
+namespace shardwise {
+
+Mesh::Mesh(MeshPtr mesh) : mesh_(std::move(mesh)) {
+  TORCH_CHECK_VALUE(mesh_, "[device_mesh] the mesh is a null pointer. Make one with init_device_mesh().");
+}
+
+Mesh Mesh::operator[](const std::string& mesh_dim_name) const { return submesh({mesh_dim_name}); }
+
+Mesh Mesh::operator[](std::initializer_list<std::string> mesh_dim_names) const { return submesh(mesh_dim_names); }
+
+Mesh Mesh::submesh(const std::vector<std::string>& mesh_dim_names) const {
+  Mesh result(mesh_->submesh(mesh_dim_names));
+  if (result.mesh_ != mesh_) result.root_ = root_ ? root_ : mesh_;
+  return result;
+}
+
+Mesh Mesh::root() const { return root_ ? root_ : mesh_; }
+
+int64_t Mesh::size(int64_t mesh_dim) const {
+  TORCH_CHECK_INDEX(mesh_dim >= -ndim() && mesh_dim < ndim(),
+                    fmt::format("[device_mesh] mesh dim {} does not exist: the mesh is {}. Use a dim in [{}, {}).",
+                                mesh_dim, to_string(*mesh_), -ndim(), ndim()));
+  return mesh_->size(mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim);
+}
+
+int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
+  TORCH_CHECK_VALUE(
+      !mesh_dim_name.empty() || ndim() == 1,
+      fmt::format("[device_mesh] the mesh {} has {} dims. Say along which by its name.", to_string(*mesh_), ndim()));
+  const int64_t mesh_dim = mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name);
+  TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in "
+                                                    "it. Ask get_coordinate(), which is empty there.",
+                                                    mesh_->rank(), to_string(*mesh_)));
+  return (*mesh_->coord())[mesh_dim];
+}
+
+std::ostream& operator<<(std::ostream& stream, const Mesh& mesh) { return stream << to_string(*mesh); }
+
+std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout) {
+  return std::getenv("WORLD_SIZE") ? init_from_env(timeout) : single_world();
+}
+
+Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
+                      std::vector<std::string> mesh_dim_names) {
+  const c10::Device device(device_type);
+  TORCH_CHECK_VALUE(!device.has_index(),
+                    fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".",
+                                device_type, c10::DeviceTypeName(device.type(), true)));
+  TORCH_CHECK_VALUE(std::ranges::all_of(mesh_shape, [](int64_t extent) { return extent > 0; }),
+                    fmt::format("[device_mesh] the shape [{}] has an extent below 1. Give each dim a rank at least.",
+                                fmt::join(mesh_shape, ", ")));
+  auto world = World::maybe_current();
+  if (!world) world = init_process_group();
+  const int64_t n_ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
+  std::vector<int64_t> ranks(n_ranks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
+                            std::move(mesh_dim_names));
+}
+
+}  // namespace shardwise

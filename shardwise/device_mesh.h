@@ -1,0 +1,70 @@
+// shardwise/device_mesh.h: meshes by value, sliced by the names of their dims, and the start of a program.
+//
+//   auto mesh = sw::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+//   sw::Mesh tp = mesh["tp"];                  // the two ranks along "tp" that this rank is one of
+//   mesh.get_local_rank("dp")                  // 0 or 1
+#pragma once
+
+#include "runtime/tensor/device_mesh.h"
+
+#include <chrono>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// What Python's DeviceMesh is: a handle of a DeviceMesh, which it converts to wherever a MeshPtr is taken. Meshes of one meaning are equal.
+/// A slice knows the mesh that it was sliced from.
+class Mesh {
+ public:
+  /// Throws: c10::ValueError for a null pointer.
+  Mesh(MeshPtr mesh);  // NOLINT(google-explicit-constructor)
+
+  /// The mesh of the named dim, or dims, through this rank. Collective over the world where it is new.
+  /// Throws: c10::ValueError for an unknown name, naming the known ones.
+  Mesh operator[](const std::string& mesh_dim_name) const;
+  Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
+  Mesh submesh(const std::vector<std::string>& mesh_dim_names) const;
+  /// The mesh that this one was sliced from, or itself.
+  Mesh root() const;
+
+  int64_t ndim() const { return mesh_->ndim(); }
+  /// Ranks in all, or along `mesh_dim`.
+  int64_t size() const { return mesh_->size(); }
+  int64_t size(int64_t mesh_dim) const;
+  c10::IntArrayRef shape() const { return mesh_->grid().shape; }
+  const std::vector<std::string>& mesh_dim_names() const { return mesh_->names(); }
+  c10::DeviceType device_type() const { return mesh_->device_type(); }
+
+  /// This rank, global.
+  int64_t get_rank() const { return mesh_->rank(); }
+  /// This rank's place along a dim, which a 1-D mesh need not name.
+  /// Throws: c10::ValueError for an unknown name, where a name is missing, and outside the mesh.
+  int64_t get_local_rank(const std::string& mesh_dim_name = "") const;
+  /// This rank's place in the mesh; nothing outside it.
+  const std::optional<Dims>& get_coordinate() const { return mesh_->coord(); }
+
+  operator const MeshPtr&() const { return mesh_; }  // NOLINT(google-explicit-constructor)
+  const DeviceMesh* operator->() const { return mesh_.get(); }
+  const DeviceMesh& operator*() const { return *mesh_; }
+  bool operator==(const Mesh& other) const { return mesh_ == other.mesh_; }
+
+ private:
+  MeshPtr mesh_;
+  MeshPtr root_;  // null of one that is no slice
+};
+
+/// "(dp=2, tp=2)".
+std::ostream& operator<<(std::ostream& stream, const Mesh& mesh);
+
+/// Starts a process of the program: under torchrun as init_from_env(), else as single_world(). Collective over all processes.
+std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout = std::chrono::minutes(30));
+
+/// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Starts the process where nobody did. Collective over the world.
+/// Throws: c10::ValueError where the world has fewer ranks, for names that are not one per dim, and for a device with an index.
+Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
+                      std::vector<std::string> mesh_dim_names = {});
+
+}  // namespace shardwise

@@ -1,0 +1,33 @@
+// shardwise/placements.h: placements as Python spells them.
+//
+//   {sw::Shard(0), sw::Replicate()}       rows over mesh dim 0, all of them along mesh dim 1
+//   {sw::Shard(0, {1, 3, 1, 3})}          as many rows as each rank is to have; none is a number, too
+//   {sw::Partial("sum")}                  the tensor is the sum of the ranks' pieces
+//   {sw::EnumerableShard({{{0, 0}, {8, 5}, /*rank=*/2}, {{0, 5}, {8, 4}, 0}})}     any boxes, any number per rank
+#pragma once
+
+#include "placements/placement.h"
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shardwise {
+
+/// torch.chunk's split along `dim`; a negative dim counts from the last.
+inline Placement Shard(int64_t dim) { return Placement::shard(dim); }
+
+/// As Placement::shard(): one extent (elements) per rank along the mesh dim. Throws: c10::ValueError for a negative one.
+inline Placement Shard(int64_t dim, c10::IntArrayRef sizes) { return Placement::shard(dim, sizes); }
+
+inline Placement Replicate() { return Placement::replicate(); }
+
+/// `reduce_op`: "sum", "avg", "max", "min" or "product". Throws: c10::ValueError for any other.
+inline Placement Partial(std::string_view reduce_op = "sum") {
+  return Placement::partial(reduce_from_string(reduce_op));
+}
+
+/// As Placement::enumerable(): each piece is {offsets, sizes, rank}. Throws: c10::ValueError for pieces that overlap.
+inline Placement EnumerableShard(std::vector<ShardMetadata> pieces) { return Placement::enumerable(std::move(pieces)); }
+
+}  // namespace shardwise
