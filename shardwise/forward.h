@@ -1,0 +1,131 @@
+// shardwise/forward.h: calls of modules that parallelize_module() and fully_shard() have sharded.
+//
+//   at::Tensor y = sw::forward(model, x);             // instead of model(x)
+//   sw::Parallelized<torch::nn::Linear> down{8, 4};   // a holder whose calls do that: down(x)
+//
+// torch::nn modules have no hooks. A forward that is called as usual works on DTensors by the operators' rules. forward() adds what Python's hooks
+// do: plain inputs of the outermost call are laid out (parts of a batch under fully_shard(), pieces as a style says), plain tensors within it
+// count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h), outputs are laid out as a style says, and
+// the parameters of a unit that fully_shard() does not reshard are gathered together.
+#pragma once
+
+#include "shardwise/dtensor.h"
+#include "shardwise/module_calls.h"
+
+#include <torch/nn/pimpl.h>
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace shardwise {
+namespace detail {
+
+/// How an argument is held while it is laid out: a tensor as at::Tensor.
+template <class T>
+using Held = std::conditional_t<std::is_convertible_v<const T&, const at::Tensor&>, at::Tensor, std::decay_t<const T&>>;
+
+template <class T>
+struct IsOptional : std::false_type {};
+template <class T>
+struct IsOptional<std::optional<T>> : std::true_type {};
+
+/// Notes what the ranks compare of an argument: numbers, names and text, plain tensors, and lists and optionals of these; what cannot be
+/// looked into counts as unequal.
+template <class T>
+void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
+  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    const at::Tensor& tensor = value;
+    if (tensor.defined() && !is_dtensor(tensor)) others.push_back({path, tensor, ""});
+  } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
+    for (size_t i = 0; i < value.size(); ++i) note_value(path + "[" + std::to_string(i) + "]", value[i], others);
+  } else if constexpr (IsOptional<T>::value) {
+    if (value) note_value(path, *value, others);
+  } else if constexpr (std::is_enum_v<T>) {
+    note_value(path, static_cast<std::underlying_type_t<T>>(value), others);
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_convertible_v<const T&, std::string>) {
+    std::ostringstream text;
+    text << value;
+    others.push_back({path, {}, text.str()});
+  } else if constexpr (!std::is_same_v<T, std::nullopt_t>) {
+    others.push_back({path, unknown_value(), ""});
+  }
+}
+
+/// A tensor is an input, which may still be laid out; anything else is compared.
+template <class T>
+void note_argument(T& value, std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument>& others) {
+  const std::string path = "args[" + std::to_string(inputs.size()) + "]";
+  inputs.push_back(nullptr);
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    inputs.back() = &value;
+  } else {
+    note_value(path, value, others);
+  }
+}
+
+/// Outputs by their places in a tuple; the only one where there is none. What is no tensor stays as it is.
+template <class T>
+auto lay_out_output(const ModuleCall& call, T output) {
+  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    return call.output(output, 0);
+  } else {
+    return output;
+  }
+}
+template <class... T>
+std::tuple<T...> lay_out_output(const ModuleCall& call, std::tuple<T...> outputs) {
+  const auto lay_out = [&](auto& value, size_t position) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, at::Tensor>) value = call.output(value, position);
+  };
+  std::apply(
+      [&](auto&... each) {
+        size_t position = 0;
+        (lay_out(each, position++), ...);
+      },
+      outputs);
+  return outputs;
+}
+
+}  // namespace detail
+
+/// module.forward(args...), within the layouts that parallelize_module() and fully_shard() gave the module; just that for any other.
+/// Tensors that it gives are distributed unless a style says use_local_output.
+///
+/// Collective over the mesh. Throws: c10::ValueError, alike on all ranks, for inputs that do not fit the layouts.
+template <class M, class... Args>
+  requires std::is_base_of_v<torch::nn::Module, M>
+auto forward(M& module, const Args&... args) {
+  std::tuple<detail::Held<Args>...> held(args...);
+  std::vector<at::Tensor*> inputs;
+  std::vector<ForwardArgument> others;
+  std::apply([&](auto&... each) { (detail::note_argument(each, inputs, others), ...); }, held);
+  ModuleCall call(module);
+  call.enter(inputs, std::move(others));
+  auto output = std::apply([&](auto&... each) { return module.forward(each...); }, held);
+  call.leave();
+  return detail::lay_out_output(call, std::move(output));
+}
+template <class M, class... Args>
+auto forward(const torch::nn::ModuleHolder<M>& module, const Args&... args) {
+  return forward(*module.ptr(), args...);
+}
+
+/// A module holder, Parallelized<torch::nn::Linear>, whose calls are forward(). It is registered, and named in plans, as the holder itself.
+template <class Holder>
+class Parallelized : public Holder {
+ public:
+  using Holder::Holder;
+  Parallelized(Holder module) : Holder(std::move(module)) {}  // NOLINT(google-explicit-constructor)
+
+  template <class... Args>
+  auto operator()(const Args&... args) const {
+    return forward(*this, args...);
+  }
+};
+
+}  // namespace shardwise

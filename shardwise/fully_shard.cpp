@@ -1,0 +1,127 @@
+#include "shardwise/fully_shard.h"
+
+#include "shardwise/local_parts.h"
+#include "shardwise/module_calls.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace shardwise {
+namespace {
+
+using torch::nn::Module;
+
+/// One parameter, and what becomes of it.
+struct Sharding {
+  TiedPlaces places;
+  Placements placements;  // on the root
+  Placements gathered;    // the same, whole along the mesh
+};
+
+class Sharder {
+ public:
+  Sharder(Module& module, const Mesh& mesh) : root_(mesh.root()), data_dims_(dims_in_root(mesh)) {
+    for (TiedPlaces& places : parameters_of(module)) {
+      auto placements = placements_of(places[0]);
+      if (!placements) continue;
+      check_replaceable("fully_shard", places);
+      Placements gathered = *placements;
+      const int64_t n_dims = places[0].tensor().dim();
+      if (n_dims > 0) (*placements)[data_dims_.back()] = Shard(free_dim(*placements, n_dims));
+      shardings_.push_back({std::move(places), std::move(*placements), std::move(gathered)});
+    }
+  }
+
+  const std::vector<Sharding>& shardings() const { return shardings_; }
+  const std::vector<int64_t>& data_dims() const { return data_dims_; }
+
+  /// The place in the root of the dim that a slice is made of. Pre: it is a slice, or the root itself.
+  int64_t dim_in_root(const MeshPtr& slice, int64_t mesh_dim) const {
+    return slice == root_ ? mesh_dim : root_->dim_of(slice->names()[mesh_dim]);
+  }
+
+ private:
+  /// As the parameter is laid out now, on the root; nothing of one that is sharded over the mesh already.
+  std::optional<Placements> placements_of(const ParameterPlace& place) {
+    Placements result(root_->ndim());
+    const at::Tensor& tensor = place.tensor();
+    if (!is_dtensor(tensor)) return result;
+    const Spec& spec = *spec_of(tensor);
+    TORCH_CHECK_VALUE(is_slice(spec.mesh()),
+                      fmt::format("[fully_shard] {} lives on the mesh {}, which is neither {} nor a slice of it. Slice "
+                                  "both from one mesh: mesh[\"tp\"] and mesh[\"dp\"].",
+                                  place.full_name(), to_string(*spec.mesh()), to_string(*root_)));
+    for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim) {
+      const int64_t in_root = dim_in_root(spec.mesh(), mesh_dim);
+      const bool is_data = std::ranges::count(data_dims_, in_root) > 0;
+      if (is_data && !spec.placements()[mesh_dim].is_replicate()) return std::nullopt;
+      result[in_root] = spec.placements()[mesh_dim];
+    }
+    return result;
+  }
+
+  bool is_slice(const MeshPtr& mesh) {
+    if (mesh == root_) return true;
+    const auto [known, is_new] = is_slice_.emplace(mesh, false);
+    const auto& names = root_->names();
+    if (is_new && !mesh->names().empty() &&
+        std::ranges::all_of(mesh->names(), [&](const auto& name) { return std::ranges::count(names, name) > 0; }))
+      known->second = root_->submesh(mesh->names()) == mesh;
+    return known->second;
+  }
+
+  /// The first tensor dim that no other mesh dim shards, along which gathering takes each element once; 0 where all are.
+  static int64_t free_dim(const Placements& placements, int64_t n_dims) {
+    for (int64_t dim = 0; dim < n_dims; ++dim)
+      if (std::ranges::none_of(placements, [&](const Placement& placement) { return placement.is_shard(dim); }))
+        return dim;
+    return 0;
+  }
+
+  MeshPtr root_;
+  std::vector<int64_t> data_dims_;
+  std::vector<Sharding> shardings_;
+  std::map<MeshPtr, bool> is_slice_;
+};
+
+/// All values of a parameter, plain, on every rank; a rank outside its mesh has their sizes.
+at::Tensor whole(const at::Tensor& parameter) {
+  const at::Tensor values = parameter.detach();
+  if (!is_dtensor(values)) return values;
+  const Spec& spec = *spec_of(values);
+  return spec.is_member() ? full_tensor(values)
+                          : at::empty(spec.sizes(), at::TensorOptions(spec.dtype()).device(spec.mesh()->device()));
+}
+
+}  // namespace
+
+void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& options) {
+  TORCH_CHECK_VALUE(mesh.ndim() <= 2,
+                    fmt::format("[fully_shard] the mesh {} has {} dims. Give one, to shard over it, or "
+                                "two, to replicate over the first and shard over the second.",
+                                to_string(*mesh), mesh.ndim()));
+  const Mesh root = mesh.root();
+  const Sharder sharder(module, mesh);
+  for (const Sharding& each : sharder.shardings()) {
+    const at::Tensor present = each.places[0].tensor();
+    const DTensor sharded = distribute_tensor(whole(present), root, each.placements, options.src_data_rank);
+    sharded.requires_grad_(present.requires_grad());
+    for (const ParameterPlace& place : each.places) place.replace(sharded);
+  }
+
+  make_call_layouts(module, root);
+  for (const auto& item : module.named_modules())
+    if (const auto layouts = call_layouts_of(*item.value())) {
+      layouts->mesh_dim = sharder.dim_in_root(layouts->mesh, layouts->mesh_dim);
+      layouts->mesh = root;
+      layouts->batch_dims = sharder.data_dims();
+    }
+  if (options.reshard_after_forward) return;
+  CallLayouts& layouts = make_call_layouts(module, root);
+  for (const Sharding& each : sharder.shardings()) layouts.unit.push_back({each.places, each.gathered});
+}
+
+}  // namespace shardwise

@@ -1,0 +1,162 @@
+#include "shardwise/local_parts.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+/// What a rank tells the others of its part.
+std::vector<int64_t> numbers_of(const at::Tensor& local) {
+  std::vector<int64_t> result{static_cast<int64_t>(local.scalar_type())};
+  result.insert(result.end(), local.sizes().begin(), local.sizes().end());
+  return result;
+}
+
+std::string words_of(const std::vector<int64_t>& numbers) {
+  return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[0])),
+                     fmt::join(numbers.begin() + 1, numbers.end(), ", "));
+}
+
+[[noreturn]] void refuse_parts(const std::vector<int64_t>& ranks, size_t other, const std::string& first,
+                               const std::string& second, const Placements& placements) {
+  TORCH_CHECK_VALUE(
+      false,
+      fmt::format("[from_local_parts] rank {} gives {}, rank {} gives {}, and parts placed as {} are of one dtype "
+                  "and differ along sharded dims only. Give parts that fit.",
+                  ranks[0], first, ranks[other], second, to_string(placements)));
+}
+
+/// One tensor's parts on all members.
+class Parts {
+ public:
+  /// `numbers`: by member, in the order of `mesh`'s grid.
+  Parts(const DeviceMesh& mesh, Placements placements, std::vector<std::vector<int64_t>> numbers)
+      : grid_(mesh.grid()), placements_(std::move(placements)), numbers_(std::move(numbers)) {
+    for (size_t i = 1; i < numbers_.size(); ++i)
+      if (numbers_[i].size() != numbers_[0].size() || numbers_[i][0] != numbers_[0][0]) refuse_member(i);
+    const auto n_dims = static_cast<int64_t>(numbers_[0].size()) - 1;
+    for (Placement& placement : placements_)  // a dim out of range is an error of the layout
+      if (placement.is_shard() && placement.dim() < 0) placement = placement.with_dim(placement.dim() + n_dims);
+    for (int64_t dim = 0; dim < n_dims; ++dim) add_dim(dim);
+  }
+
+  const Dims& sizes() const { return sizes_; }
+  const Placements& placements() const { return placements_; }
+
+ private:
+  void refuse_member(size_t member) const {
+    refuse_parts(grid_.ranks, member, words_of(numbers_[0]), words_of(numbers_[member]), placements_);
+  }
+
+  /// The whole extent along `tensor_dim`, and the extents of its Shards.
+  void add_dim(int64_t tensor_dim) {
+    std::vector<int64_t> sharding;  // mesh dims, outermost first
+    int64_t n_parts = 1;
+    for (size_t mesh_dim = 0; mesh_dim < placements_.size(); ++mesh_dim)
+      if (placements_[mesh_dim].is_shard(tensor_dim)) {
+        sharding.push_back(static_cast<int64_t>(mesh_dim));
+        n_parts *= grid_.shape[mesh_dim];
+      }
+    std::vector<int64_t> extents(n_parts, -1);
+    for (size_t member = 0; member < numbers_.size(); ++member) {
+      const Dims coord = *grid_.coord_of(grid_.ranks[member]);
+      int64_t part = 0;
+      for (const int64_t mesh_dim : sharding) part = part * grid_.shape[mesh_dim] + coord[mesh_dim];
+      const int64_t extent = numbers_[member][1 + tensor_dim];
+      if (extents[part] >= 0 && extents[part] != extent) refuse_member(member);
+      extents[part] = extent;
+    }
+    sizes_.push_back(std::accumulate(extents.begin(), extents.end(), int64_t{0}));
+    for (auto mesh_dim = sharding.rbegin(); mesh_dim != sharding.rend(); ++mesh_dim) {
+      placements_[*mesh_dim] = Placement::shard(tensor_dim, extents);
+      std::vector<int64_t> outer;
+      for (size_t begin = 0; begin < extents.size(); begin += grid_.shape[*mesh_dim])
+        outer.push_back(
+            std::accumulate(extents.begin() + begin, extents.begin() + begin + grid_.shape[*mesh_dim], int64_t{0}));
+      extents = std::move(outer);
+    }
+  }
+
+  const RankGrid& grid_;
+  Placements placements_;
+  std::vector<std::vector<int64_t>> numbers_;
+  Dims sizes_;
+};
+
+/// By tensor and member, in the order of the grid.
+std::vector<std::vector<std::vector<int64_t>>> exchanged(const std::vector<at::Tensor>& locals,
+                                                         const DeviceMesh& mesh) {
+  std::vector<int64_t> mine;
+  for (const at::Tensor& local : locals) {
+    mine.push_back(local.dim());
+    for (const int64_t number : numbers_of(local)) mine.push_back(number);
+  }
+  const CommScope scope("from_local_parts", CommScope::Cause::kProgram);
+  const auto all = all_gather_numbers(*mesh.group(), mine);
+  std::vector<std::vector<std::vector<int64_t>>> result(locals.size());
+  for (const int64_t rank : mesh.grid().ranks) {
+    const auto& numbers = all[mesh.group()->index_of(rank)];
+    auto next = numbers.begin();
+    size_t n_tensors = 0;
+    for (; next != numbers.end(); ++n_tensors) {
+      const int64_t length = *next + 1;
+      if (n_tensors < locals.size()) result[n_tensors].emplace_back(next + 1, next + 1 + length);
+      next += 1 + length;
+    }
+    TORCH_CHECK_VALUE(
+        n_tensors == locals.size(),
+        fmt::format("[from_local_parts] not all ranks give as many tensors: rank {} gives {}, this one {}. "
+                    "Give as many on each.",
+                    rank, n_tensors, locals.size()));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, const MeshPtr& mesh,
+                                         const std::vector<Placements>& placements) {
+  TORCH_CHECK_VALUE(locals.size() == placements.size(),
+                    fmt::format("[from_local_parts] {} tensors came with {} lists of placements. Give one list per "
+                                "tensor.",
+                                locals.size(), placements.size()));
+  for (const at::Tensor& local : locals)
+    TORCH_CHECK_TYPE(!is_dtensor(local),
+                     "[from_local_parts] a part is a DTensor already. Use redistribute(mesh, placements).");
+  std::vector<at::Tensor> result;
+  if (locals.empty()) return result;
+  if (!mesh->is_member()) {  // ranks outside are told nothing: as if all parts were of these sizes
+    for (size_t i = 0; i < locals.size(); ++i) result.push_back(from_local(locals[i], mesh, placements[i]));
+    return result;
+  }
+  auto numbers = exchanged(locals, *mesh);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const Parts parts(*mesh, placements[i], std::move(numbers[i]));
+    result.push_back(from_local(locals[i], mesh, parts.placements(), {.shape = parts.sizes()}));
+  }
+  return result;
+}
+
+DTensor from_local_batch(const at::Tensor& local, const Mesh& mesh) {
+  const MeshPtr root = mesh.root();
+  Placements placements(root->ndim());
+  for (const int64_t mesh_dim : dims_in_root(mesh)) placements[mesh_dim] = Shard(0);
+  return DTensor(from_local_parts({local}, root, {placements})[0]);
+}
+
+std::vector<int64_t> dims_in_root(const Mesh& mesh) {
+  std::vector<int64_t> result;
+  if (mesh.root() == mesh)
+    for (int64_t mesh_dim = 0; mesh_dim < mesh.ndim(); ++mesh_dim) result.push_back(mesh_dim);
+  else
+    for (const std::string& name : mesh.mesh_dim_names()) result.push_back(mesh.root()->dim_of(name));
+  return result;
+}
+
+}  // namespace shardwise

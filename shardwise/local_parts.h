@@ -1,0 +1,25 @@
+// shardwise/local_parts.h: distributed tensors of parts whose sizes the ranks tell each other.
+#pragma once
+
+#include "shardwise/dtensor.h"
+
+#include <vector>
+
+namespace shardwise {
+
+/// Tensors on `mesh` of which each rank has `locals[i]`, placed as `placements[i]`, in which each Shard(dim) stands for parts of whatever extents
+/// the ranks have along that dim; where several mesh dims shard it, they nest. Aliased and differentiable, as from_local().
+///
+/// Throws: c10::ValueError, alike on all ranks, where these differ in number, dims, dtype or an extent that is not sharded. Collective over the
+/// mesh: two messages of a few numbers for all tensors together.
+std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, const MeshPtr& mesh,
+                                         const std::vector<Placements>& placements);
+
+/// The batch of which each rank along `mesh` has the part `local`, of any number of rows (dim 0); each rank beside them, where `mesh` is a slice,
+/// has the same part as this one. It lives on mesh.root(), where parameters are after fully_shard(). Else as from_local_parts().
+DTensor from_local_batch(const at::Tensor& local, const Mesh& mesh);
+
+/// The mesh dims of mesh.root() that `mesh` is made of.
+std::vector<int64_t> dims_in_root(const Mesh& mesh);
+
+}  // namespace shardwise

@@ -1,0 +1,117 @@
+// shardwise/parallel_style.h: how parallelize_module treats a module: torch's styles, as functions of the module.
+//
+//   sw::ColwiseParallel()                                   // output features over the ranks
+//   sw::RowwiseParallel().output_layouts(sw::Shard(1))      // input features; the sums reduce-scattered along the sequence
+//
+// A torch::nn module has no hooks. What a style says of parameters holds always; what it says of inputs and outputs holds where the module is
+// called by forward() of shardwise/forward.h. Called otherwise, operators take DTensors as they come and give DTensors, by their rules: the
+// values are the same, and fewer or more bytes may travel.
+#pragma once
+
+#include "placements/placement.h"
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwise {
+
+/// How one input or output of a module is laid out along the mesh dim of the style.
+struct ValueLayout {
+  std::optional<Placement> of_plain;  // what a plain tensor is: this rank's piece, or a replica; none: left alone
+  std::optional<Placement> wanted;    // what it becomes; none: as it is
+  std::optional<int64_t>
+      whole_size;  // of the dim that of_plain shards, where the module knows it: pieces may then be uneven
+};
+
+/// What a style says of one module.
+struct ModuleLayouts {
+  std::vector<std::pair<std::string, Placement>> parameters;  // by name in the module
+  std::vector<ValueLayout> inputs, outputs;                   // by position; further ones are left alone
+  bool use_local_inputs = false;                              // the module is given plain pieces
+  bool use_local_output = false;                              // the caller is given plain pieces
+};
+
+/// A style: asked once for each module that the plan names. One of your own is any such function.
+/// Throws: c10::NotImplementedError for a module that it does not know.
+using ParallelStyle = std::function<ModuleLayouts(const torch::nn::Module&)>;
+
+/// Options that ColwiseParallel and RowwiseParallel share.
+template <class Self>
+class LayerStyle {
+ public:
+  /// What a plain input is.
+  Self& input_layouts(Placement value) { return set(input_, std::move(value)); }
+  /// What the output becomes.
+  Self& output_layouts(Placement value) { return set(output_, std::move(value)); }
+  /// The output is this rank's piece, plain. Unlike in Python false by default: a module that is not called by forward() gives a DTensor, too.
+  Self& use_local_output(bool value) { return set(use_local_output_, value); }
+
+ protected:
+  template <class Value>
+  Self& set(std::optional<Value>& member, Value value) {
+    member = std::move(value);
+    return static_cast<Self&>(*this);
+  }
+
+  std::optional<Placement> input_, output_;
+  std::optional<bool> use_local_output_;
+};
+
+/// Each rank has some output features of a Linear, or some columns of an Embedding. Plain inputs are replicas; the output stays sharded
+/// along its last dim. Features need not divide by the number of ranks.
+class ColwiseParallel : public LayerStyle<ColwiseParallel> {
+ public:
+  ModuleLayouts operator()(const torch::nn::Module& module) const;
+};
+
+/// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. Plain inputs are this rank's
+/// features (of an Embedding: replicas); the output becomes a replica, by an all-reduce, or what output_layouts() says.
+class RowwiseParallel : public LayerStyle<RowwiseParallel> {
+ public:
+  ModuleLayouts operator()(const torch::nn::Module& module) const;
+};
+
+/// A norm, a dropout or another module that treats positions apart: parameters are replicas, the input is sharded along
+/// `sequence_dim`, a plain one is this rank's positions, and the output stays so.
+class SequenceParallel {
+ public:
+  explicit SequenceParallel(int64_t sequence_dim = 1, bool use_local_output = false)
+      : sequence_dim_(sequence_dim), use_local_output_(use_local_output) {}
+  ModuleLayouts operator()(const torch::nn::Module& module) const;
+
+ private:
+  int64_t sequence_dim_;
+  bool use_local_output_;
+};
+
+using MaybeLayouts = std::vector<std::optional<Placement>>;
+
+/// Lays out the inputs of a module that is called by forward(): those that are plain are `input_layouts`, all become
+/// `desired_input_layouts`; nothing leaves one as it is. Throws: c10::ValueError where the two differ in number.
+class PrepareModuleInput {
+ public:
+  PrepareModuleInput(MaybeLayouts input_layouts, MaybeLayouts desired_input_layouts, bool use_local_output = false);
+  ModuleLayouts operator()(const torch::nn::Module& module) const;
+
+ private:
+  std::vector<ValueLayout> inputs_;
+  bool use_local_output_;
+};
+
+/// The same of its outputs.
+class PrepareModuleOutput {
+ public:
+  PrepareModuleOutput(MaybeLayouts output_layouts, MaybeLayouts desired_output_layouts, bool use_local_output = true);
+  ModuleLayouts operator()(const torch::nn::Module& module) const;
+
+ private:
+  std::vector<ValueLayout> outputs_;
+  bool use_local_output_;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,142 @@
+#include "shardwise/parallelize_module.h"
+
+#include "shardwise/dtensor.h"
+#include "shardwise/module_calls.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
+#include <sstream>
+
+namespace shardwise {
+namespace {
+
+using torch::nn::Module;
+
+struct Found {
+  Module* module;
+  std::string path;
+};
+
+std::vector<std::string> parts_of(const std::string& names) {
+  std::vector<std::string> result;
+  std::istringstream text(names);
+  for (std::string part; std::getline(text, part, '.');) result.push_back(part);
+  return result;
+}
+
+/// The submodules whose names fit, part by part.
+std::vector<Found> matches(Module& module, const std::string& names) {
+  std::vector<Found> found{{&module, ""}};
+  for (const std::string& part : parts_of(names)) {
+    std::vector<Found> below;
+    for (const Found& parent : found)
+      for (const auto& child : parent.module->named_children())
+        if (fnmatch(part.c_str(), child.key().c_str(), FNM_NOESCAPE) == 0)
+          below.push_back({child.value().get(), parent.path.empty() ? child.key() : parent.path + "." + child.key()});
+    found = std::move(below);
+  }
+  return found;
+}
+
+[[noreturn]] void refuse_names(Module& module, const std::string& names) {
+  constexpr size_t kShown = 20;
+  std::vector<std::string> known;
+  for (const auto& each : module.named_modules())
+    if (!each.key().empty()) known.push_back(each.key());
+  const bool has_more = known.size() > kShown;
+  if (has_more) known.resize(kShown);
+  TORCH_CHECK_VALUE(
+      false, fmt::format("[parallelize_module] the plan names '{}', and {} has no such submodule. It has {}{}.", names,
+                         kind_of(module), known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")),
+                         has_more ? ", ..." : ""));
+}
+
+/// What the plan says of one parameter.
+struct Wanted {
+  TiedPlaces places;
+  std::optional<Placement> placement;
+  std::string named_by;  // the place that a style named
+};
+
+class ResolvedPlan {
+ public:
+  ResolvedPlan(Module& module, const ParallelizePlan& plan) {
+    for (TiedPlaces& places : parameters_of(module)) wanted_.push_back({std::move(places), {}, {}});
+    for (const PlanEntry& entry : plan) {
+      const auto found = matches(module, entry.names);
+      if (found.empty()) refuse_names(module, entry.names);
+      for (const Found& each : found) {
+        layouts_.emplace_back(each.module, entry.style(*each.module));
+        for (const auto& [name, placement] : layouts_.back().second.parameters) want(each, name, placement);
+      }
+    }
+    for (const Wanted& each : wanted_)
+      if (each.placement) check_replaceable("parallelize_module", each.places);
+  }
+
+  const std::vector<Wanted>& wanted() const { return wanted_; }
+  const std::vector<std::pair<Module*, ModuleLayouts>>& layouts() const { return layouts_; }
+
+ private:
+  void want(const Found& module, const std::string& name, const Placement& given) {
+    const std::string full_name = module.path.empty() ? name : module.path + "." + name;
+    for (Wanted& each : wanted_)
+      for (const ParameterPlace& place : each.places)
+        if (place.module == module.module && place.name == name) return want(each, full_name, given);
+    TORCH_CHECK_VALUE(false, fmt::format("[parallelize_module] a style names the parameter {}, which {} does not have. "
+                                         "Name those that named_parameters() lists.",
+                                         full_name, kind_of(*module.module)));
+  }
+
+  static void want(Wanted& parameter, const std::string& full_name, const Placement& given) {
+    const at::Tensor& tensor = parameter.places[0].tensor();
+    TORCH_CHECK_VALUE(!is_dtensor(tensor),
+                      fmt::format("[parallelize_module] {} is distributed already. Call parallelize_module once for "
+                                  "each parameter, and fully_shard after it.",
+                                  full_name));
+    const bool is_negative = given.is_shard() && given.dim() < 0;
+    const Placement placement = is_negative ? given.with_dim(given.dim() + tensor.dim()) : given;
+    TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim() >= 0 && placement.dim() < tensor.dim()),
+                      fmt::format("[parallelize_module] {} of shape [{}] cannot be {}: it has no such dim.", full_name,
+                                  fmt::join(tensor.sizes(), ", "), to_string(given)));
+    TORCH_CHECK_VALUE(
+        !parameter.placement || *parameter.placement == placement,
+        fmt::format("[parallelize_module] {} and {} are one parameter, which one style lays out as {} and "
+                    "another as {}. Give styles that lay it out alike.",
+                    parameter.named_by, full_name, parameter.placement ? to_string(*parameter.placement) : "",
+                    to_string(placement)));
+    parameter.placement = placement;
+    parameter.named_by = full_name;
+  }
+
+  std::vector<Wanted> wanted_;
+  std::vector<std::pair<Module*, ModuleLayouts>> layouts_;
+};
+
+}  // namespace
+
+void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan& plan,
+                        const ParallelizeOptions& options) {
+  TORCH_CHECK_VALUE(
+      mesh.ndim() == 1,
+      fmt::format("[parallelize_module] styles shard over one mesh dim, {} has {}. Pass the dim that they are to use: "
+                  "{}.",
+                  to_string(*mesh), mesh.ndim(),
+                  mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
+                                                : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
+  const ResolvedPlan resolved(module, plan);
+  for (const Wanted& each : resolved.wanted()) {
+    if (!each.placement) continue;
+    const at::Tensor present = each.places[0].tensor();
+    const DTensor sharded = distribute_tensor(present.detach(), mesh, {*each.placement}, options.src_data_rank);
+    sharded.requires_grad_(present.requires_grad());
+    for (const ParameterPlace& place : each.places) place.replace(sharded);
+  }
+  make_call_layouts(module, mesh);
+  for (const auto& [submodule, layouts] : resolved.layouts())
+    make_call_layouts(*submodule, mesh).styles.push_back(layouts);
+}
+
+}  // namespace shardwise

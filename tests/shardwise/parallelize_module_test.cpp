@@ -1,0 +1,291 @@
+// Tensor parallelism of torch::nn modules by a plan, against the dense module: values, gradients, layouts, messages, errors.
+#include "shardwise/parallelize_module.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "tests/shardwise/models.h"
+#include "tests/support/either_world.h"
+#include "tests/support/ranks.h"
+
+#include <torch/nn/modules.h>
+#include <torch/optim/adamw.h>
+
+namespace sw = shardwise;
+
+namespace shardwise::parallelize_module_test {
+namespace {
+
+const bool head_is_known = sw::declare_tensors<TiedHeadImpl>({&TiedHeadImpl::weight});
+
+sw::ParallelizePlan plan_of_blocks() {
+  return {{"layers.*.up", sw::ColwiseParallel()}, {"layers.*.down", sw::RowwiseParallel()}};
+}
+
+std::string placement_of(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? to_string(spec_of(tensor)->placements()) : "plain";
+}
+
+TEST(ParallelizeModuleTest, TrainsAsTheDenseModel) {
+  ASSERT_TRUE(head_is_known);
+  // words, width, hidden, layers
+  for (const auto& [n_words, width, hidden, n_layers] :
+       std::vector<std::array<int64_t, 4>>{{12, 8, 16, 2}, {11, 6, 7, 2}, {3, 2, 1, 1}}) {
+    const Values values = values_of(Words(n_words, width, hidden, n_layers));
+    const at::Tensor ids = at::randint(n_words, {5, 3}), targets = at::randint(n_words, {15});
+    for (const int64_t n_ranks : {1, 2, 3})
+      run_ranks(n_ranks, [&](World&) {
+        const sw::Mesh mesh = sw::init_device_mesh("cpu", {n_ranks}, {"tp"});
+        Words ours = with_values(Words(n_words, width, hidden, n_layers), values);
+        Words dense = with_values(Words(n_words, width, hidden, n_layers), values);
+        auto plan = plan_of_blocks();
+        plan.push_back({"table", sw::RowwiseParallel()});  // and with it the head
+        sw::parallelize_module(ours, mesh, plan);
+        EXPECT_TRUE(ours->table->weight.is_same(ours->head->weight));
+        EXPECT_TRUE(ours->table->weight.is_same(ours->named_parameters()["head.weight"]));
+        torch::optim::AdamW our_optimizer(ours->parameters(), 0.01), dense_optimizer(dense->parameters(), 0.01);
+        for (int step = 0; step < 3; ++step) {
+          our_optimizer.zero_grad();
+          dense_optimizer.zero_grad();
+          const at::Tensor logits = sw::forward(ours, ids), expected = dense(ids);
+          expect_near(logits, expected, "logits");
+          const sw::DTensor our_targets = sw::distribute_tensor(targets, mesh);
+          const at::Tensor loss = at::cross_entropy_loss(logits.view({15, n_words}), our_targets);
+          loss.backward();
+          at::cross_entropy_loss(expected.view({15, n_words}), targets).backward();
+          expect_same_parameters(*ours, *dense, "step");
+          our_optimizer.step();
+          dense_optimizer.step();
+        }
+        expect_same_parameters(*ours, *dense, "end");
+      });
+  }
+}
+
+TEST(ParallelizeModuleTest, AnMlpSendsOneAllReduceEachWay) {
+  run_ranks(4, [&](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {4}, {"tp"});
+    torch::nn::Sequential mlp(torch::nn::Linear(8, 12), torch::nn::GELU(), torch::nn::Linear(12, 8));
+    sw::parallelize_module(mlp, mesh, {{"0", sw::ColwiseParallel()}, {"2", sw::RowwiseParallel()}});
+    const auto& up = *mlp->ptr<torch::nn::LinearImpl>(0);
+    const auto& down = *mlp->ptr<torch::nn::LinearImpl>(2);
+    EXPECT_EQ(placement_of(up.weight), "[Shard(0)]");
+    EXPECT_EQ(placement_of(up.bias), "[Shard(0)]");
+    EXPECT_EQ(placement_of(down.weight), "[Shard(1)]");
+    EXPECT_EQ(placement_of(down.bias), "[Replicate()]");
+    const sw::DTensor input = sw::ones({6, 8}, mesh).requires_grad_();
+    const CommTrace forward;
+    const sw::DTensor y = sw::DTensor(sw::forward(mlp, input)).redistribute({sw::Replicate()});
+    EXPECT_EQ(forward.counts(), (std::map<std::string, int64_t>{{"all_reduce", 1}}));
+    EXPECT_EQ(forward.bytes_received(), 2 * 3 * 6 * 8 * 4 / 4);
+    const CommTrace backward;
+    y.sum().backward();
+    EXPECT_EQ(backward.counts(), (std::map<std::string, int64_t>{{"all_reduce", 1}}));
+  });
+}
+
+TEST(ParallelizeModuleTest, StylesLayOutWhatForwardIsGivenAndGives) {
+  run_ranks(3, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {3}, {"tp"});
+    const at::Tensor x = at::arange(14, at::kDouble).view({2, 7});
+    const at::Tensor piece = x.split_with_sizes({3, 3, 1}, 1)[world.rank()].contiguous();
+    const auto linear = [] {
+      const Values values{at::arange(35, at::kDouble).view({5, 7}) / 9, at::arange(5, at::kDouble)};
+      return with_values(torch::nn::Linear(7, 5), values);
+    };
+    const at::Tensor dense = linear()(x);
+    // style, input, what the output is, its sizes
+    const std::vector<std::tuple<sw::ParallelStyle, at::Tensor, std::string>> cases = {
+        {sw::ColwiseParallel(), x, "[Shard(1)]"},
+        {sw::ColwiseParallel().output_layouts(sw::Replicate()), x, "[Replicate()]"},
+        {sw::ColwiseParallel().input_layouts(sw::Shard(-1)), piece, "[Shard(1)]"},
+        {sw::RowwiseParallel(), piece, "[Replicate()]"},
+        {sw::RowwiseParallel().output_layouts(sw::Shard(0)), piece, "[Shard(0)]"},
+        {sw::RowwiseParallel().input_layouts(sw::Replicate()), x, "[Replicate()]"},
+        {sw::RowwiseParallel().use_local_output(true), piece, "plain"},
+        {[](const torch::nn::Module&) {
+           return sw::ModuleLayouts{.parameters = {{"weight", sw::Shard(0, {0, 2, 3})}}};
+         },
+         x, "[Shard(1, sizes=[0, 2, 3])]"},
+    };
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const auto& [style, input, expected] = cases[i];
+      torch::nn::Linear layer = linear();
+      sw::parallelize_module(layer, mesh, {{"", style}});
+      const at::Tensor output = sw::forward(layer, input);
+      EXPECT_EQ(placement_of(output), expected) << i;
+      expect_near(output, dense, "case " + std::to_string(i));
+    }
+  });
+}
+
+TEST(ParallelizeModuleTest, APreparedModuleIsGivenWhatItWants) {
+  run_ranks(2, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    const at::Tensor x = at::arange(12, at::kDouble).view({1, 4, 3}),
+                     part = x.narrow(1, world.rank() * 2, 2).contiguous();
+    torch::nn::Sequential model(torch::nn::LayerNorm(torch::nn::LayerNormOptions({3})), torch::nn::Linear(3, 4));
+    model->to(at::kDouble);
+    sw::parallelize_module(model, mesh,
+                           {{"0", sw::SequenceParallel()},
+                            {"1", sw::PrepareModuleInput({sw::Shard(1)}, {sw::Replicate()})},
+                            {"1", sw::PrepareModuleOutput({std::nullopt}, {sw::Shard(0)}, false)},
+                            {"1", sw::ColwiseParallel()}});
+    auto& norm = *model->ptr<torch::nn::LayerNormImpl>(0);
+    auto& linear = *model->ptr<torch::nn::LinearImpl>(1);
+    EXPECT_EQ(placement_of(norm.weight), "[Replicate()]");
+    const at::Tensor normed = sw::forward(norm, part);
+    EXPECT_EQ(placement_of(normed), "[Shard(1)]");
+    EXPECT_EQ(normed.sizes(), x.sizes());
+    const CommTrace trace;
+    const at::Tensor y = sw::forward(linear, to_local(normed));
+    EXPECT_EQ(placement_of(y), "[Shard(2)]");
+    EXPECT_EQ(trace.total_count(), 1);
+    expect_near(y, at::linear(at::layer_norm(x, {3}), full_tensor(linear.weight), full_tensor(linear.bias)).detach(),
+                "y");
+  });
+}
+
+TEST(ParallelizeModuleTest, AHolderCallsAsForwardDoes) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    sw::Parallelized<torch::nn::Linear> layer(with_values(torch::nn::Linear(3, 4), {at::eye(4, 3), at::ones({4})}));
+    torch::nn::Sequential model;
+    model->push_back("down", layer);
+    const at::Tensor x = at::ones({2, 3}, at::kDouble), dense = layer(x);  // nothing is distributed yet
+    sw::parallelize_module(model, mesh, {{"down", sw::RowwiseParallel().input_layouts(sw::Replicate())}});
+    const at::Tensor y = layer(x);
+    EXPECT_EQ(placement_of(y), "[Replicate()]");
+    expect_near(y, dense.detach(), "y");
+  });
+}
+
+TEST(ParallelizeModuleTest, PlainArgumentsMustBeEqualWhereTheyMeetParameters) {
+  run_ranks(2, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    torch::nn::Linear layer(3, 4);
+    sw::parallelize_module(layer, mesh, {{"", sw::ColwiseParallel()}});
+    const at::Tensor own = at::full({2, 3}, static_cast<float>(world.rank()));
+    expect_error("ranks 0 and 1 called Linear with different args[0]",
+                 error_of<c10::ValueError>([&] { sw::forward(layer, own); }));
+    EXPECT_TRUE(is_dtensor(sw::forward(layer, at::ones({2, 3}))));  // and the scope of the failed call is closed
+  });
+}
+
+struct ManyArgumentsImpl : torch::nn::Module {
+  enum class Mode { kPlus, kMinus };
+  struct Opaque {
+    at::Tensor held;
+  };
+
+  ManyArgumentsImpl() { register_module("linear", linear); }
+  std::tuple<at::Tensor, int64_t, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask, double factor,
+                                                      const std::string& name, const std::vector<at::Tensor>& more,
+                                                      std::optional<int64_t> offset, Mode mode,
+                                                      const Opaque& opaque = {}) {
+    at::Tensor y = linear(x) * factor + static_cast<double>(name.size()) + offset.value_or(0);
+    if (mask.defined()) y = y * mask;
+    for (const at::Tensor& each : more) y = mode == Mode::kPlus ? y + each : y - each;
+    if (opaque.held.defined()) y = y + opaque.held;
+    return {y, more.size(), x};
+  }
+
+  torch::nn::Linear linear{3, 4};
+};
+TORCH_MODULE(ManyArguments);
+
+TEST(ParallelizeModuleTest, ArgumentsOfAnyKindArePassedOnAndCompared) {
+  const Values values = values_of(ManyArguments());
+  run_ranks(2, [&](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    ManyArguments ours = with_values(ManyArguments(), values), dense = with_values(ManyArguments(), values);
+    sw::parallelize_module(ours, mesh, {{"linear", sw::ColwiseParallel()}});
+    const at::Tensor x = at::ones({2, 3}, at::kDouble), mask = at::tensor({1.0, 0.0, 1.0, 1.0}, at::kDouble);
+    const std::vector<at::Tensor> more(2, at::ones({4}, at::kDouble));
+    using Mode = ManyArgumentsImpl::Mode;
+    const auto [y, n, back] = sw::forward(ours, x, mask, 2, "abc", more, std::nullopt, Mode::kMinus);
+    const auto wanted = dense->forward(x, mask, 2, "abc", more, std::nullopt, Mode::kMinus);
+    expect_near(y, std::get<0>(wanted).detach(), "y");
+    EXPECT_EQ(n, 2);
+    EXPECT_FALSE(is_dtensor(back));
+    EXPECT_TRUE(is_dtensor(std::get<0>(sw::forward(ours, x, at::Tensor(), 2, "abc", more, 7, Mode::kPlus))));
+
+    const double own = static_cast<double>(world.rank());
+    const std::vector<at::Tensor> others{more[0], more[1] * own};
+    const auto error = [&](const auto&... args) {
+      return error_of<c10::ValueError>([&] { sw::forward(ours, x, args...); });
+    };
+    expect_error("different args[2]", error(mask, own, "abc", more, std::nullopt, Mode::kPlus));
+    expect_error("different args[3]",
+                 error(mask, 2, std::string(world.rank() + 1, 'a'), more, std::nullopt, Mode::kPlus));
+    expect_error("different args[4][1]", error(mask, 2, "abc", others, std::nullopt, Mode::kPlus));
+    expect_error("different args[5]", error(mask, 2, "abc", more, std::optional<int64_t>(world.rank()), Mode::kPlus));
+    expect_error("different args[6]", error(mask, 2, "abc", more, std::nullopt, static_cast<Mode>(world.rank())));
+    expect_error("args[7], whose values cannot be compared",
+                 error(mask, 2, "abc", more, std::nullopt, Mode::kPlus, ManyArgumentsImpl::Opaque()));
+  });
+}
+
+TEST(ParallelizeModuleTest, WhatAPlanCannotMeanIsAnErrorBeforeAnythingIsSharded) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"}),
+                   grid = sw::init_device_mesh("cpu", {1, 2}, {"dp", "tp"});
+    Words model(6, 4, 8, 1);
+    const auto error = [&](const sw::ParallelizePlan& plan, const sw::Mesh& on) {
+      return error_of<c10::ValueError>([&] { sw::parallelize_module(model, on, plan); });
+    };
+    expect_error("the plan names 'layers.*.upp', and Words has no such submodule. It has table, layers, layers.0",
+                 error({{"layers.*.up", sw::ColwiseParallel()}, {"layers.*.upp", sw::ColwiseParallel()}}, mesh));
+    expect_error("Pass the dim that they are to use: mesh[\"tp\"]", error({{"table", sw::ColwiseParallel()}}, grid));
+    const sw::ParallelStyle columns = [](const torch::nn::Module&) {
+      return sw::ModuleLayouts{.parameters = {{"weight", sw::Shard(1)}}};
+    };
+    expect_error(
+        "table.weight and head.weight are one parameter, which one style lays out as Shard(0) and another as Shard(1)",
+        error({{"table", sw::RowwiseParallel()}, {"head", columns}}, mesh));
+    const sw::ParallelStyle nothing = [](const torch::nn::Module&) {
+      return sw::ModuleLayouts{.parameters = {{"wait", sw::Shard(0)}}};
+    };
+    expect_error("a style names the parameter table.wait", error({{"table", nothing}}, mesh));
+    const sw::ParallelStyle deep = [](const torch::nn::Module&) {
+      return sw::ModuleLayouts{.parameters = {{"weight", sw::Shard(2)}}};
+    };
+    expect_error("table.weight of shape [6, 4] cannot be Shard(2)", error({{"table", deep}}, mesh));
+    expect_error("ColwiseParallel shards torch::nn::Linear and torch::nn::Embedding, not LayerNorm",
+                 error_of<c10::NotImplementedError>(
+                     [&] { sw::parallelize_module(model, mesh, {{"layers.0.norm", sw::ColwiseParallel()}}); }));
+    expect_error("2 layouts came with 1", error_of<c10::ValueError>([] {
+                   sw::PrepareModuleInput({sw::Shard(0), std::nullopt}, {sw::Replicate()});
+                 }));
+    for (const at::Tensor& parameter : model->parameters()) EXPECT_FALSE(is_dtensor(parameter));
+
+    Undeclared undeclared;
+    const sw::ParallelStyle scale = [](const torch::nn::Module&) {
+      return sw::ModuleLayouts{.parameters = {{"scale", sw::Shard(0)}}};
+    };
+    expect_error("declare_tensors<shardwise::UndeclaredImpl>({&shardwise::UndeclaredImpl::scale})",
+                 error_of<c10::ValueError>([&] { sw::parallelize_module(undeclared, mesh, {{"", scale}}); }));
+    sw::parallelize_module(model, mesh, {{"table", sw::RowwiseParallel()}});
+    expect_error("table.weight is distributed already", error({{"table", sw::RowwiseParallel()}}, mesh));
+  });
+}
+
+TEST(ParallelizeModuleTest, EveryMemberOfTorchsLayersIsKnown) {
+  using namespace torch::nn;  // NOLINT(google-build-using-namespace)
+  Sequential model(Linear(2, 2), Conv1d(2, 2, 1), Conv2d(2, 2, 1), Conv3d(2, 2, 1), ConvTranspose1d(2, 2, 1),
+                   ConvTranspose2d(2, 2, 1), ConvTranspose3d(2, 2, 1), BatchNorm1d(2), BatchNorm2d(2), BatchNorm3d(2),
+                   InstanceNorm1d(InstanceNorm1dOptions(2).affine(true)), LayerNorm(LayerNormOptions({2})),
+                   GroupNorm(1, 2), PReLU(), Embedding(2, 2), EmbeddingBag(2, 2), Bilinear(2, 2, 2), LSTM(2, 2),
+                   GRU(2, 2), RNN(2, 2), LSTMCell(2, 2), GRUCell(2, 2), RNNCell(2, 2), MultiheadAttention(2, 1));
+  const auto parameters = sw::parameters_of(*model);
+  EXPECT_GT(parameters.size(), 50);
+  for (const auto& places : parameters) {
+    ASSERT_EQ(places.size(), 1);
+    EXPECT_TRUE(places[0].is_replaceable()) << places[0].full_name() << " of " << sw::kind_of(*places[0].module);
+    const at::Tensor other = at::zeros_like(places[0].tensor());
+    places[0].replace(other);
+    EXPECT_TRUE(places[0].is_replaceable());  // the member followed
+    EXPECT_TRUE(places[0].tensor().is_same(other));
+  }
+}
+
+}  // namespace
+}  // namespace shardwise::parallelize_module_test
