@@ -1,7 +1,9 @@
-"""An installed Shardwise serves a C++ program through find_package(shardwise)."""
+"""An installed Shardwise serves a C++ program through find_package(shardwise) and through pkg-config, without Python in its process."""
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "LD_LIB
 
 def run(*command: object) -> str:
     """Standard output of a command that must succeed."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=400, env=ENVIRONMENT)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -45,11 +47,35 @@ def test_library_needs_no_python(prefix: Path) -> None:
     assert needed and not [name for name in needed if "python" in name]
 
 
+CONSUMER = Path(__file__).parent / "consumer"
+PRINTED = "[8, 3] as [Shard(0, sizes=[1, 3, 1, 3])] on 4 ranks\ntrained [Shard(1), Shard(0)]\n"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "4")
+
+
+def expect_runs(program: Path) -> None:
+    """On threads and on processes it finds what it computes dense, and no Python in its memory; nor does the loader."""
+    assert run(program) == PRINTED
+    assert run(*TORCHRUN, program) == PRINTED
+    loaded = run("ldd", program)
+    assert "libshardwise.so" in loaded and "not found" not in loaded
+    assert "libpython" not in loaded and "libtorch_python" not in loaded
+
+
 def test_consumer_builds_and_runs(prefix: Path, tmp_path: Path) -> None:
-    consumer = Path(__file__).parent / "consumer"
     run(
-        *("cmake", "-S", consumer, "-B", tmp_path, "-G", "Ninja"),
+        *("cmake", "-S", CONSUMER, "-B", tmp_path, "-G", "Ninja"),
         *(f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_BUILD_TYPE=Release"),
     )
     run("cmake", "--build", tmp_path)
-    assert run(tmp_path / "consumer") == "[4, 3] as [Shard(0)] on 1 rank equals dense\n"
+    expect_runs(tmp_path / "consumer")
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="pkg-config is not installed")
+def test_consumer_builds_and_runs_by_pkg_config(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (described,) = prefix.rglob("shardwise.pc")
+    monkeypatch.setitem(ENVIRONMENT, "PKG_CONFIG_PATH", str(described.parent))
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", run("pkg-config", "--modversion", "shardwise"))
+    flags = shlex.split(run("pkg-config", "--cflags", "--libs", "shardwise"))
+    program = tmp_path / "consumer"
+    run("c++", "-std=c++20", "-O1", CONSUMER / "main.cpp", "-o", program, *flags)
+    expect_runs(program)

@@ -81,3 +81,25 @@ def test_every_name_of_torch_is_here_and_on_the_page_of_migration():
     here = re.findall(r"`(shardwise\.[\w.]+)`", page)
     modules = [(name.rpartition(".")[0], name.rpartition(".")[2]) for name in here]
     assert [name for module, name in modules if not hasattr(importlib.import_module(module), name)] == []
+
+
+CPP_PROGRAMS = (
+    "examples/first_program.cpp",
+    "examples/parallel_transformer.cpp",
+    "tests/packaging/consumer/main.cpp",
+    "tests/packaging/consumer/CMakeLists.txt",
+)
+
+
+def stands_in(block, source):
+    """True where the lines of `block` are lines of `source`, in their order, whatever their indentation."""
+    lines = (line.strip() for line in source.splitlines())
+    return all(line.strip() in lines for line in block if line.strip())
+
+
+def test_the_code_of_the_cpp_page_stands_in_programs():
+    """Other tests compile and run them."""
+    blocks = re.findall(r"^```(?:cpp|cmake)\n(.*?)^```", (ROOT / "docs" / "cpp.md").read_text(), re.MULTILINE | re.DOTALL)
+    sources = [(ROOT / name).read_text() for name in CPP_PROGRAMS]
+    assert len(blocks) > 5
+    assert [block for block in blocks if not any(stands_in(block.splitlines(), source) for source in sources)] == []

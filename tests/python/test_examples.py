@@ -108,8 +108,10 @@ def test_two_towers_learn_alike_on_one_rank_and_on_four() -> None:
 def test_every_example_has_a_session() -> None:
     assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
         "dlrm.py",
+        "first_program.cpp",
         "growing_vocabulary.py",
         "parallel_mlp.py",
+        "parallel_transformer.cpp",
         "sentence_embeddings.py",
         "sharded_embedding.cpp",
         "sharded_embedding.py",
