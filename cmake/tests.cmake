@@ -19,6 +19,8 @@ file(GLOB pure_tests CONFIGURE_DEPENDS
 if(pure_tests)
   add_executable(pure_test ${pure_tests})
   target_link_libraries(pure_test PRIVATE shardwise_pure nlohmann_json::nlohmann_json GTest::gtest_main)
+  set_source_files_properties(tests/pictures/golden_test.cpp PROPERTIES
+    COMPILE_DEFINITIONS "SHARDWISE_GOLDEN_FOLDER=\"${PROJECT_SOURCE_DIR}/tests/pictures/golden\"")
   add_test(NAME pure_test COMMAND pure_test)
 endif()
 

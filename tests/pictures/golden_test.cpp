@@ -76,7 +76,7 @@ std::string file_text(const std::filesystem::path& path) {
 class GoldenTest : public testing::TestWithParam<Case> {};
 
 TEST_P(GoldenTest, IsDrawnAsBefore) {
-  const auto folder = std::filesystem::path(__FILE__).parent_path() / "golden";
+  const auto folder = std::filesystem::path(SHARDWISE_GOLDEN_FOLDER);
   const Case& each = GetParam();
   for (const auto& [format, suffix] : {std::pair{"text", ".txt"}, std::pair{"svg", ".svg"}}) {
     const auto path = folder / (each.name + suffix);
