@@ -1,4 +1,5 @@
-"""Raw 64-bit ids to rows of a table: ms per call, for ids that are known, a tenth that is new, and lookups alone.
+"""Raw 64-bit ids to rows of a table: ms per call, for ids that are known, a tenth that is new, and lookups alone; and rank 0's processor
+time, which other programs on the machine change less.
 
     torchrun --nproc-per-node 4 benchmarks/id_transform.py [--rows 1000000] [--ids 100000]
 
@@ -9,6 +10,7 @@ step, where TorchRec is installed (benchmarks/embedding_torchrec.py says how).
 
 import argparse
 import logging
+import time
 import warnings
 
 import embedding_torchrec
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 from comparison import aligned
 from sides import machine_line
-from turns import min_and_median, ms_in_turns
+from turns import median, min_and_median, ms_in_turns
 
 import shardwise as sw
 from shardwise.id_transform import ExactMapping
@@ -35,6 +37,18 @@ class Ids:
         ids = self.known[torch.randint(len(self.known), (self._n,), generator=self._own)]
         ids[:n_new] = torch.randint(-(2**62), 2**62, (n_new,), generator=self._own)
         return ids
+
+
+class Timed:
+    """A side's calls, each with the next batch, and the processor time of each."""
+
+    def __init__(self, call, batches):
+        self._call, self._batches, self.ms = call, batches, []
+
+    def __call__(self):
+        start = time.process_time_ns()
+        self._call(next(self._batches))
+        self.ms.append((time.process_time_ns() - start) / 1e6)
 
 
 def dict_of(known):
@@ -84,7 +98,7 @@ def main():
     sides = {"ExactMapping": (mapping, mapping), "a dict per rank": (None, plain)}
     if n_ranks == 1 and embedding_torchrec.is_installed():
         sides["TorchRec's MCH"] = torchrec_of(ids.known, options.rows)
-    rows = [("", "", "min ms", "median ms", "/ExactMapping", "/ExactMapping")]
+    rows = [("", "", "min ms", "median ms", "/ExactMapping", "/ExactMapping", "processor ms")]
     for name, n_new, trains in (
         ("known", 0, True),
         ("a tenth new", options.ids // 10, True),
@@ -94,11 +108,14 @@ def main():
             if module is not None:
                 module.train(trains)
         batches = iter([ids.batch(n_new) for _ in range((options.repeats + 1) * len(sides))])
-        calls = {side: lambda call=call, ids=batches: call(next(ids)) for side, (_, call) in sides.items()}
+        calls = {side: Timed(call, batches) for side, (_, call) in sides.items()}
         for call in calls.values():
             call()
         ms = ms_in_turns(calls, options.repeats)
-        rows += [(name, side, *min_and_median(ms[side], ms["ExactMapping"], 1)) for side in sides]
+        rows += [
+            (name, side, *min_and_median(ms[side], ms["ExactMapping"], 1), f"{median(calls[side].ms):.1f}")
+            for side in sides
+        ]
     if dist.get_rank() == 0:
         print(machine_line())
         print(

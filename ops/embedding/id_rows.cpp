@@ -133,10 +133,13 @@ std::vector<int64_t> IdRows::oldest_rows(const IdRowState& state, Arrival& arriv
   const auto* last_used = numbers_of(state.last_used);
   std::ranges::sort(arrival.kept);
   std::vector<std::pair<int64_t, int64_t>> by_use;  // rows never used come first
-  for (int64_t of_table = buckets_.first_row(arrival.bucket); of_table < buckets_.first_row(arrival.bucket + 1);
-       ++of_table) {
+  auto kept = arrival.kept.begin();
+  const int64_t end = buckets_.first_row(arrival.bucket + 1);
+  for (int64_t of_table = buckets_.first_row(arrival.bucket); of_table < end; ++of_table) {
     const int64_t row = of_table - rows_.begin;
-    if (of_table != default_row_ && !std::ranges::binary_search(arrival.kept, row))
+    if (kept != arrival.kept.end() && *kept == row)
+      ++kept;
+    else if (of_table != default_row_)
       by_use.emplace_back(last_used[row], row);
   }
   std::ranges::partial_sort(by_use, by_use.begin() + n);
