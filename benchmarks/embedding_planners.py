@@ -3,19 +3,18 @@
     python benchmarks/embedding_planners.py [--instances 50] [--seed 0]
 
 A step of the most loaded rank by Shardwise's model (wrappers/embedding_plan/load_model.h), over the bound. TorchRec's planner minimises a
-model of its own, of GPUs or CPUs that it knows; its plan is read as slices and judged by ours, so the comparison favours ours
-where the two models differ. benchmarks/embedding_torchrec.py says how TorchRec is installed.
+model of its own, of CPUs as it knows them, so each plan is judged by both models: its plan is read as slices, and ours as its sharding
+types with our slices as shards. benchmarks/embedding_torchrec.py says how TorchRec is installed.
 """
 
 import argparse
-import json
 import logging
-import math
 import random
 import warnings
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 import embedding_torchrec
+from embedding_planners_torchrec import TorchRecPlanner
 
 import shardwise as sw
 
@@ -49,58 +48,9 @@ def instance(seed):
     return tables, n_ranks
 
 
-def torchrec_plan(tables, n_ranks, batch):
-    """What TorchRec's planner makes of the tables, as a plan of ours."""
-    import torch
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-
-    configs = [
-        EmbeddingBagConfig(name=t.name, embedding_dim=t.n_columns, num_embeddings=t.n_rows, feature_names=[t.name])
-        for t in tables
-    ]
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=n_ranks, local_world_size=n_ranks, compute_device="cpu", ddr_cap=2**50, hbm_cap=2**50
-        ),
-        batch_size=batch,
-        constraints={t.name: ParameterConstraints(pooling_factors=[t.ids_per_sample]) for t in tables},
-    )
-    found = planner.plan(
-        EmbeddingBagCollection(tables=configs, device=torch.device("meta")), [EmbeddingBagCollectionSharder()]
-    )
-    plan = json.loads(sw.plan_embeddings(tables, n_ranks, strategy="cost_balanced", batch_per_rank=batch).to_json())
-    for table, made in zip(tables, plan["plans"], strict=True):
-        made.clear()
-        made.update(translated(found.plan[""][table.name], table))
-    return sw.EmbeddingPlan.from_json(json.dumps(plan))
-
-
-def translated(sharding, table):
-    """One table of TorchRec's plan, as JSON of ours."""
-    reason = sharding.sharding_type
-    if reason == "data_parallel":
-        return {"treatment": "replicated", "reason": reason}
-    boxes = [
-        (shard.placement.rank(), shard.shard_offsets, shard.shard_sizes) for shard in sharding.sharding_spec.shards
-    ]
-    if all(
-        sizes[0] == table.n_rows for _, _, sizes in boxes
-    ):  # several on a rank are one: which columns is all the same
-        widths, slices, begin = {}, [], 0
-        for rank, _, sizes in boxes:
-            widths[rank] = widths.get(rank, 0) + sizes[1]
-        for rank, width in widths.items():
-            slices.append({"rank": rank, "columns": [begin, begin + width]})
-            begin += width
-        return {"treatment": "table-parallel", "reason": reason, "slices": slices}
-    slices = [{"rank": rank, "rows": [o[0], o[0] + s[0]], "columns": [o[1], o[1] + s[1]]} for rank, o, s in boxes]
-    return {"treatment": "row-parallel", "reason": reason, "slices": slices}
-
-
-def seconds_of(tables, n_ranks, batch):
-    """By planner, seconds of the most loaded rank; None where its rules leave ranks without a slice."""
+def judged(tables, n_ranks, batch):
+    """By planner, seconds of the most loaded rank; None where its rules leave ranks without a slice. With TorchRec also the estimates of
+    its model, of its plan and of cost_balanced's."""
     found = {}
     for strategy in STRATEGIES:
         try:
@@ -111,7 +61,10 @@ def seconds_of(tables, n_ranks, batch):
         found[strategy] = plan.seconds
         found["bound"] = plan.bound_seconds
     if embedding_torchrec.is_installed():
-        found[TORCHREC] = torchrec_plan(tables, n_ranks, batch).seconds
+        torchrec = TorchRecPlanner(tables, n_ranks, batch)
+        theirs = torchrec.plan()
+        found[TORCHREC] = theirs.seconds
+        found["by TorchRec's model"] = (torchrec.estimate(plan), torchrec.estimate(theirs))
     return found
 
 
@@ -121,6 +74,16 @@ def print_row(name, results):
         ratios = [each[planner] / each["bound"] for each in results if each.get(planner) is not None]
         cells.append(f"{fmean(ratios):.3f} / {max(ratios):.3f}" if ratios else "-")
     print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def print_verdict(model, pairs):
+    """`pairs`: of each instance, cost_balanced and TorchRec's."""
+    ratios = [ours / theirs for ours, theirs in pairs]
+    better, worse = sum(r < 1 - 1e-6 for r in ratios), sum(r > 1 + 1e-6 for r in ratios)
+    print(
+        f"By {model}: cost_balanced is better in {better}, worse in {worse}, equal in {len(ratios) - better - worse} of {len(ratios)}; "
+        f"its time over that of TorchRec's plan: geometric mean {geometric_mean(ratios):.3f}, least {min(ratios):.3f}, most {max(ratios):.3f}"
+    )
 
 
 def main():
@@ -137,12 +100,13 @@ def main():
     print("| tables | " + " | ".join((*STRATEGIES, TORCHREC)) + " |")
     print("|---|" + "---|" * (len(STRATEGIES) + 1))
     for n_ranks in (4, 16):
-        print_row(f"Criteo's 26 on {n_ranks} ranks", [seconds_of(*criteo(n_ranks), options.batch)])
-    results = [seconds_of(*instance(options.seed + i), options.batch) for i in range(options.instances)]
+        print_row(f"Criteo's 26 on {n_ranks} ranks", [judged(*criteo(n_ranks), options.batch)])
+    results = [judged(*instance(options.seed + i), options.batch) for i in range(options.instances)]
     print_row(f"{options.instances} random instances", results)
-    ahead = [r for r in results if r.get(TORCHREC) is not None and r["cost_balanced"] > r[TORCHREC] * (1 + 1e-9)]
-    if math.isfinite(results[0].get(TORCHREC, math.inf)):
-        print(f"\nTorchRec's plan is better than cost_balanced's in {len(ahead)} of {len(results)} instances")
+    if embedding_torchrec.is_installed() and results:
+        print()
+        print_verdict("Shardwise's model", [(each["cost_balanced"], each[TORCHREC]) for each in results])
+        print_verdict("TorchRec's model", [each["by TorchRec's model"] for each in results])
 
 
 if __name__ == "__main__":
