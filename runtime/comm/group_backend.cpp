@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/communication.h"
+#include "runtime/comm/torch_versions.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +23,7 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op) {
 
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device) {
   c10d::ProcessGroup& process_group = open_group(group, op);
-  TORCH_CHECK_VALUE(process_group.hasBackendForDeviceType(device),
+  TORCH_CHECK_VALUE(has_backend_for(process_group, device),
                     fmt::format("[{}] the group of ranks {} has no backend for {} tensors. Start the ranks with one: "
                                 "\"cpu:gloo,cuda:nccl\" serves both.",
                                 op, group.ranks, c10::DeviceTypeName(device, /*lower_case=*/true)));
@@ -32,7 +33,7 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op,
 c10::DeviceType numbers_device(const Group& group) {
   c10d::ProcessGroup& process_group = open_group(group, "group");
   const auto devices = process_group.getDeviceTypes();
-  return devices.empty() || process_group.hasBackendForDeviceType(c10::kCPU) ? c10::kCPU : devices[0].type();
+  return devices.empty() || has_backend_for(process_group, c10::kCPU) ? c10::kCPU : devices[0].type();
 }
 
 void connect(const Group& group, const char* op, c10::Device device) {

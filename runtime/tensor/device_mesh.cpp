@@ -2,6 +2,7 @@
 
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/torch_versions.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -64,8 +65,7 @@ void connect_world(World& world, const DeviceMesh& mesh) {
   std::vector<int64_t> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   const GroupPtr everyone = world.group(ranks);
-  if (everyone->process_group->hasBackendForDeviceType(mesh.device_type()))
-    connect(*everyone, "device_mesh", mesh.device());
+  if (has_backend_for(*everyone->process_group, mesh.device_type())) connect(*everyone, "device_mesh", mesh.device());
 }
 
 /// The last: process groups that were given, or a mark where there are none; such meshes are others than those over the World's.
