@@ -42,12 +42,13 @@ py::object exchange_attention(const py::object& function) {
   using Objects = at::impl::ThreadLocalPythonObjects;
   py::object before = py::none();
   if (Objects::contains(kFunction))
-    before = py::reinterpret_borrow<py::object>(Objects::get(kFunction)->ptr(getPyInterpreter()));
-  if (function.is_none())
-    Objects::erase(kFunction);
-  else
-    Objects::set(kFunction,
-                 std::make_shared<c10::SafePyObject>(py::object(function).release().ptr(), getPyInterpreter()));
+    if (const auto& kept = Objects::get(kFunction))
+      before = py::reinterpret_borrow<py::object>(kept->ptr(getPyInterpreter()));
+  // Nothing, where there is none: torch 2.11 takes no name off its list.
+  std::shared_ptr<c10::SafePyObject> next;
+  if (!function.is_none())
+    next = std::make_shared<c10::SafePyObject>(py::object(function).release().ptr(), getPyInterpreter());
+  Objects::set(kFunction, std::move(next));
   c10::impl::tls_set_dispatch_key_included(kAttentionKey, !function.is_none());
   return before;
 }
