@@ -11,9 +11,12 @@ sys.path.insert(0, str(DOCS / "_ext"))
 
 import root_pages  # noqa: E402
 
+import shardwise  # noqa: E402
+
 project = "Shardwise"
 author = "the authors of Shardwise"
-release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("version", "")
+settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+release = getattr(shardwise, "__version__", settings.get("version", ""))
 
 extensions = [
     "myst_parser",

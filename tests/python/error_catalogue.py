@@ -60,24 +60,25 @@ def message_of(error: BaseException) -> str:
     return text.split("\nException raised from")[0].rstrip()
 
 
+def outcome_of(setup: str, case: Case) -> tuple[BaseException | None, bool]:
+    """What this rank gets, and whether the ranks are in step afterwards."""
+    here = names()
+    raised: BaseException | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(setup, here)
+        try:
+            exec(case.code, here)
+        except Exception as error:
+            raised = error
+    mesh = sw.init_device_mesh("cpu", (2,))
+    total = sw.distribute_tensor(torch.ones(6, 2), mesh, [sw.Shard(0)]).sum().item()
+    return raised, total == 12
+
+
 def provoke(setup: str, case: Case) -> list[tuple[BaseException | None, bool]]:
-    """What each of two ranks gets, and whether the ranks are in step afterwards."""
-
-    def body(rank: int) -> tuple[BaseException | None, bool]:
-        here = names()
-        raised: BaseException | None = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            exec(setup, here)
-            try:
-                exec(case.code, here)
-            except Exception as error:
-                raised = error
-        mesh = sw.init_device_mesh("cpu", (2,))
-        total = sw.distribute_tensor(torch.ones(6, 2), mesh, [sw.Shard(0)]).sum().item()
-        return raised, total == 12
-
-    return run_ranks(2, body, timeout=20)
+    """The outcomes of two ranks that are threads."""
+    return run_ranks(2, lambda rank: outcome_of(setup, case), timeout=20)
 
 
 def alike(message: str) -> str:

@@ -16,6 +16,7 @@ A `console` block holds commands, each after "$ ", and what they print. A comman
 torchrun or python.
 """
 
+import ast
 import itertools
 import os
 import re
@@ -33,7 +34,11 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+import shardwise
+from shardwise.testing import run_ranks
+
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(shardwise.__file__).parents[1]  # programs import the package that this process has
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_generated" not in path.parts)]
 NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*(?:e-?\d+)?")
 ROUNDING = 0.011  # sums in another order may turn the last printed digit
@@ -66,7 +71,8 @@ class Page:
     programs: list[Program]
     files: dict[str, str]
     sessions: list[tuple[str, str]]
-    n_fragments: int
+    n_fragments: int = 0
+    n_indented: int = 0  # blocks of code that no fence says the language of
 
 
 def name_of(path: Path) -> str:
@@ -74,7 +80,7 @@ def name_of(path: Path) -> str:
 
 
 def read_page(path: Path) -> Page:
-    page = Page(path, [], {}, [], 0)
+    page = Page(path, [], {}, [])
     program = Program("threads", 4)
     page.programs.append(program)
     file: str | None = None
@@ -98,9 +104,7 @@ def read_page(path: Path) -> Page:
                     is_fragment = True
                     page.n_fragments += 1
         elif token.type == "code_block":
-            raise AssertionError(
-                f"{path}:{first_line}: an indented block. Fence it, and say its language: python, output, console"
-            )
+            page.n_indented += is_python(token.content)
         elif token.type == "fence":
             language = token.info.split(" ")[0]
             if language == "python" and is_fragment:
@@ -121,6 +125,14 @@ def read_page(path: Path) -> Page:
             last = None
     page.programs = [each for each in page.programs if each.blocks]
     return page
+
+
+def is_python(text: str) -> bool:
+    """Whether an indented block is code that ought to run."""
+    try:
+        return any(not isinstance(each, ast.Expr) or isinstance(each.value, ast.Call) for each in ast.parse(text).body)
+    except SyntaxError:
+        return False
 
 
 def sessions_of(text: str) -> list[tuple[str, str]]:
@@ -185,8 +197,6 @@ def run_program(program: Program, path: Path, folder: Path, monkeypatch: pytest.
 
 
 def run_threads(program: Program, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    from shardwise.testing import run_ranks
-
     stream = StreamOfThread(sys.stdout)
     monkeypatch.setattr(sys, "stdout", stream)
 
@@ -220,18 +230,22 @@ def run_processes(program: Program, folder: Path) -> list[str]:
 
 
 def run_command(command: str, folder: Path, *options: str) -> str:
-    """What `command` prints. Files that lie in `folder` are taken from there, others from the repository."""
+    """What `command` prints in `folder`; files of the repository are named as from its root."""
     launcher, *arguments = shlex.split(command)
     launchers = {
         "python": [sys.executable],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", *options],
     }
     assert launcher in launchers, f"{command}: pages show the output of torchrun and python only"
-    arguments = [str(folder / word) if (folder / word).is_file() else word for word in arguments]
+    arguments = [str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments]
     finished = subprocess.run(
         [*launchers[launcher], *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         timeout=300,

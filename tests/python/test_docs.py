@@ -36,6 +36,12 @@ def test_every_file_of_a_page_is_run():
             assert any(file in command for command, _ in page.sessions), f"{name}: no command runs {file}"
 
 
+@pytest.mark.parametrize("name", READ)
+def test_code_is_fenced(name):
+    """```python runs; an indented block would not."""
+    assert READ[name].n_indented == 0
+
+
 def test_blocks_that_do_not_run_are_few():
     assert sum(page.n_fragments for page in READ.values()) <= FRAGMENTS
 

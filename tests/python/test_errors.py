@@ -1,5 +1,9 @@
 """The caller's mistakes: exception type, words, and that every rank raises and stays in step."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import error_catalogue
 import pytest
 from error_catalogue import INTERNALS, PAGE, alike, is_stale, is_well_formed, message_of, provoke, sections
@@ -22,6 +26,14 @@ def test_every_rank_gets_the_error(setup, case):
         assert is_well_formed(message) != case.in_torchs_words, message
         assert INTERNALS.search(message) is None or case.in_torchs_words, message
     assert all(in_step for _, in_step in outcomes)
+
+
+def test_two_processes_get_the_errors():
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = Path(error_catalogue.__file__).with_name("error_program.py")
+    finished = subprocess.run([*launcher, program], capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "all cases ran\n"
 
 
 def test_titles_differ():

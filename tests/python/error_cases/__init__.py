@@ -16,6 +16,7 @@ class Case:
     error: type[Exception]
     in_torchs_words: bool = False  # torch's own message, which programs may look for
     is_of_rank: bool = False  # each rank's message has numbers of its own
+    of_threads: bool = False  # what only ranks that are threads do not have
 
 
 def case(title: str, code: str, error: type[Exception], **options: bool) -> Case:

@@ -26,7 +26,6 @@ CASES = [
         "training on one rank and evaluation on the other",
         "to_rows.train(rank == 0)\nto_rows(ids)",
         ValueError,
-        in_torchs_words=True,
     ),
     case("rows of a table of another height", "to_rows.reset_rows(sw.ones(5, 3, device_mesh=mesh))", ValueError),
     case("an unknown distribution", 'to_rows.reset_rows(table, init="cauchy")', ValueError),

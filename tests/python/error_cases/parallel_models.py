@@ -98,7 +98,6 @@ CASES = [
         "a buffer that is a DTensor",
         "with sw.experimental.context_parallel(mesh, buffers=[d], buffer_seq_dims=[0]): pass",
         ValueError,
-        in_torchs_words=True,
     ),
     case(
         "a buffer without that dim",

@@ -10,6 +10,6 @@ mesh = sw.init_device_mesh("cpu", (2,))
 rank = mesh.get_rank()
 """
 CASES = [
-    case("no ranks", "run_ranks(0, lambda rank: None)", ValueError),
-    case("torch.distributed's groups, which threads do not have", "mesh.get_group()", ValueError),
+    case("no ranks", "run_ranks(0, lambda rank: None)", ValueError, of_threads=True),
+    case("torch.distributed's groups, which threads do not have", "mesh.get_group()", ValueError, of_threads=True),
 ]

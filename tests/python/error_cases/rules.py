@@ -28,7 +28,6 @@ CASES = [
         "no placements for a result of local_map",
         "sw.experimental.local_map(lambda x: (x, x), out_placements=[[Shard(0)]], device_mesh=mesh)(d)",
         AssertionError,
-        in_torchs_words=True,
     ),
     case(
         "in_placements of another number",
@@ -44,13 +43,11 @@ CASES = [
         "placements for what is no tensor",
         "sw.experimental.local_map(lambda x: x, out_placements=[Shard(0)], in_placements=([Replicate()],), device_mesh=mesh)(3)",
         AssertionError,
-        in_torchs_words=True,
     ),
     case(
         "no placements for a tensor",
         "sw.experimental.local_map(lambda x: x, out_placements=[Shard(0)], in_placements=(None,), device_mesh=mesh)(d)",
         AssertionError,
-        in_torchs_words=True,
     ),
     case(
         "a function on pieces that gives a DTensor",

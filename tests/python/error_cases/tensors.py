@@ -114,8 +114,8 @@ CASES = [
         ValueError,
     ),
     case("a number given to from_torch", "sw.from_torch(3)", TypeError),
-    case("a plain tensor given to to_torch", "sw.to_torch(x)", TypeError, in_torchs_words=True),
-    case("to_torch of ranks that are threads", "sw.to_torch(d)", ValueError),
+    case("a plain tensor given to to_torch", "sw.to_torch(x)", TypeError),
+    case("to_torch of ranks that are threads", "sw.to_torch(d)", ValueError, of_threads=True),
     case(
         "a FakeTensor",
         "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode() as mode:\n    fake = torch.ones(2)\nsw.distribute_tensor(fake, mesh, [Shard(0)])",
