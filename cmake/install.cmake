@@ -31,6 +31,7 @@ install(FILES
 # What the targets shardwise and shardwise::torch ask of a program, once more for those that are not built by CMake.
 set(shardwise_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH shardwise_pc_to_prefix /${shardwise_pc_dir} /)
+string(REGEX REPLACE "/$" "" shardwise_pc_to_prefix "${shardwise_pc_to_prefix}")
 get_target_property(shardwise_pc_definitions shardwise INTERFACE_COMPILE_DEFINITIONS)
 get_target_property(torch_definitions shardwise::torch INTERFACE_COMPILE_DEFINITIONS)
 if(shardwise_pc_definitions)

@@ -90,7 +90,7 @@ struct TransformerImpl : nn::Module {
 
   torch::Tensor forward(const torch::Tensor& ids) {
     torch::Tensor x = words(ids) + positions(torch::arange(ids.size(1)));  // a plain tensor is a replica in here
-    for (const auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    for (const auto& layer : *layers) x = sw::forward(*layer->as<Layer>(), x);
     return head(x);
   }
 
@@ -140,6 +140,8 @@ int main() {
                           {"layers.*.up", sw::ColwiseParallel()},
                           {"layers.*.down", sw::RowwiseParallel()},
                           {"head", sw::ColwiseParallel()}});
+  // Layers are gathered one after the other, each by the forward() that calls it; then what is not in them.
+  for (const auto& layer : *model->layers) sw::fully_shard(*layer, mesh["dp"]);
   sw::fully_shard(model, mesh["dp"]);
 
   const auto parameters = model->named_parameters();

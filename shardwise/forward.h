@@ -68,6 +68,13 @@ void note_argument(T& value, std::vector<at::Tensor*>& inputs, std::vector<Forwa
   }
 }
 
+/// Whether lay_out_output() sees every tensor in a result of this type.
+template <class T>
+struct HasKnownTensors : std::bool_constant<std::is_convertible_v<const T&, const at::Tensor&> ||
+                                            std::is_arithmetic_v<T> || std::is_enum_v<T>> {};
+template <class... T>
+struct HasKnownTensors<std::tuple<T...>> : std::bool_constant<(HasKnownTensors<T>::value && ...)> {};
+
 /// Outputs by their places in a tuple; the only one where there is none. What is no tensor stays as it is.
 template <class T>
 auto lay_out_output(const ModuleCall& call, T output) {
@@ -94,7 +101,8 @@ std::tuple<T...> lay_out_output(const ModuleCall& call, std::tuple<T...> outputs
 }  // namespace detail
 
 /// module.forward(args...), within the layouts that parallelize_module() and fully_shard() gave the module; just that for any other.
-/// Tensors that it gives are distributed unless a style says use_local_output.
+/// Tensors that it gives are distributed unless a style says use_local_output. Where it gives others than tensors and tuples of them, what
+/// fully_shard() gathered is kept until the backward.
 ///
 /// Collective over the mesh. Throws: c10::ValueError, alike on all ranks, for inputs that do not fit the layouts.
 template <class M, class... Args>
@@ -107,7 +115,7 @@ auto forward(M& module, const Args&... args) {
   ModuleCall call(module);
   call.enter(inputs, std::move(others));
   auto output = std::apply([&](auto&... each) { return module.forward(each...); }, held);
-  call.leave();
+  call.leave(detail::HasKnownTensors<decltype(output)>::value);
   return detail::lay_out_output(call, std::move(output));
 }
 template <class M, class... Args>

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <map>
@@ -96,6 +97,14 @@ at::Tensor whole(const at::Tensor& parameter) {
                           : at::empty(spec.sizes(), at::TensorOptions(spec.dtype()).device(spec.mesh()->device()));
 }
 
+/// True for a table of which all modules that have it read rows.
+bool is_looked_up(const TiedPlaces& places) {
+  return std::ranges::all_of(places, [](const ParameterPlace& place) {
+    return dynamic_cast<const torch::nn::EmbeddingImpl*>(place.module) ||
+           dynamic_cast<const torch::nn::EmbeddingBagImpl*>(place.module);
+  });
+}
+
 }  // namespace
 
 void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& options) {
@@ -119,9 +128,10 @@ void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& opti
       layouts->mesh = root;
       layouts->batch_dims = sharder.data_dims();
     }
-  if (options.reshard_after_forward) return;
   CallLayouts& layouts = make_call_layouts(module, root);
-  for (const Sharding& each : sharder.shardings()) layouts.unit.push_back({each.places, each.gathered});
+  layouts.reshards_unit = options.reshard_after_forward;
+  for (const Sharding& each : sharder.shardings())
+    if (!is_looked_up(each.places)) layouts.unit.push_back({each.places, each.gathered});
 }
 
 }  // namespace shardwise

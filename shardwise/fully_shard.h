@@ -17,10 +17,8 @@
 namespace shardwise {
 
 struct FullyShardOptions {
-  /// True: an operator gathers what it needs of a parameter, and drops it; its backward gathers again. Operators have their rules: where it is fewer
-  /// bytes, activations move instead, as for a table of which few rows are looked up, or a batch smaller than the layer.
-  /// False: where the module is called by forward(), its parameters are gathered ahead, in messages that they share, and kept for the
-  /// backward; gradients are reduce-scattered together.
+  /// Whether parameters that were gathered for a forward are dropped after it, and those that autograd saved are gathered again for the backward.
+  /// Else they are kept until the backward is through.
   bool reshard_after_forward = true;
   /// The place in mesh.root() whose parameters are dealt to the others; none: every rank's own are taken, and nothing is sent.
   std::optional<int64_t> src_data_rank = 0;
@@ -31,7 +29,12 @@ struct FullyShardOptions {
 /// over the first. Those of an inner module that was fully sharded before are left to it. Parameters that modules share stay one.
 /// Buffers stay plain replicas.
 ///
-/// Plain inputs of forward(module, ...) are then this rank's part of the batch, rows (dim 0) of any number, on each rank along `mesh`.
+/// A call by forward(module, ...) gathers them ahead, in messages that they share, but for tables that Embedding modules alone look up, of which
+/// rows move; gradients are reduce-scattered together. So activations stay where the batch is. Modules inside that are fully sharded
+/// before, and called by forward(), gather their own when their turn comes. A call as usual, module->forward(...), gathers nothing ahead: each operator
+/// moves what is fewer bytes, parameters or activations.
+///
+/// Plain inputs of forward(module, ...) are this rank's part of the batch, rows (dim 0) of any number, on each rank along `mesh`.
 ///
 /// Collective over the mesh. Throws, before anything is sharded and alike on all ranks: c10::ValueError for a mesh of more dims, for parameters on
 /// another mesh, and for one whose member is not known (shardwise/module_tensors.h).

@@ -2,6 +2,7 @@
 
 #include "shardwise/local_parts.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -100,7 +101,7 @@ at::Tensor unknown_value() { return at::empty({0}, at::TensorOptions().device(at
 
 ModuleCall::ModuleCall(Module& module) : module_(module), layouts_(call_layouts_of(module)) {}
 
-ModuleCall::~ModuleCall() { leave(); }
+ModuleCall::~ModuleCall() { restore(); }
 
 void ModuleCall::lay_out_batch(const std::vector<at::Tensor*>& inputs) const {
   std::vector<at::Tensor*> plain;
@@ -166,7 +167,16 @@ void ModuleCall::gather() {
     for (const ParameterPlace& place : layouts_->unit[i].places) place.replace(gathered[i]);
 }
 
-void ModuleCall::leave() {
+void ModuleCall::leave(bool gives_known_outputs) {
+  if (!sharded_.empty() && layouts_->reshards_unit && gives_known_outputs && at::GradMode::is_enabled()) {
+    std::vector<at::Tensor> gathered;
+    for (const GatheredParameter& parameter : layouts_->unit) gathered.push_back(parameter.places[0].tensor());
+    dropped_ = GatheredUnit::drop(gathered, sharded_);
+  }
+  restore();
+}
+
+void ModuleCall::restore() {
   if (!sharded_.empty()) layouts_->is_gathered = false;
   for (size_t i = 0; i < sharded_.size(); ++i)
     for (const ParameterPlace& place : layouts_->unit[i].places) place.replace(sharded_[i]);
@@ -177,6 +187,7 @@ void ModuleCall::leave() {
 
 at::Tensor ModuleCall::output(const at::Tensor& tensor, size_t position) const {
   if (!layouts_ || !tensor.defined()) return tensor;
+  if (dropped_) dropped_->fetch_before_backward_of(tensor);
   at::Tensor result = tensor;
   for (const ModuleLayouts& style : layouts_->styles) {
     const ValueLayout* const value = layout_at(style.outputs, position);

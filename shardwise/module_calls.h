@@ -1,6 +1,7 @@
 // shardwise/module_calls.h: what forward() has to do around the forward of a module: known by module, as torch::nn's have no room for it.
 #pragma once
 
+#include "shardwise/gathered_unit.h"
 #include "shardwise/module_tensors.h"
 #include "shardwise/parallel_style.h"
 
@@ -13,7 +14,7 @@
 
 namespace shardwise {
 
-/// A parameter of a unit that is gathered as a whole for the time of its forward.
+/// A parameter that is gathered for the time of its module's forward.
 struct GatheredParameter {
   TiedPlaces places;
   Placements placements;  // during the forward
@@ -25,8 +26,9 @@ struct CallLayouts {
   int64_t mesh_dim = 0;                 // of the styles
   std::vector<ModuleLayouts> styles;    // in the order in which they were applied
   std::vector<int64_t> batch_dims;      // mesh dims along which the program's plain inputs are parts of a batch (dim 0)
-  std::vector<GatheredParameter> unit;  // of fully_shard() without reshard_after_forward
-  bool is_gathered = false;             // the unit's whole parameters are in their places now
+  std::vector<GatheredParameter> unit;  // of fully_shard()
+  bool reshards_unit = true;  // what was gathered is dropped after the forward, and gathered again for the backward
+  bool is_gathered = false;   // the unit's whole parameters are in their places now
 };
 
 /// Null for a module of which nothing is known. Cost: a lock and a look-up.
@@ -48,18 +50,20 @@ class ModuleCall {
   /// Lays out the inputs in place. `inputs`: the positional arguments in their order, null for those that are no tensors; `others`: what of
   /// these the ranks compare where a plain tensor meets a distributed one.
   void enter(const std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument> others);
-  /// After the forward, before its outputs are laid out.
-  void leave();
+  /// After a forward that succeeded, before its outputs are laid out. `gives_known_outputs`: each tensor that it gave will be passed to output().
+  void leave(bool gives_known_outputs);
   at::Tensor output(const at::Tensor& tensor, size_t position) const;
 
  private:
   void lay_out_batch(const std::vector<at::Tensor*>& inputs) const;
   void gather();
+  void restore();
 
   torch::nn::Module& module_;
   std::shared_ptr<CallLayouts> layouts_;
   bool is_open_ = false;
   std::vector<at::Tensor> sharded_;  // the unit's parameters while others are in their places
+  std::shared_ptr<GatheredUnit> dropped_;
 };
 
 }  // namespace shardwise
