@@ -28,8 +28,9 @@ configure_file(cmake/_build_facts.py.in ${package_dir}/_build_facts.py @ONLY)
 
 # The build tree's package is links to the sources: an edit of a .py file needs no build. Links whose file is gone go too.
 file(GLOB_RECURSE package_files CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/python/shardwise
-  python/shardwise/*.py python/shardwise/*.pyi python/shardwise/*.html python/shardwise/py.typed)
-file(GLOB_RECURSE old_links ${package_dir}/*.py ${package_dir}/*.pyi ${package_dir}/*.html)
+  python/shardwise/*.py python/shardwise/*.pyi python/shardwise/py.typed
+  python/shardwise/*.html python/shardwise/*.css python/shardwise/*.js)
+file(GLOB_RECURSE old_links ${package_dir}/*.py ${package_dir}/*.pyi ${package_dir}/*.html ${package_dir}/*.css ${package_dir}/*.js)
 foreach(link IN LISTS old_links)
   if(NOT EXISTS ${link})
     file(REMOVE ${link})

@@ -64,7 +64,8 @@ std::string escaped(std::string_view text) {
         out += "&quot;";
         break;
       default:
-        out += c;
+        // XML has no other control characters.
+        out += c >= 0 && c < 0x20 && c != '\n' && c != '\t' ? '?' : c;
     }
   }
   return out;

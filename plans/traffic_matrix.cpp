@@ -6,31 +6,37 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
 
 namespace shardwise {
 
 namespace {
 
-/// What `rank` sends in `step`.
-std::vector<Move> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
-  std::vector<Move> found;
+/// Calls `use(receiver, box, bytes)` for what `rank` sends in `step`, in no order.
+template <class Use>
+void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use& use) {
   const auto coord = step.from.grid().coord_of(rank);
-  if (!coord || step.kind == Step::Kind::kMakePartial) return found;
+  if (!coord || step.kind == Step::Kind::kMakePartial) return;
   if (step.kind == Step::Kind::kAllReduce) {
     const int64_t n = step.from.grid().shape[step.mesh_dim];
     Dims next = *coord;
     next[step.mesh_dim] = (next[step.mesh_dim] + 1) % n;
-    for (Box& box : step.from.boxes(rank)) {
+    for (const Box& box : step.from.boxes(rank)) {
       const int64_t n_bytes = 2 * box.numel() * element_bytes * (n - 1) / n;
-      if (n_bytes > 0) found.push_back({rank, step.from.grid().rank_at(next), std::move(box), n_bytes});
+      if (n_bytes > 0) use(step.from.grid().rank_at(next), box, n_bytes);
     }
-    return found;
+    return;
   }
-  for (Transfer& send : sends_of(step, rank)) {
-    const int64_t n_bytes = send.box.numel() * element_bytes;
-    found.push_back({rank, send.rank, std::move(send.box), n_bytes});
-  }
+  for (const OwnedBox& sent : boxes_sent(step, rank)) use(sent.rank, sent.box, sent.box.numel() * element_bytes);
+}
+
+/// By receiver and offset.
+std::vector<Move> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
+  std::vector<Move> found;
+  each_sent(step, element_bytes, rank,
+            [&](int64_t to, const Box& box, int64_t n_bytes) { found.push_back({rank, to, box, n_bytes}); });
+  std::ranges::sort(found, [](const Move& a, const Move& b) {
+    return a.to != b.to ? a.to < b.to : std::ranges::lexicographical_compare(a.box.offsets, b.box.offsets);
+  });
   return found;
 }
 
@@ -44,23 +50,25 @@ class Counting {
     matrix_.bytes_along.assign(plan.source.grid().shape.size(), 0);
     matrix_.n_ranks = n;
     for (int64_t block = 0; block < n_blocks; ++block)
-      for (int64_t place = block * n / n_blocks; place < (block + 1) * n / n_blocks; ++place) {
-        matrix_.blocks[block].push_back(ranks_[place]);
-        places_[ranks_[place]] = {place, block};
+      for (int64_t index = block * n / n_blocks; index < (block + 1) * n / n_blocks; ++index) {
+        matrix_.blocks[block].push_back(ranks_[index]);
+        places_.push_back({ranks_[index], index, block});
       }
+    by_rank_ = places_;
+    std::ranges::sort(by_rank_, {}, &Place::rank);
   }
 
   void add(const Step& step, int64_t max_messages) {
-    // A rank sends to at most all others: the first ones tell how many messages there are.
+    // Some ranks tell how many messages there are.
     const std::vector<int64_t> sample = evenly_spaced(ranks_, kProbes);
     int64_t n_messages = 0;
     for (const int64_t rank : sample)
-      n_messages += static_cast<int64_t>(sent_by(step, plan_.element_bytes, rank).size());
+      each_sent(step, plan_.element_bytes, rank, [&](int64_t, const Box&, int64_t) { ++n_messages; });
     const int64_t per_rank = std::max<int64_t>(1, n_messages / static_cast<int64_t>(sample.size()));
-    const auto n_asked = static_cast<size_t>(std::max<int64_t>(matrix_.blocks.size(), max_messages / per_rank));
-    const std::vector<int64_t> senders = evenly_spaced(ranks_, n_asked);
+    const auto n_asked = std::max(static_cast<int64_t>(matrix_.blocks.size()), max_messages / per_rank);
+    const std::vector<int64_t> senders = evenly_spaced(ranks_, static_cast<size_t>(n_asked));
     const double scale = static_cast<double>(ranks_.size()) / static_cast<double>(senders.size());
-    for (const int64_t rank : senders) count(sent_by(step, plan_.element_bytes, rank), scale);
+    for (const int64_t rank : senders) count(step, rank, scale);
     const auto n_senders = static_cast<int64_t>(senders.size());
     matrix_.n_senders_asked = matrix_.n_senders_asked == 0 ? n_senders : std::min(matrix_.n_senders_asked, n_senders);
   }
@@ -71,20 +79,25 @@ class Counting {
   static constexpr size_t kProbes = 16;
 
   struct Place {
-    int64_t index, block;
+    int64_t rank, index, block;
   };
 
-  void count(const std::vector<Move>& sent, double scale) {
-    int64_t last = -1;
-    for (const Move& move : sent) {
-      const auto n_bytes = static_cast<int64_t>(static_cast<double>(move.n_bytes) * scale + 0.5);
-      const Place from = places_.at(move.from), to = places_.at(move.to);
-      matrix_.bytes[from.block * matrix_.blocks.size() + to.block] += n_bytes;
+  void count(const Step& step, int64_t rank, double scale) {
+    const Place from = place_of(rank);
+    each_sent(step, plan_.element_bytes, rank, [&](int64_t receiver, const Box&, int64_t counted) {
+      const auto n_bytes = static_cast<int64_t>(static_cast<double>(counted) * scale + 0.5);
+      const Place to = place_of(receiver);
+      matrix_.bytes[from.block * static_cast<int64_t>(matrix_.blocks.size()) + to.block] += n_bytes;
       const int64_t mesh_dim = first_difference(from.index, to.index);
       (mesh_dim < 0 ? matrix_.bytes_across : matrix_.bytes_along[mesh_dim]) += n_bytes;
-      if (move.to != last) matrix_.n_pairs += static_cast<int64_t>(scale + 0.5);
-      last = move.to;
-    }
+    });
+  }
+
+  const Place& place_of(int64_t rank) const {
+    const int64_t guess = rank - ranks_.front();  // right at once for the usual consecutive ranks
+    if (guess >= 0 && guess < static_cast<int64_t>(places_.size()) && places_[guess].rank == rank)
+      return places_[guess];
+    return *std::ranges::lower_bound(by_rank_, rank, {}, &Place::rank);
   }
 
   /// The first dim of the source's mesh in which two places of it differ; -1 for a place outside.
@@ -101,7 +114,7 @@ class Counting {
 
   const Plan& plan_;
   std::vector<int64_t> ranks_;
-  std::unordered_map<int64_t, Place> places_;
+  std::vector<Place> places_, by_rank_;  // in the order of ranks_, and sorted
   TrafficMatrix matrix_;
 };
 

@@ -16,7 +16,6 @@ struct TrafficMatrix {
   std::vector<int64_t> bytes;                // from block i to block j at i * blocks.size() + j
   std::vector<int64_t> bytes_along;  // per mesh dim of the source: between ranks whose coordinates differ there first
   int64_t bytes_across = 0;          // to or from ranks outside of the source's mesh
-  int64_t n_pairs = 0;               // of ranks that send to each other
   int64_t n_senders_asked = 0;       // whose messages were counted; fewer than the ranks where figures are scaled up
   int64_t n_ranks = 0;
 

@@ -1,6 +1,7 @@
 #include "plans/transfers.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace shardwise {
 namespace {
@@ -48,20 +49,25 @@ Dims home_of(int64_t rank, const RankGrid& from, const RankGrid& to) {
   return *from.coord_of(from.ranks[place % from.size()]);
 }
 
-std::vector<Transfer> sends_of(const Step& step, int64_t rank) {
-  std::vector<Transfer> sends;
-  const auto held = step.from.boxes(rank);
-  for (size_t i = 0; i < held.size(); ++i)
-    for (OwnedBox& taker : takers(step, rank, held[i]))
-      if (taker.rank != rank) sends.push_back({taker.rank, static_cast<int64_t>(i), std::move(taker.box)});
-  sort(sends);
-  return sends;
+std::vector<OwnedBox> boxes_sent(const Step& step, int64_t rank) {
+  std::vector<OwnedBox> sent;
+  for (const Box& box : step.from.boxes(rank)) {
+    std::vector<OwnedBox> found = takers(step, rank, box);
+    std::erase_if(found, [&](const OwnedBox& taker) { return taker.rank == rank; });
+    if (sent.empty())
+      sent = std::move(found);
+    else
+      std::ranges::move(found, std::back_inserter(sent));
+  }
+  return sent;
 }
 
 Transfers transfers(const Step& step, int64_t rank) {
   Transfers result;
-  result.sends = sends_of(step, rank);
   const auto held = step.from.boxes(rank), wanted = step.to.boxes(rank);
+  for (size_t i = 0; i < held.size(); ++i)
+    for (OwnedBox& taker : takers(step, rank, held[i]))
+      if (taker.rank != rank) result.sends.push_back({taker.rank, static_cast<int64_t>(i), std::move(taker.box)});
   if (!wanted.empty()) {
     const Dims own = pins(step, home_of(rank, step.from.grid(), step.to.grid()));
     for (size_t i = 0; i < wanted.size(); ++i)
@@ -73,6 +79,7 @@ Transfers transfers(const Step& step, int64_t rank) {
         receive.from_piece = source - held.begin();
       }
   }
+  sort(result.sends);
   sort(result.receives);
   return result;
 }

@@ -27,8 +27,8 @@ struct Transfers {
 /// Pre:  the step is a kExchange or kReduce. Cost: O(boxes met + extents of the sharding mesh dims), no communication.
 Transfers transfers(const Step& step, int64_t rank);
 
-/// The `sends` of transfers() alone.
-std::vector<Transfer> sends_of(const Step& step, int64_t rank);
+/// The boxes of `sends` with who gets them, in no order: what is counted needs none.
+std::vector<OwnedBox> boxes_sent(const Step& step, int64_t rank);
 
 /// The part of `box` that round `round` of `n_rounds` moves: slabs of its longest dim, of near equal height.
 /// Pre: a box of at least one dim where there are several rounds.

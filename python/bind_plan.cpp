@@ -1,6 +1,7 @@
 #include "plans/traffic.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/plan_of.h"
 #include "runtime/redistribute/execute.h"
 
 #include <ATen/ops/tensor.h>
@@ -306,6 +307,13 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
   options.links = to_links(links);
   options.memory_cap = memory_cap;
   return options;
+}
+
+const Plan& plan_of(py::handle object) {
+  TORCH_CHECK_TYPE(py::isinstance<PyPlan>(object),
+                   fmt::format("[plan] {} is no Plan. Make one with plan_redistribution.",
+                               py::str(py::type::handle_of(object)).cast<std::string>()));
+  return object.cast<const PyPlan&>().plan();
 }
 
 void bind_plan(py::module_& module) {

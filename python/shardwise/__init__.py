@@ -41,7 +41,7 @@ from shardwise._C import (
     redistribution_counters,
     register_rule,
 )
-from shardwise.debug import CommDebugMode, explain, visualize_sharding
+from shardwise.debug import CommDebugMode, explain, visualize_mesh, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
 from shardwise.distributed_embedding import (
@@ -111,6 +111,7 @@ __all__ = [
     "register_rule",
     "testing",
     "to_torch",
+    "visualize_mesh",
     "visualize_sharding",
     "zeros",
 ]

@@ -1,27 +1,37 @@
-"""Plans without communication, and what a program that hangs waits for.
+# PYTHON_ARGCOMPLETE_OK
+"""Pictures and plans without communication, and what a running or hanging program does.
 
+python -m shardwise show --shape 10x7 --mesh 2x2 --placements "S0,S1" --file layout.html
+python -m shardwise diff --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,R"
 python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0"
 python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100
 python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced
 python -m shardwise watch
 python -m shardwise hang dumps/*
 python -m shardwise doctor
+
+Shells complete commands and options by argcomplete: eval "$(register-python-argcomplete shardwise)".
 """
 
 import argparse
 from collections.abc import Sequence
 
-from shardwise._commands import doctor, embeddings, hang, redistribution, watch
+import argcomplete
+from rich_argparse import RichHelpFormatter
+
+from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
 
 # Whose commands there are, in the order of the help.
-COMMANDS = (redistribution, embeddings, watch, hang, doctor)
+COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
 
 
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
-        description="Plans without communication, of redistributions and of embedding tables; what a program does, and what one that hangs waits for.",
-        epilog="Placements of plan and simulate, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
+        description="Pictures and plans without communication: who holds what, what a redistribution would send, and where embedding "
+        "tables would go.",
+        formatter_class=RichHelpFormatter,
+        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
         "P, Pavg, Pmax, Pmin, Pproduct (partial).",
     )
     commands = main.add_subparsers(dest="command", required=True)
@@ -32,12 +42,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
+    argcomplete.autocomplete(commands)
     options = commands.parse_args(arguments)
     try:
         lines = options.run(options)
     except (ValueError, IndexError, OSError) as error:
         commands.error(str(error).split("\n")[0])
-    print(*lines, sep="\n")
+    for line in lines:
+        print(line)
 
 
 if __name__ == "__main__":

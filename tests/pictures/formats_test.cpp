@@ -23,6 +23,7 @@ json data_of(const Picture& picture) { return json::parse(draw(picture, {.format
 
 TEST(SvgWriterTest, TextIsEscaped) {
   EXPECT_EQ(detail::escaped("a<b & \"c\">d"), "a&lt;b &amp; &quot;c&quot;&gt;d");
+  EXPECT_EQ(detail::escaped("\x1b[1m é\n"), "?[1m é\n");
   const std::string drawn = draw(picture_of(RankGrid{{2}, {0, 1}}, {"<dp>"}), {.format = "svg"});
   expect_words(drawn, {"&lt;dp&gt;=2"});
   EXPECT_EQ(count(drawn, "<dp>"), 0U);

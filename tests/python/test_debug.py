@@ -1,36 +1,15 @@
-"""Pictures and counted communication."""
+"""Counted communication."""
 
 import json
 
 import pytest
 import torch
-from layouts import by_name
 from torch import nn
 
 import shardwise as sw
 from shardwise import CommDebugMode, Partial, Replicate, Shard
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
-
-
-@pytest.mark.parametrize("case", **by_name)
-def test_pictures_are_the_same_on_every_rank_and_name_their_ranks(case):
-    pictures = run_ranks(case.n_ranks, lambda rank: sw.debug.picture(case.distributed()))
-    assert len(set(pictures)) == 1
-    assert all(f"{rank}" in pictures[0] for rank in torch.tensor(case.ranks).flatten().tolist())
-
-
-def test_visualize_sharding_prints_the_header_and_the_picture(capsys):
-    def body(rank):
-        tensor = sw.zeros(4, 2, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
-        if rank == 1:
-            sw.visualize_sharding(tensor, header="table")
-            sw.visualize_sharding(tensor, use_rich=True)
-        return sw.debug.picture(tensor), sw.debug.picture(tensor, color=True)
-
-    plain, color = run_ranks(2, body)[1]
-    assert capsys.readouterr().out == f"table\n{plain}\n{color}\n"
-    assert "\x1b[" in color and "\x1b[" not in plain
 
 
 def test_collectives_are_counted_with_their_bytes_and_operators():

@@ -37,12 +37,17 @@ def extents(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def shape(text: str) -> tuple[int, ...]:
+    """4097x1023, or scalar."""
+    return () if text == "scalar" else extents(text)
+
+
 def mesh_extents(text: str) -> tuple[int, ...]:
     """2x2."""
-    shape = extents(text)
-    if not 0 < prod(shape) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{text} is a mesh of {prod(shape):,} ranks. Give 1 to {MAX_RANKS:,}.")
-    return shape
+    mesh = extents(text)
+    if not 0 < prod(mesh) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} is a mesh of {prod(mesh):,} ranks. Give 1 to {MAX_RANKS:,}.")
+    return mesh
 
 
 def link(text: str) -> tuple[float, float]:
@@ -107,9 +112,9 @@ def dtype(text: str) -> torch.dtype:
     return found
 
 
-def layout(shape: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement]) -> Layout:
+def layout(sizes: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement]) -> Layout:
     if order is None:
-        return Layout(shape, mesh, placed)
+        return Layout(sizes, mesh, placed)
     if len(order) != prod(mesh):
         raise ValueError(f"{len(order)} ranks do not fill a mesh of {prod(mesh)}. Give one rank per place.")
-    return Layout(shape, torch.tensor(order).view(mesh), placed)
+    return Layout(sizes, torch.tensor(order).view(mesh), placed)

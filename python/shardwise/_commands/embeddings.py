@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from rich_argparse import RichHelpFormatter
+
 from shardwise._C import EmbeddingPlan, plan_embeddings, tables_from_json
 from shardwise._commands.arguments import link, mesh_extents, n_bytes
 
@@ -16,6 +18,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog='The file is a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64, "dtype": "float32", "combiner": '
         '"sum", "ids_per_sample": 1, "skew": 1.05}], of which the first three are needed, or a saved plan, whose tables are '
         "planned anew.",
+        formatter_class=RichHelpFormatter,
     )
     add = command.add_argument
     add("tables", type=Path, metavar="TABLES.JSON", help="the tables")

@@ -2,17 +2,35 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from rich_argparse import RawDescriptionRichHelpFormatter
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
-from shardwise._commands.arguments import dtype, extents, layout, link, mesh_extents, n_bytes, placements, ranks
+from shardwise._commands.arguments import dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
+
+PLAN_EXAMPLE = """example:
+  python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0\""""
+
+SIMULATE_EXAMPLE = """example:
+  python -m shardwise simulate --shape 65536x8192 --mesh 256x256 --from "S0,R" --to "R,S1" --objective time --link 20:10 --link 2:100"""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    arguments = argparse.ArgumentParser(add_help=False)
-    add = arguments.add_argument
-    add("--shape", type=extents, required=True, help="of the whole tensor, as in 4097x1023")
+    for name, help, example, show in (
+        ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
+        ("simulate", "a table of what ranks send and receive", SIMULATE_EXAMPLE, show_ranks),
+    ):
+        command = commands.add_parser(name, help=help, epilog=example, formatter_class=RawDescriptionRichHelpFormatter)
+        add_move(command)
+        command.set_defaults(run=partial(redistribution, show=show))
+
+
+def add_move(command: argparse.ArgumentParser) -> None:
+    """The arguments that planned() reads."""
+    add = command.add_argument
+    add("--shape", type=shape, required=True, help="of the whole tensor, as in 4097x1023")
     add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
     add("--from", type=placements, required=True, dest="source", metavar="PLACEMENTS", help='as in "S0,S1"')
     add("--to", type=placements, required=True, dest="target", metavar="PLACEMENTS", help='as in "S1,S0" or "R,P"')
@@ -23,12 +41,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
     add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10 for each)")
     add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="of message buffers per rank, as in 1MiB")
-    commands.add_parser("plan", parents=[arguments], help="the plan and its totals, in a line").set_defaults(
-        run=lambda options: redistribution(options, show_plan)
-    )
-    commands.add_parser("simulate", parents=[arguments], help="a table of what ranks send and receive").set_defaults(
-        run=lambda options: redistribution(options, show_ranks)
-    )
 
 
 def planned(options: argparse.Namespace) -> Plan:

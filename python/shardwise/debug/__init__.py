@@ -5,7 +5,8 @@ from shardwise.debug.comm_counts import CommCounts
 from shardwise.debug.comm_mode import CommDebugMode
 from shardwise.debug.explanation import explain
 from shardwise.debug.flight import dump
-from shardwise.debug.pictures import picture, visualize_sharding
+from shardwise.debug.picture import Picture
+from shardwise.debug.pictures import diff, picture, visualize_mesh, visualize_sharding
 from shardwise.live import watch
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "CommDebugMode",
     "CommEvent",
     "OpRecord",
+    "Picture",
+    "diff",
     "dump",
     "explain",
     "picture",
+    "visualize_mesh",
     "visualize_sharding",
     "watch",
 ]

@@ -1,32 +1,170 @@
-"""Pictures of layouts."""
+"""Pictures of layouts, meshes, modules and moves: who holds what, and what goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from shardwise import _C
+from shardwise._C import Layout, Placement, Plan, plan_redistribution
+from shardwise.debug.module_picture import listed_tensors
+from shardwise.debug.picture import File, Picture
+from shardwise.debug.places import Place, place_of
+from shardwise.debug.printing import made, shown_picture
 from shardwise.dtensor import DTensor
 
-__all__ = ["picture", "visualize_sharding"]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+    from shardwise.device_mesh import DeviceMesh
+
+__all__ = ["diff", "picture", "visualize_mesh", "visualize_sharding"]
 
 
-def picture(dtensor: DTensor, *, color: bool = False, max_width: int = 100, format: str = "text") -> str:
-    """The layout of a 0-D to 2-D tensor: which rank holds what, at true coordinates, then a line per rank.
+def picture(
+    shown: Any,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    format: str | None = None,
+    file: File | None = None,
+    color: bool = False,
+    max_width: int = 100,
+) -> Picture:
+    """Who holds what of `shown`, as a Picture: print it, let a notebook show it, or save it.
 
-    Sends nothing, and is equal on every rank. `max_width`: columns of the terminal. `format`: "text".
-    Raises ValueError for more than 2 dims and for an unknown format.
+    `shown`: a DTensor (of torch, too) or a Layout, which needs no process group: its boxes at true coordinates, in slices where it has
+    more than 2 dims, and a line per rank; a DeviceMesh: its ranks; a module: its parameters and buffers, and with `optimizer` that
+    one's state, with the bytes of each rank; a Plan: its steps.
 
-    >>> text = sw.debug.picture(sw.ones(4, 6, device_mesh=mesh, placements=[sw.Shard(0)]))
-    >>> text.splitlines()[0]
-    '[4, 6] as [Shard(0)] on 4 ranks (0-3), 96 bytes'
+    >>> drawn = sw.debug.picture(sw.Layout((10, 7), (2, 2), [sw.Shard(0), sw.Shard(1)]))
+    >>> str(drawn).splitlines()[0]
+    '[10, 7] as [Shard(0), Shard(1)] on 2x2 ranks (0-3), 280 bytes'
+    >>> drawn.draw("svg")[:5]
+    '<svg '
+
+    `dtype`: of a Layout, float32 if none is given. `format`: "text", "svg", "html" or "json"; that of the suffix of `file`, which is
+    written at once, else text. `color`, `max_width` (columns): of text.
+
+    Sends nothing, and is equal on every rank. Raises TypeError for anything else, ValueError for an unknown format and for a file
+    whose suffix contradicts it.
     """
-    return _C.picture(dtensor, color, max_width, format)
+    return made(_figures_of(shown, optimizer, dtype), format, file, color, max_width)
 
 
-def visualize_sharding(dtensor: DTensor, header: str = "", use_rich: bool = False) -> None:
-    """Prints `picture(dtensor)` under `header`, on the ranks that call it; in colour with `use_rich`.
+def diff(
+    source: Any,
+    destination: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    objective: str = "bytes",
+    links: Sequence[tuple[float, float]] | None = None,
+    format: str | None = None,
+    file: File | None = None,
+    color: bool = False,
+    max_width: int = 100,
+) -> Picture:
+    """What moves where, if `source` becomes as `destination`: both layouts, bytes from ranks to ranks and per link, and the boxes.
 
-    >>> sw.visualize_sharding(sw.ones(4, 6, device_mesh=mesh, placements=[sw.Shard(0)]))
+    `source`: a DTensor (of torch, too) or a Layout; `destination`: one of these, or placements on the mesh of `source`. The other
+    arguments are those of plan_redistribution() and picture(). Nothing is sent.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> drawn = sw.debug.diff(x, [sw.Replicate()])
+    >>> "[8, 4] as [Replicate()]" in str(drawn)
+    True
+
+    Raises ValueError where the shapes differ, and as picture() does.
+    """
+    plan = _plan(source, destination, dtype, objective, links)
+    return made(_C.difference_of_plan(plan), format, file, color, max_width)
+
+
+def visualize_mesh(
+    mesh: DeviceMesh | TorchDeviceMesh, *, header: str = "", format: str | None = None, file: File | None = None
+) -> Picture:
+    """Prints the ranks of `mesh` in their places, or writes them to `file`; see visualize_sharding().
+
+    >>> drawn = sw.debug.visualize_mesh(sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
+    mesh...
+    """
+    return visualize_sharding(mesh, header, format=format, file=file)
+
+
+def visualize_sharding(
+    dtensor: Any,
+    header: Any = "",
+    use_rich: bool = False,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    format: str | None = None,
+    file: File | None = None,
+) -> Picture:
+    """Prints the picture() of `dtensor` under `header`, on the ranks that call it, and returns it.
+
+    `dtensor`: whatever picture() takes. A second tensor, layout or list of placements in place of `header` shows what moves between
+    the two, as diff() does. In colour with `use_rich`, and on terminals that have colours. With `file` it is written there, and not
+    printed.
+
+        visualize_sharding(x)                                   # text
+        visualize_sharding(x, file="x.html")                    # a page
+        visualize_sharding(model, optimizer=optimizer)          # bytes of every parameter, and per rank
+        visualize_sharding(x, x.redistribute(mesh, [Replicate()]))
+
+    >>> drawn = sw.visualize_sharding(sw.ones(4, 6, device_mesh=mesh, placements=[sw.Shard(0)]))
     [4, 6] as [Shard(0)] on 4 ranks (0-3), 96 bytes
     ...
       imbalance 1.00: every rank holds 24 bytes
     """
-    if header:
-        print(header)
-    print(picture(dtensor, color=use_rich))
+    if isinstance(header, str):
+        figures, title = _figures_of(dtensor, optimizer, dtype), header
+    else:
+        figures, title = _C.difference_of_plan(_plan(dtensor, header, dtype)), ""
+    return shown_picture(figures, title, use_rich, format, file)
+
+
+def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None) -> _C.Figures:
+    if optimizer is not None and not isinstance(shown, nn.Module):
+        raise TypeError(
+            f"[picture] optimizer= is given with a {type(shown).__name__}: its state is shown beside the parameters of a module. Give "
+            "the module."
+        )
+    if isinstance(shown, nn.Module):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return _C.picture_of_tensors(listed_tensors(shown, optimizer), rank)
+    if isinstance(shown, Plan):
+        return _C.picture_of_plan(shown)
+    if isinstance(shown, DTensor):
+        return _C.picture_of_tensor(shown)
+    if hasattr(shown, "mesh_dim_names") and hasattr(shown, "mesh"):
+        names = list(shown.mesh_dim_names or ())
+        return _C.picture_of_mesh(list(shown.mesh.shape), shown.mesh.flatten().tolist(), names)
+    place = place_of(shown, dtype)
+    return _C.picture_of_tensor(place.layout, place.dtype.itemsize, place.dim_names)
+
+
+def _plan(
+    source: Any,
+    destination: Any,
+    dtype: torch.dtype | None,
+    objective: str = "bytes",
+    links: Sequence[tuple[float, float]] | None = None,
+) -> Plan:
+    """Of ours as they are, of torch's tensors by their layouts."""
+    src, dst = source, destination
+    if not isinstance(source, DTensor):
+        place: Place = place_of(source, dtype)
+        src, dtype = place.layout, place.dtype
+    if not isinstance(destination, DTensor | Layout) and not _are_placements(destination):
+        dst = place_of(destination, None).layout
+    return plan_redistribution(src, dst, dtype=dtype, objective=objective, links=links)
+
+
+def _are_placements(value: object) -> bool:
+    return isinstance(value, Sequence) and all(
+        isinstance(each, Placement) or hasattr(each, "is_shard") for each in value
+    )

@@ -1,0 +1,87 @@
+"""python -m shardwise show and diff: pictures of layouts and of moves, from shapes alone."""
+
+import argparse
+from math import prod
+from pathlib import Path
+
+import torch
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from shardwise import _C
+from shardwise._commands.arguments import dtype, layout, mesh_extents, placements, ranks, shape
+from shardwise._commands.redistribution import add_move, planned
+from shardwise.debug.picture import FORMATS
+from shardwise.debug.printing import shown_picture
+
+SHOW_EXAMPLES = """examples:
+  python -m shardwise show --shape 10x7 --mesh 2x2 --placements "S0,S1"
+  python -m shardwise show --shape 8x16 --mesh 4 --placements "S0[1,3,1,3]" --file layout.html
+  python -m shardwise show --shape 4x6x5 --mesh 2x3 --names dp,tp --placements "S0,P" --format svg > layout.svg
+  python -m shardwise show --mesh 2x4 --names dp,tp"""
+
+DIFF_EXAMPLES = """examples:
+  python -m shardwise diff --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,R"
+  python -m shardwise diff --shape 4096x4096 --mesh 1024 --from S0 --to S1 --file move.html
+  python -m shardwise diff --shape 4096x4096 --mesh 4x2 --from "S0,P" --to "R,S1" --steps"""
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    show = commands.add_parser(
+        "show",
+        help="a picture of who holds what of a tensor, or of a mesh",
+        description="Draws who holds what of a tensor of this shape, with bytes and imbalance; without --shape, the mesh.",
+        epilog=SHOW_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    add = show.add_argument
+    add("--shape", type=shape, help='of the whole tensor, as in 10x7; "scalar" for one without dims')
+    add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
+    add("--placements", type=placements, metavar="PLACEMENTS", help='as in "S0,S1"')
+    add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
+    add("--names", type=lambda text: text.split(","), help="of the mesh dims, as in dp,tp")
+    add("--dtype", type=dtype, default=torch.float32, help="default: float32")
+    _add_output(show)
+    show.set_defaults(run=run_show)
+
+    diff = commands.add_parser(
+        "diff",
+        help="a picture of what moves where between two layouts",
+        description="Draws both layouts, the bytes from ranks to ranks and per link, and the boxes that move.",
+        epilog=DIFF_EXAMPLES,
+        formatter_class=RawDescriptionRichHelpFormatter,
+    )
+    add_move(diff)
+    diff.add_argument("--steps", action="store_true", help="each step of the plan, in place of the whole move")
+    _add_output(diff)
+    diff.set_defaults(run=run_diff)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=tuple(FORMATS), help="default: by the suffix of --file, else text")
+    command.add_argument("--file", type=Path, help="where to write it (default: standard output)")
+
+
+def run_show(options: argparse.Namespace) -> list[str]:
+    if (options.shape is None) != (options.placements is None):
+        raise ValueError(
+            "--shape and --placements belong together: a layout needs both. Give both, or neither to see the mesh."
+        )
+    names = options.names or []
+    if names and len(names) != len(options.mesh):
+        raise ValueError(f"--names has {len(names)} names for a mesh of {len(options.mesh)} dims. Give one per dim.")
+    if options.shape is None:
+        order = options.ranks or list(range(prod(options.mesh)))
+        return _shown(_C.picture_of_mesh(options.mesh, order, names), options)
+    placed = layout(options.shape, options.mesh, options.ranks, options.placements)
+    return _shown(_C.picture_of_tensor(placed, options.dtype.itemsize, names), options)
+
+
+def run_diff(options: argparse.Namespace) -> list[str]:
+    plan = planned(options)
+    return _shown(_C.picture_of_plan(plan) if options.steps else _C.difference_of_plan(plan), options)
+
+
+def _shown(figures: _C.Figures, options: argparse.Namespace) -> list[str]:
+    """Prints the picture or writes it, and says where."""
+    shown_picture(figures, "", False, options.format, options.file)
+    return [] if options.file is None else [f"wrote {options.file}"]

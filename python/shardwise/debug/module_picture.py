@@ -1,0 +1,44 @@
+"""The tensors of a module and of its optimizer, as a picture lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise._C import Layout
+from shardwise.debug.places import place_of
+from shardwise.dtensor import DTensor
+from shardwise.interop.torch_tensors import is_torch_dtensor
+
+__all__ = ["listed_tensors"]
+
+Listed = tuple[str, list[int], str, int, "Layout | DTensor | None"]
+
+
+def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Listed]:
+    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once."""
+    listed: list[Listed] = []
+    states = dict(_states(optimizer)) if optimizer is not None else {}
+    for name, parameter in module.named_parameters():
+        listed.append(_listed(name, parameter))
+        listed.extend(_listed(f"{name}: {key}", value) for key, value in states.pop(id(parameter), []))
+    listed.extend(_listed(name, buffer) for name, buffer in module.named_buffers())
+    for number, others in enumerate(states.values()):
+        listed.extend(_listed(f"parameter {number} of no module: {key}", value) for key, value in others)
+    return listed
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[str, torch.Tensor]]]]:
+    """The tensors that the optimizer keeps, by the id of their parameter."""
+    for parameter, state in optimizer.state.items():
+        yield id(parameter), [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
+
+
+def _listed(name: str, tensor: Any) -> Listed:
+    is_distributed = isinstance(tensor, DTensor) or is_torch_dtensor(tensor)
+    layout = place_of(tensor, None).layout if is_distributed else None
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return name, list(tensor.shape), dtype, tensor.dtype.itemsize, layout

@@ -1,0 +1,143 @@
+"""Picture: what visualize_sharding and its like return, drawn when it is asked for."""
+
+from __future__ import annotations
+
+import html
+import os
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardwise import _C
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["FORMATS", "File", "Picture", "format_of_file"]
+
+File = str | os.PathLike[str]
+
+# The formats, and the suffixes of their files.
+FORMATS = {"text": (".txt",), "svg": (".svg",), "html": (".html", ".htm"), "json": (".json",)}
+
+
+class Picture:
+    """A picture of a layout, a mesh, a module or a move: str(picture) is its text, a notebook shows it, save() writes a file.
+
+    >>> drawn = sw.debug.picture(sw.ones(4, 6, device_mesh=mesh, placements=[sw.Shard(0)]))
+    >>> drawn
+    <Picture of '[4, 6] as [Shard(0)] on 4 ranks (0-3), 96 bytes', drawn as text>
+    >>> len(drawn.draw("html")) > 1000  # save("x.html") writes this page, which needs nothing else
+    True
+
+    Formats: "text"; "svg", a drawing for light and dark pages; "html", a page on which the mouse tells what it is over; "json", the
+    data of that page. Equal on every rank. Nothing is drawn before it is asked for, and nothing is sent.
+    """
+
+    def __init__(
+        self, figures: _C.Figures, *, title: str = "", format: str = "text", color: bool = False, max_width: int = 100
+    ) -> None:
+        self._figures = figures
+        self.title = title
+        self.format = known_format(format)
+        self.color = color
+        self.max_width = max_width
+
+    def draw(self, format: str | None = None) -> str:
+        """The picture in `format`, else in its own. Raises ValueError for an unknown one. Cost: milliseconds; under a second for
+        10,000 ranks."""
+        wanted = self.format if format is None else known_format(format)
+        if wanted == "html":
+            return self._page()
+        return self._figures.draw(wanted, self.color and wanted == "text", self.max_width)
+
+    def save(self, file: File, format: str | None = None) -> Path:
+        """Writes it to `file`, in the format that its suffix names, or in `format`; the path is returned.
+
+        Raises ValueError where the suffix names none, or another one than `format`.
+        """
+        path = Path(file)
+        path.write_text(self.draw(format_of_file(path, format)), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        return self.draw()
+
+    def __repr__(self) -> str:
+        return f"<Picture of {self._first_line()!r}, drawn as {self.format}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.draw("json") == other.draw("json") and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the page, in a frame of its own."""
+        return (
+            f'<iframe srcdoc="{html.escape(self._page(), quote=True)}" '
+            'style="width:100%;height:560px;border:0" title="Shardwise"></iframe>'
+        )
+
+    def _repr_svg_(self) -> str:
+        return self.draw("svg")
+
+    def _first_line(self) -> str:
+        return self.title or self._figures.draw("text", False, self.max_width).split("\n", 1)[0]
+
+    def _page(self) -> str:
+        data = self._figures.draw("json", False, self.max_width)
+        return str(
+            _template().render(
+                title=self._first_line(),
+                text=self._figures.draw("text", False, self.max_width),
+                # Markup within a script ends where it seems to end.
+                data=data.replace("</", "<\\/").replace("<!--", "\\u003c!--"),
+                svg_rules=_C.page_style(),
+                style=_part("page.css"),
+                script=_part("page.js"),
+            )
+        )
+
+
+@cache
+def _part(name: str) -> str:
+    return resources.files("shardwise.debug").joinpath("page", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2  # only those who draw pages need it
+
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
+
+
+def known_format(format: str) -> str:
+    """`format`. Raises ValueError for one that there is not."""
+    if format not in FORMATS:
+        raise ValueError(
+            f"[picture] format {format!r} is unknown: a picture is drawn in one of the formats it knows. Use one of "
+            f"{', '.join(FORMATS)}."
+        )
+    return format
+
+
+def format_of_file(file: File, format: str | None) -> str:
+    """The format of a file of this name. Raises ValueError where name and `format` contradict each other or say nothing."""
+    suffix = Path(file).suffix.lower()
+    by_name = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
+    if format is None:
+        if by_name is None:
+            known = ", ".join(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+            raise ValueError(
+                f"[picture] file {str(file)!r} has a suffix that names no format: the format is that of the suffix where none is "
+                f"given. Give format=, or a name that ends in one of {known}."
+            )
+        return by_name
+    if by_name is not None and by_name != known_format(format):
+        raise ValueError(
+            f"[picture] file {str(file)!r} is named as {by_name}, and format is {format!r}: they must agree. Leave format out, or end "
+            f"the name in {FORMATS[format][0]}."
+        )
+    return known_format(format)

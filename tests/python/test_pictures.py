@@ -1,0 +1,234 @@
+"""Pictures: who holds what, in every format, of every kind of object."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import by_name
+from torch import nn
+
+import shardwise as sw
+from shardwise import Layout, Partial, Replicate, Shard
+from shardwise.debug import Picture, diff, picture, visualize_mesh, visualize_sharding
+from shardwise.testing import run_ranks
+
+
+@pytest.mark.parametrize("case", **by_name)
+def test_pictures_are_the_same_on_every_rank_and_name_their_ranks(case):
+    pictures = run_ranks(case.n_ranks, lambda rank: picture(case.distributed()))
+    for format in ("text", "svg", "html", "json"):
+        drawn = {each.draw(format) for each in pictures}
+        assert len(drawn) == 1
+        text = drawn.pop()
+        assert all(f"{rank}" in text for rank in torch.tensor(case.ranks).flatten().tolist())
+    assert len(set(pictures)) == 1 and pictures[0] == pictures[-1]
+
+
+def test_a_picture_of_a_tensor_is_that_of_its_layout():
+    def body(rank):
+        x = sw.zeros(5, 4, 6, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)], dtype=torch.float64)
+        return str(picture(x))
+
+    layout = Layout((5, 4, 6), (2,), [Shard(0)])
+    assert run_ranks(3, body)[2] == str(picture(layout, dtype=torch.float64))
+    assert "960 bytes" in str(picture(layout, dtype=torch.float64)) and "480 bytes" in str(picture(layout))
+
+
+def test_visualize_sharding_prints_the_header_and_the_picture(capsys):
+    layout = Layout((4, 2), (2,), [Shard(0)])
+    plain, color = str(picture(layout)), str(picture(layout, color=True))
+    shown = visualize_sharding(layout, header="table")
+    assert capsys.readouterr().out == f"table\n{plain}\n"
+    assert isinstance(shown, Picture) and str(shown) == plain
+    visualize_sharding(layout, use_rich=True)
+    printed = capsys.readouterr().out
+    assert "\x1b[" in printed and "\x1b[" in color and "\x1b[" not in plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", printed).split("\n") == [*plain.split("\n"), ""]
+    visualize_sharding(layout, format="svg")
+    assert capsys.readouterr().out.startswith("<svg ")
+
+
+def test_a_file_gets_the_format_of_its_suffix(tmp_path, capsys):
+    layout = Layout((4, 2), (2,), [Shard(0)])
+    # name, what it begins with
+    for name, begin in (
+        ("a.txt", "[4, 2] as"),
+        ("a.svg", "<svg "),
+        ("a.html", "<!doctype html>"),
+        ("a.HTM", "<!doctype html>"),
+        ("a.json", "{"),
+    ):
+        drawn = visualize_sharding(layout, file=tmp_path / name)
+        text = (tmp_path / name).read_text()
+        assert text.startswith(begin) and text == str(drawn)
+    assert capsys.readouterr().out == ""
+    assert picture(layout).save(tmp_path / "noted", "text").read_text() == str(picture(layout))
+
+
+def test_pages_need_nothing_else():
+    page = picture(Layout((4, 2), (2,), [Shard(0)])).draw("html")
+    assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\(""", page)
+    assert json.loads(re.search(r'id="data" type="application/json">(.*?)</script>', page, re.S)[1])["figures"]
+
+
+def test_notebooks_show_the_page_and_the_drawing():
+    drawn = picture(Layout((4, 2), (2,), [Shard(0)]))
+    assert drawn._repr_html_().startswith("<iframe srcdoc=") and drawn._repr_svg_() == drawn.draw("svg")
+    assert repr(drawn) == "<Picture of '[4, 2] as [Shard(0)] on 2 ranks (0,1), 32 bytes', drawn as text>"
+
+
+LAYOUT = Layout((4, 2), (2,), [Shard(0)])
+# what is called, the error, its words
+MISTAKES = [
+    (lambda path: picture(LAYOUT, format="png"), ValueError, r"'png' is unknown.*Use one of text, svg, html, json"),
+    (lambda path: picture(LAYOUT).draw("pdf"), ValueError, "'pdf' is unknown"),
+    (
+        lambda path: picture(LAYOUT, file=path / "a.svg", format="html"),
+        ValueError,
+        "named as svg, and format is 'html'",
+    ),
+    (lambda path: picture(LAYOUT, file=path / "a.png"), ValueError, "a suffix that names no format.*format="),
+    (lambda path: picture(LAYOUT, file=path / "a.png", format="png"), ValueError, "'png' is unknown"),
+    (lambda path: picture(torch.zeros(2)), TypeError, r"torch.Tensor has no layout.*distribute_tensor"),
+    (lambda path: picture(3), TypeError, r"\[picture\] int has no layout"),
+    (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
+    (
+        lambda path: picture(sw.LocalShardsWrapper([torch.zeros(2, 2)], [(0, 0)])),
+        TypeError,
+        r"DTensor\.from_local\(value, mesh, placements\)",
+    ),
+    (lambda path: diff(LAYOUT, Layout((4, 3), (2,), [Shard(0)])), ValueError, "sizes"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MISTAKES)
+def test_a_mistake_is_an_error_that_names_the_way_out(call, error, text, tmp_path):
+    with pytest.raises(error, match=text):
+        call(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mesh_is_shown_with_its_names(capsys):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        tensor = sw.zeros(4, 2, device_mesh=mesh, placements=[Shard(0), Replicate()])
+        return visualize_mesh(mesh) if rank == 0 else None, picture(tensor).draw("svg")
+
+    shown, svg = run_ranks(4, body)[0]
+    assert "mesh of 2x2 ranks (dp=2, tp=2)" in capsys.readouterr().out and "dp 1     2     3" in str(shown)
+    assert "(dp=2, tp=2)" in svg
+
+
+def test_a_module_is_listed_with_its_optimizer():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, affine=False))
+        weight = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0, [1, 5])])
+        model[0].weight = nn.Parameter(weight)
+        optimizer = torch.optim.Adam(model.parameters())
+        model[0].weight.grad = torch.zeros_like(model[0].weight)
+        optimizer.step()
+        return str(picture(model)), str(picture(model, optimizer=optimizer))
+
+    alone, with_state = run_ranks(2, body)[0]
+    lines = {line.split()[0]: line.split() for line in alone.splitlines() if line.startswith("  ")}
+    assert lines["0.weight"] == [
+        "0.weight",
+        "[6,",
+        "4]",
+        "float32",
+        "[Shard(0,",
+        "sizes=[1,",
+        "5])]",
+        "96",
+        "80",
+        "1.67",
+    ]
+    assert lines["1.running_mean"][1:] == ["[6]", "float32", "ordinary", "tensor", "24", "24"]
+    buffers = 24 + 24 + 8  # two of float32, and the count of batches
+    assert lines["0"][1] == str(16 + buffers) and lines["1"][1] == str(80 + buffers)
+    assert (
+        "0.weight: exp_avg " in with_state and "0.weight: exp_avg_sq " in with_state and "0.weight: step" in with_state
+    )
+    held = next(line.split() for line in with_state.splitlines() if line.split()[:1] == ["1"])
+    assert held[1] == str(3 * 80 + buffers + 4)
+
+
+def test_a_plan_shows_its_steps():
+    square = Layout((8, 16), (2, 2), [Shard(0), Partial()])
+    plan = sw.plan_redistribution(square, [Replicate(), Replicate()])
+    text = str(picture(plan))
+    assert "step 1 of 2: all-reduce along mesh dim 1, 1,024 bytes" in text and "from \\ to" in text
+    assert str(plan).split(" | planned")[0] in text
+
+
+def test_a_difference_counts_what_the_plan_counts():
+    x, y = Layout((8, 16), (4,), [Shard(0, [1, 3, 1, 3])]), Layout((8, 16), (4,), [Shard(1)])
+    plan = sw.plan_redistribution(x, y)
+    text = str(diff(x, y))
+    received = next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["received"])
+    assert received == [str(plan.traffic(rank).received) for rank in range(4)] + [str(plan.bytes_received)]
+    assert text == str(diff(x, [Shard(1)])) == str(visualize_sharding(x, y)) == str(visualize_sharding(x, [Shard(1)]))
+    assert "nothing is sent" in str(diff(x, x))
+    doubled = diff(x, y, dtype=torch.float64)
+    assert f"{2 * plan.bytes_received}" in str(doubled)
+
+
+def test_tensors_of_torch_are_shown_by_their_layouts():
+    program = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard, Replicate
+import shardwise as sw
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+x = distribute_tensor(torch.zeros(4, 6), mesh, [Shard(0), Replicate()])
+drawn = sw.visualize_sharding(x)
+assert "(dp=1, tp=1)" in drawn.draw("svg")
+model = torch.nn.Linear(6, 4)
+model.weight = torch.nn.Parameter(x)
+sw.visualize_sharding(model)
+sw.visualize_mesh(mesh)
+print(sw.debug.diff(x, [Replicate(), Replicate()]))
+dist.destroy_process_group()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for words in ("[4, 6] as [Shard(0), Replicate()] on 1 rank (0), 96 bytes", "weight", "dp 0", "nothing is sent"):
+        assert words in result.stdout
+
+
+def test_the_page_on_pictures_runs(tmp_path):
+    page = Path(__file__).resolve().parents[2] / "docs" / "pictures.md"
+    program = "\n".join(line[4:] for line in page.read_text().splitlines() if line.startswith("    ") or not line)
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"layout.html", "layout.svg", "move.svg"}
+    assert "[10, 7] as [Shard(0), Shard(1)] on 2x2 ranks (0-3), 280 bytes" in result.stdout
+    for drawn in re.findall(r"\((pictures/\w+\.svg)\)", page.read_text()):
+        assert (page.parent / drawn).read_text().startswith("<svg ")
+    commands = re.findall(r"# (python -m shardwise .*)", page.read_text())
+    assert len(commands) == 3
+    for command in commands:
+        words = shlex.split(command)
+        result = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_ragged_and_empty_pieces_of_local_shards_are_shown():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        pieces = {
+            0: ([torch.ones(2, 4), torch.ones(1, 4)], [(0, 0), (5, 0)]),
+            1: ([], []),
+            2: ([torch.ones(3, 4)], [(2, 0)]),
+        }
+        x = sw.DTensor.from_local(sw.LocalShardsWrapper(*pieces[rank]), mesh, [Shard(0)])
+        return str(picture(x))
+
+    text = run_ranks(3, body)[0]
+    assert "2 pieces" in text and "no piece" in text and "imbalance 1.50: ranks 0,2 hold 48 bytes" in text
