@@ -11,8 +11,8 @@ namespace shardwise::detail {
 
 namespace {
 
-constexpr int64_t kMaxSegments = 32;   // of rows or columns; more would not be told apart
-constexpr int64_t kLeastSegment = 20;  // pixels, in which a short name has room
+constexpr int64_t kMaxSegments = 24;                  // of rows or columns; more would not be told apart
+constexpr int64_t kLeastRow = 18, kLeastColumn = 26;  // pixels, in which a short name has room
 constexpr int64_t kUsualWidth = 440;
 constexpr int64_t kLeastHeight = 120, kMostHeight = 340;
 constexpr size_t kMaxStripes = 12;
@@ -60,8 +60,8 @@ class SliceDrawing {
         rows_(leave_out_middle(slice.rows, kMaxSegments)),
         columns_(leave_out_middle(slice.columns, kMaxSegments)) {
     const int64_t n_dims = figure.layout.dim();
-    column_lines_ = lines_of(extents(columns_, kLeastSegment, n_dims == 0 ? 140 : kUsualWidth));
-    row_lines_ = lines_of(extents(rows_, kLeastSegment, n_dims < 2 ? 60 : usual_height()));
+    column_lines_ = lines_of(extents(columns_, kLeastColumn, n_dims == 0 ? 140 : kUsualWidth));
+    row_lines_ = lines_of(extents(rows_, kLeastRow, n_dims < 2 ? 60 : usual_height()));
     left_ = n_dims < 2 ? 0 : text_width(fmt::format("{}", slice.rows.back().end)) + 8;
     top_ = n_dims < 1 ? 0 : kCoordinateHeight;
   }

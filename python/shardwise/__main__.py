@@ -17,9 +17,9 @@ import argparse
 from collections.abc import Sequence
 
 import argcomplete
-from rich_argparse import RichHelpFormatter
 
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
+from shardwise._commands.help import HelpFormatter
 
 # Whose commands there are, in the order of the help.
 COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
@@ -28,11 +28,11 @@ COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
-        description="Pictures and plans without communication: who holds what, what a redistribution would send, and where embedding "
-        "tables would go.",
-        formatter_class=RichHelpFormatter,
-        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes), R (replicated), "
-        "P, Pavg, Pmax, Pmin, Pproduct (partial).",
+        description="Pictures and plans without communication: who holds what, what a redistribution\n"
+        "would send, and where embedding tables would go.",
+        formatter_class=HelpFormatter,
+        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),\n"
+        "R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial).",
     )
     commands = main.add_subparsers(dest="command", required=True)
     for each in COMMANDS:

@@ -1,5 +1,7 @@
 """Pictures: who holds what, in every format, of every kind of object."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -14,6 +16,7 @@ from torch import nn
 
 import shardwise as sw
 from shardwise import Layout, Partial, Replicate, Shard
+from shardwise.__main__ import main
 from shardwise.debug import Picture, diff, picture, visualize_mesh, visualize_sharding
 from shardwise.testing import run_ranks
 
@@ -232,3 +235,68 @@ def test_ragged_and_empty_pieces_of_local_shards_are_shown():
 
     text = run_ranks(3, body)[0]
     assert "2 pieces" in text and "no piece" in text and "imbalance 1.50: ranks 0,2 hold 48 bytes" in text
+
+
+def command(*words):
+    """What the command prints. Raises SystemExit for errors of usage."""
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        main(words)
+    return lines.getvalue()
+
+
+def test_the_command_show_draws_a_layout_or_a_mesh(tmp_path):
+    layout = Layout((10, 7), (2, 2), [Shard(0), Shard(1)])
+    show = ["show", "--shape", "10x7", "--mesh", "2x2", "--placements", "S0,S1"]
+    assert command(*show) == f"{picture(layout)}\n"
+    assert (
+        command(*show, "--format", "svg", "--dtype", "float64")
+        == f"{picture(layout, dtype=torch.float64, format='svg')}\n"
+    )
+    file = tmp_path / "layout.html"
+    assert command(*show, "--file", str(file)) == f"wrote {file}\n" and file.read_text() == picture(layout).draw("html")
+    assert "(dp=2, tp=2)" in command(*show, "--names", "dp,tp", "--format", "svg")
+    assert "mesh of 2x2 ranks (dp=2, tp=2)" in command(
+        "show", "--mesh", "2x2", "--names", "dp,tp", "--ranks", "3,2,1,0"
+    )
+    assert "[] as [Partial(sum)]" in command("show", "--shape", "scalar", "--mesh", "4", "--placements", "P")
+
+
+def test_the_command_diff_draws_a_move(tmp_path):
+    source = Layout((9, 4), (4,), [Shard(0)])
+    diff_words = ["diff", "--shape", "9x4", "--mesh", "4", "--from", "S0", "--to", "S1"]
+    assert command(*diff_words) == f"{diff(source, [Shard(1)])}\n"
+    assert "step 1 of 1: all-to-all" in command(*diff_words, "--steps")
+    assert "between the meshes" in command(*diff_words, "--to-mesh", "2", "--to-ranks", "8,9")
+
+
+# the command, words of the error
+USAGE = [
+    (["show", "--mesh", "2x2", "--shape", "4"], "--shape and --placements belong together"),
+    (["show", "--mesh", "2x2", "--shape", "4", "--placements", "S0"], "placements"),
+    (["show", "--mesh", "2", "--shape", "4", "--placements", "S1"], "Shard(1)"),
+    (["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--file", "a.png"], "a suffix that names no format"),
+    (
+        ["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--file", "a.svg", "--format", "html"],
+        "named as svg",
+    ),
+    (["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--format", "png"], "invalid choice"),
+    (["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--file", "/none/a.svg"], "No such file"),
+    (["show", "--mesh", "2", "--names", "dp,tp"], "2 names for a mesh of 1 dims"),
+    (["show", "--mesh", "2", "--ranks", "0,1,2"], "ranks"),
+    (["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "X"], '"X" is no placement'),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), USAGE, ids=str)
+def test_a_mistake_on_the_command_line_is_an_error_of_usage(words, text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["show", "diff", "plan", "simulate", "plan-embeddings"])
+def test_examples_stand_in_the_help(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"  python -m shardwise {name} " in capsys.readouterr().out

@@ -3,10 +3,9 @@
 import argparse
 from pathlib import Path
 
-from rich_argparse import RichHelpFormatter
-
 from shardwise._C import EmbeddingPlan, plan_embeddings, tables_from_json
 from shardwise._commands.arguments import link, mesh_extents, n_bytes
+from shardwise._commands.help import HelpFormatter
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "cost_balanced")
 
@@ -15,10 +14,11 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "plan-embeddings",
         help="where embedding tables would go: a table, a picture, and a bound",
-        epilog='The file is a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64, "dtype": "float32", "combiner": '
-        '"sum", "ids_per_sample": 1, "skew": 1.05}], of which the first three are needed, or a saved plan, whose tables are '
-        "planned anew.",
-        formatter_class=RichHelpFormatter,
+        epilog='The file is a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64, "dtype": "float32",\n'
+        '"combiner": "sum", "ids_per_sample": 1, "skew": 1.05}], of which the first three are needed, or a saved plan,\n'
+        "whose tables are planned anew.\n\n"
+        "example:\n  python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced",
+        formatter_class=HelpFormatter,
     )
     add = command.add_argument
     add("tables", type=Path, metavar="TABLES.JSON", help="the tables")

@@ -5,10 +5,10 @@ from math import prod
 from pathlib import Path
 
 import torch
-from rich_argparse import RawDescriptionRichHelpFormatter
 
 from shardwise import _C
 from shardwise._commands.arguments import dtype, layout, mesh_extents, placements, ranks, shape
+from shardwise._commands.help import HelpFormatter
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS
 from shardwise.debug.printing import shown_picture
@@ -29,9 +29,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     show = commands.add_parser(
         "show",
         help="a picture of who holds what of a tensor, or of a mesh",
-        description="Draws who holds what of a tensor of this shape, with bytes and imbalance; without --shape, the mesh.",
+        description="Draws who holds what of a tensor of this shape, with bytes and imbalance;\nwithout --shape, the mesh.",
         epilog=SHOW_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add = show.add_argument
     add("--shape", type=shape, help='of the whole tensor, as in 10x7; "scalar" for one without dims')
@@ -48,7 +48,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="a picture of what moves where between two layouts",
         description="Draws both layouts, the bytes from ranks to ranks and per link, and the boxes that move.",
         epilog=DIFF_EXAMPLES,
-        formatter_class=RawDescriptionRichHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     add_move(diff)
     diff.add_argument("--steps", action="store_true", help="each step of the plan, in place of the whole move")

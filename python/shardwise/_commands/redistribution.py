@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from rich_argparse import RawDescriptionRichHelpFormatter
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
 from shardwise._commands.arguments import dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
+from shardwise._commands.help import HelpFormatter
 
 PLAN_EXAMPLE = """example:
   python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0\""""
@@ -22,7 +22,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
         ("simulate", "a table of what ranks send and receive", SIMULATE_EXAMPLE, show_ranks),
     ):
-        command = commands.add_parser(name, help=help, epilog=example, formatter_class=RawDescriptionRichHelpFormatter)
+        command = commands.add_parser(name, help=help, epilog=example, formatter_class=HelpFormatter)
         add_move(command)
         command.set_defaults(run=partial(redistribution, show=show))
 

@@ -63,7 +63,8 @@
   }
 
   function tensor(figure) {
-    const made = element("figure", {}, element("figcaption", { textContent: figure.caption }));
+    const made = element("figure");
+    if (figure.caption !== document.title) made.append(element("figcaption", { textContent: figure.caption }));
     const drawing = element("div", { className: "drawing" });
     const { slices } = figure;
     if (slices.length === 0) {
