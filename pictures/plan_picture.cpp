@@ -52,15 +52,15 @@ TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
 TableFigure moves_table(const Plan& plan) {
   TableFigure table{{{"step"}, {"from", true}, {"to", true}, {"box"}, {"bytes", true}}, {}, {}};
   for (const Step& step : plan.steps) {
-    for (const Move& move : moves(plan, step, kMovesListed + 1)) {
+    for (const SentBox& sent : sent_boxes(plan, step, kMovesListed + 1)) {
       if (static_cast<int64_t>(table.lines.size()) == kMovesListed) {
         table.notes.emplace_back("... and more");
         return table;
       }
       TableFigure::Line& line = table.lines.emplace_back();
-      line.words = {name_of(step), fmt::format("{}", move.from), fmt::format("{}", move.to), to_string(move.box),
-                    with_commas(move.n_bytes)};
-      line.rank = move.from;
+      line.words = {name_of(step), fmt::format("{}", sent.from), fmt::format("{}", sent.to), to_string(sent.box),
+                    with_commas(sent.n_bytes)};
+      line.rank = sent.from;
     }
   }
   return table;

@@ -30,11 +30,11 @@ void each_sent(const Step& step, int64_t element_bytes, int64_t rank, const Use&
 }
 
 /// By receiver and offset.
-std::vector<Move> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
-  std::vector<Move> found;
+std::vector<SentBox> sent_by(const Step& step, int64_t element_bytes, int64_t rank) {
+  std::vector<SentBox> found;
   each_sent(step, element_bytes, rank,
             [&](int64_t to, const Box& box, int64_t n_bytes) { found.push_back({rank, to, box, n_bytes}); });
-  std::ranges::sort(found, [](const Move& a, const Move& b) {
+  std::ranges::sort(found, [](const SentBox& a, const SentBox& b) {
     return a.to != b.to ? a.to < b.to : std::ranges::lexicographical_compare(a.box.offsets, b.box.offsets);
   });
   return found;
@@ -150,12 +150,12 @@ TrafficMatrix folded(const TrafficMatrix& matrix, int64_t max_blocks) {
   return result;
 }
 
-std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit) {
-  std::vector<Move> result;
+std::vector<SentBox> sent_boxes(const Plan& plan, const Step& step, int64_t limit) {
+  std::vector<SentBox> result;
   for (const int64_t rank : ranks_of(plan)) {
-    for (Move& move : sent_by(step, plan.element_bytes, rank)) {
+    for (SentBox& sent : sent_by(step, plan.element_bytes, rank)) {
       if (static_cast<int64_t>(result.size()) == limit) return result;
-      result.push_back(std::move(move));
+      result.push_back(std::move(sent));
     }
   }
   return result;

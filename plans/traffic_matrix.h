@@ -36,13 +36,13 @@ TrafficMatrix traffic_matrix(const Plan& plan, const Step& step, int64_t max_blo
 TrafficMatrix folded(const TrafficMatrix& matrix, int64_t max_blocks);
 
 /// What one rank sends another in a step; of an all-reduce what goes round the ring.
-struct Move {
+struct SentBox {
   int64_t from = 0, to = 0;
   Box box;
   int64_t n_bytes = 0;
 };
 
 /// By sender, receiver and offset: the first `limit` of them.
-std::vector<Move> moves(const Plan& plan, const Step& step, int64_t limit);
+std::vector<SentBox> sent_boxes(const Plan& plan, const Step& step, int64_t limit);
 
 }  // namespace shardwise

@@ -70,13 +70,13 @@ TEST(TrafficMatrixTest, ManyMessagesAreCountedOnSomeRanksAndScaledUp) {
 
 TEST(TrafficMatrixTest, MovesNameTheBoxes) {
   const Plan made = plan(Layout({8}, grid({2}), {P::shard(0)}), Layout({8}, grid({2}), {P()}), 4);
-  const auto all = moves(made, made.steps.at(0), 9);
+  const auto all = sent_boxes(made, made.steps.at(0), 9);
   ASSERT_EQ(all.size(), 2U);
   EXPECT_EQ(all[0].from, 0);
   EXPECT_EQ(all[0].to, 1);
   EXPECT_EQ(to_string(all[0].box), "[0:4]");
   EXPECT_EQ(all[0].n_bytes, 16);
-  EXPECT_EQ(moves(made, made.steps.at(0), 1).size(), 1U);
+  EXPECT_EQ(sent_boxes(made, made.steps.at(0), 1).size(), 1U);
 }
 
 }  // namespace
