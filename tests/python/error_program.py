@@ -18,9 +18,9 @@ def main() -> None:
             here = (type(error).__name__, alike(message_of(error)) if error else "", in_step)
             everywhere = [here, here]
             dist.all_gather_object(everywhere, here)
-            if any(kind != case.error.__name__ for kind, _, _ in everywhere):
-                complaints.append(f"{name}: {case.title}: {everywhere}")
-            elif not case.is_of_rank and everywhere[0] != everywhere[1]:
+            if any(kind != case.error.__name__ for kind, _, _ in everywhere) or (
+                not case.is_of_rank and everywhere[0] != everywhere[1]
+            ):
                 complaints.append(f"{name}: {case.title}: {everywhere}")
             elif not in_step:
                 complaints.append(f"{name}: {case.title}: ranks are out of step")

@@ -105,7 +105,9 @@ def stands_in(block, source):
 
 def test_the_code_of_the_cpp_page_stands_in_programs():
     """Other tests compile and run them."""
-    blocks = re.findall(r"^```(?:cpp|cmake)\n(.*?)^```", (ROOT / "docs" / "cpp.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```(?:cpp|cmake)\n(.*?)^```", (ROOT / "docs" / "cpp.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     sources = [(ROOT / name).read_text() for name in CPP_PROGRAMS]
     assert len(blocks) > 5
     assert [block for block in blocks if not any(stands_in(block.splitlines(), source) for source in sources)] == []
