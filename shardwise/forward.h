@@ -68,34 +68,29 @@ void note_argument(T& value, std::vector<at::Tensor*>& inputs, std::vector<Forwa
   }
 }
 
+template <class T>
+constexpr bool kIsTensor = std::is_convertible_v<const T&, const at::Tensor&>;
+template <class T>
+constexpr bool kIsTuple = false;
+template <class... T>
+constexpr bool kIsTuple<std::tuple<T...>> = true;
+
 /// Whether lay_out_output() sees every tensor in a result of this type.
 template <class T>
-struct HasKnownTensors : std::bool_constant<std::is_convertible_v<const T&, const at::Tensor&> ||
-                                            std::is_arithmetic_v<T> || std::is_enum_v<T>> {};
+constexpr bool kHasKnownTensors = kIsTensor<T> || std::is_arithmetic_v<T> || std::is_enum_v<T>;
 template <class... T>
-struct HasKnownTensors<std::tuple<T...>> : std::bool_constant<(HasKnownTensors<T>::value && ...)> {};
+constexpr bool kHasKnownTensors<std::tuple<T...>> = (kHasKnownTensors<T> && ...);
 
-/// Outputs by their places in a tuple; the only one where there is none. What is no tensor stays as it is.
+/// Tensors by their places in tuples of tuples, in which what is no tensor counts, too, and stays as it is.
 template <class T>
-auto lay_out_output(const ModuleCall& call, T output) {
-  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
-    return call.output(output, 0);
+void lay_out_output(const ModuleCall& call, T& output, size_t& position) {
+  if constexpr (kIsTensor<T>) {
+    output = T(call.output(output, position++));
+  } else if constexpr (kIsTuple<T>) {
+    std::apply([&](auto&... each) { (lay_out_output(call, each, position), ...); }, output);
   } else {
-    return output;
+    ++position;
   }
-}
-template <class... T>
-std::tuple<T...> lay_out_output(const ModuleCall& call, std::tuple<T...> outputs) {
-  const auto lay_out = [&](auto& value, size_t position) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, at::Tensor>) value = call.output(value, position);
-  };
-  std::apply(
-      [&](auto&... each) {
-        size_t position = 0;
-        (lay_out(each, position++), ...);
-      },
-      outputs);
-  return outputs;
 }
 
 }  // namespace detail
@@ -115,8 +110,10 @@ auto forward(M& module, const Args&... args) {
   ModuleCall call(module);
   call.enter(inputs, std::move(others));
   auto output = std::apply([&](auto&... each) { return module.forward(each...); }, held);
-  call.leave(detail::HasKnownTensors<decltype(output)>::value);
-  return detail::lay_out_output(call, std::move(output));
+  call.leave(detail::kHasKnownTensors<decltype(output)>);
+  size_t position = 0;
+  detail::lay_out_output(call, output, position);
+  return output;
 }
 template <class M, class... Args>
 auto forward(const torch::nn::ModuleHolder<M>& module, const Args&... args) {
