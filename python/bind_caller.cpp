@@ -89,8 +89,10 @@ CallerStack stack_of_thread(uint64_t thread) {
   CallerStack stack;
   try {
     const py::dict frames = py::module_::import("sys").attr("_current_frames")();
-    const py::int_ key(thread);
-    if (!frames.contains(key)) return {{}, "", "a thread without Python"};
+    py::object key = py::int_(thread);
+    if (!frames.contains(key))  // one of autograd's, of which the main thread waits for the end
+      key = py::module_::import("threading").attr("main_thread")().attr("ident");
+    if (!frames.contains(key)) return {{}, "", "no thread with Python"};
     visit_frames(frames[key], [&](const Frame& frame) {
       stack.lines.push_back(frame.words());
       if (stack.program_line.empty() && !is_of_a_library(frame)) stack.program_line = stack.lines.back();

@@ -1,52 +1,48 @@
 #include "runtime/comm/comm_profile.h"
 
+#include "runtime/comm/comm_cause.h"
+#include "runtime/comm/comm_thread.h"
 #include "runtime/comm/flight_dump.h"
 
 #include <utility>
 
 namespace shardwise {
-namespace {
 
-thread_local CommProfile* innermost_profile = nullptr;
+CommProfile::CommProfile() : outer_(comm_thread().profile) { comm_thread().profile = this; }
 
-}  // namespace
-
-CommProfile::CommProfile() : outer_(innermost_profile) { innermost_profile = this; }
-
-CommProfile::~CommProfile() {
+void CommProfile::stop() {
+  if (std::exchange(is_stopped_, true)) return;
   // Python closes profiles in any order: leave the chain wherever this one stands in it.
-  CommProfile** link = &innermost_profile;
+  CommProfile** link = &comm_thread().profile;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;
   if (outer_ == nullptr) return;
-  for (Entry& entry : entries_) outer_->entries_.push_back(std::move(entry));
+  outer_->entries_.insert(outer_->entries_.end(), entries_.begin(), entries_.end());
 }
 
-bool CommProfile::is_active() { return innermost_profile != nullptr; }
+bool CommProfile::is_active() { return comm_thread().profile != nullptr; }
 
-std::unique_ptr<TimedCommunication> CommProfile::begin(const Group& group, const CheckedCall& call,
-                                                       const FlightRecorder& recorder, uint64_t number) {
+std::unique_ptr<TimedCommunication> CommProfile::begin(const Group& group, const CheckedCall& call, uint64_t number) {
   auto timed = std::make_unique<TimedCommunication>();
   timed->op = call.op;
   timed->layouts = call.layouts;
   timed->source = call.source;
   timed->dtype = call.dtype ? c10::toString(*call.dtype) : "";
   timed->ranks = group.ranks;
-  if (const auto record = recorder.find(number)) {
-    timed->is_asked_for = record->is_asked_for;
-    timed->call = static_cast<int64_t>(record->call);
-  }
+  timed->is_asked_for = program_asks();
+  timed->call = static_cast<int64_t>(number);
   return timed;
 }
 
 void CommProfile::end(std::unique_ptr<TimedCommunication> communication, const Communication::Call& call, Ticks ticks,
                       bool is_done) {
-  if (innermost_profile == nullptr) return;
+  CommProfile* const profile = comm_thread().profile;
+  if (profile == nullptr) return;
   communication->collective = call.counted_as ? call.counted_as : call.name;
   communication->bytes_sent = call.bytes_sent;
   communication->bytes_received = call.bytes_received;
   communication->has_failed = !is_done;
-  innermost_profile->entries_.push_back({std::move(*communication), ticks});
+  profile->entries_.push_back({std::move(*communication), ticks});
 }
 
 std::vector<TimedCommunication> CommProfile::communications() const {

@@ -28,15 +28,18 @@ struct TimedCommunication {
   bool has_failed = false;
 };
 
-/// Records the communications of this thread that end while it lives. Profiles nest; the innermost sees them, and hands them on at its end.
+/// Records the communications of this thread that end while it lives. Profiles nest; the innermost sees them, and gives them on at its end.
 ///
 /// Cost: some strings per communication, and the program's line; nothing of it where no profile lives.
 class CommProfile {
  public:
   CommProfile();
-  ~CommProfile();
+  ~CommProfile() { stop(); }
   CommProfile(const CommProfile&) = delete;
   CommProfile& operator=(const CommProfile&) = delete;
+
+  /// It sees no more, and keeps what it has. On the thread that made it; a second call does nothing.
+  void stop();
 
   /// By their ends. Cost: the clock is compared with the time of day.
   std::vector<TimedCommunication> communications() const;
@@ -57,13 +60,13 @@ class CommProfile {
     Ticks ticks;
   };
 
-  static std::unique_ptr<TimedCommunication> begin(const Group& group, const CheckedCall& call,
-                                                   const FlightRecorder& recorder, uint64_t number);
+  static std::unique_ptr<TimedCommunication> begin(const Group& group, const CheckedCall& call, uint64_t number);
   static void end(std::unique_ptr<TimedCommunication> communication, const Communication::Call& call, Ticks ticks,
                   bool is_done);
 
   std::vector<Entry> entries_;
   CommProfile* outer_;
+  bool is_stopped_ = false;
 };
 
 }  // namespace shardwise

@@ -1,29 +1,29 @@
 #include "runtime/comm/comm_trace.h"
 
 #include "runtime/comm/comm_cause.h"
+#include "runtime/comm/comm_thread.h"
 #include "runtime/comm/message_pattern.h"
 
 namespace shardwise {
 namespace {
 
-thread_local CommTrace* innermost_trace = nullptr;
-thread_local const CommScope* innermost_scope = nullptr;
-thread_local CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
-thread_local const MessagePattern* innermost_pattern = nullptr;
+constinit thread_local CommThread this_thread;
 
 }  // namespace
 
-CommTrace::CommTrace() : outer_(innermost_trace) { innermost_trace = this; }
+CommThread& comm_thread() { return this_thread; }
+
+CommTrace::CommTrace() : outer_(this_thread.trace) { this_thread.trace = this; }
 
 CommTrace::~CommTrace() {
   // Python closes traces in any order: leave the chain wherever this one stands in it.
-  CommTrace** link = &innermost_trace;
+  CommTrace** link = &this_thread.trace;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;
 }
 
 void CommTrace::record(const char* collective, int64_t n_ranks, int64_t bytes_sent, int64_t bytes_received) {
-  for (CommTrace* trace = innermost_trace; trace != nullptr; trace = trace->outer_)
+  for (CommTrace* trace = this_thread.trace; trace != nullptr; trace = trace->outer_)
     trace->events_.push_back({collective, CommScope::current_op(), n_ranks, bytes_sent, bytes_received});
 }
 
@@ -46,37 +46,46 @@ std::map<std::string, int64_t> CommTrace::counts() const {
 }
 
 CommScope::CommScope(const char* op, Cause cause, const void* layouts, Describe describe)
-    : op_(op), cause_(cause), layouts_(layouts), describe_(describe), outer_(innermost_scope) {
-  if (outer_ == nullptr) outermost_cause = cause;
-  innermost_scope = this;
+    : op_(op), cause_(cause), layouts_(layouts), describe_(describe), outer_(this_thread.scope) {
+  CommThread& thread = this_thread;
+  if (outer_ == nullptr) thread.outermost_cause = cause;
+  thread.scope = this;
+  thread.op = op;
 }
 
-CommScope::~CommScope() { innermost_scope = outer_; }
+CommScope::~CommScope() {
+  CommThread& thread = this_thread;
+  thread.scope = outer_;
+  thread.op = outer_ ? outer_->op_ : "";
+}
 
-const char* CommScope::current_op() { return innermost_scope ? innermost_scope->op_ : ""; }
+const char* CommScope::current_op() { return this_thread.op; }
 
-CommScope::Cause CommScope::current_cause() { return innermost_scope ? innermost_scope->cause_ : Cause::kProgram; }
+CommScope::Cause CommScope::current_cause() { return this_thread.scope ? this_thread.scope->cause_ : Cause::kProgram; }
 
-bool program_asks() { return innermost_scope == nullptr || outermost_cause == CommScope::Cause::kProgram; }
+bool program_asks() {
+  return this_thread.scope == nullptr || this_thread.outermost_cause == CommScope::Cause::kProgram;
+}
 
 void CommScope::permit() {
-  if (innermost_scope) innermost_scope->cause_ = Cause::kProgram;
+  if (this_thread.scope) this_thread.scope->cause_ = Cause::kProgram;
 }
 
 std::string CommScope::current_layouts() {
-  return innermost_scope && innermost_scope->describe_ ? innermost_scope->describe_(innermost_scope->layouts_) : "";
+  return this_thread.scope && this_thread.scope->describe_ ? this_thread.scope->describe_(this_thread.scope->layouts_)
+                                                           : "";
 }
 
 MessagePattern::MessagePattern(const void* name, Describe describe)
-    : name_(name), describe_(describe), outer_(innermost_pattern) {
-  innermost_pattern = this;
+    : name_(name), describe_(describe), outer_(this_thread.pattern) {
+  this_thread.pattern = this;
 }
 
-MessagePattern::~MessagePattern() { innermost_pattern = outer_; }
+MessagePattern::~MessagePattern() { this_thread.pattern = outer_; }
 
 const char* MessagePattern::current() {
-  const bool is_asked = innermost_trace != nullptr && innermost_pattern != nullptr;
-  return is_asked ? innermost_pattern->describe_(innermost_pattern->name_) : "all_to_all";
+  const bool is_asked = this_thread.trace != nullptr && this_thread.pattern != nullptr;
+  return is_asked ? this_thread.pattern->describe_(this_thread.pattern->name_) : "all_to_all";
 }
 
 }  // namespace shardwise

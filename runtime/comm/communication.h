@@ -52,28 +52,38 @@ class Communication {
   /// Calls `launch()`, which may wait for other ranks, and returns what it gives: a Work, or several.
   template <class Launch>
   auto launch(const Launch& launch) {
-    const GilRelease no_gil;  // another rank of this process may need it to send what this one waits for
     const Wait wait(*this);
-    auto works = launch();
-    count();
-    return works;
+    try {
+      auto works = launch();
+      count();
+      return works;
+    } catch (...) {
+      fail();
+      throw;
+    }
   }
   /// Waits for what was launched. Nulls count as done.
   void wait(c10::ArrayRef<WorkPtr> works);
   /// Both, for a single Work.
   template <class Launch>
   void run(const Launch& launch) {
-    const GilRelease no_gil;
     const Wait wait(*this);
-    launch()->wait();
-    count();
-    is_done_ = true;
+    try {
+      launch()->wait();
+      count();
+      is_done_ = true;
+    } catch (...) {
+      fail();
+      throw;
+    }
   }
   /// There is nothing to wait for.
   void finish() { is_done_ = true; }
 
  private:
-  /// This thread waits. Where an exception ends the wait, the record says so, and a process writes its records to a file.
+  Communication(CommThread& thread, const Group& group, const Call& call);
+
+  /// This thread waits, without the interpreter's lock: another rank of this process may need that to send what this one waits for.
   class Wait {
    public:
     explicit Wait(Communication& communication);
@@ -82,11 +92,13 @@ class Communication {
     Wait& operator=(const Wait&) = delete;
 
    private:
+    GilRelease no_gil_;
     Communication& communication_;
-    int n_exceptions_;
     ProfilerSpan span_;
   };
 
+  /// An exception ends the wait: the record says so, and a process writes its records to a file.
+  void fail() noexcept;
   /// Where somebody asked: compares it between the ranks, and notes layouts and the program's line.
   void compare_and_note(const Group& group);
   /// Tells the CommTraces, once.
@@ -94,8 +106,7 @@ class Communication {
 
   FlightRecorder& recorder_;
   Call call_;
-  uint64_t number_;
-  uint64_t begin_;
+  FlightRecorder::Begun begun_;
   uint64_t last_;        // reading of the clock
   uint64_t waited_ = 0;  // clock ticks that threads have waited
   int64_t n_ranks_;

@@ -1,7 +1,5 @@
 #include "runtime/comm/flight_recorder.h"
 
-#include "runtime/comm/comm_cause.h"
-#include "runtime/comm/comm_trace.h"
 #include "runtime/comm/world.h"
 
 #include <c10/util/ApproximateClock.h>
@@ -10,7 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 #include <cstring>
 #include <map>
 
@@ -28,30 +25,63 @@ Recorders& recorders() {
   return *all;
 }
 
-/// What a thread found last. Groups and recorders are never freed.
-struct Found {
-  FlightRecorder* recorder = nullptr;
-  int64_t rank = -1;
-  std::array<GroupCalls*, 4> groups{};
-  size_t oldest = 0;
-};
-
-thread_local Found found_last;
+constexpr size_t kOpWords = FlightRecord::kOpBytes / sizeof(uint64_t);
+constexpr uint64_t kIsAskedFor = 1 << 8;  // beside the dtype
 
 }  // namespace
 
-static_assert(sizeof(FlightRecord) % sizeof(uint64_t) == 0 && std::is_trivially_copyable_v<FlightRecord>);
+/// A record in words that readers may see while they are written.
+struct alignas(64) FlightRecorder::Slot {
+  using Word = std::atomic<uint64_t>;
 
-FlightRecorder& FlightRecorder::of_thread(int64_t rank) {
-  if (found_last.rank == rank) return *found_last.recorder;
+  Word number{0};  // of the record; kBusy while it is written
+  Word call{0};
+  Word group{0};
+  Word name{0};
+  Word begin{0};
+  Word waits_since{0};
+  Word end{0};  // odd where it failed
+  Word bytes_sent{0};
+  Word bytes_received{0};
+  Word kind{0};
+  std::array<Word, kOpWords> op{};
+};
+
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+/// With a zero at the end, and whatever behind.
+void store_text(std::array<std::atomic<uint64_t>, kOpWords>& words, const char* text) {
+  const size_t length = strnlen(text, FlightRecord::kOpBytes - 1);
+  size_t i = 0;
+  for (; (i + 1) * sizeof(uint64_t) <= length; ++i) {
+    uint64_t word;
+    std::memcpy(&word, text + i * sizeof word, sizeof word);
+    words[i].store(word, kRelaxed);
+  }
+  uint64_t last = 0;
+  std::memcpy(&last, text + i * sizeof last, length - i * sizeof last);
+  words[i].store(last, kRelaxed);
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(int64_t rank) : rank_(rank), slots_(std::make_unique<Slot[]>(kRecords)) {}
+
+FlightRecorder::~FlightRecorder() = default;
+
+FlightRecorder& FlightRecorder::find_recorder(CommThread& thread, int64_t rank) {
   const bool is_thread = World::is_thread();
+  forget_thread();
   const std::lock_guard lock(recorders().mutex);
   auto& recorder = recorders().by_rank[{is_thread, rank}];
   if (!recorder) {
     recorder = new FlightRecorder(rank);
     recorder->is_thread_ = is_thread;
   }
-  found_last = {recorder, rank};
+  thread.recorder = recorder;
+  thread.rank = rank;
   return *recorder;
 }
 
@@ -68,10 +98,10 @@ void FlightRecorder::begin_world(const std::shared_ptr<World>& world, bool is_th
     }
     recorder = known;
   }
-  recorder->begin(world);
+  recorder->enter(world);
 }
 
-void FlightRecorder::begin(const std::shared_ptr<World>& world) {
+void FlightRecorder::enter(const std::shared_ptr<World>& world) {
   const std::lock_guard lock(mutex_);
   if (world_.lock() == world) return;
   world_ = world;
@@ -82,7 +112,12 @@ void FlightRecorder::begin(const std::shared_ptr<World>& world) {
   for (const auto& group : groups_) group->n_calls = 0;
 }
 
-void FlightRecorder::forget_thread() { found_last = {}; }
+void FlightRecorder::forget_thread() {
+  CommThread& thread = comm_thread();
+  thread.recorder = nullptr;
+  thread.rank = -1;
+  thread.groups = {};
+}
 
 std::vector<FlightRecorder*> FlightRecorder::all() {
   std::vector<FlightRecorder*> result;
@@ -94,60 +129,62 @@ std::vector<FlightRecorder*> FlightRecorder::all() {
   return result;
 }
 
-GroupCalls& FlightRecorder::calls_of(const Group& group) {
-  for (GroupCalls* known : found_last.groups)
-    if (known != nullptr && known->ranks == group.ranks) return *known;
+GroupCalls& FlightRecorder::calls_of(CommThread& thread, const Group& group) {
+  if (thread.recorder == this)
+    for (GroupCalls* known : thread.groups)
+      if (known != nullptr && known->ranks == group.ranks) return *known;
+  return find_calls(thread, group);
+}
+
+GroupCalls& FlightRecorder::find_calls(CommThread& thread, const Group& group) {
   const std::lock_guard lock(mutex_);
   auto known = std::ranges::find_if(groups_, [&](const auto& calls) { return calls->ranks == group.ranks; });
   if (known == groups_.end()) {
     groups_.push_back(std::make_unique<GroupCalls>(group.ranks));
     known = groups_.end() - 1;
   }
-  if (found_last.recorder == this) {
-    found_last.groups[found_last.oldest] = known->get();
-    found_last.oldest = (found_last.oldest + 1) % found_last.groups.size();
+  if (thread.recorder == this) {
+    thread.groups[thread.oldest_group] = known->get();
+    thread.oldest_group = (thread.oldest_group + 1) % thread.groups.size();
   }
   return **known;
 }
 
-void FlightRecorder::add(const Group& group, bool by_all, FlightRecord& record) {
-  GroupCalls& calls = calls_of(group);
-  record.group = &calls;
-  record.call = by_all ? calls.n_calls.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
-  record.number = n_begun_.fetch_add(1, std::memory_order_relaxed) + 1;
-  record.is_asked_for = program_asks();
-  const char* const op = CommScope::current_op();
-  std::memcpy(record.op.data(), op, strnlen(op, FlightRecord::kOpBytes - 1));
-  record.begin = c10::getApproximateTime();
-  thread_.store(static_cast<uint64_t>(pthread_self()), std::memory_order_relaxed);
+FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& group, const FlightCall& call) {
+  GroupCalls& calls = calls_of(thread, group);
+  Begun begun{};
+  begun.call = call.by_all ? calls.n_calls.fetch_add(1, kRelaxed) + 1 : 0;
+  begun.number = n_begun_.fetch_add(1, kRelaxed) + 1;
+  begun.slot = &slots_[begun.number % kRecords];
+  begun.begin = c10::getApproximateTime();
+  const bool is_asked_for = thread.scope == nullptr || thread.outermost_cause == CommScope::Cause::kProgram;
 
-  Slot& slot = slots_[record.number % kRecords];
-  const auto words = std::bit_cast<std::array<uint64_t, kWords>>(record);
-  slot.number.store(kBusy, std::memory_order_relaxed);
+  Slot& slot = *begun.slot;
+  slot.number.store(kBusy, kRelaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_relaxed);
-  slot.number.store(record.number, std::memory_order_release);
+  slot.call.store(begun.call, kRelaxed);
+  slot.group.store(reinterpret_cast<uint64_t>(&calls), kRelaxed);
+  slot.name.store(reinterpret_cast<uint64_t>(call.name), kRelaxed);
+  slot.begin.store(begun.begin, kRelaxed);
+  slot.waits_since.store(0, kRelaxed);
+  slot.end.store(0, kRelaxed);
+  slot.bytes_sent.store(static_cast<uint64_t>(call.bytes_sent), kRelaxed);
+  slot.bytes_received.store(static_cast<uint64_t>(call.bytes_received), kRelaxed);
+  slot.kind.store(static_cast<uint8_t>(call.dtype) | (is_asked_for ? kIsAskedFor : 0), kRelaxed);
+  store_text(slot.op, thread.op);
+  slot.number.store(begun.number, std::memory_order_release);
+  thread_.store(static_cast<uint64_t>(pthread_self()), kRelaxed);
+  return begun;
 }
 
-FlightRecorder::Slot* FlightRecorder::slot_of(uint64_t number) {
-  Slot& slot = slots_[number % kRecords];
-  return slot.number.load(std::memory_order_relaxed) == number ? &slot
-                                                               : nullptr;  // null where a later one took its place
+void FlightRecorder::set_waiting(const Begun& begun, uint64_t since) {
+  if (begun.slot->number.load(kRelaxed) == begun.number) begun.slot->waits_since.store(since, kRelaxed);
 }
 
-void FlightRecorder::set_waiting(uint64_t number, uint64_t since) {
-  constexpr size_t kWord = offsetof(FlightRecord, waits_since) / sizeof(uint64_t);
-  if (Slot* const slot = slot_of(number)) slot->words[kWord].store(since, std::memory_order_relaxed);
-}
-
-void FlightRecorder::set_ended(uint64_t number, uint64_t end, FlightRecord::Outcome outcome) {
-  constexpr size_t kWaits = offsetof(FlightRecord, waits_since) / sizeof(uint64_t);
-  constexpr size_t kEnd = offsetof(FlightRecord, end) / sizeof(uint64_t);
-  Slot* const slot = slot_of(number);
-  if (slot == nullptr) return;
-  const bool is_done = outcome == FlightRecord::Outcome::kDone;
-  slot->words[kWaits].store(0, std::memory_order_relaxed);
-  slot->words[kEnd].store(is_done ? (end + 1) & ~uint64_t{1} : end | 1, std::memory_order_relaxed);
+void FlightRecorder::set_ended(const Begun& begun, uint64_t end, bool is_done) {
+  if (begun.slot->number.load(kRelaxed) != begun.number) return;
+  begun.slot->waits_since.store(0, kRelaxed);
+  begun.slot->end.store(is_done ? (end + 1) & ~uint64_t{1} : end | 1, kRelaxed);
 }
 
 void FlightRecorder::add_note(Note note) {
@@ -159,11 +196,23 @@ void FlightRecorder::add_note(Note note) {
 bool FlightRecorder::read(uint64_t number, FlightRecord& record) const {
   const Slot& slot = slots_[number % kRecords];
   if (slot.number.load(std::memory_order_acquire) != number) return false;
-  std::array<uint64_t, kWords> words;
-  for (size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_relaxed);
+  record.number = number;
+  record.call = slot.call.load(kRelaxed);
+  record.group = reinterpret_cast<const GroupCalls*>(slot.group.load(kRelaxed));
+  record.name = reinterpret_cast<const char*>(slot.name.load(kRelaxed));
+  record.begin = slot.begin.load(kRelaxed);
+  record.waits_since = slot.waits_since.load(kRelaxed);
+  record.end = slot.end.load(kRelaxed);
+  record.bytes_sent = static_cast<int64_t>(slot.bytes_sent.load(kRelaxed));
+  record.bytes_received = static_cast<int64_t>(slot.bytes_received.load(kRelaxed));
+  const uint64_t kind = slot.kind.load(kRelaxed);
+  std::array<uint64_t, kOpWords> op;
+  for (size_t i = 0; i < kOpWords; ++i) op[i] = slot.op[i].load(kRelaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (slot.number.load(std::memory_order_relaxed) != number) return false;
-  record = std::bit_cast<FlightRecord>(words);
+  if (slot.number.load(kRelaxed) != number) return false;
+  record.dtype = static_cast<int8_t>(kind & 0xFF);
+  record.is_asked_for = (kind & kIsAskedFor) != 0;
+  record.op = std::bit_cast<std::array<char, FlightRecord::kOpBytes>>(op);
   // A time before the beginning is that of an earlier record here, whose thread was stopped in the middle of setting it.
   if (record.waits_since < record.begin) record.waits_since = 0;
   if (record.end < record.begin) record.end = 0;

@@ -3,6 +3,7 @@
 // Always on. A rank that is a process has one recorder, and so has each rank that is a thread. flight_dump.h writes them to files.
 #pragma once
 
+#include "runtime/comm/comm_thread.h"
 #include "runtime/comm/group.h"
 
 #include <array>
@@ -37,29 +38,41 @@ struct FlightRecord {
   const char* name = nullptr;         // "all_reduce"; lives as long as the process
   uint64_t begin = 0;
   uint64_t waits_since = 0;  // 0 while no thread waits for it
-  uint64_t end = 0;          // while it is stored, odd where it failed
+  uint64_t end = 0;
   int64_t bytes_sent = 0;
   int64_t bytes_received = 0;
-  Outcome outcome = Outcome::kUnderWay;  // told by the end
-  int8_t dtype = -1;                     // a c10::ScalarType
+  Outcome outcome = Outcome::kUnderWay;
+  int8_t dtype = -1;  // a c10::ScalarType
   bool is_asked_for = true;
-  std::array<uint8_t, 5> unused = {};
   std::array<char, kOpBytes> op = {};  // the operator that it is for, or ""; the first bytes of a long name
+};
+
+/// What a rank is about to do. Texts live as long as the program.
+struct FlightCall {
+  const char* name;
+  int8_t dtype = -1;
+  int64_t bytes_sent = 0;
+  int64_t bytes_received = 0;
+  bool by_all = true;
 };
 
 /// The last communications of one rank. Written by the rank's threads without a lock, read by others at any time.
 ///
-/// Cost of a communication: two counters, two readings of the processor's clock, and 18 words (benchmarks/flight_recorder.cpp).
+/// Cost of a communication: two counters, two readings of the processor's clock, and some 15 words (benchmarks/flight_recorder.cpp).
 class FlightRecorder {
  public:
-  static constexpr uint64_t kRecords = 1000;
+  static constexpr uint64_t kRecords = 1024;
 
-  explicit FlightRecorder(int64_t rank) : rank_(rank) {}
+  explicit FlightRecorder(int64_t rank);
+  ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  /// The recorder of this thread's rank, which is `rank`; it lives as long as the process.
-  static FlightRecorder& of_thread(int64_t rank);
+  /// The recorder of this thread, `thread`, whose rank is `rank`; it lives as long as the process.
+  static FlightRecorder& of_thread(CommThread& thread, int64_t rank) {
+    return thread.rank == rank ? *thread.recorder : find_recorder(thread, rank);
+  }
+  static FlightRecorder& of_thread(int64_t rank) { return of_thread(comm_thread(), rank); }
   /// This thread, or this process, is a rank of a new world: its recorder begins anew.
   static void begin_world(const std::shared_ptr<World>& world, bool is_thread);
   /// This thread is another rank from now on, or none.
@@ -74,11 +87,20 @@ class FlightRecorder {
   /// The thread that began the last communication, or the world (a pthread_t).
   uint64_t thread() const { return thread_.load(std::memory_order_relaxed); }
 
-  /// Begins a communication of this thread with the group. `record` has its name, bytes and dtype; the rest is filled in.
-  void add(const Group& group, bool by_all, FlightRecord& record);
-  /// A thread waits for communication `number` from `since` on; 0: no longer.
-  void set_waiting(uint64_t number, uint64_t since);
-  void set_ended(uint64_t number, uint64_t end, FlightRecord::Outcome outcome);
+  struct Slot;
+  /// A communication that has begun. Changes of one whose place in the ring another one has taken are lost.
+  struct Begun {
+    Slot* slot;
+    uint64_t number;
+    uint64_t call;
+    uint64_t begin;
+  };
+  /// Begins a communication of this thread, `thread`, with the group.
+  Begun begin(CommThread& thread, const Group& group, const FlightCall& call);
+  /// A thread waits for it from `since` on; 0: no longer.
+  static void set_waiting(const Begun& begun, uint64_t since);
+  /// It has ended, or failed.
+  static void set_ended(const Begun& begun, uint64_t end, bool is_done);
 
   /// What is known of a communication where somebody asked for it: takes a lock and memory.
   struct Note {
@@ -98,18 +120,13 @@ class FlightRecorder {
   std::vector<Note> notes() const;
 
  private:
-  static constexpr size_t kWords = sizeof(FlightRecord) / sizeof(uint64_t);
   static constexpr uint64_t kBusy = ~uint64_t{0};
 
-  struct Slot {
-    std::atomic<uint64_t> number{0};  // of its record; kBusy while that is written
-    std::array<std::atomic<uint64_t>, kWords> words{};
-  };
-
-  GroupCalls& calls_of(const Group& group);
-  void begin(const std::shared_ptr<World>& world);
+  static FlightRecorder& find_recorder(CommThread& thread, int64_t rank);
+  GroupCalls& calls_of(CommThread& thread, const Group& group);
+  GroupCalls& find_calls(CommThread& thread, const Group& group);
+  void enter(const std::shared_ptr<World>& world);
   bool read(uint64_t number, FlightRecord& record) const;
-  Slot* slot_of(uint64_t number);
 
   const int64_t rank_;
   bool is_thread_ = false;
@@ -117,7 +134,7 @@ class FlightRecorder {
   std::atomic<uint64_t> thread_{0};
   std::atomic<uint64_t> n_begun_{0};
   std::atomic<uint64_t> first_{0};  // communications up to this one are of an earlier world
-  std::array<Slot, kRecords> slots_;
+  const std::unique_ptr<Slot[]> slots_;
   mutable std::mutex mutex_;  // of what follows
   std::vector<std::unique_ptr<GroupCalls>> groups_;
   std::deque<Note> notes_;

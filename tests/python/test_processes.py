@@ -47,7 +47,12 @@ def test_four_processes_over_gloo(part, tmp_path):
 
 @pytest.mark.parametrize("seconds", ["0.5", "0"])
 def test_a_rank_that_waits_for_others_names_what_it_waits_for(seconds, tmp_path):
-    result = torchrun(4, "waits", str(tmp_path), env={**os.environ, "SHARDWISE_WAIT_WARNING": seconds})
+    result = torchrun(
+        4,
+        "waits",
+        str(tmp_path),
+        env={**os.environ, "SHARDWISE_WAIT_WARNING": seconds, "SHARDWISE_DUMP_FOLDER": str(tmp_path)},
+    )
     assert result.returncode == 0, result.stderr
     warnings = [line for line in result.stderr.splitlines() if "has waited" in line]
     if seconds == "0":

@@ -18,44 +18,33 @@ namespace {
 
 using Json = nlohmann::json;
 
-FlightRecord record_called(const char* name, int64_t n_bytes = 0) {
-  FlightRecord record;
-  record.name = name;
-  record.bytes_sent = record.bytes_received = n_bytes;
-  return record;
-}
-
 Group pair_of(int64_t index) { return {nullptr, {0, 7}, index}; }
+
+FlightRecorder::Begun begin(FlightRecorder& recorder, const Group& group, const FlightCall& call) {
+  return recorder.begin(comm_thread(), group, call);
+}
 
 TEST(FlightRecorderTest, TheLastThousandStayInOrder) {
   const auto recorder = std::make_unique<FlightRecorder>(7);
-  for (int64_t i = 1; i <= 2500; ++i) {
-    FlightRecord record = record_called("all_reduce", i);
-    recorder->add(pair_of(1), true, record);
-    EXPECT_EQ(record.number, static_cast<uint64_t>(i));
-  }
+  for (int64_t i = 1; i <= 2500; ++i)
+    EXPECT_EQ(begin(*recorder, pair_of(1), {.name = "all_reduce", .bytes_sent = i}).number, static_cast<uint64_t>(i));
   const auto records = recorder->records();
   ASSERT_EQ(records.size(), FlightRecorder::kRecords);
+  const uint64_t first = 2500 - FlightRecorder::kRecords + 1;
   for (size_t i = 0; i < records.size(); ++i) {
-    EXPECT_EQ(records[i].number, 1501 + i);
-    EXPECT_EQ(records[i].call, 1501 + i);
-    EXPECT_EQ(records[i].bytes_sent, static_cast<int64_t>(1501 + i));
+    EXPECT_EQ(records[i].number, first + i);
+    EXPECT_EQ(records[i].call, first + i);
+    EXPECT_EQ(records[i].bytes_sent, static_cast<int64_t>(first + i));
   }
-  EXPECT_FALSE(recorder->find(1500));
+  EXPECT_FALSE(recorder->find(first - 1));
   EXPECT_EQ(recorder->find(2500)->bytes_sent, 2500);
 }
 
 TEST(FlightRecorderTest, GroupsCountOnTheirOwn) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
-  for (int i = 0; i < 3; ++i) {
-    FlightRecord record = record_called("broadcast");
-    recorder->add(pair_of(0), true, record);
-  }
-  FlightRecord other = record_called("broadcast"), apart = record_called("exchange");
-  recorder->add({nullptr, {0, 1, 2}, 0}, true, other);
-  recorder->add(pair_of(0), /*by_all=*/false, apart);
-  EXPECT_EQ(other.call, 1U);
-  EXPECT_EQ(apart.call, 0U);
+  for (int i = 0; i < 3; ++i) begin(*recorder, pair_of(0), {.name = "broadcast"});
+  EXPECT_EQ(begin(*recorder, {nullptr, {0, 1, 2}, 0}, {.name = "broadcast"}).call, 1U);
+  EXPECT_EQ(begin(*recorder, pair_of(0), {.name = "exchange", .by_all = false}).call, 0U);
   ASSERT_EQ(recorder->groups().size(), 2U);
   EXPECT_EQ(recorder->groups()[0]->ranks, (std::vector<int64_t>{0, 7}));
   EXPECT_EQ(recorder->groups()[0]->n_calls, 3U);
@@ -64,27 +53,29 @@ TEST(FlightRecorderTest, GroupsCountOnTheirOwn) {
 
 TEST(FlightRecorderTest, AnEndThatComesAfterAThousandOthersChangesNone) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
-  FlightRecord first = record_called("exchange");
-  recorder->add(pair_of(0), true, first);
-  FlightRecord last = first;
-  for (uint64_t i = 0; i < FlightRecorder::kRecords; ++i) {
-    last = record_called("broadcast");
-    recorder->add(pair_of(0), true, last);
-  }
-  recorder->set_waiting(first.number, last.begin + 1);
-  recorder->set_ended(first.number, last.begin + 1, FlightRecord::Outcome::kFailed);
+  const auto first = begin(*recorder, pair_of(0), {.name = "exchange"});
+  FlightRecorder::Begun last{};
+  for (uint64_t i = 0; i < FlightRecorder::kRecords; ++i) last = begin(*recorder, pair_of(0), {.name = "broadcast"});
+  FlightRecorder::set_waiting(first, last.begin + 1);
+  FlightRecorder::set_ended(first, last.begin + 1, /*is_done=*/false);
   EXPECT_TRUE(recorder->waits().empty());
   EXPECT_EQ(recorder->find(last.number)->outcome, FlightRecord::Outcome::kUnderWay);
 }
 
-TEST(FlightRecorderTest, LongOperatorsLoseTheirEnd) {
+TEST(FlightRecorderTest, OperatorsOfEveryLengthAreKeptOrLoseTheirEnd) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
-  const std::string name(200, 'x');
-  const CommScope scope(name.c_str());
-  FlightRecord record = record_called("broadcast");
-  recorder->add(pair_of(0), true, record);
-  EXPECT_EQ(std::string(recorder->find(1)->op.data()), std::string(FlightRecord::kOpBytes - 1, 'x'));
-  EXPECT_FALSE(recorder->find(1)->is_asked_for);
+  for (size_t length = 0; length < 2 * FlightRecord::kOpBytes; ++length) {
+    const std::string name(length, 'x');
+    const CommScope scope(name.c_str());
+    const auto begun = begin(*recorder, pair_of(0), {.name = "broadcast", .dtype = static_cast<int8_t>(at::kHalf)});
+    const auto record = *recorder->find(begun.number);
+    EXPECT_EQ(std::string(record.op.data()), name.substr(0, FlightRecord::kOpBytes - 1));
+    EXPECT_FALSE(record.is_asked_for);
+    EXPECT_EQ(record.dtype, static_cast<int8_t>(at::kHalf));
+  }
+  const auto begun = begin(*recorder, pair_of(0), {.name = "broadcast"});
+  EXPECT_TRUE(recorder->find(begun.number)->is_asked_for);
+  EXPECT_EQ(recorder->find(begun.number)->dtype, -1);
 }
 
 // What a reader sees is what one writer wrote, however often the ring goes round meanwhile.
@@ -95,9 +86,8 @@ TEST(FlightRecorderTest, ReadersSeeWholeRecordsWhileOthersWrite) {
   for (int writer = 0; writer < 2; ++writer)
     writers.emplace_back([&] {
       while (!is_over) {
-        FlightRecord record = record_called("all_reduce");
-        recorder->add(pair_of(0), true, record);
-        recorder->set_ended(record.number, record.begin + 100, FlightRecord::Outcome::kDone);
+        const auto begun = begin(*recorder, pair_of(0), {.name = "all_reduce"});
+        FlightRecorder::set_ended(begun, begun.begin + 100, /*is_done=*/true);
       }
     });
   size_t n_seen = 0;

@@ -1,0 +1,37 @@
+// runtime/comm/comm_thread.h: what a thread knows of its communications, in one place: a library's thread-locals cost a call each.
+#pragma once
+
+#include "runtime/comm/comm_trace.h"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace shardwise {
+
+class CommProfile;
+class FlightRecorder;
+class MessagePattern;
+struct GroupCalls;
+
+struct CommThread {
+  // The innermost of each, or null.
+  CommTrace* trace = nullptr;
+  const CommScope* scope = nullptr;
+  const MessagePattern* pattern = nullptr;
+  CommProfile* profile = nullptr;
+
+  const char* op = "";                                            // of the innermost scope
+  CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
+
+  // What was found last; recorders and their groups are never freed.
+  FlightRecorder* recorder = nullptr;
+  int64_t rank = -1;  // the recorder's
+  std::array<GroupCalls*, 4> groups{};
+  size_t oldest_group = 0;
+};
+
+/// This thread's.
+CommThread& comm_thread();
+
+}  // namespace shardwise

@@ -1,0 +1,134 @@
+#include "runtime/comm/communication.h"
+
+#include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_cause.h"
+#include "runtime/comm/comm_policy.h"
+#include "runtime/comm/comm_profile.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/messages.h"
+#include "tests/support/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace shardwise::communication_test {
+namespace {
+
+class DoneWork final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+};
+
+class FailedWork final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*timeout*/) override { throw std::runtime_error("lost"); }
+};
+
+const Group kPair{nullptr, {0, 1}, 0};
+
+FlightRecord last_record() { return FlightRecorder::of_thread(0).records().back(); }
+
+template <class Work>
+auto gives() {
+  return [] { return Communication::WorkPtr(c10::make_intrusive<Work>()); };
+}
+
+TEST(CommunicationTest, IsUnderWayUntilItsWait) {
+  run_ranks(1, [](World&) {
+    const CommTrace trace;
+    {
+      Communication communication(kPair, {.name = "all_reduce", .bytes_sent = 8, .counted_as = "all_reduce"});
+      EXPECT_EQ(trace.total_count(), 0);
+      const auto work = communication.launch(gives<DoneWork>());
+      EXPECT_EQ(trace.total_count(), 1) << "counted where it was launched";
+      EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kUnderWay);
+      EXPECT_EQ(last_record().waits_since, 0U);
+      communication.wait(work);
+    }
+    EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kDone);
+    EXPECT_EQ(trace.total_count(), 1);
+    EXPECT_EQ(trace.bytes_sent(), 8);
+  });
+}
+
+TEST(CommunicationTest, WhatIsNotWaitedForOrThrowsHasFailed) {
+  run_ranks(1, [](World&) {
+    {
+      Communication(kPair, {.name = "exchange"}).launch(gives<DoneWork>());
+    }
+    EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kFailed);
+    EXPECT_THROW(Communication(kPair, {.name = "broadcast"}).run(gives<FailedWork>()), std::runtime_error);
+    EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kFailed);
+    EXPECT_EQ(last_record().waits_since, 0U);
+    {
+      Communication(kPair, {.name = "exchange"}).finish();
+    }
+    EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kDone);
+  });
+}
+
+TEST(CommCauseTest, ThePolicysConsentDoesNotAskForAnything) {
+  EXPECT_TRUE(program_asks());
+  {
+    const CommScope scope("aten::mm");
+    EXPECT_FALSE(program_asks());
+    check_comm_policy([] { return std::string("sends"); });
+    EXPECT_EQ(CommScope::current_cause(), CommScope::Cause::kProgram);
+    EXPECT_FALSE(program_asks());
+    const CommScope inner("aten::mm", CommScope::Cause::kProgram);
+    EXPECT_FALSE(program_asks());
+  }
+  const CommScope scope("redistribute", CommScope::Cause::kProgram);
+  EXPECT_TRUE(program_asks());
+  const CommScope inner("aten::mm");
+  EXPECT_TRUE(program_asks()) << "a part of what was asked for";
+}
+
+TEST(CommProfileTest, TimesAreInOrderAndTheInnermostHandsOn) {
+  run_ranks(2, [](World& world) {
+    const GroupPtr group = everyone(world);
+    EXPECT_FALSE(CommProfile::is_active());
+    const CommProfile outer;
+    broadcast(*group, at::ones({2}), 0);
+    {
+      const CommProfile inner;
+      const auto layouts = [] { return std::string("Float [2] as [Partial(sum)]"); };
+      const CommScope scope("aten::mm", CommScope::Cause::kOperator, layouts);
+      all_reduce(*group, at::ones({2}), Reduce::kSum);
+      ASSERT_EQ(inner.size(), 1U);
+      EXPECT_EQ(outer.size(), 1U);
+    }
+    const auto all = outer.communications();
+    ASSERT_EQ(all.size(), 2U);
+    EXPECT_EQ(all[0].collective, "broadcast");
+    EXPECT_TRUE(all[0].is_asked_for);
+    EXPECT_EQ(all[1].collective, "all_reduce");
+    EXPECT_EQ(all[1].op, "aten::mm");
+    EXPECT_EQ(all[1].layouts, "Float [2] as [Partial(sum)]");
+    EXPECT_FALSE(all[1].is_asked_for);
+    EXPECT_EQ(all[1].ranks, (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(all[1].call, all[0].call + 1);
+    EXPECT_LE(all[0].begin_ns, all[0].end_ns);
+    EXPECT_LE(all[0].end_ns, all[1].begin_ns);
+    for (const TimedCommunication& each : all) EXPECT_LE(each.waited_ns, each.end_ns - each.begin_ns + 1000);
+  });
+}
+
+TEST(CommProfileTest, OthersThreadsAndWhatOutlivesItAreNotSeen) {
+  run_ranks(2, [](World& world) {
+    const GroupPtr group = everyone(world);
+    std::shared_ptr<Messages> messages;
+    {
+      std::optional<CommProfile> profile;
+      if (world.rank() == 0) profile.emplace();
+      const int64_t other = 1 - world.rank();
+      const at::Tensor arrived = at::empty({2});
+      messages = exchange(*group, at::kCPU, {{other, at::ones({2})}}, {{other, arrived}});
+      if (profile) EXPECT_EQ(profile->size(), 0U);
+    }
+    messages->wait();
+  });
+}
+
+}  // namespace
+}  // namespace shardwise::communication_test
