@@ -41,7 +41,7 @@ from shardwise._C import (
     redistribution_counters,
     register_rule,
 )
-from shardwise.debug import CommDebugMode, explain, visualize_mesh, visualize_sharding
+from shardwise.debug import CommDebugMode, explain, profile, step_report, visualize_mesh, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh
 from shardwise.distribute_module import distribute_module
 from shardwise.distributed_embedding import (
@@ -103,12 +103,14 @@ __all__ = [
     "placement_types",
     "plan_embeddings",
     "plan_redistribution",
+    "profile",
     "quantize_rows",
     "rand",
     "randn",
     "redistribute_many",
     "redistribution_counters",
     "register_rule",
+    "step_report",
     "testing",
     "to_torch",
     "visualize_mesh",

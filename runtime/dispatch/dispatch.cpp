@@ -7,16 +7,19 @@
 #include "runtime/dispatch/foreach_run.h"
 #include "runtime/dispatch/gather_fallback.h"
 #include "runtime/dispatch/local_run.h"
+#include "runtime/dispatch/op_profile.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/out_call.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/registrations.h"
 
+#include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace shardwise {
@@ -112,11 +115,10 @@ void run(BoundCall& call) {
 
 std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }
 
-/// run(), with a line in the trace.
-void run_traced(BoundCall& call) {
+/// Rule, and layouts of the operands of a call that has not run.
+OpRecord described(const BoundCall& call, const OpCall& dense) {
   const Rule* rule = call.op.rule;
   OpRecord record{call.op.name, rule ? rule->text() : "none: replicated", {}, {}, {}, 0, 0};
-  const OpCall dense = call.to_op_call();
   const bool is_decided = rule && !rule->is_gathered();
   const auto decision = is_decided ? decision_for(call) : nullptr;
   for (size_t i = 0; i < dense.operands.size(); ++i) {
@@ -127,10 +129,11 @@ void run_traced(BoundCall& call) {
     record.used.push_back(layout_of(used ? used : given));
   }
   if (decision && !decision->propagation) record.rule += ", does not fit: replicated";
-  const CommTrace sent;
-  run(call);
-  record.n_collectives = sent.total_count();
-  record.bytes_received = sent.bytes_received();
+  return record;
+}
+
+/// Adds the layouts of what the call has left on the stack.
+void add_results(const BoundCall& call, OpRecord& record) {
   for (size_t i = call.first; i < call.stack.size(); ++i) {
     const c10::IValue& value = call.stack[i];
     if (value.isTensor() && is_dtensor(value.toTensor()))
@@ -139,7 +142,32 @@ void run_traced(BoundCall& call) {
       for (const at::Tensor& tensor : value.toTensorVector())
         if (const auto* impl = maybe_dtensor(tensor)) record.results.push_back(layout_of(impl->spec()));
   }
-  OpTrace::record(record);
+}
+
+/// run(), told to traces and profiles. To a profile alone, texts are made for the first call with its key.
+void run_traced(BoundCall& call) {
+  const uint64_t begin = c10::getApproximateTime();
+  OpProfile* const profile = OpProfile::current();
+  auto known = profile && !detail::has_op_trace() ? profile->find(call.key) : nullptr;
+  std::optional<OpRecord> record;
+  std::vector<SpecPtr> specs;
+  if (!known) {
+    const OpCall dense = call.to_op_call();
+    record = described(call, dense);
+    for (const Operand& operand : dense.operands) specs.push_back(operand.spec);
+  }
+  const CommTrace sent;
+  run(call);
+  const int64_t n_collectives = sent.total_count(), bytes_received = sent.bytes_received();
+  if (record) {
+    add_results(call, *record);
+    record->n_collectives = n_collectives;
+    record->bytes_received = bytes_received;
+    OpTrace::record(*record);
+  }
+  if (profile == nullptr || profile != OpProfile::current()) return;
+  if (!known) known = profile->remember(call.key, *std::move(record), std::move(specs));
+  profile->add(std::move(known), begin, c10::getApproximateTime(), n_collectives, bytes_received);
 }
 
 }  // namespace

@@ -1,48 +1,70 @@
 #include "runtime/dispatch/op_trace.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/op_profile.h"
 #include "text/table.h"
 
+#include <c10/util/ApproximateClock.h>
 #include <fmt/ranges.h>
+
+#include <optional>
 
 namespace shardwise {
 namespace {
 
 thread_local OpTrace* innermost = nullptr;
+thread_local int n_watchers = 0;  // traces and profiles
 
 }  // namespace
 
-OpTrace::OpTrace() : outer_(innermost) { innermost = this; }
+void detail::add_op_watcher(int n) { n_watchers += n; }
+
+bool detail::has_op_trace() { return innermost != nullptr; }
+
+OpTrace::OpTrace() : outer_(innermost) {
+  innermost = this;
+  detail::add_op_watcher(1);
+}
 
 OpTrace::~OpTrace() {
+  detail::add_op_watcher(-1);
   // Python closes traces in any order: leave the chain wherever this one stands in it.
   OpTrace** link = &innermost;
   while (*link != nullptr && *link != this) link = &(*link)->outer_;
   if (*link == this) *link = outer_;
 }
 
-bool OpTrace::is_active() { return innermost != nullptr; }
+bool OpTrace::is_active() { return n_watchers > 0; }
 
 void OpTrace::record(const OpRecord& record) {
   for (OpTrace* trace = innermost; trace != nullptr; trace = trace->outer_) trace->records_.push_back(record);
 }
 
 struct KernelTrace::Watch {
+  explicit Watch(const std::string& op) : op(op), profile(OpProfile::current()) {
+    if (detail::has_op_trace()) within.emplace();
+  }
+
   std::string op;
-  OpTrace within;
+  std::optional<OpTrace> within;  // where there is a trace outside
   CommTrace sent;
+  OpProfile* profile;
+  uint64_t begin = c10::getApproximateTime();
 };
 
 KernelTrace::KernelTrace(const std::string& op) {
   if (OpTrace::is_active()) [[unlikely]]
-    watch_.reset(new Watch{op, {}, {}});
+    watch_ = std::make_unique<Watch>(op);
 }
 
 KernelTrace::~KernelTrace() {
-  if (!watch_ || !watch_->within.records().empty()) return;
-  OpRecord record{
-      watch_->op, "a kernel of its own", {}, {}, {}, watch_->sent.total_count(), watch_->sent.bytes_received()};
-  OpTrace::record(record);
+  if (!watch_) return;
+  const int64_t n_sent = watch_->sent.total_count(), n_bytes = watch_->sent.bytes_received();
+  OpProfile* const profile = OpProfile::current();
+  const OpRecord record{watch_->op, "a kernel of its own", {}, {}, {}, n_sent, n_bytes};
+  if (profile != nullptr && profile == watch_->profile)
+    profile->add(profile->of_kernel(watch_->op, record), watch_->begin, c10::getApproximateTime(), n_sent, n_bytes);
+  if (watch_->within && watch_->within->records().empty()) OpTrace::record(record);
 }
 
 std::string to_string(const std::vector<OpRecord>& records) {

@@ -4,6 +4,7 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/profiler_span.h"
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/redistribute/buffers.h"
 #include "runtime/redistribute/exchange_run.h"
@@ -365,6 +366,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   BelowAutograd guard;
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+  const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
   Moving moving(source, shards, destination, options);
   if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
   moving.run();

@@ -64,6 +64,11 @@ class ModuleTracker:
         """Where the program was when event number `event` of this counter came."""
         return self._marks[bisect_right(self._starts[counter], event) - 1]
 
+    def intervals(self, counter: int, begin: int, end: int) -> list[tuple[str, bool, int, int]]:
+        """Where the program was while this counter went from `begin` to `end`: path, whether gradients were computed, first and last."""
+        starts = [begin, *self._starts[counter][1:]]
+        return [(*mark, first, last) for mark, first, last in zip(self._marks, starts, [*starts[1:], end])]
+
     def with_parents(self, path: str) -> list[str]:
         """The module and those around it, up to "Global"."""
         result = [path]

@@ -1,0 +1,117 @@
+"""Profiles as files for Perfetto, in the Trace Event Format of Chrome."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
+
+__all__ = ["trace_events", "write_trace"]
+
+OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
+
+Event = dict[str, Any]
+
+
+def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> None:
+    name = os.fspath(path)
+    opened = gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w")  # noqa: SIM115
+    with opened as file:
+        json.dump({"traceEvents": trace_events(ranks), "displayTimeUnit": "ms"}, file, separators=(",", ":"))
+
+
+def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:
+    """A process per rank. Times are microseconds since the first event."""
+    begins = [each.begin_ns for profile in ranks for each in profile.operators]
+    begins += [each.begin_ns for profile in ranks for each in profile.communications]
+    zero = min(begins, default=0)
+    events: list[Event] = []
+    slices: dict[tuple[tuple[int, ...], int], dict[int, Event]] = {}
+    for profile in ranks:
+        events.append(_name("process_name", profile.rank, f"rank {profile.rank}"))
+        events.append(
+            {"ph": "M", "name": "process_sort_index", "pid": profile.rank, "args": {"sort_index": profile.rank}}
+        )
+        events.append(_name("thread_name", profile.rank, "operators", OPERATORS))
+        events += [_operator(profile.rank, each, zero) for each in profile.operators]
+        lanes: list[int] = []  # when the last communication on each ends
+        for each in sorted(profile.communications, key=lambda each: each.begin_ns):
+            lane = next((i for i, end in enumerate(lanes) if end <= each.begin_ns), len(lanes))
+            if lane == len(lanes):
+                lanes.append(0)
+                events.append(_name("thread_name", profile.rank, "communication", lane + 1))
+            lanes[lane] = each.end_ns
+            event = _communication(profile.rank, each, zero, lane + 1)
+            events.append(event)
+            if each.call > 0:
+                slices.setdefault((each.ranks, each.call), {})[profile.rank] = event
+    for number, together in enumerate(slices.values()):
+        events += _arrows(number, together)
+    return events
+
+
+def _name(kind: str, rank: int, name: str, thread: int = 0) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _slice(rank: int, thread: int, name: str, begin_ns: int, end_ns: int, zero: int, args: dict[str, Any]) -> Event:
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": rank,
+        "tid": thread,
+        "ts": (begin_ns - zero) / 1000,
+        "dur": (end_ns - begin_ns) / 1000,
+        "args": args,
+    }
+
+
+def _operator(rank: int, each: OperatorSpan, zero: int) -> Event:
+    args = {
+        "rule": each.rule,
+        "operands": ", ".join(each.given),
+        "run as": ", ".join(each.used),
+        "results": ", ".join(each.results),
+        "collectives": each.n_collectives,
+        "bytes received": each.bytes_received,
+    }
+    return _slice(rank, OPERATORS, each.op, each.begin_ns, each.end_ns, zero, args)
+
+
+def _communication(rank: int, each: CommunicationSpan, zero: int, thread: int) -> Event:
+    args = {
+        "operator": each.op,
+        "asked for": each.is_asked_for,
+        "line": each.source,
+        "layouts": each.layouts,
+        "dtype": each.dtype,
+        "ranks": ", ".join(map(str, each.ranks)),
+        "call": each.call,
+        "bytes sent": each.bytes_sent,
+        "bytes received": each.bytes_received,
+        "waited us": each.waited_ns / 1000,
+    }
+    if each.last_rank is not None and each.late_ns > 0:
+        args |= {"waited for": f"rank {each.last_rank}", "it came later by us": each.late_ns / 1000}
+    if each.has_failed:
+        args["failed"] = True
+    return _slice(rank, thread, each.collective, each.begin_ns, each.end_ns, zero, args)
+
+
+def _arrows(number: int, together: dict[int, Event]) -> list[Event]:
+    """From the rank that came last to each of the others, which waited for it."""
+    last = max(together, key=lambda rank: together[rank]["ts"])
+    start = together[last]
+    events: list[Event] = []
+    for rank, event in together.items():
+        if rank == last or event["ts"] >= start["ts"]:
+            continue
+        flow = {"name": "waits for", "cat": "waits", "id": f"{number}.{rank}"}
+        events.append({"ph": "s", **flow, "pid": last, "tid": start["tid"], "ts": start["ts"]})
+        end = max(start["ts"], event["ts"] + event["dur"])
+        events.append({"ph": "f", "bp": "e", **flow, "pid": rank, "tid": event["tid"], "ts": end})
+    return events

@@ -1,0 +1,255 @@
+"""Where a step's time and memory go, layer by layer."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise import _C
+from shardwise.debug.module_tracker import ModuleTracker
+from shardwise.debug.profiling import profile
+from shardwise.debug.text_tables import table_text
+from shardwise.dtensor import DTensor
+
+__all__ = ["LayerReport", "RankReport", "StepReport", "step_report"]
+
+OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # the counters that the tracker is given
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One module on one rank, without the modules in it. Seconds are the host's."""
+
+    path: str  # "MLP.net1"; "Global" is what is in no module
+    depth: int
+    forward_seconds: float
+    backward_seconds: float
+    waited_seconds: float  # of these, for other ranks
+    n_collectives: int
+    bytes_received: int
+    parameter_bytes: int  # this rank's part
+    gradient_bytes: int
+    buffer_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.parameter_bytes + self.gradient_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank: its layers in the order in which they ran first."""
+
+    rank: int
+    layers: list[LayerReport]
+    peak_bytes: int  # of the GPU's allocator during the step, else of the process so far
+
+    @property
+    def seconds(self) -> float:
+        return sum(layer.seconds for layer in self.layers)
+
+    @property
+    def waited_seconds(self) -> float:
+        return sum(layer.waited_seconds for layer in self.layers)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(layer.memory_bytes for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What step_report() returns: `ranks` holds all ranks' reports on rank 0, the rank's own elsewhere. str() is a table of rank 0's, or
+    the own, layers, and a line per rank."""
+
+    ranks: list[RankReport]
+
+    def __str__(self) -> str:
+        first = self.ranks[0]
+        layers = table_text(
+            f"layers of rank {first.rank}",
+            [
+                "layer",
+                "forward ms",
+                "backward ms",
+                "waited ms",
+                "computed ms",
+                "collectives",
+                "received",
+                "parameters",
+                "gradients",
+                "buffers",
+            ],
+            (
+                (
+                    "  " * layer.depth + layer.path.rpartition(".")[2],
+                    f"{layer.forward_seconds * 1e3:,.2f}",
+                    f"{layer.backward_seconds * 1e3:,.2f}",
+                    f"{layer.waited_seconds * 1e3:,.2f}",
+                    f"{(layer.seconds - layer.waited_seconds) * 1e3:,.2f}",
+                    f"{layer.n_collectives}",
+                    f"{layer.bytes_received:,}",
+                    f"{layer.parameter_bytes:,}",
+                    f"{layer.gradient_bytes:,}",
+                    f"{layer.buffer_bytes:,}",
+                )
+                for layer in first.layers
+            ),
+            1,
+        )
+        ranks = table_text(
+            "ranks",
+            ["rank", "ms", "waited ms", "computed ms", "received", "tensors' bytes", "peak bytes"],
+            (
+                (
+                    f"{each.rank}",
+                    f"{each.seconds * 1e3:,.2f}",
+                    f"{each.waited_seconds * 1e3:,.2f}",
+                    f"{(each.seconds - each.waited_seconds) * 1e3:,.2f}",
+                    f"{sum(layer.bytes_received for layer in each.layers):,}",
+                    f"{each.memory_bytes:,}",
+                    f"{each.peak_bytes:,}",
+                )
+                for each in self.ranks
+            ),
+            1,
+        )
+        return layers + "\n" + ranks
+
+
+def step_report(model: nn.Module, step: Any) -> StepReport:
+    """Runs one step of `model` and tells, layer by layer, its time, what of it was waited for other ranks, and the rank's memory.
+
+    `step`: a function without arguments that runs forward and backward of the model, as a training loop does; or a batch, a tensor or a
+    tuple, list or dict of arguments, for which the model's outputs are summed and differentiated. Collective over all ranks.
+
+        report = shardwise.step_report(model, lambda: loss_of(model(x), y).backward())
+        if rank == 0:
+            print(report)
+        report.ranks[0].layers[1].waited_seconds
+
+    Layers count without the layers in them; "Global" is what no module ran. A layer's backward begins where the gradient of its output is
+    there. Times are the host's: on a GPU, which works while the host goes on, take torch.profiler. A first step plans its moves and
+    decides each operator's layouts: run one before.
+
+    Raises TypeError for a batch with which the model gives nothing to differentiate.
+    """
+    run = step if callable(step) else lambda: _differentiate(model, step)
+    recorded = profile()
+    ops = recorded._profile
+    tracker = ModuleTracker(ops.n_operators, ops.n_communications, time.time_ns)
+    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    if is_on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with recorded:
+        tracker.start()
+        begin = time.time_ns()
+        try:
+            run()
+        finally:
+            end = time.time_ns()
+            tracker.stop()
+    own = RankReport(
+        _C.world_rank(),
+        _layers(model, tracker, recorded, begin, end),
+        torch.cuda.max_memory_allocated() if is_on_gpu else _peak_of_process(),
+    )
+    packed = _C.gathered_texts(json.dumps(asdict(own)))
+    return StepReport([_unpacked(each) for each in packed] or [own])
+
+
+def _unpacked(packed: bytes) -> RankReport:
+    values = json.loads(packed)
+    return RankReport(values["rank"], [LayerReport(**each) for each in values["layers"]], values["peak_bytes"])
+
+
+def _peak_of_process() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _differentiate(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        outputs = model(**batch)
+    elif isinstance(batch, (tuple, list)):
+        outputs = model(*batch)
+    else:
+        outputs = model(batch)
+    leaves = [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(outputs)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if not leaves:
+        raise TypeError(
+            "[step_report] no output of the model requires a gradient. Give a function that runs the step instead of a batch."
+        )
+    torch.stack([leaf.sum() for leaf in leaves]).sum().backward() if len(leaves) > 1 else leaves[0].sum().backward()
+
+
+def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: int, end: int) -> list[LayerReport]:
+    seconds: dict[tuple[str, bool], float] = {}
+    for path, is_backward, first, last in tracker.intervals(CLOCK, begin, end):
+        key = (path, is_backward)
+        seconds[key] = seconds.get(key, 0.0) + (last - first) * 1e-9
+    sent: dict[str, list[Any]] = {}
+    for number, each in enumerate(recorded.communications):
+        sent.setdefault(tracker.mark_of(COMMUNICATIONS, number)[0], []).append(each)
+    memory = _memory(model)
+    return [
+        LayerReport(
+            path=path,
+            depth=told["depth"],
+            forward_seconds=seconds.get((path, False), 0.0),
+            backward_seconds=seconds.get((path, True), 0.0),
+            waited_seconds=sum(each.waited_ns for each in sent.get(path, ())) * 1e-9,
+            n_collectives=len(sent.get(path, ())),
+            bytes_received=sum(each.bytes_received for each in sent.get(path, ())),
+            parameter_bytes=memory.get(path, (0, 0, 0))[0],
+            gradient_bytes=memory.get(path, (0, 0, 0))[1],
+            buffer_bytes=memory.get(path, (0, 0, 0))[2],
+        )
+        for path, told in tracker.module_helper_dict.items()
+    ]
+
+
+def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """By the tracker's paths: this rank's bytes of parameters, gradients and buffers that are the module's own; shared ones count once."""
+    name = type(model).__name__
+    seen: set[int] = set()
+
+    def size(tensors: Iterable[torch.Tensor | None]) -> int:
+        total = 0
+        for tensor in tensors:
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                total += _own_bytes(tensor)
+        return total
+
+    result = {}
+    for path, module in model.named_modules():
+        parameters = list(module.parameters(recurse=False))
+        result[f"{name}.{path}" if path else name] = (
+            size(parameters),
+            size([parameter.grad for parameter in parameters]),
+            size(module.buffers(recurse=False)),
+        )
+    return result
+
+
+def _own_bytes(tensor: torch.Tensor) -> int:
+    if isinstance(tensor, DTensor):
+        return sum(piece.nbytes for piece in _C.to_pieces(tensor.detach()))
+    return tensor.nbytes if not tensor.is_sparse else tensor._values().nbytes + tensor._indices().nbytes

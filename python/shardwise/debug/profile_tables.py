@@ -1,0 +1,116 @@
+"""Profiles as tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from shardwise.debug.spans import CommunicationSpan, OperatorSpan
+from shardwise.debug.text_tables import table_text
+
+__all__ = ["communication_table", "operator_table", "unasked", "unasked_table"]
+
+
+def _short(source: str) -> str:
+    """Of a line of the program: below the current folder, and without the functions around its function."""
+    return re.sub(r"[^ ]*<locals>\.", "", source.removeprefix(os.getcwd() + os.sep))
+
+
+def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", limit: int = 20) -> str:
+    """A line per operator and layouts: how often, how long, what was received for it."""
+    groups: dict[tuple[str, str, str, str, str], list[OperatorSpan]] = {}
+    for each in operators:
+        given, used = ", ".join(each.given), ", ".join(each.used)
+        key = (each.op, each.rule, given, "as given" if used == given else used, ", ".join(each.results))
+        groups.setdefault(key, []).append(each)
+    rows = sorted(groups.items(), key=lambda item: -sum(each.microseconds for each in item[1]))
+    return table_text(
+        title + _left_out(len(rows), limit),
+        ["operator", "rule", "operands", "run as", "results", "calls", "us", "collectives", "bytes received"],
+        (
+            (
+                *key,
+                f"{len(calls)}",
+                f"{sum(each.microseconds for each in calls):,.0f}",
+                f"{sum(each.n_collectives for each in calls)}",
+                f"{sum(each.bytes_received for each in calls):,}",
+            )
+            for key, calls in rows[:limit]
+        ),
+        5,
+    )
+
+
+def communication_table(
+    communications: Iterable[CommunicationSpan], title: str = "communications", limit: int = 20
+) -> str:
+    """A line per collective, operator, group and line of the program. "for": the rank that came last most often, weighed by how late."""
+    groups: dict[tuple[str, str, str, str], list[CommunicationSpan]] = {}
+    for each in communications:
+        key = (each.collective, each.op, " ".join(map(str, each.ranks)), _short(each.source))
+        groups.setdefault(key, []).append(each)
+    rows = sorted(groups.items(), key=lambda item: -sum(each.microseconds for each in item[1]))
+    return table_text(
+        title + _left_out(len(rows), limit),
+        ["collective", "operator", "ranks", "line", "calls", "us", "waited us", "late us", "for", "sent", "received"],
+        (
+            (
+                *key,
+                f"{len(calls)}",
+                f"{sum(each.microseconds for each in calls):,.0f}",
+                f"{sum(each.waited_ns for each in calls) / 1000:,.0f}",
+                f"{sum(each.late_ns for each in calls) / 1000:,.0f}",
+                _latest(calls),
+                f"{sum(each.bytes_sent for each in calls):,}",
+                f"{sum(each.bytes_received for each in calls):,}",
+            )
+            for key, calls in rows[:limit]
+        ),
+        4,
+    )
+
+
+def _latest(calls: Iterable[CommunicationSpan]) -> str:
+    late: dict[int, int] = {}
+    for each in calls:
+        if each.last_rank is not None and each.late_ns > 0:
+            late[each.last_rank] = late.get(each.last_rank, 0) + each.late_ns
+    return f"rank {max(late, key=lambda rank: late[rank])}" if late else ""
+
+
+def unasked(communications: Iterable[CommunicationSpan]) -> dict[tuple[str, str], list[CommunicationSpan]]:
+    """What operators sent on their own, by the program's line and the operator; most bytes first."""
+    groups: dict[tuple[str, str], list[CommunicationSpan]] = {}
+    for each in communications:
+        if not each.is_asked_for:
+            groups.setdefault((each.source, each.op), []).append(each)
+    return dict(sorted(groups.items(), key=lambda item: -sum(each.bytes_received for each in item[1])))
+
+
+def unasked_table(communications: Iterable[CommunicationSpan], limit: int = 20) -> str:
+    """A line per line of the program and operator."""
+    rows = list(unasked(communications).items())
+    return table_text(
+        "communication you did not ask for" + _left_out(len(rows), limit)
+        if rows
+        else "no communication that you did not ask for",
+        ["line", "operator", "collectives", "what", "calls", "us", "bytes received"] if rows else [],
+        (
+            (
+                _short(source) or "(in a backward pass, or outside of Python)",
+                op,
+                ", ".join(dict.fromkeys(each.collective for each in calls)),
+                next((each.layouts for each in calls if each.layouts), ""),
+                f"{len(calls)}",
+                f"{sum(each.microseconds for each in calls):,.0f}",
+                f"{sum(each.bytes_received for each in calls):,}",
+            )
+            for (source, op), calls in rows[:limit]
+        ),
+        4,
+    )
+
+
+def _left_out(n_rows: int, limit: int) -> str:
+    return f" (the first {limit} of {n_rows} lines)" if n_rows > limit else ""

@@ -1,0 +1,14 @@
+// runtime/comm/gathered_texts.h: what each rank of a group has to say, on one of them.
+#pragma once
+
+#include "runtime/comm/group.h"
+
+#include <string>
+#include <vector>
+
+namespace shardwise {
+
+/// The members' texts, by group order, on the first member; nothing on the others. Collective: each text travels once.
+std::vector<std::string> gathered_texts(const Group& group, const std::string& own);
+
+}  // namespace shardwise

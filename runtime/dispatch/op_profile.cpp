@@ -1,0 +1,65 @@
+#include "runtime/dispatch/op_profile.h"
+
+#include "runtime/comm/flight_dump.h"
+
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+thread_local OpProfile* innermost_op_profile = nullptr;
+
+}  // namespace
+
+OpProfile::OpProfile() : outer_(innermost_op_profile) {
+  innermost_op_profile = this;
+  detail::add_op_watcher(1);
+}
+
+void OpProfile::stop() {
+  if (std::exchange(is_stopped_, true)) return;
+  detail::add_op_watcher(-1);
+  // Python closes profiles in any order: leave the chain wherever this one stands in it.
+  OpProfile** link = &innermost_op_profile;
+  while (*link != nullptr && *link != this) link = &(*link)->outer_;
+  if (*link == this) *link = outer_;
+  if (outer_ == nullptr) return;
+  outer_->calls_.insert(outer_->calls_.end(), calls_.begin(), calls_.end());
+}
+
+OpProfile* OpProfile::current() { return innermost_op_profile; }
+
+std::shared_ptr<const OpRecord> OpProfile::find(const DecisionKey& key) const {
+  const auto found = known_.find(key);
+  return found == known_.end() ? nullptr : found->second.record;
+}
+
+std::shared_ptr<const OpRecord> OpProfile::remember(const DecisionKey& key, OpRecord record,
+                                                    std::vector<SpecPtr> specs) {
+  if (known_.size() >= DecisionCache::kMaxDecisions) known_.clear();
+  const auto shared = std::make_shared<const OpRecord>(std::move(record));
+  known_.insert_or_assign(key, Known{shared, std::move(specs)});
+  return shared;
+}
+
+std::shared_ptr<const OpRecord> OpProfile::of_kernel(const std::string& op, const OpRecord& record) {
+  auto& known = kernels_[op];
+  if (!known) known = std::make_shared<const OpRecord>(record);
+  return known;
+}
+
+void OpProfile::add(std::shared_ptr<const OpRecord> record, uint64_t begin, uint64_t end, int64_t n_collectives,
+                    int64_t bytes_received) {
+  calls_.push_back({std::move(record), begin, end, n_collectives, bytes_received});
+}
+
+std::vector<TimedOperator> OpProfile::operators() const {
+  const auto to_ns = unix_clock();
+  std::vector<TimedOperator> result;
+  result.reserve(calls_.size());
+  for (const Call& call : calls_)
+    result.push_back({call.record, to_ns(call.begin), to_ns(call.end), call.n_collectives, call.bytes_received});
+  return result;
+}
+
+}  // namespace shardwise

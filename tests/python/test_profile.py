@@ -1,0 +1,280 @@
+"""shardwise.profile() and step_report(): what operators and communications took, on one rank and on all."""
+
+import gzip
+import json
+import re
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.debug import MergedProfile
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from shardwise.testing import run_ranks
+
+
+def line_here(words):
+    """The number of this file's line that holds these words."""
+    with open(__file__) as file:
+        return next(number for number, line in enumerate(file, start=1) if words in line and "line_here" not in line)
+
+
+def matrices(n_ranks):
+    mesh = sw.init_device_mesh("cpu", (n_ranks,))
+    a = sw.ones(6, 4, device_mesh=mesh, placements=[Shard(1)])
+    b = sw.ones(4, 5, device_mesh=mesh, placements=[Shard(0)])
+    return a, b
+
+
+def test_operators_and_communications_are_told_with_layouts_bytes_times_and_lines():
+    def body(rank):
+        a, b = matrices(3)
+        with sw.profile() as recorded:
+            before = time.time_ns()
+            product = torch.mm(a, b)
+            rows = product.redistribute(placements=[Shard(0)])  # by rows
+            total = rows.sum()
+            total.item()  # the number
+            after = time.time_ns()
+        return recorded, before, after
+
+    for recorded, before, after in run_ranks(3, body):
+        mm, *_ = recorded.operators
+        assert (mm.op, mm.given, mm.used, mm.results) == (
+            "aten::mm",
+            ["[Shard(1)]", "[Shard(0)]"],
+            ["[Shard(1)]", "[Shard(0)]"],
+            ["[Partial(sum)]"],
+        )
+        assert mm.rule.startswith("mk,kn->mn") and mm.n_collectives == 0
+        # Two clocks, of which one is the processor's.
+        assert before - 1_000_000 < mm.begin_ns < mm.end_ns < after + 1_000_000
+        asked, unasked = [each for each in recorded.communications if not each.collective.startswith("compare")]
+        assert (asked.collective, asked.op, asked.is_asked_for) == ("reduce_scatter", "redistribute", True)
+        assert asked.layouts == "Float [6, 5] as [Partial(sum)] on (3) -> Float [6, 5] as [Shard(0)] on (3)"
+        assert asked.bytes_received == 2 * 2 * 5 * 4 and asked.ranks == (0, 1, 2)
+        assert re.search(rf"test_profile\.py:{line_here('# by rows')} in ", asked.source), asked.source
+        assert unasked.op == "aten::_local_scalar_dense" and not unasked.is_asked_for
+        assert re.search(rf"test_profile\.py:{line_here('# the number')} in ", unasked.source), unasked.source
+        for each in (asked, unasked):
+            assert before - 1_000_000 < each.begin_ns <= each.end_ns < after + 1_000_000
+            assert 0 <= each.waited_ns <= each.end_ns - each.begin_ns + 1000
+        text = recorded.unasked()
+        assert "communication you did not ask for" in text and "aten::_local_scalar_dense" in text
+        assert f"test_profile.py:{line_here('# the number')} in body" in text and "redistribute" not in text
+        assert "aten::mm" in str(recorded) and "reduce_scatter" in str(recorded)
+
+
+def test_what_an_operator_moves_on_its_own_is_its_own_even_where_a_policy_let_it_pass():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        a = sw.ones(4, 4, device_mesh=mesh, placements=[Shard(0)])
+        b = sw.ones(4, 4, device_mesh=mesh, placements=[Shard(1)])
+        with sw.profile() as recorded:
+            a + b
+        (sent,) = recorded.communications
+        (add,) = recorded.operators
+        assert sent.op == "aten::add.Tensor" and not sent.is_asked_for and "->" in sent.layouts
+        assert add.n_collectives == 1 and add.bytes_received == sent.bytes_received > 0 and add.used != add.given
+        assert add.begin_ns <= sent.begin_ns and sent.end_ns <= add.end_ns
+
+    run_ranks(2, body)
+
+
+def test_blocks_nest_and_nothing_outside_is_seen():
+    def body(rank):
+        a, b = matrices(2)
+        torch.mm(a, b)
+        with sw.profile() as outer:
+            torch.mm(a, b)
+            with sw.profile() as inner:
+                a * 2
+            a.sum().item()
+        torch.mm(a, b)
+        assert [each.op for each in inner.operators] == ["aten::mul.Tensor"]
+        assert [each.op for each in outer.operators][:2] == ["aten::mm", "aten::mul.Tensor"]
+        assert not inner.communications and len(outer.communications) == 1
+        with outer:  # anew
+            a * 2
+        assert [each.op for each in outer.operators] == ["aten::mul.Tensor"]
+
+    run_ranks(2, body)
+
+
+def test_kernels_in_place_of_rules_and_explain_within_are_told_once():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.ones(8, 3, device_mesh=mesh, placements=[Shard(0)])
+        ids = sw.distribute_tensor(torch.tensor([0, 7, 3]), mesh, [Replicate()])
+        with sw.profile() as recorded:
+            torch.nn.functional.embedding(ids, table).full_tensor()
+            records = sw.explain(lambda: table * 3)
+        assert [each.op for each in records] == ["aten::mul.Tensor"]
+        ops = [each.op for each in recorded.operators]
+        assert ops.count("aten::mul.Tensor") == 1 and any("embedding" in op for op in ops), ops
+
+    run_ranks(2, body)
+
+
+def late_profile(rank, n_ranks=3, late=1):
+    a, _ = matrices(n_ranks)
+    a.sum().item()
+    with sw.profile() as recorded:
+        if rank == late:
+            time.sleep(0.2)
+        a.sum().item()
+    return recorded
+
+
+def test_merged_profiles_say_who_waited_for_whom():
+    merged, *others = run_ranks(3, lambda rank: late_profile(rank).merge())
+    assert others == [None, None] and isinstance(merged, MergedProfile)
+    for profile in merged.ranks:
+        (sent,) = profile.communications
+        assert sent.last_rank == 1 and profile.clock_ns == 0
+        if profile.rank == 1:
+            assert sent.late_ns == 0
+        else:
+            assert 0.1e9 < sent.late_ns < sent.waited_ns + 1e8
+    text = merged.tables(rank=2)
+    assert re.search(r"all_reduce .* rank 1", text.replace("\n", " "))
+    assert "communications of rank 2" in text
+
+
+def test_a_trace_has_a_track_per_rank_and_arrows_from_the_rank_that_came_last(tmp_path):
+    def body(rank):
+        recorded = late_profile(rank)
+        merged = recorded.merge()
+        if merged:
+            merged.save_trace(tmp_path / "trace.json.gz")
+            merged.save_trace(tmp_path / "trace.json")
+        recorded.save_trace(tmp_path / "again.json")
+
+    run_ranks(3, body)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes())) == trace
+    events = trace["traceEvents"]
+    assert len(json.loads((tmp_path / "again.json").read_text())["traceEvents"]) == len(events)
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert tracks == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in slices) and min(event["ts"] for event in slices) == 0
+    sent = {event["pid"]: event for event in slices if event["name"] == "all_reduce"}
+    assert sent[0]["args"]["waited for"] == "rank 1" and "waited for" not in sent[1]["args"]
+    starts = [event for event in events if event["ph"] == "s"]
+    ends = [event for event in events if event["ph"] == "f"]
+    assert [event["pid"] for event in starts] == [1, 1] and sorted(event["pid"] for event in ends) == [0, 2]
+    assert {event["id"] for event in starts} == {event["id"] for event in ends} and len(
+        {event["id"] for event in ends}
+    ) == 2
+    for start, end in zip(starts, ends, strict=True):
+        assert start["ts"] == sent[1]["ts"] <= end["ts"] <= sent[end["pid"]]["ts"] + sent[end["pid"]]["dur"] + 1
+        assert end["bp"] == "e" and end["tid"] == sent[end["pid"]]["tid"]
+    operators = [event for event in slices if event["tid"] == 0 and event["pid"] == 0]
+    assert any(event["args"]["operands"] == "[Shard(1)]" for event in operators)
+
+
+def test_communications_that_overlap_lie_on_threads_of_their_own():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.ones(64, 4, device_mesh=mesh, placements=[Shard(0)])
+        with sw.profile() as recorded:
+            moved = [x.redistribute(placements=[Replicate()], async_op=True) for _ in range(3)]
+            for each in moved:
+                each.to_local().sum()
+        return recorded.merge()
+
+    merged = run_ranks(2, body)[0]
+    from shardwise.debug.chrome_trace import trace_events
+
+    by_lane = {}
+    for event in trace_events(merged.ranks):
+        if event["ph"] == "X" and event["tid"] > 0:
+            by_lane.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert max(tid for _, tid in by_lane) == 3
+    for events in by_lane.values():
+        events.sort(key=lambda event: event["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(events))
+
+
+def test_torch_profiler_shows_operators_moves_and_communications():
+    def of_rank_0(rank):
+        a, b = matrices(2)
+        if rank == 0:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                torch.mm(a, b).redistribute(placements=[Replicate()])
+            return {event.name for event in profiler.events()}
+        torch.mm(a, b).redistribute(placements=[Replicate()])
+        return None
+
+    names = run_ranks(2, of_rank_0)[0]
+    assert "aten::mm" in names
+    assert "shardwise::all_reduce for redistribute" in names, sorted(names)
+    assert any(name.startswith("shardwise::move Float [6, 5] as [Partial(sum)]") for name in names), sorted(names)
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+def parallel_mlp(n_ranks):
+    mesh = sw.init_device_mesh("cpu", (n_ranks,))
+    torch.manual_seed(0)
+    return parallelize_module(MLP(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+@pytest.mark.parametrize("as_batch", [True, False])
+def test_a_step_report_tells_layers_times_and_memory_of_all_ranks(as_batch):
+    def body(rank):
+        model = parallel_mlp(2)
+        x = torch.ones(4, 8)
+
+        def step():
+            if rank == 1:
+                time.sleep(0.2)
+            model(x).sum().backward()
+
+        begin = time.perf_counter()
+        report = sw.step_report(model, x if as_batch else step)
+        return report, time.perf_counter() - begin
+
+    (report, passed), (other, _) = run_ranks(2, body)
+    assert [each.rank for each in report.ranks] == [0, 1] and [each.rank for each in other.ranks] == [1]
+    own = report.ranks[0]
+    layers = {layer.path: layer for layer in own.layers}
+    assert list(layers) == ["Global", "MLP", "MLP.up", "MLP.down"]
+    assert 0 < own.seconds < passed and 0 < own.waited_seconds <= own.seconds
+    down = layers["MLP.down"]
+    assert down.n_collectives == 1 and down.bytes_received > 0 and down.waited_seconds > 0
+    assert down.forward_seconds >= down.waited_seconds * 0.9 and down.backward_seconds > 0
+    assert layers["MLP.up"].parameter_bytes == (8 * 16 + 16) * 4 // 2 == layers["MLP.up"].gradient_bytes
+    assert down.parameter_bytes == (16 * 8 // 2 + 8) * 4  # the bias is replicated
+    assert layers["MLP"].buffer_bytes == 12
+    assert own.memory_bytes < own.peak_bytes
+    if not as_batch:
+        assert own.waited_seconds > 0.1 > report.ranks[1].waited_seconds
+    text = str(report)
+    assert (
+        "layers of rank 0" in text
+        and re.search(r"^ +down ", text, re.MULTILINE)
+        and re.search(r"^1 ", text, re.MULTILINE)
+    )
+
+
+def test_a_batch_with_nothing_to_differentiate_is_refused():
+    def body(rank):
+        with pytest.raises(TypeError, match=r"\[step_report\] no output"):
+            sw.step_report(nn.Identity(), torch.ones(2))
+
+    run_ranks(1, body)
