@@ -72,6 +72,7 @@ TEST(CommCauseTest, ThePolicysConsentDoesNotAskForAnything) {
   {
     const CommScope scope("aten::mm");
     EXPECT_FALSE(program_asks());
+    const CommPolicyScope warn(CommPolicy::kWarn);
     check_comm_policy([] { return std::string("sends"); });
     EXPECT_EQ(CommScope::current_cause(), CommScope::Cause::kProgram);
     EXPECT_FALSE(program_asks());
@@ -124,7 +125,9 @@ TEST(CommProfileTest, OthersThreadsAndWhatOutlivesItAreNotSeen) {
       const int64_t other = 1 - world.rank();
       const at::Tensor arrived = at::empty({2});
       messages = exchange(*group, at::kCPU, {{other, at::ones({2})}}, {{other, arrived}});
-      if (profile) EXPECT_EQ(profile->size(), 0U);
+      if (profile) {
+        EXPECT_EQ(profile->size(), 0U);
+      }
     }
     messages->wait();
   });

@@ -10,7 +10,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <string_view>
 #include <thread>
 
 namespace shardwise::flight_recorder_test {
@@ -173,7 +175,9 @@ TEST(FlightDumpTest, ARankThatWaitsIsSeenFromAnotherThread) {
     }
     const auto is_seen = [] {
       for (const FlightRecorder* recorder : FlightRecorder::all())
-        if (recorder->is_thread() && recorder->rank() == 0) return !recorder->waits().empty();
+        if (recorder->is_thread() && recorder->rank() == 0)
+          return std::ranges::any_of(
+              recorder->waits(), [](const FlightRecord& wait) { return wait.name == std::string_view("all_reduce"); });
       return false;
     };
     while (!is_seen()) std::this_thread::yield();

@@ -66,7 +66,8 @@ TEST(OrderCheckTest, OneCallWithDifferentLayoutsOrDtypesIsNamed) {
 
 TEST(OrderCheckTest, MessagesAndNumbersAreComparedToo) {
   expect_same_error(
-      "[check] rank 0 is about to exchange, rank 1 to all_gather. Every rank must make the same calls in the same "
+      "[check] rank 0 is about to exchange, rank 1 to all_gather (Long). Every rank must make the same calls in the "
+      "same "
       "order.",
       [](World& world) {
         const GroupPtr group = everyone(world);

@@ -13,17 +13,13 @@ namespace shardwise::traffic_meter_test {
 namespace {
 
 /// One that is under way.
-uint64_t begin(FlightRecorder& recorder, std::vector<int64_t> ranks, int64_t n_sent, int64_t n_received) {
-  FlightRecord record;
-  record.name = "exchange";
-  record.bytes_sent = n_sent;
-  record.bytes_received = n_received;
-  recorder.add({nullptr, std::move(ranks), 0}, true, record);
-  return record.number;
+FlightRecorder::Begun begin(FlightRecorder& recorder, std::vector<int64_t> ranks, int64_t n_sent, int64_t n_received) {
+  return recorder.begin(comm_thread(), {nullptr, std::move(ranks), 0},
+                        {.name = "exchange", .bytes_sent = n_sent, .bytes_received = n_received});
 }
 
-void end(FlightRecorder& recorder, uint64_t number) {
-  recorder.set_ended(number, c10::getApproximateTime(), FlightRecord::Outcome::kDone);
+void end(const FlightRecorder::Begun& begun) {
+  FlightRecorder::set_ended(begun, c10::getApproximateTime(), /*is_done=*/true);
 }
 
 void sleep_ms(int n) { std::this_thread::sleep_for(std::chrono::milliseconds(n)); }
@@ -32,9 +28,9 @@ TEST(TrafficMeterTest, CountsByGroup) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
   TrafficMeter meter(recorder.get());
   EXPECT_TRUE(meter.read().empty());
-  end(*recorder, begin(*recorder, {0, 1}, 10, 20));
-  end(*recorder, begin(*recorder, {0, 2, 3}, 1, 0));
-  end(*recorder, begin(*recorder, {0, 1}, 5, 5));
+  end(begin(*recorder, {0, 1}, 10, 20));
+  end(begin(*recorder, {0, 2, 3}, 1, 0));
+  end(begin(*recorder, {0, 1}, 5, 5));
   for (int reading = 0; reading < 2; ++reading) {
     const auto& traffic = meter.read();
     ASSERT_EQ(traffic.size(), 2U);
@@ -50,11 +46,11 @@ TEST(TrafficMeterTest, CountsByGroup) {
 TEST(TrafficMeterTest, WhatIsUnderWayCountsItsTimeWhenItHasEnded) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
   TrafficMeter meter(recorder.get());
-  const uint64_t number = begin(*recorder, {0, 1}, 8, 8);
+  const auto number = begin(*recorder, {0, 1}, 8, 8);
   EXPECT_EQ(meter.read()[0].bytes_sent, 8);
   EXPECT_EQ(meter.read()[0].seconds, 0);
   sleep_ms(20);
-  end(*recorder, number);
+  end(number);
   const double seconds = meter.read()[0].seconds;
   EXPECT_GE(seconds, 0.019);
   EXPECT_LT(seconds, 10);
@@ -65,7 +61,7 @@ TEST(TrafficMeterTest, WhatIsUnderWayCountsItsTimeWhenItHasEnded) {
 TEST(TrafficMeterTest, RecordsThatAreLeftStandForThoseThatAreGone) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
   TrafficMeter meter(recorder.get());
-  for (int i = 0; i < 3500; ++i) end(*recorder, begin(*recorder, {0, 1}, 4, 6));
+  for (int i = 0; i < 3500; ++i) end(begin(*recorder, {0, 1}, 4, 6));
   const auto& traffic = meter.read();
   EXPECT_NEAR(traffic[0].n_calls, 3500, 1e-6);
   EXPECT_NEAR(traffic[0].bytes_sent, 4 * 3500, 1e-6);
@@ -75,18 +71,18 @@ TEST(TrafficMeterTest, RecordsThatAreLeftStandForThoseThatAreGone) {
 TEST(TrafficMeterTest, WaitsAreThoseOfNowTheLongestFirst) {
   const auto recorder = std::make_unique<FlightRecorder>(0);
   TrafficMeter meter(recorder.get());
-  const uint64_t first = begin(*recorder, {0, 1}, 8, 8);
-  recorder->set_waiting(first, c10::getApproximateTime());
+  const auto first = begin(*recorder, {0, 1}, 8, 8);
+  FlightRecorder::set_waiting(first, c10::getApproximateTime());
   sleep_ms(10);
-  const uint64_t second = begin(*recorder, {0, 1}, 8, 8);
-  recorder->set_waiting(second, c10::getApproximateTime());
+  const auto second = begin(*recorder, {0, 1}, 8, 8);
+  FlightRecorder::set_waiting(second, c10::getApproximateTime());
   begin(*recorder, {0, 1}, 8, 8);  // nobody waits for it
   const auto waits = meter.waits();
   ASSERT_EQ(waits.size(), 2U);
   EXPECT_EQ(waits[0].name, "exchange");
   EXPECT_GT(waits[0].seconds, waits[1].seconds);
-  end(*recorder, first);
-  end(*recorder, second);
+  end(first);
+  end(second);
   EXPECT_TRUE(meter.waits().empty());
 }
 
