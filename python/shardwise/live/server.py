@@ -118,6 +118,7 @@ def serve(port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
+        listener.listen()  # who reads the line below may come at once
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl+C ends it)", flush=True)
         config = uvicorn.Config(application(Board()), log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

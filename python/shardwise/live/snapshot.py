@@ -118,12 +118,11 @@ class Surveyor:
 
     def seen(self, rank: int) -> Json:
         """The meshes, and the tensors of which this rank holds most bytes."""
-        began = time.monotonic()
-        if began >= self._next:
+        if time.monotonic() >= self._next:
+            began = time.thread_time()
             with contextlib.suppress(RuntimeError):  # the program changed a module's names meanwhile: next time
                 self._found = self._survey(rank)
-            spent = time.monotonic() - began
-            self._next = began + spent / SHARE_OF_TIME
+            self._next = time.monotonic() + (time.thread_time() - began) / SHARE_OF_TIME
         return self._found
 
     def _survey(self, rank: int) -> Json:
