@@ -54,4 +54,12 @@ CASES = [
     ),
     case("a file that is not there", 'sw.EmbeddingPlan.load("/nowhere/plan.json")', ValueError),
     case("a folder that is not there", 'sw.plan_embeddings([table], 2).save("/nowhere/plan.json")', ValueError),
+    case(
+        "a treatment that does not exist",
+        """
+        text = sw.plan_embeddings([table], 2).to_json()
+        sw.EmbeddingPlan.from_json(text.replace('"table-parallel"', '"nowhere"'))
+        """,
+        ValueError,
+    ),
 ]

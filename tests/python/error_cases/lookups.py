@@ -136,4 +136,39 @@ CASES = [
         "sw.quantize_rows(table.detach()).lookup_bags(ids.view(1, 2, 2))",
         ValueError,
     ),
+    case(
+        "ids that are not flat beside offsets",
+        "torch.embedding_bag(table, ids.view(2, 2), sw.zeros(1, device_mesh=mesh, dtype=torch.int64))",
+        ValueError,
+    ),
+    case(
+        "a mode that does not exist",
+        "torch.embedding_bag(table, ids, sw.zeros(1, device_mesh=mesh, dtype=torch.int64), False, 7)",
+        ValueError,
+    ),
+    case(
+        "a padding row of bags that does not exist",
+        "torch.embedding_bag(table, ids, sw.zeros(1, device_mesh=mesh, dtype=torch.int64), False, 0, False, None, False, 99)",
+        ValueError,
+    ),
+    case(
+        "a last offset that is not there",
+        "torch.embedding_bag(table, ids, sw.zeros(0, device_mesh=mesh, dtype=torch.int64), False, 0, False, None, True)",
+        ValueError,
+    ),
+    case(
+        "ids without bags",
+        "torch.embedding_bag(table, ids, sw.zeros(0, device_mesh=mesh, dtype=torch.int64))",
+        ValueError,
+    ),
+    case(
+        "offsets of two dims, by the operator",
+        "torch.embedding_bag(table, ids, sw.zeros(1, 1, device_mesh=mesh, dtype=torch.int64))",
+        ValueError,
+    ),
+    case(
+        "a table that was cast under its optimizer",
+        "optimizer = sw.optim.FusedSGD([table], lr=0.1)\ntable.data = table.data.double()\nF.embedding(ids, table).sum().backward()",
+        ValueError,
+    ),
 ]

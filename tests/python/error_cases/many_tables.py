@@ -139,4 +139,39 @@ CASES = [
     case("a state dict that is to be assigned", "layer.load_state_dict(layer.state_dict(), assign=True)", ValueError),
     case("a table of the layer on another device", 'layer.to("meta")', NotImplementedError),
     case("a table of the layer in another dtype", "layer.double()", NotImplementedError),
+    case(
+        "samples of several numbers to concatenate",
+        "sw.DistributedEmbedding([user, item], concatenate=True)([ids, ids[:2]])",
+        ValueError,
+    ),
+    case(
+        "rows for all ranks",
+        "sw.DistributedEmbedding([user], dp_input=False, row_slice_threshold=10)([ids])",
+        ValueError,
+    ),
+    case(
+        "inputs of another number with dp_input=False",
+        "sw.DistributedEmbedding([user, item], dp_input=False)([ids])",
+        ValueError,
+    ),
+    case(
+        "ids that a rank with columns lacks",
+        "sw.DistributedEmbedding([user, item], dp_input=False)([None, None])",
+        ValueError,
+    ),
+    case(
+        "samples of several numbers with dp_input=False",
+        "sw.DistributedEmbedding([user, item], dp_input=False)([ids if rank == 0 else ids[:2], ids if rank == 0 else ids[:2]])",
+        ValueError,
+    ),
+    case(
+        "ragged rows with dp_input=False",
+        "sw.DistributedEmbedding([words], dp_input=False)([sw.RaggedIds(ids, offsets=torch.tensor([0, 1, 3]))])",
+        ValueError,
+    ),
+    case(
+        "a storage named twice",
+        'sw.DistributedEmbedding([user], storage={"user": sw.FileStorage("/tmp", cache_rows=10), 0: sw.FileStorage("/tmp", cache_rows=10)})',
+        ValueError,
+    ),
 ]

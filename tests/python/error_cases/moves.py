@@ -60,4 +60,9 @@ CASES = [
         "DTensor.from_local(torch.ones(4, dtype=torch.int64), mesh, [Partial('avg')]).full_tensor()",
         TypeError,
     ),
+    case(
+        "a reduction of bits",
+        "DTensor.from_local(torch.ones(4, dtype=torch.complex64), mesh, [Partial('max')]).full_tensor()",
+        TypeError,
+    ),
 ]

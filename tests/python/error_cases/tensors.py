@@ -121,4 +121,16 @@ CASES = [
         "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode() as mode:\n    fake = torch.ones(2)\nsw.distribute_tensor(fake, mesh, [Shard(0)])",
         TypeError,
     ),
+    case(
+        "fewer pieces of a spec than a dtype",
+        "from torch.distributed.tensor import DTensor as TorchDTensor\nDTensor.from_local(TorchDTensor, mesh, [Shard(0)])",
+        TypeError,
+        in_torchs_words=True,
+    ),
+    case("a checkpoint of a sum", "DTensor.from_local(x, mesh, [Partial()]).__create_chunk_list__()", ValueError),
+    case(
+        "meta on one rank only",
+        "DTensor.from_local(torch.ones(2, device='meta' if rank else 'cpu'), mesh, [Shard(0)], run_check=True)",
+        ValueError,
+    ),
 ]

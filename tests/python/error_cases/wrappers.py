@@ -74,4 +74,10 @@ CASES = [
         ValueError,
     ),
     case("more placements than mesh dims", "DTensor.from_local(wrapper, mesh, [Shard(0), Shard(1)])", ValueError),
+    case("operators over lists of wrappers and tensors", "torch._foreach_add([wrapper], [rows])", ValueError),
+    case(
+        "other sizes than the wrapper's",
+        "wrapper.new_zeros(9, 9) if False else torch.ops.aten.view(wrapper, [12])",
+        ValueError,
+    ),
 ]
