@@ -29,6 +29,8 @@ extensions = [
 ]
 
 exclude_patterns = ["_build", "_ext"]
+# The namespace is shown once per header.
+suppress_warnings = ["duplicate_declaration.cpp"]
 
 html_theme = "furo"
 html_title = f"Shardwise {release}".strip()

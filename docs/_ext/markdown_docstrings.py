@@ -52,9 +52,12 @@ def inline(token: Token) -> str:
         elif child.type in ("softbreak", "hardbreak"):
             text += "\n"
         else:
-            text += re.sub(r"([\\*_|`])", r"\\\1", child.content)
-    # A literal wants an end that is no letter.
-    return re.sub(r"(?<!`)``([^`]+)``(?=\w)", r"``\1``\\ ", text)
+            words = re.sub(r"([\\*_|`])", r"\\\1", child.content)
+            follows_literal = (
+                text.endswith("``") and words[:1].isalnum()
+            )  # whose end wants a space, or one that is not shown
+            text += "\\ " + words if follows_literal else words
+    return text
 
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -87,7 +87,7 @@ def cpp_page(root: Path, has_doxygen: bool) -> str:
     for header in public_headers(root):
         text += f"## {header}\n\n{purpose(root, header)}\n\n"
         if has_doxygen:
-            text += f"```{{doxygenfile}} {header.split('/')[-1]}\n:sections: innerclass func enum typedef public-type public-func public-static-func public-attrib user-defined\n```\n\n"
+            text += f"```{{doxygenfile}} {header.split('/')[-1]}\n:sections: innernamespace innerclass func enum typedef public-type public-func public-static-func public-attrib user-defined\n```\n\n"
     if not has_doxygen:
         text += "```{note}\nThis documentation was built without Doxygen, so the headers' contents are not listed here.\n```\n"
     return text

@@ -227,16 +227,6 @@ CASES = [
     ),
     case("fewer strides than sizes", "d.as_strided((3, 2), (1,))", RuntimeError),
     case(
-        "a forward-mode derivative of bags",
-        """
-        import torch.autograd.forward_ad as fwAD
-        table = sw.ones(4, 2, device_mesh=mesh)
-        with fwAD.dual_level():
-            F.embedding_bag(ids[None], fwAD.make_dual(table, table))
-        """,
-        NotImplementedError,
-    ),
-    case(
         "GradScaler's scale of integers",
         "torch._amp_foreach_non_finite_check_and_unscale_([d.long()], torch.zeros(1), torch.ones(1))",
         RuntimeError,
