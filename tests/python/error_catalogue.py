@@ -5,6 +5,7 @@ python tests/python/error_catalogue.py          # writes the page
 
 import importlib
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def is_well_formed(message: str) -> bool:
     return prefix is not None and WAY_OUT.search(message, prefix.end()) is not None
 
 
-HEAD = """\
+HEAD = f"""\
 <!-- Written by tests/python/error_catalogue.py from the cases in tests/python/error_cases/. Do not edit. -->
 
 # Errors
@@ -107,8 +108,8 @@ all ranks raise the exception, that they are in step afterwards, and that the me
 A mistake is found before any message of the operator is sent, so one rank's mistake does not leave the others waiting. Messages that begin
 without `[...]` are torch's own: an operator on a DTensor then says what it says on a plain tensor. The code of every section follows these lines:
 
-```{literalinclude} _generated/errors_preamble.txt
-:language: python
+```py
+{PREAMBLE.strip()}
 ```
 
 """
@@ -116,10 +117,7 @@ without `[...]` are torch's own: an operator on a DTensor then says what it says
 
 def page() -> str:
     """The text of docs/errors.md."""
-    text = HEAD.replace(
-        "```{literalinclude} _generated/errors_preamble.txt\n:language: python\n```",
-        "```py\n" + PREAMBLE.strip() + "\n```",
-    )
+    text = HEAD
     for _, section in sections():
         text += f"## {section.TITLE}\n\n```py\n{section.SETUP.strip()}\n```\n\n"
         for case in section.CASES:
@@ -128,7 +126,14 @@ def page() -> str:
             message = alike(message_of(raised))
             text += f"### {case.title[0].upper()}{case.title[1:]}\n\n```py\n{case.code}\n```\n\n"
             text += f"```text\n{type(raised).__name__}: {message}\n```\n\n"
-    return text + TAIL
+    return formatted(text + TAIL)
+
+
+def formatted(text: str) -> str:
+    """With its blocks of code as scripts/check wants them."""
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [str(ruff), "format", "--stdin-filename", str(PAGE), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 TAIL = """\

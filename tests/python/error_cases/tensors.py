@@ -22,7 +22,6 @@ CASES = [
         "a shape of other dims",
         "DTensor.from_local(x, mesh, [Shard(0)], shape=(12,), stride=(1,))",
         ValueError,
-        in_torchs_words=True,
     ),
     case("a stride of other dims", "DTensor.from_local(x, mesh, [Shard(0)], shape=(12, 2), stride=(1,))", ValueError),
     case(
