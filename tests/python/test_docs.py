@@ -89,6 +89,19 @@ def test_every_name_of_torch_is_here_and_on_the_page_of_migration():
     assert [name for module, name in modules if not hasattr(importlib.import_module(module), name)] == []
 
 
+@pytest.mark.parametrize("name", READ)
+def test_links_have_words_and_lead_somewhere(name):
+    """GitHub shows nothing of a link without words, which Sphinx would fill in."""
+    page = READ[name].path
+    links = re.findall(
+        r"\[([^\]]*)\]\(([^)\s]+)\)",
+        re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL),
+    )
+    assert [target for words, target in links if not words] == []
+    inside = [target.partition("#")[0] for _, target in links if not re.match(r"https?:", target)]
+    assert [target for target in inside if target and not (page.parent / target).exists()] == []
+
+
 CPP_PROGRAMS = (
     "examples/first_program.cpp",
     "examples/parallel_transformer.cpp",
