@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +73,8 @@ class Picture:
 
     def _repr_html_(self) -> str:
         """For notebooks: the page, in a frame of its own."""
+        import html
+
         return (
             f'<iframe srcdoc="{html.escape(self._page(), quote=True)}" '
             'style="width:100%;height:560px;border:0" title="Shardwise"></iframe>'
@@ -103,6 +103,8 @@ class Picture:
 
 @cache
 def _part(name: str) -> str:
+    from importlib import resources
+
     return resources.files("shardwise.debug").joinpath("page", name).read_text(encoding="utf-8")
 
 
