@@ -18,12 +18,20 @@ class MergedProfile:
     """What all ranks did in a `with profile()` block, by rank. Each communication knows which rank came last, and how late.
 
     str() is tables(). Values: `ranks[0].operators`, `ranks[0].communications`.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.profile() as recorded:
+    ...     total = (x * 2).redistribute(placements=[sw.Replicate()])
+    >>> merged = recorded.merge()
+    >>> len(merged.ranks) if rank == 0 else merged
+    4
     """
 
     ranks: list[RankProfile]
 
     @classmethod
     def of(cls, ranks: Sequence[RankProfile]) -> MergedProfile:
+        """Of all ranks' profiles, by the clock of rank 0: says of each communication which rank came last."""
         came: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
         for profile in ranks:
             for each in profile.communications:

@@ -17,11 +17,13 @@ class profile:
     """Records the operators on DTensors and the communications of this rank in a `with` block: rules, layouts, bytes, times, and the
     lines of the program. Blocks may nest; nothing is sent in one.
 
-        with shardwise.profile() as recorded:
-            model(x).sum().backward()
-        print(recorded)                          # this rank's tables
-        merged = recorded.merge()                # collective; on rank 0 all ranks' profiles, who waited for whom
-        recorded.save_trace("step.json")         # collective; rank 0 writes a file for https://ui.perfetto.dev
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.profile() as recorded:
+    ...     total = x.sum(0) + 1
+    >>> [each.op for each in recorded.operators]
+    ['aten::sum.dim_IntList', 'aten::add.Tensor']
+    >>> tables = str(recorded)  # print them
+    >>> recorded.save_trace("step.json")  # collective; rank 0 writes a file for https://ui.perfetto.dev
 
     Of an operator that is composed of others its parts are told. Times on GPUs are those of the host, which only launches.
     Not seen: collectives that the program calls itself, which torch.profiler shows, and what other threads do, as autograd's do on GPUs.

@@ -13,7 +13,14 @@ __all__ = ["CommunicationSpan", "OperatorSpan", "RankProfile"]
 
 @dataclass(frozen=True)
 class OperatorSpan:
-    """One call of an operator on distributed tensors. Times are nanoseconds since 1970."""
+    """One call of an operator on distributed tensors. Times are nanoseconds since 1970.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.profile() as recorded:
+    ...     total = (x * 2).redistribute(placements=[sw.Replicate()])
+    >>> recorded.operators[0].op
+    'aten::mul.Tensor'
+    """
 
     op: str  # "aten::mm"
     rule: str
@@ -32,7 +39,15 @@ class OperatorSpan:
 
 @dataclass(frozen=True)
 class CommunicationSpan:
-    """One communication of one rank. Times are nanoseconds since 1970."""
+    """One communication of one rank. Times are nanoseconds since 1970.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.profile() as recorded:
+    ...     total = (x * 2).redistribute(placements=[sw.Replicate()])
+    >>> sent = recorded.communications[0]
+    >>> sent.op, sent.is_asked_for, sent.bytes_received
+    ('redistribute', True, 96)
+    """
 
     collective: str  # what it amounts to: "all_gather"
     op: str  # the operator that it is for, or ""
@@ -58,7 +73,15 @@ class CommunicationSpan:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """What one rank did."""
+    """What one rank did.
+
+    >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
+    >>> with sw.profile() as recorded:
+    ...     total = (x * 2).redistribute(placements=[sw.Replicate()])
+    >>> merged = recorded.merge()
+    >>> merged.ranks[3].rank if rank == 0 else 3
+    3
+    """
 
     rank: int
     operators: list[OperatorSpan]
@@ -67,6 +90,7 @@ class RankProfile:
 
     @classmethod
     def of(cls, rank: int, profile: _C.Profile) -> RankProfile:
+        """What `profile` holds."""
         operators = [
             OperatorSpan(
                 each.op,
@@ -103,10 +127,12 @@ class RankProfile:
         return cls(rank, operators, communications)
 
     def packed(self) -> bytes:
+        """As bytes, for a message."""
         return zlib.compress(json.dumps(asdict(self), separators=(",", ":")).encode(), 1)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> RankProfile:
+        """The reverse of packed()."""
         values = json.loads(zlib.decompress(packed))
         communications = [
             CommunicationSpan(**{**each, "ranks": tuple(each["ranks"])}) for each in values["communications"]

@@ -33,7 +33,7 @@ class FileStorage:
 class CacheCounts(NamedTuple):
     """What one rank's cache of a table did since it was made. An access is one distinct row that a lookup asked this rank for.
 
-    >>> counts = sw.CacheCounts(slots=100, hits=90, misses=10, evictions=0, bytes_read=640, bytes_written=0)
+    >>> counts = sw.CacheCounts(100, hits=90, misses=10, evictions=0, bytes_read=640, bytes_written=0, value_bytes=6400, state_bytes=0)
     >>> counts.hit_rate
     0.9
     """
