@@ -153,7 +153,10 @@ GroupCalls& FlightRecorder::find_calls(CommThread& thread, const Group& group) {
 FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& group, const FlightCall& call) {
   GroupCalls& calls = calls_of(thread, group);
   Begun begun{};
-  begun.call = call.by_all ? calls.n_calls.fetch_add(1, kRelaxed) + 1 : 0;
+  if (call.by_all) {  // by one thread at a time: calls of two have no order that other ranks could follow
+    begun.call = calls.n_calls.load(kRelaxed) + 1;
+    calls.n_calls.store(begun.call, kRelaxed);
+  }
   begun.number = n_begun_.fetch_add(1, kRelaxed) + 1;
   begun.slot = &slots_[begun.number % kRecords];
   begun.begin = c10::getApproximateTime();

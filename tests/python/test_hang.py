@@ -16,7 +16,7 @@ import pytest
 import shardwise as sw
 from shardwise import Shard
 from shardwise.__main__ import main
-from shardwise.debug.flight_files import read_flights
+from shardwise.debug.flight_files import Call, Flight, read_flights
 from shardwise.debug.hang import describe_hang, hang_rows
 from shardwise.testing import run_ranks
 
@@ -239,9 +239,12 @@ def test_ranks_that_are_threads_have_a_file_each(tmp_path, monkeypatch):
 
 
 def test_nothing_that_hangs_is_said_to(tmp_path, capsys):
+    all_done = threading.Barrier(2)
+
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         sw.ones(4, device_mesh=mesh, placements=[Shard(0)]).sum().item()
+        all_done.wait(PATIENCE)
         return sw.debug.dump(tmp_path) if rank == 0 else None
 
     paths = run_ranks(2, body)[0]
@@ -284,3 +287,70 @@ def test_the_newest_file_of_a_rank_counts(tmp_path):
     assert flights[0].path.name == "b.json"
     assert describe_hang(flights) == "No rank of 1 waits for another; rank 1 left no file."
     assert [row[:2] for row in hang_rows(flights)] == [("rank", "state"), ("0", "runs"), ("1", "no file")]
+
+
+def call(rank, number, name="all_reduce", group=(0, 1, 2), **values):
+    """A communication that ended, where nothing else is said."""
+    known = {
+        "operator": "",
+        "dtype": "Float",
+        "state": "done",
+        "begin": 10.0 * number,
+        "waits_since": None,
+        "end": 10.0 * number + 1,
+    }
+    return Call(rank=rank, group=group, call=number, name=name, layouts="", source="", **{**known, **values})
+
+
+def waiting(rank, number, name="all_reduce", **values):
+    return call(rank, number, name, state="under way", end=None, waits_since=10.0 * number, **values)
+
+
+def flights_of(*calls_of_ranks, n_ranks=3, line=""):
+    flights = {}
+    for rank, calls in enumerate(calls_of_ranks):
+        counts = {}
+        for each in calls or ():
+            counts[each.group] = max(counts.get(each.group, 0), each.call)
+        if calls is not None:
+            flights[rank] = Flight(
+                Path(f"{rank}"), rank, n_ranks, 1, "a", 100.0, "asked for", line, [], counts, list(calls)
+            )
+    return flights
+
+
+def test_sentences_for_what_processes_rarely_do():
+    # A rank that has made the call, and computes before it waits for it.
+    text = describe_hang(flights_of([waiting(0, 2)], [waiting(1, 2)], [call(2, 2, state="under way", end=None)]))
+    assert re.fullmatch(
+        r"Ranks 0-1 have waited 80\.0 s, since [\d:]{8}, in all_reduce \(Float\), call 2 of the ranks 0-2; "
+        r"all others have made this call: .*",
+        text,
+    ), text
+    # Of those who wait, those whose missing ranks wait for nobody are the cause.
+    pair = (0, 1)
+    text = describe_hang(
+        flights_of(
+            [waiting(0, 3, group=pair)], [call(1, 2, group=pair), waiting(1, 5)], [call(2, 4)], line="a.py:1 in f"
+        )
+    )
+    assert text.startswith("Rank 1 has waited 50.0 s") and "for ranks 0, 2 in all_reduce" in text, text
+    assert "rank 0 has made 0 of these calls and waits in all_reduce (Float) with the ranks 0-1" in text, text
+    assert "rank 2 has made 4 of these calls" in text and text.endswith(", and is at a.py:1 in f."), text
+    # Many are missing.
+    text = describe_hang(flights_of([waiting(0, 1, group=tuple(range(9)))], n_ranks=9))
+    assert "for ranks 1-8 in" in text and text.endswith("; and 4 more.") and text.count("left no file") == 4, text
+    # A call that some may stay away from has no number.
+    text = describe_hang(flights_of([waiting(0, 0, "make a group")], [waiting(1, 0, "make a group")], [call(2, 1)]))
+    assert "for rank 2 in make a group (Float), ranks 0-2; rank 2 has made 1" in text, text
+    # Ranks that parted are told first, by the earliest call in which they did.
+    text = describe_hang(
+        flights_of(
+            [call(0, 1), call(0, 2), call(0, 3, "broadcast"), waiting(0, 4)],
+            [call(1, 1), call(1, 2, dtype="Long"), call(1, 3), call(1, 4)],
+            [call(2, 1), call(2, 2), call(2, 3)],
+        )
+    )
+    assert text.startswith(
+        "The ranks parted at call 2 of the ranks 0-2: ranks 0, 2 made it all_reduce (Float), rank 1 made it all_reduce (Long). Rank 0 has waited"
+    ), text

@@ -86,9 +86,9 @@ TEST(FlightRecorderTest, ReadersSeeWholeRecordsWhileOthersWrite) {
   std::atomic<bool> is_over{false};
   std::vector<std::thread> writers;
   for (int writer = 0; writer < 2; ++writer)
-    writers.emplace_back([&] {
+    writers.emplace_back([&, group = Group{nullptr, {0, 1 + writer}, 0}] {
       while (!is_over) {
-        const auto begun = begin(*recorder, pair_of(0), {.name = "all_reduce"});
+        const auto begun = begin(*recorder, group, {.name = "all_reduce"});
         FlightRecorder::set_ended(begun, begun.begin + 100, /*is_done=*/true);
       }
     });
