@@ -7,12 +7,22 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #define SHARDWISE_TORCH_SINCE(major, minor) \
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 namespace shardwise {
+
+/// True for an operator that has a rule here and that later versions of torch have taken out.
+inline bool is_gone_from_torch(std::string_view op) {
+#if SHARDWISE_TORCH_SINCE(2, 14)
+  return op == "aten::cholesky";
+#else
+  return op.empty();
+#endif
+}
 
 /// Whether the group sends tensors of this kind of device. torch 2.11 has only the list of all.
 inline bool has_backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {

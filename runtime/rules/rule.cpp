@@ -1,5 +1,7 @@
 #include "runtime/rules/rule.h"
 
+#include "runtime/comm/torch_versions.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -264,6 +266,7 @@ RuleTable& RuleTable::global() {
 }
 
 void RuleTable::add(std::string_view op, Rule rule) {
+  if (is_gone_from_torch(op)) return;
   TORCH_CHECK_VALUE(find_operator(op),
                     fmt::format("[rule] torch has no operator {}. Define it before its rule; overloads are named as in "
                                 "aten::add.Tensor.",

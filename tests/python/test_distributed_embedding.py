@@ -467,6 +467,18 @@ def test_d11_bad_input_is_the_same_error_on_all_ranks():
     run_ranks(2, body)
 
 
+def test_d11_a_parameter_with_other_memory_is_an_error_on_ranks_without_its_rows_too():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("user", 100, 8), sw.TableConfig("item", 50, 8)])
+        ids = torch.tensor([1, 2, 3])
+        layer([ids, ids])
+        layer.tables["user"].data = layer.tables["user"].data.clone()
+        with pytest.raises(ValueError, match="parameter of table user is not the layer's own any more"):
+            layer([ids, ids])
+
+    run_ranks(2, body, timeout=20)
+
+
 def test_d11_too_few_tables_name_the_threshold():
     def body(rank):
         with pytest.raises(ValueError, match="Lower column_slice_threshold"):

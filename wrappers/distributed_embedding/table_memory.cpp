@@ -33,10 +33,6 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
     if (lanes.tables[t].is_replicated)
       replicated_.back().push_back(at::empty(lanes.tables[t].spec->sizes(), options(t)));
   }
-  for (size_t t = 0; t < lanes.tables.size(); ++t) {
-    addresses_.emplace_back();
-    for (const TablePart& piece : pieces(t)) addresses_.back().push_back(piece.values.const_data_ptr());
-  }
   watch_writes();
 }
 
@@ -112,13 +108,8 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
                                 lanes_->tables.size()));
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
-    bool is_ours = impl != nullptr && impl->spec() == lanes_->tables[t].spec;
-    if (is_ours) {
-      const Shards& shards = impl->shards();
-      for (size_t i = 0; is_ours && i < shards.size(); ++i)
-        is_ours = shards[i].numel() == 0 || shards[i].const_data_ptr() == addresses_[t][i];
-    }
-    TORCH_CHECK_VALUE(is_ours,
+    // By the id, and not by addresses: a rank that has no rows of the table must find what the others find.
+    TORCH_CHECK_VALUE(impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->memory_id() == memory_ids_[t],
                       fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
                                   "read other memory. Write to it with copy_(), load_state_dict() without "
                                   "assign=True, or set_weights().",

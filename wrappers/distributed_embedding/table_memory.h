@@ -46,7 +46,8 @@ class TableMemory {
   /// This rank's pieces of a table, as its spec orders them; those without rows too.
   std::vector<TablePart> pieces(size_t table) const;
 
-  /// Throws: c10::ValueError where a table is not of the layout and memory that tables() gave it, which lookups read.
+  /// Throws: c10::ValueError where a table is not of the layout and memory that tables() gave it, which lookups read. A program that does
+  /// the same on all ranks has the error on all.
   void check(c10::ArrayRef<at::Tensor> tables) const;
 
  private:
@@ -59,7 +60,6 @@ class TableMemory {
   std::vector<uint64_t> memory_ids_;  // by table: of all its DTensors
   std::vector<std::unique_ptr<WriteWatch>> watches_;
   std::vector<std::vector<at::Tensor>> replicated_;  // by table; the one piece of a replicated one
-  std::vector<std::vector<const void*>> addresses_;  // by table, of its pieces
 };
 
 }  // namespace shardwise
