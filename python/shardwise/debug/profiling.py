@@ -30,7 +30,7 @@ class profile:
 
     Where torch.profiler runs, communications are spans of its too, by names as in "shardwise::all_reduce for aten::mm".
 
-    Cost: about 2 us per operator and 5 us per communication (benchmarks/profile.py).
+    Cost: about 2 us per operator and 5 us per communication (benchmarks/profiling.py).
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """What profile() adds to the training of a tensor-parallel transformer layer.
 
     export PYTHONPATH=build/python                            # where Shardwise is built and not installed
-    torchrun --nproc-per-node 4 benchmarks/profile.py         # half a minute
-    python benchmarks/profile.py --count                      # instructions of a step on one rank, with and without (needs valgrind)
+    torchrun --nproc-per-node 4 benchmarks/profiling.py         # half a minute
+    python benchmarks/profiling.py --count                      # instructions of a step on one rank, with and without (needs valgrind)
 
 Ranks over Gloo, float32, one thread each. A step starts behind a barrier and lasts until the slowest rank is done; both sides take turns.
 """
