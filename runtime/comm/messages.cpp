@@ -116,7 +116,6 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   const Parcels outgoing = parcels_of(group, sends, "to", device.type());
   const Parcels incoming = parcels_of(group, receives, "from", device.type());
   check_comm_policy([] { return std::string("sends messages to other ranks"); });
-  if (by_all) connect(group, "exchange", device);
   const bool has_part = !outgoing.empty() || !incoming.empty();
   if (!has_part && !by_all) return std::make_shared<Messages>();
 
@@ -126,6 +125,7 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
                                  .bytes_received = total_bytes(incoming),
                                  .counted_as = has_part ? MessagePattern::current() : nullptr,
                                  .by_all = by_all});
+  if (by_all) connect(group, "exchange", device);  // once the ranks are known to make the same call
   if (!has_part) {
     communication->finish();
     return std::make_shared<Messages>();
