@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from shardwise import _C
@@ -86,6 +85,8 @@ def _causal_mask(queries: torch.Tensor, begin: int, n_keys: int) -> Any:
     """Query i, at position begin + i, sees the keys up to there, of which the first `n_keys` are given."""
     n_queries = queries.size(-2)
     if begin + n_queries == n_keys and n_queries:
+        from torch.nn.attention.bias import causal_lower_right  # which imports torch._dynamo: a second
+
         return causal_lower_right(n_queries, n_keys)  # which torch's kernels know
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=queries.device).tril(begin)
 
