@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +13,7 @@ from torch import nn
 
 from shardwise import _C
 from shardwise.debug.module_tracker import ModuleTracker
+from shardwise.debug.process_memory import peak_of_process
 from shardwise.debug.profiling import profile
 from shardwise.debug.text_tables import table_text
 from shardwise.dtensor import DTensor
@@ -186,7 +185,7 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     own = RankReport(
         _C.world_rank(),
         _layers(model, tracker, recorded, begin, end),
-        torch.cuda.max_memory_allocated() if is_on_gpu else _peak_of_process(),
+        torch.cuda.max_memory_allocated() if is_on_gpu else peak_of_process(),
     )
     packed = _C.gathered_texts(json.dumps(asdict(own)))
     return StepReport([_unpacked(each) for each in packed] or [own])
@@ -195,11 +194,6 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
 def _unpacked(packed: bytes) -> RankReport:
     values = json.loads(packed)
     return RankReport(values["rank"], [LayerReport(**each) for each in values["layers"]], values["peak_bytes"])
-
-
-def _peak_of_process() -> int:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
 
 
 def _differentiate(model: nn.Module, batch: Any) -> None:

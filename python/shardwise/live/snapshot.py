@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import socket
 import sys
 import threading
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
+from shardwise.debug.process_memory import peak_of_process
 from shardwise.dtensor import DTensor
 
 __all__ = ["LastError", "Surveyor", "job_name", "rank_and_size", "snapshot"]
@@ -55,7 +55,7 @@ def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began
         "pid": os.getpid(),
         "time": time.time(),
         "began": began,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "memory": peak_of_process(),
         "groups": [
             {
                 "ranks": group.ranks,
@@ -163,9 +163,8 @@ class Surveyor:
         if key not in self._layouts:
             if len(self._layouts) > 10_000:
                 self._layouts.clear()
-            layout = _C.Layout(tensor.shape, tensor.device_mesh, tensor.placements)
-            here = rank in layout.ranks
-            self._layouts[key] = sum(torch.Size(sizes).numel() for _, sizes in layout.boxes(rank)) if here else 0
+            boxes = _C.Layout(tensor.shape, tensor.device_mesh, tensor.placements).boxes(rank)
+            self._layouts[key] = sum(torch.Size(sizes).numel() for _, sizes in boxes)
         return self._layouts[key]
 
 
