@@ -16,13 +16,13 @@ std::vector<std::string> gathered_texts(const Group& group, const std::string& o
   const c10::Device device(numbers_device(group));
   const auto bytes_for = [](int64_t n_bytes) { return at::empty({n_bytes}, at::TensorOptions(at::kByte)); };
   if (group.index > 0) {
-    if (own.empty()) {
-      exchange(group, device, {}, {})->wait();
-      return {};
+    std::vector<Message> sends;
+    if (!own.empty()) {
+      const at::Tensor bytes = bytes_for(static_cast<int64_t>(own.size()));
+      std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
+      sends.push_back({group.ranks[0], bytes.to(device)});
     }
-    const at::Tensor bytes = bytes_for(static_cast<int64_t>(own.size()));
-    std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
-    exchange(group, device, {{group.ranks[0], bytes.to(device)}}, {})->wait();
+    exchange(group, device, std::move(sends), {})->wait();
     return {};
   }
   std::vector<at::Tensor> arriving(group.size());

@@ -16,13 +16,7 @@
 namespace shardwise {
 
 /// True for an operator that has a rule here and that later versions of torch have taken out.
-inline bool is_gone_from_torch(std::string_view op) {
-#if SHARDWISE_TORCH_SINCE(2, 14)
-  return op == "aten::cholesky";
-#else
-  return op.empty();
-#endif
-}
+inline bool is_gone_from_torch(std::string_view op) { return SHARDWISE_TORCH_SINCE(2, 14) && op == "aten::cholesky"; }
 
 /// Whether the group sends tensors of this kind of device. torch 2.11 has only the list of all.
 inline bool has_backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {
