@@ -110,7 +110,7 @@ Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("shardwise::group_norm_backward", "")
                        .typed<decltype(compute_backward)>();
-  return op.call(grad, input, mean, rstd, weight, group, mask);
+  return op.call(reduced_for_several(grad, input, mask), input, mean, rstd, weight, group, mask);
 }
 
 }  // namespace

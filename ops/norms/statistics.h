@@ -1,9 +1,14 @@
-// ops/norms/statistics.h: what the norms share: optional weights, and the dtypes that statistics are computed and kept in.
+// ops/norms/statistics.h: what the norms share: optional weights, the dtypes that statistics are computed and kept in, and gradients
+// that are reduced once.
 #pragma once
+
+#include "ops/support/by_rule.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 namespace shardwise {
@@ -18,6 +23,17 @@ inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpM
 /// Statistics of a half-precision input have the dtype of the weight, float32 in mixed precision.
 inline at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTensor& weight) {
   return is_given(weight) ? weight->scalar_type() : input.scalar_type();
+}
+
+/// The gradient of a norm's output, reduced where several gradients (`mask`: of input, weight and bias) are made of it and `input` is
+/// whole on every mesh dim that it is Partial on: one reduction, of no more bytes than those of the gradients that would be Partial.
+inline at::Tensor reduced_for_several(const at::Tensor& grad, const at::Tensor& input, std::array<bool, 3> mask) {
+  const SpecPtr &of_grad = spec_of(grad), &of_input = spec_of(input);
+  if (std::ranges::count(mask, true) < 2 || of_grad->mesh() != of_input->mesh()) return grad;
+  const auto terms = of_grad->placements(), held = of_input->placements();
+  for (size_t mesh_dim = 0; mesh_dim < terms.size(); ++mesh_dim)
+    if (terms[mesh_dim].is_partial() && !held[mesh_dim].is_replicate()) return grad;
+  return reduced(grad);
 }
 
 }  // namespace shardwise

@@ -55,6 +55,37 @@ def test_layer_norm_of_many_rows_sends_twice_and_fewer_bytes():
     run_ranks(3, body)
 
 
+@pytest.mark.parametrize("shape", [(3, 8), (3, 8, 2)], ids=["layer_norm", "group_norm"])
+def test_a_norm_before_a_column_layer_reduces_its_gradient_once(shape):
+    """The gradient that the layer gives back is Partial; those of input, weight and bias are all made of it."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        torch.manual_seed(0)
+        norm = torch.nn.LayerNorm(8) if len(shape) == 2 else torch.nn.GroupNorm(2, 8)
+        plain = [dense(*shape), *(p.detach().double() for p in norm.parameters())]
+        ours = [sw.distribute_tensor(x, mesh, [Replicate()], src_data_rank=None).requires_grad_() for x in plain]
+        theirs = [x.clone().requires_grad_() for x in plain]
+        up = dense(*shape)
+
+        def normed(x, weight, bias):
+            return F.layer_norm(x, (8,), weight, bias) if len(shape) == 2 else F.group_norm(x, 2, weight, bias)
+
+        normed(*theirs).backward(up)
+        result = normed(*ours)
+        terms = sw.distribute_tensor(up, mesh, [Partial()], src_data_rank=None)
+        gradients, n = counted(
+            lambda: [g.redistribute(mesh, [Replicate()]) for g in torch.autograd.grad(result, ours, terms, retain_graph=True)]
+        )
+        assert n == 1
+        for gradient, x in zip(gradients, theirs, strict=True):
+            torch.testing.assert_close(gradient.to_local(), x.grad)
+        _, n = counted(lambda: torch.autograd.grad(result, ours[0], terms, retain_graph=True))
+        assert n == 0  # one gradient stays Partial: what follows may be linear, too
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128], ids=str
 )
