@@ -2,7 +2,7 @@
 
     export PYTHONPATH=build/python                            # where Shardwise is built and not installed
     torchrun --nproc-per-node 4 benchmarks/profiling.py         # half a minute
-    python benchmarks/profiling.py --count                      # instructions of a step on one rank, with and without (needs valgrind)
+    python benchmarks/profiling.py --count                      # instructions of a step on one rank (needs valgrind, takes 10 minutes)
 
 Ranks over Gloo, float32, one thread each. A step starts behind a barrier and lasts until the slowest rank is done; both sides take turns.
 """
