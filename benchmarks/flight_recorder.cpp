@@ -5,7 +5,7 @@
 //
 // Nanoseconds, the fastest and the median of 2,000 batches of 1,000 in turns: "records" is what the flight recorder does for one
 // communication; "adds" is what all of a Communication adds to a Work that is done: beside the records the questions whether somebody counts, profiles or
-// compares, and the interpreter's lock. Groups of 4 and of 1,024 ranks, which are compared with those of the last groups.
+// compares, and the interpreter's lock. Groups of 4 and of 1,024 ranks.
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/communication.h"

@@ -14,6 +14,11 @@ class FlightRecorder;
 class MessagePattern;
 struct GroupCalls;
 
+struct KnownGroup {
+  uint64_t number = 0;  // of the Group
+  GroupCalls* calls = nullptr;
+};
+
 struct CommThread {
   // The innermost of each, or null.
   CommTrace* trace = nullptr;
@@ -27,7 +32,7 @@ struct CommThread {
   // What was found last; recorders and their groups are never freed.
   FlightRecorder* recorder = nullptr;
   int64_t rank = -1;  // the recorder's
-  std::array<GroupCalls*, 4> groups{};
+  std::array<KnownGroup, 4> groups{};
   size_t oldest_group = 0;
 };
 

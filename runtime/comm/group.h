@@ -9,11 +9,15 @@
 
 namespace shardwise {
 
+/// Another at each call, from 1.
+uint64_t next_group_number();
+
 /// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
-  int64_t index = 0;  // this rank's place in `ranks`
+  int64_t index = 0;                      // this rank's place in `ranks`
+  uint64_t number = next_group_number();  // copies share it: groups of one number have the same ranks
 
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
   /// The place of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.
