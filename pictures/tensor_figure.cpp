@@ -107,7 +107,7 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
                                        detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
   std::string placements = to_string(layout.placements());
-  if (layout.in_pieces())  // "EnumerableShard" of "[EnumerableShard([...])]"
+  if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
     placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
   const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (max_width > 0 && static_cast<int64_t>(placements.size()) > room)

@@ -20,7 +20,8 @@ constexpr int64_t kDetailSlices = 16;  // of a tensor that a line leads to
 std::string placements_in_brief(const NamedTensor& tensor) {
   if (!tensor.layout) return "ordinary tensor";
   std::string text = to_string(tensor.layout->placements());
-  if (tensor.layout->in_pieces()) text = fmt::format("EnumerableShard of {} pieces", tensor.layout->pieces().size());
+  if (tensor.layout->in_pieces() && !tensor.layout->is_ragged())
+    text = fmt::format("EnumerableShard of {} pieces", tensor.layout->pieces().size());
   if (text.size() > kLongestPlacements) text = text.substr(0, kLongestPlacements - 3) + "...";
   return text;
 }

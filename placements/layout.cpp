@@ -1,5 +1,6 @@
 #include "placements/layout.h"
 
+#include "placements/flat_range.h"
 #include "placements/split.h"
 #include "placements/tiling.h"
 
@@ -20,6 +21,22 @@ Placement with_dim_in_range(const Placement& shard, c10::IntArrayRef sizes) {
                     " does not exist: the tensor has ", n_dims, " dims ", sizes, ". Use ",
                     n_dims == 0 ? "Replicate()" : fmt::format("a dim in [{}, {})", -n_dims, n_dims), ".");
   return shard.with_dim(dim < 0 ? dim + n_dims : dim);
+}
+
+void check_ragged(const Placement& ragged, c10::IntArrayRef sizes, int64_t n_parts, size_t mesh_dim) {
+  const auto n_dims = static_cast<int64_t>(sizes.size());
+  TORCH_CHECK_INDEX(ragged.n_flattened() <= n_dims, "[layout] ", to_string(ragged), " flattens ", ragged.n_flattened(),
+                    " dims: the tensor has ", n_dims, " dims ", sizes, ". Use ",
+                    n_dims == 0 ? "Replicate()" : "at most as many dims", ".");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(ragged.units().size()) == n_parts, "[layout] ", to_string(ragged), " has ",
+                    ragged.units().size(), " local_units on mesh dim ", mesh_dim, " of ", n_parts,
+                    " ranks: there is one number per rank. Give ", n_parts, ", with 0 for a rank that holds none.");
+}
+
+Dims coord_at_index(const RankGrid& grid, int64_t index) {
+  Dims coord = grid.shape;
+  for (size_t m = coord.size(); m-- > 0; index /= grid.shape[m]) coord[m] = index % grid.shape[m];
+  return coord;
 }
 
 void check_pieces(const Placement& placement, c10::IntArrayRef sizes, const RankGrid& grid) {
@@ -58,10 +75,7 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
   for (size_t mesh_dim = 0; mesh_dim < n_mesh_dims; ++mesh_dim) {
     Placement& placement = placements_[mesh_dim];
     if (placement.in_pieces()) {
-      TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ",
-                        n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
-                        ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
-      check_pieces(placement, sizes, *grid_);
+      check_in_pieces(mesh_dim);
     } else if (placement.is_shard()) {
       placement = with_dim_in_range(placement, sizes);
       if (!placement.sizes().empty()) {
@@ -74,16 +88,55 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
   for (const Placement& placement : placements_) hash_ = c10::hash_combine(hash_, placement.hash());
 }
 
+void Layout::check_in_pieces(size_t mesh_dim) const {
+  const Placement& placement = placements_[mesh_dim];
+  const size_t n_mesh_dims = placements_.size();
+  if (placement.units().empty()) {
+    TORCH_CHECK_VALUE(n_mesh_dims == 1, "[layout] EnumerableShard stands on mesh dim ", mesh_dim, " of a mesh of ",
+                      n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),
+                      ": it places the whole tensor by itself. Flatten the mesh to 1 dim.");
+    check_pieces(placement, sizes_, *grid_);
+    return;
+  }
+  check_ragged(placement, sizes_, grid_->shape[mesh_dim], mesh_dim);
+  for (size_t before = 0; before < mesh_dim; ++before)
+    TORCH_CHECK_VALUE(!placements_[before].in_pieces(), "[layout] ", to_string(placements_), " has ranges on mesh dims ",
+                      before, " and ", mesh_dim,
+                      ": a range is of the box that Shards leave, and not of another range. Use one RaggedShard, and "
+                      "Shard or Replicate besides, or flatten the mesh to 1 dim.");
+}
+
 std::vector<Box> Layout::boxes(int64_t rank) const {
-  if (!in_pieces()) {
-    const auto coord = grid_->coord_of(rank);
-    return coord ? std::vector<Box>{box_at(*coord)} : std::vector<Box>{};
+  const auto coord = grid_->coord_of(rank);
+  return coord ? boxes_at(*coord, rank) : std::vector<Box>{};
+}
+
+std::vector<Box> Layout::boxes_at(c10::IntArrayRef coord, int64_t rank) const {
+  size_t m = 0;
+  const Placement* placement = placement_in_pieces(&m);
+  if (!placement) return {box_at(coord)};
+  if (const int64_t n = placement->n_flattened(); n > 0) {
+    const Box whole = box_at(coord);
+    return detail::boxes_of_range(whole, n,
+                                  detail::flat_range(detail::flat_length(whole, n), placement->units(), coord[m]));
   }
   std::vector<Box> boxes;
-  const auto all = pieces();
+  const auto all = placement->pieces();
   auto piece = std::lower_bound(all.begin(), all.end(), rank, [](const auto& p, int64_t r) { return p.rank < r; });
   for (; piece != all.end() && piece->rank == rank; ++piece) boxes.push_back(piece->box());
   return boxes;
+}
+
+std::optional<Dims> Layout::flat_sizes(int64_t rank) const {
+  size_t m = 0;
+  const Placement* placement = placement_in_pieces(&m);
+  const auto coord = grid_->coord_of(rank);
+  if (!placement || placement->n_flattened() == 0 || !coord) return std::nullopt;
+  const Box whole = box_at(*coord);
+  const int64_t n = placement->n_flattened();
+  Dims sizes{detail::flat_range(detail::flat_length(whole, n), placement->units(), (*coord)[m]).length()};
+  sizes.append(whole.sizes.begin() + n, whole.sizes.end());
+  return sizes;
 }
 
 Box Layout::box_at(c10::IntArrayRef coord) const {
@@ -108,6 +161,11 @@ struct Layout::OwnerSearch {
   bool admits(size_t mesh_dim, int64_t coord) const {
     return pins.empty() || pins[mesh_dim] < 0 || pins[mesh_dim] == coord;
   }
+  bool admits(const Dims& coord) const {
+    for (size_t m = 0; m < coord.size(); ++m)
+      if (!admits(m, coord[m])) return false;
+    return true;
+  }
 };
 
 std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) const {
@@ -120,10 +178,12 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
     return found;
   }
   for (int64_t index = 0; index < grid_->size(); ++index) {
-    if (!search.admits(0, index)) continue;
-    for (const Box& piece : boxes(grid_->ranks[index])) {
+    const int64_t rank = grid_->ranks[index];
+    const Dims coord = coord_at_index(*grid_, index);
+    if (!search.admits(coord)) continue;
+    for (const Box& piece : boxes_at(coord, rank)) {
       Box common = intersect(piece, part);
-      if (!common.empty()) found.push_back({grid_->ranks[index], std::move(common)});
+      if (!common.empty()) found.push_back({rank, std::move(common)});
     }
   }
   return found;
@@ -160,6 +220,7 @@ void Layout::collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t 
 }
 
 Dims Layout::local_sizes(int64_t rank) const {
+  if (const auto sizes = flat_sizes(rank)) return *sizes;
   const auto boxes = this->boxes(rank);
   TORCH_CHECK_VALUE(boxes.size() == 1, "[local_sizes] rank ", rank, " holds ", boxes.size(), " pieces of ",
                     to_string(*this), ": only a single piece has the sizes. Use boxes(rank).");
@@ -179,9 +240,36 @@ bool Layout::is_shard(int64_t tensor_dim) const {
                      [&](const Placement& placement) { return placement.is_shard(tensor_dim); });
 }
 
-bool Layout::in_pieces() const { return placements_.size() == 1 && placements_[0].in_pieces(); }
+const Placement* Layout::placement_in_pieces(size_t* mesh_dim) const {
+  for (size_t m = 0; m < placements_.size(); ++m)
+    if (placements_[m].in_pieces()) {
+      if (mesh_dim) *mesh_dim = m;
+      return &placements_[m];
+    }
+  return nullptr;
+}
 
-c10::ArrayRef<ShardMetadata> Layout::pieces() const { return placements_[0].pieces(); }
+bool Layout::in_pieces() const { return placement_in_pieces() != nullptr; }
+
+bool Layout::is_ragged() const {
+  const Placement* placement = placement_in_pieces();
+  return placement && placement->n_flattened() > 0;
+}
+
+std::optional<Placement> Layout::enumerated() const {
+  if (!in_pieces() || placements_.size() != 1) return std::nullopt;
+  return is_ragged() ? Placement::enumerable(pieces()) : placements_[0];
+}
+
+std::vector<ShardMetadata> Layout::pieces() const {
+  if (!is_ragged()) return placements_[0].pieces().vec();
+  std::vector<ShardMetadata> pieces;
+  for (int64_t index = 0; index < grid_->size(); ++index)
+    for (const Box& box : boxes_at(Dims{index}, grid_->ranks[index]))
+      pieces.push_back({box.offsets, box.sizes, grid_->ranks[index]});
+  std::stable_sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return pieces;
+}
 
 std::vector<Interval> Layout::shard_intervals(int64_t tensor_dim) const {
   return intervals_before(tensor_dim, placements_.size());
@@ -199,7 +287,7 @@ std::vector<Interval> Layout::intervals_before(int64_t tensor_dim, size_t n_mesh
 std::vector<Placement> Layout::resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const {
   const auto image = [&](Interval range) { return Interval{moved(range.begin), moved(range.end)}; };
   if (in_pieces()) {
-    std::vector<ShardMetadata> pieces = this->pieces().vec();
+    std::vector<ShardMetadata> pieces = this->pieces();
     for (ShardMetadata& piece : pieces) {
       const Interval range = image(piece.box().interval(tensor_dim));
       piece.offsets[tensor_dim] = range.begin;

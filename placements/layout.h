@@ -46,7 +46,8 @@ Dims chunk_sizes(int64_t length, int64_t n_parts);
 ///
 /// Several Shards of one tensor dim nest: grid dim 0 splits it, grid dim 1 splits each piece again.
 /// Explicit sizes that equal torch.chunk's split are stored as the plain Shard, and rows that agree as one row, so equal
-/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes.
+/// layouts compare equal. EnumerableShard stands alone, on a 1-D grid, and tiles the tensor without holes. One RaggedShard may stand
+/// among other placements: wherever it stands, its ranges are of the box that all Shards leave.
 class Layout {
  public:
   /// Pre:    nothing; everything is checked and negative Shard dims are resolved.
@@ -60,7 +61,8 @@ class Layout {
   c10::ArrayRef<Placement> placements() const { return placements_; }
 
   /// The boxes of global `rank`: one for a member under Shard, Replicate and Partial (perhaps empty), any number of a
-  /// layout in pieces, in the order written, none for a non-member. Cost: O(dims), no communication.
+  /// layout in pieces, in the order written, none for a non-member; those of a RaggedShard follow each other in row-major memory.
+  /// Cost: O(dims), with a RaggedShard O(its units), no communication.
   std::vector<Box> boxes(int64_t rank) const;
   /// The box of the member at `coord`. Pre: !in_pieces().
   Box box_at(c10::IntArrayRef coord) const;
@@ -69,29 +71,41 @@ class Layout {
   ///
   /// `pins`: one coordinate per grid dim, or -1 where any will do; without pins all ranks count.
   std::vector<OwnedBox> owners(const Box& box, c10::IntArrayRef pins = {}) const;
-  /// The sizes of the only box of `rank`. Throws: c10::ValueError where it has none or several.
+  /// The sizes of the tensor that `rank` holds: of its only box, or of its range where the layout is ragged.
+  /// Throws: c10::ValueError where it has no box or several.
   Dims local_sizes(int64_t rank) const;
 
   bool is_partial() const;                  // on some grid dimension
   bool is_replicated() const;               // on every grid dimension
   bool is_shard(int64_t tensor_dim) const;  // on some grid dimension
-  /// Placed by boxes of the whole tensor: box_at and shard_intervals do not apply, pieces does.
+  /// Placed by boxes of the whole tensor, any number per rank: box_at and shard_intervals do not apply.
   bool in_pieces() const;
-  /// Every rank's pieces, by rank. Pre: in_pieces().
-  c10::ArrayRef<ShardMetadata> pieces() const;
+  /// In pieces of which each rank's make up one tensor, [elements of the flattened dims, *the other dims].
+  bool is_ragged() const;
+  /// The sizes of that tensor; nothing for a non-member, and where the layout is not ragged.
+  std::optional<Dims> flat_sizes(int64_t rank) const;
+  /// The EnumerableShard of the same pieces, which may be written in the place of this layout's only placement. Nothing where the layout
+  /// is not in pieces, or its grid has other dims besides.
+  std::optional<Placement> enumerated() const;
+  /// Every rank's pieces, by rank. Pre: enumerated().
+  std::vector<ShardMetadata> pieces() const;
 
   /// The extents along `tensor_dim` as its Shards split it, per combination of the coordinates of the grid dims that
   /// shard it (outermost first); one whole extent where nothing does. Pre: !in_pieces().
   std::vector<Interval> shard_intervals(int64_t tensor_dim) const;
 
   /// The placements of the tensor once index i of `tensor_dim` is index `moved(i)`, for i from 0 to its size: each rank keeps what
-  /// becomes of its elements. `moved` never decreases; a slice, a scaling and a padding are such moves.
+  /// becomes of its elements. `moved` never decreases; a slice, a scaling and a padding are such moves. Pre: !in_pieces() or enumerated().
   std::vector<Placement> resized(int64_t tensor_dim, const std::function<int64_t(int64_t)>& moved) const;
 
   bool operator==(const Layout& other) const;
   size_t hash() const;  // computed once
 
  private:
+  /// Of the placements in pieces the only one, and its grid dim; null where there is none.
+  const Placement* placement_in_pieces(size_t* mesh_dim = nullptr) const;
+  void check_in_pieces(size_t mesh_dim) const;
+  std::vector<Box> boxes_at(c10::IntArrayRef coord, int64_t rank) const;
   std::vector<Interval> intervals_before(int64_t tensor_dim, size_t n_mesh_dims) const;
   struct OwnerSearch;
   void collect_owners(const OwnerSearch& search, size_t mesh_dim, int64_t index, const Box& held,

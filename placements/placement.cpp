@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace shardwise {
 
@@ -23,6 +24,27 @@ std::string to_string(const ShardMetadata& piece) {
 
 bool any_negative(c10::IntArrayRef numbers) {
   return std::any_of(numbers.begin(), numbers.end(), [](int64_t n) { return n < 0; });
+}
+
+/// "(0, 1)", "(0,)": as Python writes a tuple.
+std::string tuple_text(c10::IntArrayRef numbers) {
+  return fmt::format("({}{})", fmt::join(numbers, ", "), numbers.size() == 1 ? "," : "");
+}
+
+/// 0, 1, ... below `n`.
+std::vector<int64_t> leading_dims(int64_t n) {
+  std::vector<int64_t> dims(static_cast<size_t>(n));
+  std::iota(dims.begin(), dims.end(), 0);
+  return dims;
+}
+
+/// The same proportions in the smallest numbers.
+std::vector<int64_t> reduced(c10::IntArrayRef units) {
+  int64_t divisor = 0;
+  for (const int64_t n : units) divisor = std::gcd(divisor, n);
+  std::vector<int64_t> result = units.vec();
+  for (int64_t& n : result) n /= std::max<int64_t>(divisor, 1);
+  return result;
 }
 
 void check_piece(const ShardMetadata& piece, size_t n_dims) {
@@ -92,7 +114,34 @@ Placement Placement::enumerable(std::vector<ShardMetadata> pieces) {
   return placement;
 }
 
-c10::IntArrayRef Placement::sizes() const { return sizes_ ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef(); }
+Placement Placement::ragged(c10::IntArrayRef dims, c10::IntArrayRef units) {
+  Placement placement;
+  placement.kind_ = Kind::kRagged;
+  placement.dim_ = static_cast<int64_t>(dims.size());
+  placement.sizes_ = std::make_shared<const std::vector<int64_t>>(units.vec());
+  const auto words = [&] {
+    return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
+  };
+  TORCH_CHECK_VALUE(!dims.empty() && dims == c10::IntArrayRef(leading_dims(placement.dim_)), "[RaggedShard] the dims of ",
+                    words(), " are not the leading ones: a rank's part is a range of them flattened. Use dims=",
+                    tuple_text(leading_dims(std::max<int64_t>(placement.dim_, 1))), ".");
+  TORCH_CHECK_VALUE(!units.empty(), "[RaggedShard] the local_units of ", words(),
+                    " are empty: there is one number per rank of the mesh dim. Give each rank's share.");
+  TORCH_CHECK_VALUE(!any_negative(units), "[RaggedShard] the local_units of ", words(),
+                    " hold a negative number: they are shares. Use 0 for a rank that holds none.");
+  TORCH_CHECK_VALUE(std::any_of(units.begin(), units.end(), [](int64_t n) { return n > 0; }),
+                    "[RaggedShard] the local_units of ", words(),
+                    " are all zero: some rank must hold the tensor. Give at least one rank a share above 0.");
+  return placement;
+}
+
+c10::IntArrayRef Placement::sizes() const {
+  return sizes_ && kind_ == Kind::kShard ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef();
+}
+
+c10::IntArrayRef Placement::units() const {
+  return kind_ == Kind::kRagged ? c10::IntArrayRef(*sizes_) : c10::IntArrayRef();
+}
 
 c10::ArrayRef<ShardMetadata> Placement::pieces() const {
   return pieces_ ? c10::ArrayRef<ShardMetadata>(*pieces_) : c10::ArrayRef<ShardMetadata>();
@@ -106,12 +155,13 @@ Placement Placement::with_dim(int64_t dim) const {
 
 bool Placement::operator==(const Placement& other) const {
   return kind_ == other.kind_ && reduce_ == other.reduce_ && dim_ == other.dim_ &&
-         (sizes_ == other.sizes_ || sizes() == other.sizes()) &&
+         (sizes_ == other.sizes_ || (sizes() == other.sizes() && reduced(units()) == reduced(other.units()))) &&
          (pieces_ == other.pieces_ || pieces() == other.pieces());
 }
 
 size_t Placement::hash() const {
   size_t seed = c10::get_hash(static_cast<int64_t>(kind_), static_cast<int64_t>(reduce_), dim_, sizes());
+  if (kind_ == Kind::kRagged) seed = c10::hash_combine(seed, c10::get_hash(reduced(units())));
   for (const ShardMetadata& piece : pieces()) {
     seed = c10::hash_combine(seed,
                              c10::get_hash(c10::IntArrayRef(piece.offsets), c10::IntArrayRef(piece.sizes), piece.rank));
@@ -128,6 +178,9 @@ std::string to_string(const Placement& placement) {
     case Placement::Kind::kShard:
       if (placement.sizes().empty()) return fmt::format("Shard({})", placement.dim());
       return fmt::format("Shard({}, sizes=[{}])", placement.dim(), fmt::join(placement.sizes(), ", "));
+    case Placement::Kind::kRagged:
+      return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(leading_dims(placement.n_flattened())),
+                         tuple_text(placement.units()));
     case Placement::Kind::kEnumerable:
       break;
   }

@@ -5,6 +5,7 @@
 //   Replicate()                  every rank has all of it
 //   Partial(sum)                 the tensor is the sum of the ranks' pieces
 //   EnumerableShard([...])       any tiling by boxes, any number per rank
+//   RaggedShard((0, 1), (2, 3, 0, 5))  ranges of the flattened dims 0 and 1, in these proportions
 #pragma once
 
 #include "placements/box.h"
@@ -43,7 +44,7 @@ struct ShardMetadata {
 /// Callers ask the questions below and not for the kind, so that a new kind answers them in one place.
 class Placement {
  public:
-  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable };
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kEnumerable, kRagged };
 
   Placement() = default;  // Replicate()
   static Placement replicate() { return {}; }
@@ -57,6 +58,11 @@ class Placement {
   /// Kept by rank; the order of one rank's pieces is the order of its local tensors.
   /// Throws: c10::ValueError for pieces that overlap, of differing dimensionality or with negative numbers.
   static Placement enumerable(std::vector<ShardMetadata> pieces);
+  /// Contiguous ranges of the flattened leading `dims`, which are 0, 1, ... in this order; a range goes with all elements of the other
+  /// dims. `units`: one per mesh coordinate, in proportion to which the ranges are long; zeros allowed. Multiples of the same units are
+  /// equal placements.
+  /// Throws: c10::ValueError for other dims, negative units, and units that are all zero.
+  static Placement ragged(c10::IntArrayRef dims, c10::IntArrayRef units);
 
   Kind kind() const { return kind_; }
   /// Every rank has all of it.
@@ -75,12 +81,16 @@ class Placement {
 
   /// Pre: is_shard().
   int64_t dim() const { return dim_; }
-  /// The explicit extents; empty for torch.chunk's split.
+  /// The explicit extents of a Shard; empty for torch.chunk's split.
   c10::IntArrayRef sizes() const;
   /// Pre: is_partial().
   Reduce reduce() const { return reduce_; }
   /// The pieces of an EnumerableShard; empty for any other. Layout::pieces() has those of every placement in pieces.
   c10::ArrayRef<ShardMetadata> pieces() const;
+  /// The units of a RaggedShard, as written; empty for any other.
+  c10::IntArrayRef units() const;
+  /// How many leading dims a RaggedShard flattens; 0 for any other.
+  int64_t n_flattened() const { return kind_ == Kind::kRagged ? dim_ : 0; }
 
   /// The same split along another tensor dim. Pre: is_shard().
   Placement with_dim(int64_t dim) const;
@@ -91,13 +101,13 @@ class Placement {
  private:
   Kind kind_ = Kind::kReplicate;
   Reduce reduce_ = Reduce::kSum;
-  int64_t dim_ = 0;
-  std::shared_ptr<const std::vector<int64_t>> sizes_;
+  int64_t dim_ = 0;                                    // of a Shard; of a RaggedShard how many it flattens
+  std::shared_ptr<const std::vector<int64_t>> sizes_;  // of a Shard; of a RaggedShard its units
   std::shared_ptr<const std::vector<ShardMetadata>> pieces_;
 };
 
-/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()". Of a long
-/// EnumerableShard the first pieces and how many more.
+/// As the user writes it: "Shard(0)", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(sum)", "Replicate()",
+/// "RaggedShard(dims=(0, 1), local_units=(2, 3, 0, 5))". Of a long EnumerableShard the first pieces and how many more.
 std::string to_string(const Placement& placement);
 /// "[Shard(0), Replicate()]".
 std::string to_string(c10::ArrayRef<Placement> placements);

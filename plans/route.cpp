@@ -37,12 +37,13 @@ std::optional<Layout> maybe_with(const Layout& layout, const Placements& placeme
 }
 
 /// `layout` with mesh dim `m` placed as `placement`; where explicit sizes then do not fit, with torch.chunk's split there, or in
-/// all of that tensor dim.
+/// all of that tensor dim; sharded along tensor dim 0 where pieces cannot stand beside those of another mesh dim.
 Layout changed(const Layout& layout, size_t m, const Placement& placement) {
   Placements placements = layout.placements().vec();
   placements[m] = placement;
-  if (!placement.is_shard()) return with(layout, std::move(placements));
+  if (!placement.is_sharded()) return with(layout, std::move(placements));
   if (auto result = maybe_with(layout, placements)) return *result;
+  if (!placement.is_shard()) return changed(layout, m, Placement::shard(0));
   const Placement plain = Placement::shard(placement.dim());
   placements[m] = plain;
   if (auto result = maybe_with(layout, placements)) return *result;

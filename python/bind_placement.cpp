@@ -16,12 +16,20 @@ struct PyShard : Placement {};
 struct PyReplicate : Placement {};
 struct PyPartial : Placement {};
 struct PyEnumerableShard : Placement {};
+struct PyRaggedShard : Placement {};
 
 using Numbers = std::vector<int64_t>;
 
 template <class Kind>
 Kind as(Placement placement) {
   return Kind{std::move(placement)};
+}
+
+/// The leading dims of a RaggedShard.
+py::tuple flattened_dims(const Placement& placement) {
+  Numbers dims(static_cast<size_t>(placement.n_flattened()));
+  std::iota(dims.begin(), dims.end(), 0);
+  return tuple_of(dims);
 }
 
 /// The constructor's arguments: how a placement is pickled.
@@ -34,6 +42,8 @@ py::tuple arguments(const Placement& placement) {
       return py::make_tuple(std::string(to_string(placement.reduce())));
     case Placement::Kind::kEnumerable:
       return py::make_tuple(py::cast(placement.pieces().vec()));
+    case Placement::Kind::kRagged:
+      return py::make_tuple(flattened_dims(placement), tuple_of(placement.units()));
     case Placement::Kind::kReplicate:
       break;
   }
@@ -113,7 +123,8 @@ std::pair<Placement, int64_t> to_written(py::handle object) {
   if (py::isinstance<Placement>(object)) return {py::cast<const Placement&>(object), 1};
   if (auto placement = maybe_from_torch(object)) return *std::move(placement);
   C10_THROW_ERROR(TypeError,
-                  fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial or EnumerableShard.",
+                  fmt::format("[placements] {} is no placement. Use Shard, Replicate, Partial, RaggedShard or "
+                              "EnumerableShard.",
                               py::repr(object).cast<std::string>()));
 }
 
@@ -143,6 +154,8 @@ py::object from_placement(const Placement& placement) {
       return py::cast(as<PyPartial>(placement));
     case Placement::Kind::kEnumerable:
       return py::cast(as<PyEnumerableShard>(placement));
+    case Placement::Kind::kRagged:
+      return py::cast(as<PyRaggedShard>(placement));
     case Placement::Kind::kReplicate:
       break;
   }
@@ -161,7 +174,7 @@ void bind_placement(py::module_& module) {
 
   py::class_<Placement>(
       module, "Placement",
-      "How one mesh dim treats a tensor: the base of the four kinds."
+      "How one mesh dim treats a tensor: the base of the five kinds."
       "\n\n"
       ">>> isinstance(sw.Shard(0), sw.Placement), sw.Shard(0).is_shard(0), sw.Partial().is_partial(\"sum\")\n"
       "(True, True, True)\n"
@@ -264,7 +277,31 @@ void bind_placement(py::module_& module) {
            py::arg("shards"))
       .def_property_readonly("shards", [](const Placement& self) { return self.pieces().vec(); });
 
-  for (const char* name : {"Placement", "Shard", "Replicate", "Partial", "EnumerableShard", "ShardMetadata"})
+  py::class_<PyRaggedShard, Placement>(
+      module, "RaggedShard",
+      "Contiguous ranges of the flattened leading `dims`, which are 0, 1, ..., as long as `local_units` are in proportion; each goes with "
+      "all\n"
+      "elements of the other dims. One number per mesh coordinate, zeros allowed. Of `length` flattened elements coordinate i has those "
+      "from\n"
+      "floor(length * sum(local_units[:i]) / sum(local_units)) to where the next one's begin, so any length will do.\n\n"
+      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Beside it other mesh dims may\n"
+      "replicate, shard or hold terms of a sum: a range is of what all their Shards leave, wherever the RaggedShard stands.\n\n"
+      "Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero."
+      "\n\n"
+      ">>> x = sw.distribute_tensor(torch.arange(20.0).view(4, 5), mesh, [sw.RaggedShard((0, 1), (2, 3, 0, 5))])\n"
+      ">>> x.to_local(), (x + 1).to_local()  # the first two tenths of 20 elements\n"
+      "(tensor([0., 1., 2., 3.]), tensor([1., 2., 3., 4.]))\n"
+      ">>> x.redistribute(placements=[sw.Shard(0)]).to_local()\n"
+      "tensor([[0., 1., 2., 3., 4.]])")
+      .def(py::init([](const Numbers& dims, const Numbers& local_units) {
+             return as<PyRaggedShard>(Placement::ragged(dims, local_units));
+           }),
+           py::arg("dims"), py::arg("local_units"))
+      .def_property_readonly("dims", &flattened_dims)
+      .def_property_readonly("local_units", [](const Placement& self) { return tuple_of(self.units()); });
+
+  for (const char* name :
+       {"Placement", "Shard", "Replicate", "Partial", "EnumerableShard", "RaggedShard", "ShardMetadata"})
     module.attr(name).attr("__module__") = "shardwise";
 }
 

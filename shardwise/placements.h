@@ -3,6 +3,7 @@
 //   {sw::Shard(0), sw::Replicate()}       rows over mesh dim 0, all of them along mesh dim 1
 //   {sw::Shard(0, {1, 3, 1, 3})}          as many rows as each rank is to have; none is a number, too
 //   {sw::Partial("sum")}                  the tensor is the sum of the ranks' pieces
+//   {sw::RaggedShard({0, 1}, {2, 3, 0, 5})}                                        ranges of dims 0 and 1, flattened
 //   {sw::EnumerableShard({{{0, 0}, {8, 5}, /*rank=*/2}, {{0, 5}, {8, 4}, 0}})}     any boxes, any number per rank
 #pragma once
 
@@ -29,5 +30,11 @@ inline Placement Partial(std::string_view reduce_op = "sum") {
 
 /// As Placement::enumerable(): each piece is {offsets, sizes, rank}. Throws: c10::ValueError for pieces that overlap.
 inline Placement EnumerableShard(std::vector<ShardMetadata> pieces) { return Placement::enumerable(std::move(pieces)); }
+
+/// As Placement::ragged(): contiguous ranges of the flattened leading `dims`, in proportion to `local_units`, one per rank along the mesh
+/// dim. Throws: c10::ValueError for dims that are not 0, 1, ..., negative units, and units that are all zero.
+inline Placement RaggedShard(c10::IntArrayRef dims, c10::IntArrayRef local_units) {
+  return Placement::ragged(dims, local_units);
+}
 
 }  // namespace shardwise

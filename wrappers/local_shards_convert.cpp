@@ -174,9 +174,9 @@ int64_t sharded_dim(const std::vector<RankPieces>& all) {
   return 0;
 }
 
-/// True where some rank's part is no single piece.
+/// True where some rank's part is no single tensor.
 bool needs_shards(const Layout& layout) {
-  return layout.in_pieces() &&
+  return layout.in_pieces() && !layout.is_ragged() &&
          std::ranges::any_of(layout.grid().ranks, [&](int64_t rank) { return layout.boxes(rank).size() != 1; });
 }
 

@@ -29,7 +29,7 @@ SpecPtr row_major_spec(const MeshPtr& mesh, const Dims& sizes, Placements placem
 /// True where each rank has pieces of `weight` that are split along `dim` alone. The rule of aten::linear moves any other layout; also
 /// where a rank has no piece, as it would not take part in the backward's messages.
 bool goes_by_pieces(const Spec& weight, int64_t dim) {
-  if (!weight.layout().in_pieces()) return false;
+  if (!weight.layout().enumerated()) return false;
   const auto pieces = weight.layout().pieces();
   return std::ranges::all_of(
              pieces, [&](const ShardMetadata& piece) { return piece.sizes[1 - dim] == weight.sizes()[1 - dim]; }) &&
@@ -43,12 +43,13 @@ at::Tensor columns_by_pieces(const at::Tensor& input, const at::Tensor& weight, 
   const Spec& spec = *spec_of(weight);
   Dims sizes(input.sizes());
   sizes.back() = weight.size(0);
-  const Placement of_columns = placement_of_last_dim(spec.placements()[0], 0, sizes);
+  const Placement of_weight = *spec.layout().enumerated();
+  const Placement of_columns = placement_of_last_dim(of_weight, 0, sizes);
   std::vector<at::Tensor> outputs;
   const at::Tensor own = to_local(input, Placements{Placement::partial()});
   const auto rows = to_pieces(weight);
   std::vector<at::Tensor> biases;
-  if (bias) biases = to_pieces(redistribute(*bias, {placement_of_last_dim(spec.placements()[0], 0, bias->sizes())}));
+  if (bias) biases = to_pieces(redistribute(*bias, {placement_of_last_dim(of_weight, 0, bias->sizes())}));
   for (size_t i = 0; i < rows.size(); ++i)
     outputs.push_back(at::linear(own, rows[i], bias ? MaybeTensor(biases[i]) : std::nullopt));
   const auto dtype = outputs.empty() ? input.scalar_type() : outputs[0].scalar_type();
@@ -102,7 +103,7 @@ at::Tensor row_parallel_linear(const at::Tensor& input, const at::Tensor& weight
   Dims sizes(input.sizes());
   sizes.back() = weight.size(1);
   const bool by_pieces = goes_by_pieces(spec, 1);
-  const Placement& of_weight = spec.placements()[call.mesh_dim];
+  const Placement of_weight = by_pieces ? *spec.layout().enumerated() : spec.placements()[call.mesh_dim];
   const Placement of_input = of_weight.in_pieces() && !by_pieces
                                  ? Placement::shard(static_cast<int64_t>(sizes.size()) - 1)
                                  : placement_of_last_dim(of_weight, 1, sizes);

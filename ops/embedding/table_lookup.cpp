@@ -48,7 +48,7 @@ at::Tensor prepared_ids(const char* op, const at::Tensor& ids, const Spec& table
   const Spec& spec = *spec_of(own);
   const BelowAutograd guard;
   Placements whole = without_partial(spec.placements());
-  if (spec.layout().in_pieces()) whole = {Placement::replicate()};
+  if (spec.layout().in_pieces()) whole = Placements(whole.size());
   return whole == spec.placements() ? own : redistribute(own, std::move(whole));
 }
 

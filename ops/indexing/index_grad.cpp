@@ -21,7 +21,8 @@ at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::Array
   Placements placements = without_partial(source.placements());
   const c10::ArrayRef<Placement> of_grad = spec_of(grad)->placements();
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (placements[m].in_pieces()) placements[m] = Placement::shard(0);
+    if (placements[m].in_pieces())
+      placements[m] = source.layout().enumerated() ? Placement::shard(0) : Placement::replicate();
     if (!placements[m].is_replicate()) continue;
     if (of_grad[m].is_linear_partial()) placements[m] = of_grad[m];
     if (!of_grad[m].is_shard()) continue;

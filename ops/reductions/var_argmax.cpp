@@ -310,7 +310,7 @@ Pair smallest_and_largest(const at::Tensor& self, std::optional<int64_t> dim, bo
 at::Tensor to_multiply(const at::Tensor& self, const std::vector<int64_t>& dims) {
   static const auto op = operator_of<decltype(product)>("shardwise::piece_product");
   if (!self.is_complex()) return self;
-  if (spec_of(self)->layout().in_pieces()) return redistribute(self, {Placement::replicate()});
+  if (spec_of(self)->layout().in_pieces()) return redistribute(self, Placements(spec_of(self)->placements().size()));
   const at::Tensor products = is_sharded_along(self, dims) ? op.call(self, dims) : reduced(self);
   return redistribute(products, replicated_where(spec_of(products)->placements(), [&](const Placement& placement) {
                         return placement.is_shard() && is_reduced(dims, placement.dim());

@@ -73,11 +73,12 @@ Rule reordering(const char* name, OrderOf order_of) {
                           }).linear(Linearity::kPass);
   return Rule::placed(of_factors.text(), [of_factors, order_of](const OpCall& call) {
     const Spec& spec = *call.operands[0].spec;
-    if (!spec.layout().in_pieces()) return propagate(call, of_factors.signature(call));
+    const std::optional<Placement> enumerable = spec.layout().enumerated();
+    if (!enumerable) return propagate(call, of_factors.signature(call));
     const DenseOutput& dense = call.outputs[0];
     std::optional<Propagation> result(std::in_place);
     result->inputs.resize(1);
-    result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, {reordered(spec.placements()[0], order_of(call))},
+    result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, {reordered(*enumerable, order_of(call))},
                                            dense.strides, dense.dtype));
     return result;
   });

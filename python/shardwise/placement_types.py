@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from shardwise._C import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
+from shardwise._C import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 
-__all__ = ["EnumerableShard", "Partial", "Placement", "Replicate", "Shard", "ShardMetadata"]
+__all__ = ["EnumerableShard", "Partial", "Placement", "RaggedShard", "Replicate", "Shard", "ShardMetadata"]
 
 
 def __getattr__(name: str) -> Any:

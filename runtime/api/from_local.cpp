@@ -6,6 +6,7 @@
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/autograd_node.h"
+#include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/given_memory.h"
 #include "runtime/tensor/sparse.h"
 
@@ -26,6 +27,7 @@ struct FromPiecesBackward final : torch::autograd::Node {
   SpecPtr grad_spec;
   size_t n_pieces = 0;
   bool is_linear = true;
+  bool is_flat = false;  // the one input is the pieces in a row
 
   variable_list apply(variable_list&& grads) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -35,7 +37,8 @@ struct FromPiecesBackward final : torch::autograd::Node {
     variable_list result;
     if (grads[0].defined()) {
       ForwardScope::give_out_gradient(*grad_spec);
-      result = to_pieces(laid_out_as(grads[0], *grad_spec));
+      const at::Tensor grad = laid_out_as(grads[0], *grad_spec);
+      result = is_flat ? variable_list{to_local(grad)} : to_pieces(grad);
     }
     result.resize(n_pieces);
     return result;
@@ -43,11 +46,13 @@ struct FromPiecesBackward final : torch::autograd::Node {
   std::string name() const override { return "FromPiecesBackward"; }
 };
 
-void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pieces, const SpecPtr& grad_spec) {
+void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pieces, const SpecPtr& grad_spec,
+                    bool is_flat) {
   auto node = make_node<FromPiecesBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(pieces));
   node->grad_spec = grad_spec;
   node->n_pieces = pieces.size();
+  node->is_flat = is_flat;
   node->is_linear = std::ranges::all_of(spec_of(tensor)->placements(), [](const Placement& placement) {
     return !placement.is_partial() || placement.is_linear_partial();
   });
@@ -56,20 +61,24 @@ void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pie
 
 bool has_tangent(const at::Tensor& piece) { return piece._fw_grad(0).defined(); }
 
-at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec) {
+/// `is_flat`: `pieces` are one tensor, which is the pieces in a row.
+at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec,
+                       bool is_flat = false) {
   Shards shards;
   for (const at::Tensor& piece : pieces) shards.push_back(detached(piece));
+  if (is_flat) shards = pieces_of(*spec, shards[0]);
   const bool is_sparse = !pieces.empty() && pieces[0].is_sparse();
   at::Tensor result =
       is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
   mark_given(*maybe_dtensor(result));
   if (pieces.size() == 1) share_version(result, pieces[0]);
-  if (std::ranges::any_of(pieces, records)) record_history(result, pieces, grad_spec ? grad_spec : spec_of_grad(spec));
+  if (std::ranges::any_of(pieces, records)) 
+    record_history(result, pieces, grad_spec ? grad_spec : spec_of_grad(spec), is_flat);
   if (std::ranges::any_of(pieces, has_tangent)) {
     std::vector<at::Tensor> tangents;
     for (const at::Tensor& piece : pieces)
       tangents.push_back(has_tangent(piece) ? piece._fw_grad(0) : at::zeros_like(piece));
-    result._set_fw_grad(wrap_pieces(tangents, spec, grad_spec), 0, /*is_inplace_op=*/false);
+    result._set_fw_grad(wrap_pieces(tangents, spec, grad_spec, is_flat), 0, /*is_inplace_op=*/false);
   }
   return result;
 }
@@ -81,8 +90,15 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   TORCH_CHECK_TYPE(!is_dtensor(local),
                    "[from_local] the local tensor is a DTensor already. Use redistribute(mesh, placements).");
   const MeshPtr& mesh = local.is_meta() == given_mesh->is_meta() ? given_mesh : given_mesh->on(local.device().type());
+  const auto ragged =
+      std::ranges::find_if(placements, [](const Placement& placement) { return placement.n_flattened() > 0; });
+  const bool is_ragged = ragged != placements.end();
+  TORCH_CHECK_VALUE(!is_ragged || options.shape,
+                    fmt::format("[from_local] a local tensor of shape [{}] does not say what it is a range of under {}. "
+                                "Give shape= of the whole tensor.",
+                                fmt::join(local.sizes(), ", "), to_string(placements)));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
-  TORCH_CHECK_VALUE(!mesh->is_member() || static_cast<int64_t>(sizes.size()) == local.dim(),
+  TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
                                 "Give the size of each dim of the whole tensor.",
                                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
@@ -93,18 +109,27 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                        : !is_sparse && local.dim() == static_cast<int64_t>(sizes.size())
                            ? dense_strides(sizes, local.strides())
                            : row_major_strides(sizes);
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_ragged,
+                              fmt::format("[from_local] {} of a sparse tensor has no meaning: a range is of dense memory. "
+                                          "Use Shard or EnumerableShard.",
+                                          to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {
     check_ranks_agree(local, *spec);
     piece = records(local) ? local : with_equal_replicas(local, *spec);
   }
+  const bool is_given = options.grad_placements && records(local);
+  const SpecPtr grad_spec = is_given ? spec->with_placements(*options.grad_placements) : nullptr;
+  if (spec->flat_sizes()) {
+    check_flat_part(piece, *spec);
+    return wrap_pieces({piece}, spec, grad_spec, /*is_flat=*/true);
+  }
   std::vector<at::Tensor> pieces;
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
   if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
-  const bool is_given = options.grad_placements && records(local);
-  return wrap_pieces(pieces, spec, is_given ? spec->with_placements(*options.grad_placements) : nullptr);
+  return wrap_pieces(pieces, spec, grad_spec);
 }
 
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {

@@ -20,7 +20,8 @@ struct FromLocalOptions {
 
 /// The distributed tensor of which `local` is this rank's piece. The piece is aliased: writes to one are seen by the other, and count for
 /// both (a write after autograd saved one of them is an error in the backward). On a non-member `local` is ignored, except for whether it
-/// is on meta: all ranks' pieces are, or none.
+/// is on meta: all ranks' pieces are, or none. Of a ragged layout it is the rank's range, [elements of the flattened dims, *the other
+/// dims], contiguous; it may be a view of memory that other tensors share.
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

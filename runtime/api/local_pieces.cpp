@@ -83,6 +83,22 @@ void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   }
 }
 
+void check_flat_part(const at::Tensor& flat, const Spec& spec) {
+  check_piece(flat, 0, spec);
+  TORCH_CHECK_VALUE(
+      flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
+      fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has a range of shape [{}] there: [elements "
+                  "of the flattened dims, *the other dims]. Give the range that local_units are for, and shape= of the "
+                  "whole tensor.",
+                  spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
+                  fmt::join(*spec.flat_sizes(), ", ")));
+  TORCH_CHECK_VALUE(flat.is_contiguous(),
+                    fmt::format("[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is "
+                                "contiguous memory. Call contiguous().",
+                                spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), fmt::join(flat.strides(), ", "),
+                                to_string(spec)));
+}
+
 void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   if (!spec.is_member()) return;
   const Group& group = *spec.mesh()->group();
@@ -117,7 +133,8 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
                     "on none.",
                     group.ranks[recorded], group.ranks[plain]));
   }
-  for (size_t i = 0; i < beliefs.size() && !spec.layout().in_pieces(); ++i) {
+  const bool has_one_each = !spec.layout().in_pieces() || spec.layout().is_ragged();
+  for (size_t i = 0; i < beliefs.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
         beliefs[i].piece() == expected,

@@ -16,6 +16,9 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 /// Throws: c10::ValueError where number, dtype, device or shape of this rank's pieces are not those of `spec`.
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec);
 
+/// The same of the one tensor that a rank gives of a ragged layout. Throws: c10::ValueError also where it is not contiguous.
+void check_flat_part(const at::Tensor& flat, const Spec& spec);
+
 /// Compares what the ranks believe of the tensor. Collective over the mesh's members.
 /// Throws: c10::ValueError on all of them, naming the first who differs.
 void check_ranks_agree(const at::Tensor& local, const Spec& spec);

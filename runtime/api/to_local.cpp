@@ -4,6 +4,7 @@
 #include "runtime/api/gradients.h"
 #include "runtime/api/outside_mesh.h"
 #include "runtime/tensor/autograd_node.h"
+#include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/local_reads.h"
 
 #include <ATen/ops/empty.h>
@@ -19,9 +20,14 @@ using torch::autograd::variable_list;
 /// A node of our own: a torch::autograd::Function would cost a microsecond more.
 struct ToPiecesBackward final : torch::autograd::Node {
   SpecPtr grad_spec;
+  bool is_flat = false;  // the one output is the pieces in a row
 
   variable_list apply(variable_list&& grads) override {
     const auto options = at::TensorOptions().dtype(grad_spec->dtype()).device(grad_spec->mesh()->device());
+    if (is_flat && grad_spec->flat_sizes()) {
+      const at::Tensor own = grads[0].defined() ? grads[0].contiguous() : at::zeros(*grad_spec->flat_sizes(), options);
+      return {from_local(own, grad_spec->mesh(), grad_spec->placements().vec(), {.shape = Dims(grad_spec->sizes())})};
+    }
     for (size_t i = 0; i < grads.size(); ++i)
       if (!grads[i].defined()) grads[i] = at::zeros(grad_spec->boxes()[i].sizes, options);
     return {from_pieces(grads, grad_spec)};
@@ -32,17 +38,20 @@ struct ToPiecesBackward final : torch::autograd::Node {
 bool has_history(const at::Tensor& tensor) { return records(tensor) || tensor._fw_grad(0).defined(); }
 
 /// Pre: has_history(tensor).
-variable_list with_history(const at::Tensor& tensor, const Shards& shards, const SpecPtr& grad_spec) {
+variable_list with_history(const at::Tensor& tensor, const Shards& shards, const SpecPtr& grad_spec,
+                           bool is_flat = false) {
   variable_list pieces;
-  for (const at::Tensor& piece : shards) pieces.push_back(detached(piece, *maybe_dtensor(tensor)));
+  const Shards given = is_flat ? Shards{flat_part(*spec_of(tensor), shards)} : shards;
+  for (const at::Tensor& piece : given) pieces.push_back(detached(piece, *maybe_dtensor(tensor)));
   if (records(tensor)) {
     auto node = make_node<ToPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(tensor));
     node->grad_spec = grad_spec;
+    node->is_flat = is_flat;
     torch::autograd::set_history(pieces, node);
   }
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined()) {
-    const variable_list of_tangent = with_history(tangent, maybe_dtensor(tangent)->shards(), grad_spec);
+    const variable_list of_tangent = with_history(tangent, maybe_dtensor(tangent)->shards(), grad_spec, is_flat);
     for (size_t i = 0; i < pieces.size(); ++i) pieces[i]._set_fw_grad(of_tangent[i], 0, /*is_inplace_op=*/false);
   }
   return pieces;
@@ -60,18 +69,20 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Shards& shards = shards_read_by(impl, "to_local");
-  TORCH_CHECK_VALUE(shards.size() <= 1,
+  const bool is_flat = spec->flat_sizes() != nullptr;
+  TORCH_CHECK_VALUE(shards.size() <= 1 || is_flat,
                     fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
                                 "LocalShardsWrapper.",
                                 spec->mesh()->rank(), shards.size(), to_string(*spec)));
-  if (shards.empty()) {
+  if (shards.empty() && !is_flat) {
     const auto options = at::TensorOptions().dtype(spec->dtype()).device(tensor.device()).layout(tensor.layout());
     const bool is_zero = AnswersOutside::are_on() && tensor.dim() == 0 && !spec->mesh()->is_member();
     return is_zero ? at::zeros({}, options) : at::empty({0}, options);
   }
   if (has_history(tensor))
-    return with_history(tensor, shards,
-                        grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec))[0];
+    return with_history(tensor, shards, grad_placements ? spec->with_placements(*grad_placements) : spec_of_grad(spec),
+                        is_flat)[0];
+  if (is_flat) return detached(flat_part(*spec, shards), impl);
   // Where gradients are recorded at all the caller may want one of the piece, and must not give it to ours.
   return c10::GradMode::is_enabled() ? detached(shards[0], impl) : handed_out(shards[0], impl);
 }

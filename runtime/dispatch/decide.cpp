@@ -1,5 +1,6 @@
 #include "runtime/dispatch/decide.h"
 
+#include "placements/partial.h"
 #include "runtime/rules/meta_run.h"
 #include "runtime/rules/rule.h"
 
@@ -54,6 +55,23 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
   return result;
 }
 
+/// What a rule that places its results by itself says. In pieces it knows tensors on meshes of one dim; of others the mesh dim that is in
+/// pieces is gathered before.
+std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
+  OpCall known = call;
+  for (Operand& operand : known.operands)
+    if (operand.spec && operand.spec->layout().in_pieces() && !operand.spec->layout().enumerated()) {
+      if (operand.is_written) return std::nullopt;
+      operand.spec =
+          operand.spec->with_placements(replicated_where(operand.spec->placements(), &Placement::in_pieces));
+    }
+  auto result = rule.place()(known);
+  for (size_t i = 0; result && i < call.operands.size(); ++i)
+    if (!result->inputs[i] && known.operands[i].spec != call.operands[i].spec)
+      result->inputs[i] = known.operands[i].spec;
+  return result;
+}
+
 bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1; }
 
 bool is_direct(const OpCall& call, const Decision& decision) {
@@ -95,7 +113,7 @@ Decision decide(OpCall& call) {
   else if (rule->is_shape_only())
     decision.propagation = propagate_shape(call);
   else if (rule->place())
-    decision.propagation = rule->place()(call);
+    decision.propagation = placed(call, *rule);
   else
     decision.propagation = propagate(call, rule->signature(call));
   if (!decision.propagation) return decision;

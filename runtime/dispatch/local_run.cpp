@@ -8,6 +8,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/flat_part.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -44,9 +45,10 @@ class LocalRun {
     if (decision_.moves) move_inputs();
     leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
+    is_flat_ = propagation_.by_box && n_pieces > 1 && may_run_flat();
     if (decision_.is_skipped)
       fill_outputs();
-    else if (n_pieces == 1)
+    else if (n_pieces == 1 || is_flat_)
       run_only_piece();
     else
       for (size_t piece = 0; piece < n_pieces; ++piece) run_piece(piece);
@@ -67,6 +69,26 @@ class LocalRun {
     return result;
   }
 
+  /// True where the kernel may run once on a rank's pieces in a row: all operands have such pieces, or are numbers.
+  bool may_run_flat() const {
+    const Dims* flat = leader_->flat_sizes();
+    if (!flat || !decision_.local_args.empty() || call_.op.rule->kernel() || names_dims()) return false;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Spec* spec = spec_of(i);
+      const bool is_number = !spec || (spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= flat->size());
+      if (!is_number && !(spec->layout() == leader_->layout())) return false;
+    }
+    return true;
+  }
+
+  /// A memory format is for a number of dims.
+  bool names_dims() const {
+    const auto arg = call_.op.handle.schema().argumentIndexWithName("memory_format");
+    if (!arg || call_.arg(*arg).isNone()) return false;
+    const auto format = call_.arg(*arg).toMemoryFormat();
+    return format != at::MemoryFormat::Preserve && format != at::MemoryFormat::Contiguous;
+  }
+
   void move_inputs() {
     CommScope scope(call_.op.name.c_str());
     moved_.resize(call_.operands.size());
@@ -83,6 +105,7 @@ class LocalRun {
 
   at::Tensor local(size_t i, size_t piece) const {
     const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
+    if (is_flat_) return spec_of(i)->flat_sizes() ? flat_part(*spec_of(i), shards) : shards[0];
     if (propagation_.by_box && !spec_of(i)->layout().in_pieces())
       return narrowed_to(shards[0], leader_->boxes()[piece]);
     return piece < shards.size() ? shards[piece] : no_elements(i);
@@ -166,12 +189,15 @@ class LocalRun {
   void take(size_t i, const at::Tensor& piece) {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return;
-    const Box& box = spec->boxes()[outputs_[i].size()];
-    TORCH_INTERNAL_ASSERT(piece.sizes() == box.sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
-                          " where ", to_string(*spec), " has ", to_string(box), " on rank ", spec->mesh()->rank());
+    const c10::IntArrayRef sizes = is_flat_ ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
+    TORCH_INTERNAL_ASSERT(piece.sizes() == sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
+                          " where ", to_string(*spec), " has ", sizes, " on rank ", spec->mesh()->rank());
     TORCH_INTERNAL_ASSERT(piece.scalar_type() == spec->dtype(), "[", call_.op.name, "] gave a piece of ",
                           piece.scalar_type(), " where its meta kernel gives ", spec->dtype());
-    outputs_[i].push_back(piece);
+    if (is_flat_)
+      outputs_[i] = pieces_of(*spec, piece.contiguous());
+    else
+      outputs_[i].push_back(piece);
   }
 
   /// The operands', unless an argument names one.
@@ -250,6 +276,7 @@ class LocalRun {
   c10::SmallVector<c10::IValue, 2> originals_;
   std::optional<CopiedView::Kind> view_kind_;
   std::vector<c10::IValue> view_args_;  // the arguments as they came, where results may be copied views
+  bool is_flat_ = false;                // one call for all pieces of a ragged layout
   bool gives_normal_view_;
   ViewOrigin origin_;  // of the tensor that results are views of
   SpecPtr like_;       // of an operand that was given as pieces with offsets: results of its layout are such too

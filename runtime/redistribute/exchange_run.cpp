@@ -3,7 +3,9 @@
 #include "plans/pattern.h"
 #include "runtime/comm/message_pattern.h"
 #include "runtime/comm/reduce_dtype.h"
+#include "runtime/tensor/flat_part.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -63,6 +65,15 @@ at::Tensor empty_piece(const Spec& spec, c10::IntArrayRef sizes, c10::Device dev
                            at::TensorOptions().dtype(dtype).device(device));
 }
 
+/// Of a ragged layout in one buffer.
+Shards empty_pieces(const Spec& spec, c10::Device device, at::ScalarType dtype) {
+  if (const Dims* sizes = spec.flat_sizes())
+    return pieces_of(spec, at::empty(*sizes, at::TensorOptions().dtype(dtype).device(device)));
+  Shards pieces;
+  for (const Box& box : spec.boxes()) pieces.push_back(empty_piece(spec, box.sizes, device, dtype));
+  return pieces;
+}
+
 }  // namespace
 
 at::Tensor narrowed(at::Tensor piece, const Box& held, const Box& box) {
@@ -82,11 +93,8 @@ ExchangeRun::ExchangeRun(Party party, std::vector<ExchangeItem> items, c10::Devi
       device_(device),
       n_rounds_(items_[0].step->n_rounds),
       rank_(items_[0].from->mesh()->rank()) {
-  for (const ExchangeItem& item : items_) {
-    Shards& result = results_.emplace_back();
-    for (const Box& box : item.to->boxes())
-      result.push_back(empty_piece(*item.to, box.sizes, device, combined_as(*item.step, item.to->dtype())));
-  }
+  for (const ExchangeItem& item : items_)
+    results_.push_back(empty_pieces(*item.to, device, combined_as(*item.step, item.to->dtype())));
 }
 
 void ExchangeRun::start(bool may_change) {

@@ -11,6 +11,7 @@
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/flat_part.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/cat.h>
@@ -142,6 +143,10 @@ class Moving {
   /// Before an all-reduce: the elements of each piece in a row, to be reduced in place.
   std::vector<at::Tensor> begin_reduction() {
     own();
+    if (const Spec& from = *next().from; from.flat_sizes() && !pieces_.empty()) {
+      pieces_ = joined(from, std::move(pieces_));
+      return {flat_part(from, pieces_).view(-1)};
+    }
     std::vector<at::Tensor> flats;
     for (at::Tensor& piece : pieces_) {
       if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // on all ranks alike

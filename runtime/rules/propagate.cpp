@@ -299,6 +299,21 @@ MeshPtr leading_mesh(const OpCall& call) {
   return several ? leader->spec->mesh() : nullptr;
 }
 
+/// Whether a Partial of the leader, which is in pieces, may stay: the operator is linear in it, and no other operand is a term.
+bool passes_sums(const OpCall& call, const Signature& signature, const Operand& leader) {
+  const auto is_other_sum = [](const Placement& p) { return p.is_partial() && !p.is_linear_partial(); };
+  if (signature.linearity == Linearity::kNone || std::ranges::any_of(leader.spec->placements(), is_other_sum))
+    return false;
+  if (signature.linearity == Linearity::kAll)
+    return std::ranges::all_of(call.operands, [&](const Operand& operand) {
+      return operand.spec && operand.spec->layout() == leader.spec->layout();
+    });
+  if (signature.linearity == Linearity::kFirst && &leader != &call.operands[0]) return false;
+  return std::ranges::all_of(call.operands, [&](const Operand& operand) {
+    return &operand == &leader || !operand.spec || !operand.spec->layout().is_partial();
+  });
+}
+
 /// Elementwise calls run box by box where an operand is enumerated and the others can follow it.
 std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& signature) {
   const Operand* leader = nullptr;
@@ -307,6 +322,9 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
       leader = &operand;
   if (!leader || !signature.is_pointwise) return std::nullopt;
 
+  const bool is_sum = leader->spec->layout().is_partial() && passes_sums(call, signature, *leader);
+  const Placements whole = without_partial(leader->spec->placements());
+  const Placements placements = is_sum ? leader->spec->placements().vec() : whole;
   Propagation result;
   result.by_box = true;
   for (const Operand& operand : call.operands) {
@@ -315,14 +333,15 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
       continue;
     }
     const bool follows = operand.sizes == leader->sizes;
-    auto spec = follows ? operand.spec->with_placements(leader->spec->placements().vec()) : operand.spec->replicated();
+    const bool is_term = &operand == leader || signature.linearity == Linearity::kAll;
+    auto spec = follows ? operand.spec->with_placements(is_term ? placements : whole) : operand.spec->replicated();
     if (spec != operand.spec && operand.is_written) return std::nullopt;
     result.inputs.push_back(spec != operand.spec ? std::move(spec) : SpecPtr());
   }
   for (const DenseOutput& dense : call.outputs) {
     if (dense.sizes != leader->sizes) return std::nullopt;
     result.outputs.push_back(
-        Spec::intern(leader->spec->mesh(), dense.sizes, leader->spec->placements().vec(), dense.strides, dense.dtype));
+        Spec::intern(leader->spec->mesh(), dense.sizes, placements, dense.strides, dense.dtype));
   }
   return result;
 }

@@ -1,5 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
+#include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/reduced_value.h"
 #include "runtime/tensor/sparse.h"
@@ -59,6 +60,11 @@ uint64_t new_memory_id() {
   static std::atomic<uint64_t> n_threads{0};
   static thread_local uint64_t next = n_threads.fetch_add(1) << kBitsOfCount;
   return ++next;
+}
+
+/// As a tensor of `spec` keeps them.
+Shards kept_pieces(const Spec& spec, Shards pieces) {
+  return spec.flat_sizes() ? joined(spec, std::move(pieces)) : std::move(pieces);
 }
 
 /// The storage of a tensor that has no pieces.
@@ -129,7 +135,7 @@ void DTensorImpl::wait() const {
     if (arrived->follow()) return;
   } else {
     try {
-      shards_ = pending_->finish();
+      shards_ = kept_pieces(*spec_, pending_->finish());
     } catch (...) {
       pending_ = std::make_shared<FailedMove>(std::current_exception());
       throw;
@@ -224,6 +230,8 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
       shards.empty() || shards[0].is_sparse() == is_sparse,
       "[DTensor] an operator gave sparse pieces of what it takes for a dense tensor, or dense ones of "
       "a sparse tensor. Use to_dense() first.");
+  if (spec->flat_sizes()) [[unlikely]]
+    shards = kept_pieces(*spec, std::move(shards));
   auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);
   if (is_sparse) maybe_dtensor(tensor)->set_entries(std::move(entries));
   announce(tensor);

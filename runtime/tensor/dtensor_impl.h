@@ -114,7 +114,7 @@ inline bool is_dtensor(const at::TensorBase& tensor) { return maybe_dtensor(tens
 /// The spec of a distributed tensor. Throws: c10::TypeError for any other.
 const SpecPtr& spec_of(const at::Tensor& tensor);
 
-/// A distributed tensor of `spec` over these pieces (aliased, not copied).
+/// A distributed tensor of `spec` over these pieces (aliased, not copied; of a ragged layout copied where they are not joined()).
 /// Pre: `shards` agree with `spec->boxes()` in number and sizes. Calls the wrap hook.
 at::Tensor wrap(SpecPtr spec, Shards shards);
 

@@ -59,6 +59,7 @@ Spec::Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarTyp
     : mesh_(std::move(mesh)), layout_(std::move(layout)), strides_(strides), dtype_(dtype) {
   numel_ = std::accumulate(sizes().begin(), sizes().end(), int64_t{1}, std::multiplies<>());
   boxes_ = layout_.boxes(mesh_->rank());
+  flat_sizes_ = layout_.flat_sizes(mesh_->rank());
 }
 
 void Spec::release_resources() { SpecTable::global().erase(this, hash_); }
@@ -71,6 +72,8 @@ SpecPtr Spec::intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10:
   TORCH_CHECK_VALUE(strides.size() == layout.sizes().size(),
                     fmt::format("[spec] stride has {} entries for a tensor of {} dims. Give one per dim.",
                                 strides.size(), layout.sizes().size()));
+  if (const Dims row_major = layout.is_ragged() ? row_major_strides(layout.sizes()) : Dims(); layout.is_ragged())
+    return SpecTable::global().intern(std::move(mesh), std::move(layout), row_major, dtype);
   return SpecTable::global().intern(std::move(mesh), std::move(layout), strides, dtype);
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 
+#include <optional>
 #include <vector>
 
 namespace shardwise {
@@ -18,8 +19,8 @@ using Placements = std::vector<Placement>;
 /// compare and hash pointers. Freed with its last user.
 class Spec final : public torch::CustomClassHolder {
  public:
-  /// The one Spec of these values. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError where
-  /// `strides` has not one entry per dim.
+  /// The one Spec of these values; of a ragged layout, whose ranges are of row-major memory, with row-major strides in the place of
+  /// `strides`. Cost: a hash and a lock. Throws: as Layout, and c10::ValueError where `strides` has not one entry per dim.
   static SpecPtr intern(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarType dtype);
   static SpecPtr intern(MeshPtr mesh, c10::IntArrayRef sizes, std::vector<Placement> placements,
                         c10::IntArrayRef strides, c10::ScalarType dtype);
@@ -36,6 +37,8 @@ class Spec final : public torch::CustomClassHolder {
 
   /// This rank's boxes: one, several, or none on a non-member.
   c10::ArrayRef<Box> boxes() const { return boxes_; }
+  /// Of a ragged layout the sizes of the one tensor that this rank's pieces make up; null for other layouts, and on a non-member.
+  const Dims* flat_sizes() const { return flat_sizes_ ? &*flat_sizes_ : nullptr; }
   bool is_member() const { return mesh_->is_member(); }
 
   /// The same tensor otherwise placed. Throws: as Layout.
@@ -60,6 +63,7 @@ class Spec final : public torch::CustomClassHolder {
   int64_t numel_;
   size_t hash_ = 0;
   std::vector<Box> boxes_;
+  std::optional<Dims> flat_sizes_;
 };
 
 /// Row-major strides (elements) of `sizes`.
