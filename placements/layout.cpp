@@ -262,6 +262,9 @@ std::optional<Placement> Layout::enumerated() const {
 }
 
 std::vector<ShardMetadata> Layout::pieces() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(placements_.size() == 1, "[layout] ", to_string(*this),
+                              " has its pieces on a mesh of several dims, where the operator knows those of one. "
+                              "Redistribute it with Shard or Replicate in the place of RaggedShard first.");
   if (!is_ragged()) return placements_[0].pieces().vec();
   std::vector<ShardMetadata> pieces;
   for (int64_t index = 0; index < grid_->size(); ++index)

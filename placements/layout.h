@@ -87,7 +87,7 @@ class Layout {
   /// The EnumerableShard of the same pieces, which may be written in the place of this layout's only placement. Nothing where the layout
   /// is not in pieces, or its grid has other dims besides.
   std::optional<Placement> enumerated() const;
-  /// Every rank's pieces, by rank. Pre: enumerated().
+  /// Every rank's pieces, by rank. Throws: c10::NotImplementedError where the grid has several dims. Pre: in_pieces().
   std::vector<ShardMetadata> pieces() const;
 
   /// The extents along `tensor_dim` as its Shards split it, per combination of the coordinates of the grid dims that

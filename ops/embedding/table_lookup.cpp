@@ -23,8 +23,11 @@ at::Tensor prepared_table(const char* op, const at::Tensor& weight, bool passes_
   TORCH_CHECK_VALUE(weight.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
                                                    op, fmt::join(weight.sizes(), ", "), weight.dim()));
   Placements placements = spec_of(weight)->placements().vec();
+  const bool has_known_pieces = spec_of(weight)->layout().enumerated().has_value();
   for (Placement& placement : placements)
-    if (placement.is_partial() && !(passes_sums && is_linear(placement.reduce()))) placement = Placement::replicate();
+    if ((placement.is_partial() && !(passes_sums && is_linear(placement.reduce()))) ||
+        (placement.in_pieces() && !has_known_pieces))
+      placement = Placement::replicate();
   return placements == spec_of(weight)->placements() ? weight : redistribute(weight, std::move(placements));
 }
 

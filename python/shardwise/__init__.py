@@ -25,6 +25,7 @@ from shardwise._C import (
     Placement,
     Plan,
     QuantizedTable,
+    RaggedShard,
     Replicate,
     Shard,
     ShardMetadata,
@@ -77,6 +78,7 @@ __all__ = [
     "Plan",
     "QuantizedTable",
     "RaggedIds",
+    "RaggedShard",
     "Replicate",
     "Shard",
     "ShardMetadata",
@@ -122,7 +124,17 @@ __version__ = _build_facts.VERSION
 
 # What torch.load(weights_only=True) may call.
 torch.serialization.add_safe_globals(
-    [EnumerableShard, Partial, Replicate, Shard, ShardMetadata, rebuild_dtensor, rebuild_local_shards, rebuild_mesh]
+    [
+        EnumerableShard,
+        Partial,
+        RaggedShard,
+        Replicate,
+        Shard,
+        ShardMetadata,
+        rebuild_dtensor,
+        rebuild_local_shards,
+        rebuild_mesh,
+    ]
 )
 atexit.register(_C.forget_world)
 watch_if_asked()

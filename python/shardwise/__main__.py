@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
         "would send, and where embedding tables would go.",
         formatter_class=HelpFormatter,
         epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),\n"
-        "R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial).",
+        "R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:\n"
+        "RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions).",
     )
     commands = main.add_subparsers(dest="command", required=True)
     for each in COMMANDS:

@@ -143,7 +143,7 @@ class Moving {
   /// Before an all-reduce: the elements of each piece in a row, to be reduced in place.
   std::vector<at::Tensor> begin_reduction() {
     own();
-    if (const Spec& from = *next().from; from.flat_sizes() && !pieces_.empty()) {
+    if (const Spec& from = *next().from; from.flat_sizes()) {
       pieces_ = joined(from, std::move(pieces_));
       return {flat_part(from, pieces_).view(-1)};
     }

@@ -85,6 +85,50 @@ TEST(LayoutTest, EnumerableShardHoldsSeveralPiecesInTheOrderWritten) {
   expect_words(message_of<c10::ValueError>([&] { layout.local_sizes(1); }), {"holds 0 pieces"});
 }
 
+TEST(LayoutTest, RaggedShardHoldsRangesOfFlattenedDims) {
+  // sizes, mesh, placements, rank[box] of every member
+  const std::vector<Case> cases = {
+      {{4, 5}, {4}, {P::ragged({0, 1}, {2, 3, 0, 5})}, "0[0:1, 0:4] 1[0:1, 4:5] 1[1:2, 0:5] 3[2:4, 0:5]"},
+      {{7, 2}, {2}, {P::ragged({0}, {2, 1})}, "0[0:4, 0:2] 1[4:7, 0:2]"},
+      {{2, 2}, {2, 2}, {P::ragged({0, 1}, {1, 3}), P()}, "0[0:1, 0:1] 1[0:1, 0:1] 2[0:1, 1:2] 2[1:2, 0:2] 3[0:1, 1:2] 3[1:2, 0:2]"},
+      {{4, 4}, {2, 2}, {P::ragged({0, 1}, {1, 3}), P::shard(0)}, "0[0:1, 0:2] 1[2:3, 0:2] 2[0:1, 2:4] 2[1:2, 0:4] 3[2:3, 2:4] 3[3:4, 0:4]"},
+      {{4, 4}, {2, 2}, {P::shard(1), P::ragged({0}, {1, 3})}, "0[0:1, 0:2] 1[1:4, 0:2] 2[0:1, 2:4] 3[1:4, 2:4]"},
+      {{0, 4}, {2}, {P::ragged({0, 1}, {1, 3})}, ""}};
+  for (const Case& c : cases) {
+    const Layout layout(c.sizes, grid(c.mesh), c.placements);
+    EXPECT_EQ(holdings(layout), c.holdings) << to_string(layout);
+    EXPECT_TRUE(layout.in_pieces() && layout.is_ragged());
+    EXPECT_EQ(layout.enumerated().has_value(), c.mesh.size() == 1);
+  }
+  const Layout layout({4, 5, 2}, grid({4}, {3, 1, 0, 2}), {P::ragged({0, 1}, {2, 3, 0, 5})});
+  EXPECT_EQ(words(layout.owners({{0, 3, 1}, {2, 2, 1}})), "3[0:1, 3:4, 1:2] 1[0:1, 4:5, 1:2] 1[1:2, 3:5, 1:2]");
+  EXPECT_EQ(layout.local_sizes(1), (Dims{6, 2}));
+  EXPECT_EQ(layout.flat_sizes(0), (Dims{0, 2}));
+  EXPECT_FALSE(layout.flat_sizes(5).has_value());
+  EXPECT_EQ(holdings(Layout({4, 5, 2}, layout.grid_ptr(), {*layout.enumerated()})), holdings(layout));
+}
+
+TEST(LayoutTest, RaggedShardsOfOneProportionAreEqual) {
+  const Layout one({8, 3}, grid({2}), {P::ragged({0}, {1, 3})}), other({8, 3}, grid({2}), {P::ragged({0}, {2, 6})});
+  EXPECT_EQ(one, other);
+  EXPECT_EQ(one.hash(), other.hash());
+  EXPECT_FALSE(one == Layout({8, 3}, grid({2}), {P::ragged({0}, {3, 1})}));
+  EXPECT_FALSE(one == Layout({8, 3}, grid({2}), {P::ragged({0, 1}, {1, 3})}));
+  EXPECT_EQ(to_string(other.placements()), "[RaggedShard(dims=(0,), local_units=(2, 6))]");
+}
+
+TEST(LayoutTest, RaggedShardsThatDoNotFitAreErrors) {
+  const auto message = [](Dims sizes, Dims mesh, std::vector<Placement> placements) {
+    return message_of<c10::ValueError>([&] { Layout(sizes, grid(mesh), placements); });
+  };
+  expect_words(message({4}, {3}, {P::ragged({0}, {1, 1})}), {"2 local_units on mesh dim 0 of 3 ranks", "Give 3"});
+  expect_words(message({4}, {2, 2}, {P::ragged({0}, {1, 1}), P::ragged({0}, {1, 1})}), {"ranges on mesh dims 0 and 1"});
+  expect_words(message_of<c10::IndexError>([&] { Layout({}, grid({2}), {P::ragged({0}, {1, 1})}); }),
+               {"flattens 1 dims", "Use Replicate()"});
+  const Layout beside({4, 4}, grid({2, 2}), {P::ragged({0}, {1, 1}), P()});
+  expect_words(message_of<c10::NotImplementedError>([&] { beside.pieces(); }), {"mesh of several dims"});
+}
+
 TEST(LayoutTest, OwnersComeOncePerReplicaAndNeverEmpty) {
   const Layout layout({5}, grid({2, 2}), {P(), P::shard(0)});
   EXPECT_EQ(words(layout.owners({{2}, {2}})), "0[2:3] 1[3:4] 2[2:3] 3[3:4]");

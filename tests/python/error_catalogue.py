@@ -27,7 +27,10 @@ SECTIONS = [
     *("placements", "meshes", "tensors", "wrappers", "moves", "operators", "rules", "lookups", "embedding_plans"),
     *("many_tables", "ids", "parallel_models", "ranks"),
 ]
-NAMES = ("DTensor", "EnumerableShard", "LocalShardsWrapper", "Partial", "Replicate", "Shard", "ShardMetadata")
+NAMES = (
+    *("DTensor", "EnumerableShard", "LocalShardsWrapper", "Partial", "RaggedShard", "Replicate", "Shard"),
+    "ShardMetadata",
+)
 PREAMBLE = f"""
 import torch
 import torch.nn.functional as F

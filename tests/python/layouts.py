@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import shardwise as sw
-from shardwise import EnumerableShard, Partial, Placement, Replicate, Shard
+from shardwise import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard
 from shardwise import ShardMetadata as Piece
 
 
@@ -56,6 +56,10 @@ CASES = [
     Case("one of three ranks", 3, [1], (5, 6), [Replicate()]),
     Case("columns, several a rank", 3, [0, 1, 2], (5, 6), [EnumerableShard(COLUMNS)]),
     Case("grid", 3, [0, 1, 2], (5, 6), [EnumerableShard(GRID)]),
+    Case("ranges", 4, [2, 0, 3, 1], (5, 6), [RaggedShard((0, 1), (2, 3, 0, 5))]),
+    Case("ranges of rows", 3, [0, 1, 2], (5, 6), [RaggedShard((0,), (1, 0, 3))]),
+    Case("ranges, replicated", 4, [[0, 1], [2, 3]], (3, 5, 2), [RaggedShard((0, 1), (2, 3)), Replicate()]),
+    Case("ranges of rows that are sharded", 4, [[0, 1], [2, 3]], (5, 6), [RaggedShard((0, 1), (2, 3)), Shard(0)]),
 ]
 
 by_name = {"argvalues": CASES, "ids": [case.name for case in CASES]}
@@ -85,4 +89,5 @@ TABLES = [
     Case("a rank outside", 4, [3, 1, 0], TABLE_SHAPE, [Shard(0)]),
     Case("boxes", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_GRID)]),
     Case("columns by the piece", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_COLUMNS)]),
+    Case("ranges", 4, [0, 1, 2, 3], TABLE_SHAPE, [RaggedShard((0, 1), (2, 3, 0, 5))]),
 ]

@@ -9,7 +9,7 @@ import torch
 from program_writer import Program, dense_scope, tensors_in
 
 import shardwise as sw
-from shardwise import EnumerableShard, Replicate, Shard
+from shardwise import EnumerableShard, RaggedShard, Replicate, Shard
 from shardwise.testing import run_ranks
 
 TOLERANCE = 1e-7  # of float64 values, relative to the largest
@@ -195,7 +195,7 @@ def smaller_programs(program: Program) -> Iterable[Program]:
             yield replace(program, steps=fewer)
     for i in range(len(program.inputs)):
         yield replace(program, inputs=program.inputs[:i] + program.inputs[i + 1 :])
-    has_boxes = any(isinstance(placement, EnumerableShard) for leaf in program.inputs for placement in leaf.placements)
+    has_boxes = any(isinstance(placement, EnumerableShard | RaggedShard) for leaf in program.inputs for placement in leaf.placements)
     for smaller_mesh in [(1,), (2,)]:
         if not has_boxes and (prod(program.mesh) > prod(smaller_mesh) or len(program.mesh) > 1):
             yield replace(
@@ -238,7 +238,7 @@ SOURCE = """\
 import torch
 import shardwise as sw
 from program_writer import Program, dense_scope, tensors_in
-from shardwise import EnumerableShard, Partial, Replicate, Shard, ShardMetadata
+from shardwise import EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 def program(make, relayout):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shardwise import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
+from shardwise import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 
-PLACEMENTS = {kind.__name__: kind for kind in (EnumerableShard, Partial, Replicate, Shard, ShardMetadata)}
+PLACEMENTS = {kind.__name__: kind for kind in (EnumerableShard, Partial, RaggedShard, Replicate, Shard, ShardMetadata)}
 
 MAX_NUMEL = 200
 # Where a write's source overlaps its target in part torch refuses it, having found their addresses; ranks hold what they hold.
@@ -113,7 +113,11 @@ class Writer:
     def placements(self, shape: tuple[int, ...]) -> tuple[Placement, ...]:
         if len(self.program.mesh) == 1 and len(shape) == 2 and min(shape) > 1 and self.rng.random() < 0.1:
             return (self.boxes(shape),)
-        return tuple(self.placement(shape, n_ranks) for n_ranks in self.program.mesh)
+        placements = [self.placement(shape, n_ranks) for n_ranks in self.program.mesh]
+        if shape and self.rng.random() < 0.1:
+            mesh_dim = self.rng.randrange(len(placements))
+            placements[mesh_dim] = self.ranges(shape, self.program.mesh[mesh_dim])
+        return tuple(placements)
 
     def placement(self, shape: tuple[int, ...], n_ranks: int) -> Placement:
         choice = self.rng.random()
@@ -126,6 +130,10 @@ class Writer:
             return Shard(dim)
         ends = sorted(self.rng.randint(0, shape[dim]) for _ in range(n_ranks - 1))
         return Shard(dim, sizes=[end - begin for begin, end in zip([0, *ends], [*ends, shape[dim]], strict=True)])
+
+    def ranges(self, shape: tuple[int, ...], n_ranks: int) -> Placement:
+        units = [self.rng.randrange(4) for _ in range(n_ranks)]
+        return RaggedShard(range(self.rng.randint(1, len(shape))), units if any(units) else [1] * n_ranks)
 
     def boxes(self, shape: tuple[int, ...]) -> Placement:
         rows, columns = shape

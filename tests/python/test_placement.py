@@ -9,11 +9,14 @@ import torch.distributed.tensor as torch_dt
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import shardwise as sw
-from shardwise import EnumerableShard, Partial, Placement, Replicate, Shard, ShardMetadata
+from shardwise import EnumerableShard, Partial, Placement, RaggedShard, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 PIECES = [ShardMetadata((0, 0), (2, 3), 1), ShardMetadata((2, 0), (1, 3), 0)]
-ALL = [Shard(0), Shard(-1), Shard(1, [1, 0, 3]), Replicate(), Partial(), Partial("max"), EnumerableShard(PIECES)]
+ALL = [
+    *(Shard(0), Shard(-1), Shard(1, [1, 0, 3]), Replicate(), Partial(), Partial("max"), EnumerableShard(PIECES)),
+    *(RaggedShard((0, 1), (2, 3, 0)), RaggedShard((0,), (2, 3, 0)), RaggedShard((0,), (2, 3, 1))),
+]
 
 
 @pytest.mark.parametrize("placement", ALL, ids=repr)
@@ -40,6 +43,7 @@ def test_placements_of_different_meaning_are_different():
         (Partial(), (False, False, False, True, False)),
         (Partial("max"), (False, False, False, True, True)),
         (EnumerableShard(PIECES), (False, False, False, False, False)),
+        (RaggedShard((0,), (1, 2)), (False, False, False, False, False)),
     ],
     ids=repr,
 )

@@ -1,13 +1,15 @@
 """What the commands of `python -m shardwise` read from their arguments."""
 
 import argparse
+import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 
-from shardwise._C import Layout, Partial, Placement, Replicate, Shard
+from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
 
 UNITS = {
     "": 1,
@@ -25,6 +27,7 @@ MAX_RANKS = 65_536
 MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
 
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
+SPELLED: dict[str, Callable[..., Placement]] = {kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)}
 
 
 def extents(text: str) -> tuple[int, ...]:
@@ -70,11 +73,36 @@ def n_bytes(text: str) -> int:
     return number
 
 
+def spelled(text: str) -> Placement | None:
+    """RaggedShard((0,1),(2,3,0,5)): a placement as Python and pictures spell it. None for anything else."""
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in SPELLED:
+        return None
+
+    def value(node: ast.expr) -> Any:
+        return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)  # Partial(sum), as it is printed
+
+    try:
+        arguments = [value(node) for node in call.args]
+        named = {each.arg: value(each.value) for each in call.keywords if each.arg is not None}
+        return SPELLED[call.func.id](*arguments, **named)
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error).partition("\n")[0]) from None
+
+
 def placement(text: str) -> Placement:
-    """S0, S0[1,3,1,3], R, P, Pmax."""
+    """S0, S0[1,3,1,3], R, P, Pmax, or as Python spells it."""
     match = PLACEMENT.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f'"{text}" is no placement. Write S0, S0[1,3,1,3], R, P or Pmax.')
+        found = spelled(text.strip())
+        if found is None:
+            raise argparse.ArgumentTypeError(
+                f'"{text}" is no placement. Write S0, S0[1,3,1,3], R, P, Pmax or RaggedShard((0,1),(2,3,0,5)).'
+            )
+        return found
     if match["replicate"]:
         return Replicate()
     try:
@@ -87,8 +115,15 @@ def placement(text: str) -> Placement:
 
 
 def placements(text: str) -> list[Placement]:
-    """One per mesh dim, by commas outside of brackets."""
-    return [placement(part) for part in re.split(r",(?![^\[]*\])", text)]
+    """One per mesh dim, by commas outside of brackets and parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [placement(part) for part in parts]
 
 
 def ranks(text: str) -> list[int]:

@@ -16,6 +16,7 @@ from shardwise.debug.printing import shown_picture
 SHOW_EXAMPLES = """examples:
   python -m shardwise show --shape 10x7 --mesh 2x2 --placements "S0,S1"
   python -m shardwise show --shape 8x16 --mesh 4 --placements "S0[1,3,1,3]" --file layout.html
+  python -m shardwise show --shape 4x5x2 --mesh 4 --placements "RaggedShard((0,1),(2,3,0,5))"
   python -m shardwise show --shape 4x6x5 --mesh 2x3 --names dp,tp --placements "S0,P" --format svg > layout.svg
   python -m shardwise show --mesh 2x4 --names dp,tp"""
 

@@ -72,7 +72,7 @@ def to_torch(value: DTensor | nn.Module) -> Any:
 
     Collective over the world for the first tensor of a mesh, of which it makes torch's mesh; nothing else is sent.
     Raises ValueError, before that, for what torch cannot hold: Shards with explicit sizes or along ranks that are not in
-    increasing order, EnumerableShard, sparse tensors and ranks that are threads; a module is then left as it was. Raises
+    increasing order, EnumerableShard, RaggedShard, sparse tensors and ranks that are threads; a module is then left as it was. Raises
     TypeError for other values.
 
     >>> ours = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
