@@ -18,14 +18,13 @@ RUN python -m venv /opt/shardwise
 ENV PATH=/opt/shardwise/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # hadolint ignore=DL3013  # ranges are pyproject.toml's
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$TORCH" \
- && pip install numpy "rich>=13" \
  && pip install --target /opt/tools "scikit-build-core>=1.1" "setuptools-scm>=8" "cmake>=3.24,<5" ninja
 # Where the context has no .git, VERSION names the version.
 ARG VERSION=""
 COPY . /src
 RUN export PATH=/opt/tools/bin:$PATH PYTHONPATH=/opt/tools ${VERSION:+SETUPTOOLS_SCM_PRETEND_VERSION="$VERSION"} \
  && pip wheel --no-build-isolation --no-deps --wheel-dir /wheels --config-settings=build-dir=/tmp/build /src
-RUN pip install --no-deps /wheels/*.whl && pip check && python -m shardwise doctor --no-links
+RUN pip install /wheels/*.whl && pip check && python -m shardwise doctor --no-links
 
 FROM python:${PYTHON}-slim
 RUN useradd --create-home --uid 1000 shardwise
