@@ -75,7 +75,9 @@ def test_a_norm_before_a_column_layer_reduces_its_gradient_once(shape):
         result = normed(*ours)
         terms = sw.distribute_tensor(up, mesh, [Partial()], src_data_rank=None)
         gradients, n = counted(
-            lambda: [g.redistribute(mesh, [Replicate()]) for g in torch.autograd.grad(result, ours, terms, retain_graph=True)]
+            lambda: [
+                g.redistribute(mesh, [Replicate()]) for g in torch.autograd.grad(result, ours, terms, retain_graph=True)
+            ]
         )
         assert n == 1
         for gradient, x in zip(gradients, theirs, strict=True):
