@@ -100,8 +100,8 @@ void Layout::check_in_pieces(size_t mesh_dim) const {
   }
   check_ragged(placement, sizes_, grid_->shape[mesh_dim], mesh_dim);
   for (size_t before = 0; before < mesh_dim; ++before)
-    TORCH_CHECK_VALUE(!placements_[before].in_pieces(), "[layout] ", to_string(placements_), " has ranges on mesh dims ",
-                      before, " and ", mesh_dim,
+    TORCH_CHECK_VALUE(!placements_[before].in_pieces(), "[layout] ", to_string(placements_),
+                      " has ranges on mesh dims ", before, " and ", mesh_dim,
                       ": a range is of the box that Shards leave, and not of another range. Use one RaggedShard, and "
                       "Shard or Replicate besides, or flatten the mesh to 1 dim.");
 }

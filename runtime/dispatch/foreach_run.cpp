@@ -6,6 +6,7 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/flat_part.h"
 
 #include <fmt/format.h>
 
@@ -34,6 +35,7 @@ class ForeachRun {
       shards_.push_back(!operand.impl ? Shards{} : to ? moved(operand, to) : operand.impl->shards());
       if (operand.arg == call.operands[0].arg) n_pieces_.push_back(shards_[i].size());
     }
+    join_pieces();
   }
 
   void run() {
@@ -49,6 +51,31 @@ class ForeachRun {
   }
 
  private:
+  const Spec* spec_of(size_t i) const {
+    if (propagation_.inputs[i]) return propagation_.inputs[i].get();
+    return call_.operands[i].impl ? call_.operands[i].impl->spec().get() : nullptr;
+  }
+
+  /// Elements of which all operands are ragged alike, or numbers, are one tensor each, with the pieces in a row.
+  void join_pieces() {
+    std::vector<const Spec*> leaders(n_pieces_.size());
+    is_flat_.resize(n_pieces_.size());
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const Spec* spec = spec_of(i);
+      const size_t element = call_.operands[i].index;
+      if (element >= n_pieces_.size() || !call_.stack[call_.first + call_.operands[i].arg].isTensorList()) continue;
+      if (call_.operands[i].arg == call_.operands[0].arg) {
+        leaders[element] = spec;
+        is_flat_[element] = spec && spec->flat_sizes() && n_pieces_[element] > 1;
+      } else if (spec && is_flat_[element] && !(spec->layout() == leaders[element]->layout())) {
+        is_flat_[element] =
+            spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= leaders[element]->flat_sizes()->size();
+      }
+    }
+    for (size_t element = 0; element < is_flat_.size(); ++element)
+      if (is_flat_[element]) n_pieces_[element] = 1;
+  }
+
   /// What the kernel writes to is its own.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
     return call_.op.args[operand.arg].is_written ? move(operand.impl->spec(), operand.impl->shards(), to)
@@ -74,6 +101,10 @@ class ForeachRun {
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const BoundOperand& operand = call_.operands[i];
       if (operand.arg != arg) continue;
+      if (operand.index < is_flat_.size() && is_flat_[operand.index] && operand.impl && spec_of(i)->flat_sizes()) {
+        tensors.push_back(flat_part(*spec_of(i), shards_[i]));
+        continue;
+      }
       const size_t n = operand.index < n_pieces_.size() ? n_pieces_[operand.index] : 1;
       const bool follows = shards_[i].size() == n;  // otherwise one replica, or a plain scalar, for each piece
       for (size_t piece = 0; piece < n; ++piece)
@@ -102,7 +133,9 @@ class ForeachRun {
     c10::List<at::Tensor> results;
     auto next = pieces.begin();
     for (size_t i = 0; i < propagation_.outputs.size(); ++i) {
-      results.push_back(wrap(propagation_.outputs[i], Shards(next, next + static_cast<std::ptrdiff_t>(n_pieces_[i]))));
+      const SpecPtr& spec = propagation_.outputs[i];
+      results.push_back(is_flat_[i] ? wrap(spec, pieces_of(*spec, next->contiguous()))
+                                    : wrap(spec, Shards(next, next + static_cast<std::ptrdiff_t>(n_pieces_[i]))));
       next += static_cast<std::ptrdiff_t>(n_pieces_[i]);
     }
     call_.stack.emplace_back(std::move(results));
@@ -113,6 +146,7 @@ class ForeachRun {
   size_t scratch_;
   std::vector<Shards> shards_;    // by operand
   std::vector<size_t> n_pieces_;  // by list element
+  std::vector<bool> is_flat_;     // likewise: one call for all pieces of a ragged layout
 };
 
 /// Elements of lists that are answered together.

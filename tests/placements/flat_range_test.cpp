@@ -16,8 +16,9 @@ std::string words(const std::vector<Box>& boxes) {
 TEST(FlatRangeTest, RangesAdjoinInProportion) {
   // length, units, where each begins and the last ends
   const std::vector<std::tuple<int64_t, Dims, Dims>> cases = {
-      {20, {2, 3, 0, 5}, {0, 4, 10, 10, 20}}, {35, {2, 3, 0, 5}, {0, 7, 17, 17, 35}}, {2, {1, 1, 1}, {0, 0, 1, 2}},
-      {0, {1, 2}, {0, 0, 0}},                 {7, {0, 0, 1}, {0, 0, 0, 7}},           {7, {4, 0}, {0, 7, 7}},
+      {20, {2, 3, 0, 5}, {0, 4, 10, 10, 20}}, {35, {2, 3, 0, 5}, {0, 7, 17, 17, 35}},
+      {2, {1, 1, 1}, {0, 0, 1, 2}},           {0, {1, 2}, {0, 0, 0}},
+      {7, {0, 0, 1}, {0, 0, 0, 7}},           {7, {4, 0}, {0, 7, 7}},
   };
   for (const auto& [length, units, bounds] : cases)
     for (size_t coord = 0; coord < units.size(); ++coord) {

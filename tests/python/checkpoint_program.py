@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh as torchs_mesh
 from torchrun import run_parts
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import RaggedShard, Replicate, Shard
 from shardwise.checkpoint import FileSystemWriter
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -75,7 +75,9 @@ def sharded(seed, placements):
 
 
 def by_rows():
-    return {"table.weight": uneven_rows(dist.get_world_size()), "hidden.weight": Shard(0), "hidden.bias": Shard(0)}
+    n_ranks = dist.get_world_size()
+    ranges = RaggedShard((0, 1), {1: (1,), 2: (3, 1), 4: (2, 3, 0, 5)}[n_ranks])
+    return {"table.weight": uneven_rows(n_ranks), "hidden.weight": ranges, "hidden.bias": Shard(0)}
 
 
 def by_columns():

@@ -195,7 +195,9 @@ def smaller_programs(program: Program) -> Iterable[Program]:
             yield replace(program, steps=fewer)
     for i in range(len(program.inputs)):
         yield replace(program, inputs=program.inputs[:i] + program.inputs[i + 1 :])
-    has_boxes = any(isinstance(placement, EnumerableShard | RaggedShard) for leaf in program.inputs for placement in leaf.placements)
+    has_boxes = any(
+        isinstance(placement, EnumerableShard | RaggedShard) for leaf in program.inputs for placement in leaf.placements
+    )
     for smaller_mesh in [(1,), (2,)]:
         if not has_boxes and (prod(program.mesh) > prod(smaller_mesh) or len(program.mesh) > 1):
             yield replace(

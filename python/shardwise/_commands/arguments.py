@@ -27,7 +27,9 @@ MAX_RANKS = 65_536
 MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
 
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
-SPELLED: dict[str, Callable[..., Placement]] = {kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)}
+SPELLED: dict[str, Callable[..., Placement]] = {
+    kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)
+}
 
 
 def extents(text: str) -> tuple[int, ...]:
