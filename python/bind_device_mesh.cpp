@@ -82,9 +82,7 @@ py::object from_mesh(const MeshPtr& mesh) {
 }
 
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
-  TORCH_CHECK_VALUE(
-      dim || mesh.ndim() == 1,
-      fmt::format("[device_mesh] the mesh {} has {} dims. Say which with mesh_dim=.", to_string(mesh), mesh.ndim()));
+  TORCH_INTERNAL_ASSERT(dim || mesh.ndim() == 1, "no dim of the mesh ", to_string(mesh), " is named");
   if (!dim) return 0;
   if (const auto* name = std::get_if<std::string>(&*dim)) {
     if (!std::ranges::count(mesh.names(), *name))

@@ -65,9 +65,7 @@ std::shared_ptr<Layer::Lookup> start(Layer& layer, const std::vector<std::option
 py::slice slice_of(const Interval& interval) { return {interval.begin, interval.end, 1}; }
 
 std::vector<std::tuple<at::Tensor, py::slice, py::slice>> pieces(const Layer& layer, size_t table) {
-  TORCH_CHECK_INDEX(table < layer.lanes().tables.size(),
-                    fmt::format("[DistributedEmbedding] there is no table {}: it has {}. Use an index below that.",
-                                table, layer.lanes().tables.size()));
+  TORCH_INTERNAL_ASSERT(table < layer.lanes().tables.size(), "there is no table ", table);
   std::vector<std::tuple<at::Tensor, py::slice, py::slice>> result;
   for (const TablePart& piece : layer.pieces(table))
     result.emplace_back(piece.values, slice_of(piece.rows), slice_of(piece.columns));

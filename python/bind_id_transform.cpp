@@ -11,8 +11,7 @@ namespace {
 using State = std::vector<at::Tensor>;  // ids, last_used, counts, header
 
 IdMappingState to_state(const State& state) {
-  TORCH_CHECK_VALUE(state.size() == 4, "[ExactMapping] the state has ", state.size(),
-                    " tensors. Give ids, last_used, counts and header.");
+  TORCH_INTERNAL_ASSERT(state.size() == 4, "a state of ", state.size(), " tensors");
   return {state[0], state[1], state[2], state[3]};
 }
 

@@ -45,8 +45,7 @@ using Boxes = std::vector<std::pair<Numbers, Numbers>>;
 at::Tensor py_from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, const Numbers& shape,
                                 at::ScalarType dtype, const Numbers& piece_strides, const std::vector<Boxes>& pieces) {
   const auto& ranks = mesh->grid().ranks;
-  TORCH_CHECK_VALUE(pieces.size() == ranks.size(), "[from_local] got the pieces of ", pieces.size(),
-                    " ranks, the mesh has ", ranks.size(), ". Give a list per rank.");
+  TORCH_INTERNAL_ASSERT(pieces.size() == ranks.size(), "pieces of ", pieces.size(), " ranks");
   std::vector<RankPieces> all;
   for (size_t i = 0; i < ranks.size(); ++i) {
     RankPieces each{ranks[i], dtype, mesh->device_type(), Dims(shape.begin(), shape.end()), {}, {}, {}};

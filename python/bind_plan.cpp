@@ -310,9 +310,7 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
 }
 
 const Plan& plan_of(py::handle object) {
-  TORCH_CHECK_TYPE(py::isinstance<PyPlan>(object),
-                   fmt::format("[plan] {} is no Plan. Make one with plan_redistribution.",
-                               py::str(py::type::handle_of(object)).cast<std::string>()));
+  TORCH_INTERNAL_ASSERT(py::isinstance<PyPlan>(object));
   return object.cast<const PyPlan&>().plan();
 }
 

@@ -15,9 +15,7 @@ RowOptimizer::Kind kind_named(const std::string& name) {
   if (name == "row_wise_adam") return Kind::kRowWiseAdam;
   if (name == "lamb") return Kind::kLamb;
   if (name == "row_wise_lamb") return Kind::kRowWiseLamb;
-  TORCH_CHECK_VALUE(false, "[RowOptimizer] there is no kind \"", name,
-                    "\". Use \"sgd\", \"adagrad\", \"row_wise_adagrad\", \"adam\", \"row_wise_adam\", \"lamb\" or "
-                    "\"row_wise_lamb\".");
+  TORCH_INTERNAL_ASSERT(false, "there is no kind ", name);
 }
 
 /// Calls a Python function from whatever thread a backward runs on.

@@ -68,8 +68,9 @@ void keep_whole(Signature& signature, const std::string& notation, const std::st
     if (std::islower(static_cast<unsigned char>(letter)) && seen.find(letter) == std::string::npos) seen += letter;
   for (char letter : letters) {
     const size_t factor = seen.find(letter);
-    TORCH_CHECK_VALUE(factor != std::string::npos,
-                      fmt::format("[register_rule] whole='{}' is no letter of \"{}\".", letter, notation));
+    TORCH_CHECK_VALUE(
+        factor != std::string::npos,
+        fmt::format("[register_rule] whole='{}' is no letter of \"{}\". Name letters that it has.", letter, notation));
     signature.factors.at(factor).is_whole = true;
   }
 }

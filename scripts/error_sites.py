@@ -1,27 +1,107 @@
 """Every place in the sources that makes an error message, and whether a case of the catalogue provokes it.
 
-    python scripts/error_sites.py            # the sites that no case of docs/errors.md provokes, by room
-    python scripts/error_sites.py --all      # all sites
+    python scripts/error_sites.py            # the sites that no case of docs/errors.md provokes, by reason
+    python scripts/error_sites.py --all      # all sites, by room
     python scripts/error_sites.py --table    # numbers per room, as a table of Markdown
 
 A site is a TORCH_CHECK_VALUE and its like in C++, or a raise with words in Python. A message of the page belongs to a site if the words that stand
-in the sources come in it, in their order. Not counted: internal assertions, kernels/cuda, compat's and the command line's messages for
-arguments, and errors that only pass on another one.
+in the sources come in it, in their order. Not counted: internal assertions, kernels/cuda, shardwise/ (C++ alone), compat's and the command line's
+messages for arguments, and errors that only pass on another one.
+
+ELSEWHERE names every site that the page cannot have, by words of its message: what other machines or programs say, and what C++ programs
+alone can do wrong, of which a test in C++ has the words. A test holds that these are all.
 """
 
 import argparse
 import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("placements", "plans", "pictures", "runtime", "ops", "wrappers", "python")
+ROOMS = ("placements", "plans", "text", "pictures", "runtime", "ops", "wrappers", "python")
 MACRO = re.compile(r"\b(?:TORCH_CHECK(?:_VALUE|_INDEX|_TYPE|_NOT_IMPLEMENTED|_WITH)?|C10_THROW_ERROR)\(")
 LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 HOLE = "\0"  # where a value stands in a message
+
+IN_CPP = "a program in C++ alone: its test is in tests/"
+ELSEWHERE = {
+    "a GPU for which nothing was built or started": (
+        ' tensors. Start the ranks with one: "cpu:gloo,cuda:nccl"',
+        ", for which this build of Shardwise has no kernels",
+    ),
+    "another operating system, or a build without Gloo": (
+        "files as memory are there on Linux alone",
+        "this build has no Gloo",
+    ),
+    "an environment without tqdm, or with another torch": (
+        "by tqdm, which is not installed",
+        "was compiled against torch ",
+    ),
+    "a process group of one's own, without a store": ("and cannot read its members' pieces",),
+    "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
+    "more ranks of processes than two": ("and torch.distributed.tensor then deals it otherwise",),
+    IN_CPP: (
+        # meshes and layouts
+        "the mesh is null",
+        " places for ",
+        "[local_sizes] rank ",
+        " names for a mesh of ",
+        # groups and worlds
+        " does not exist: the world has ",
+        " occurs twice in ",
+        "got no ranks",
+        " does not fit a world of ",
+        "without a process group",
+        "the process groups of these ranks were destroyed",
+        " is not a member of the group of ranks ",
+        " is not set. Start the program with torchrun --no-python",
+        ". Give it a number in [",
+        # collectives and messages
+        " do not split a tensor of shape ",
+        " but receives ",
+        " does not exist: the group has ",
+        ", which is not contiguous",
+        "is empty, of shape ",
+        ", but the exchange is of ",
+        " has a message ",
+        " did not send within ",
+        # pieces, rules
+        "[to_local] rank ",
+        " pieces;",
+        "[from_local] piece ",
+        "torch has no operator ",
+        # backends of threads
+        " was written to between the call and its wait()",
+        ", but the backend of ranks ",
+        " cannot be grouped with sends and receives",
+        "NCCL has no ",
+        "never waited for its ",
+        "cannot reduce with a pre-multiplied sum",
+        " rows do not split evenly among ",
+        " do not add up to the ",
+        ", which expects ",
+        " tensors. Pass one.",
+        " names member ",
+        " ranks' parts of ",
+        # layers
+        "there are no inputs to concatenate",
+        " is of table ",
+        " inputs for ",
+        "storage names table ",
+        " has two slices of the same columns of table ",
+        " tables, the layer ",
+        "the plan puts table ",
+        " tables, has ",
+        "[parallel_embedding] padding_idx ",
+        "[parallel_weight] mesh dim ",
+        "[parallel_weight] dim ",
+        " does not exist: the mesh is ",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -61,36 +141,47 @@ def call_at(text: str, begin: int) -> str:
     return text[begin : i - 1]
 
 
-def cpp_words(arguments: str) -> str:
-    """The literals of a check's arguments, and HOLE for what stands between."""
-    message = arguments
-    first = LITERAL.search(message)
-    if first is None:
-        return ""
-    is_format = "fmt::format(" in message[: first.start()]
-    parts: list[str] = []
-    end = first.start()
-    for literal in LITERAL.finditer(message, first.start()):
-        between = message[end : literal.start()].strip()
-        inside = message[: literal.start()]
-        nested = inside.count("(") - inside.count(")") > (1 if is_format else 0)
-        if nested:
-            end = literal.start()
+def split_arguments(text: str) -> list[str]:
+    """At the commas that are neither within literals nor within brackets."""
+    arguments, depth, begin, i = [], 0, 0, 0
+    while i < len(text):
+        if text[i] == '"':
+            match = LITERAL.match(text, i)
+            assert match is not None
+            i = match.end()
             continue
-        if between and parts:
-            parts.append(HOLE)
-        parts.append(literal[1].replace('\\"', '"').replace("\\n", "\n"))
-        end = literal.end()
-    words = "".join(parts)
-    if is_format:
-        words = re.sub(r"\{\{", "{", re.sub(r"\}\}", "}", re.sub(r"(?<!\{)\{[\w:.,]*\}(?!\})", HOLE, words)))
-    return re.sub(f"{HOLE}+", HOLE, words)
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[i], 0)
+        if text[i] == "," and depth == 0:
+            arguments.append(text[begin:i])
+            begin = i + 1
+        i += 1
+    return [argument.strip() for argument in [*arguments, text[begin:]]]
+
+
+def literal_words(argument: str) -> str | None:
+    """What literals beside each other say together; None for an argument that is not of literals alone."""
+    if LITERAL.sub("", argument).strip():
+        return None
+    return "".join(literal.replace('\\"', '"').replace("\\n", "\n") for literal in LITERAL.findall(argument))
+
+
+def cpp_words(arguments: list[str]) -> str:
+    """The literals of a message's parts, and HOLE for what is a value."""
+    parts = []
+    for argument in arguments:
+        formatted = argument.startswith("fmt::format(")
+        words = literal_words(split_arguments(call_at(argument, len("fmt::format(")))[0] if formatted else argument)
+        if formatted and words is not None:
+            words = re.sub(r"(?<!\{)\{[\w:.,]*\}(?!\})", HOLE, words).replace("{{", "{").replace("}}", "}")
+        parts.append(HOLE if words is None else words)
+    return re.sub(f"{HOLE}+", HOLE, "".join(parts))
 
 
 def cpp_sites(path: Path, room: str) -> Iterator[Site]:
-    text = re.sub(r"^\s*//.*$", lambda line: " " * len(line[0]), path.read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^[ \t]*//.*$", lambda line: " " * len(line[0]), path.read_text(), flags=re.MULTILINE)
     for macro in MACRO.finditer(text):
-        words = cpp_words(call_at(text, macro.end()))
+        n_before = 2 if macro[0] == "TORCH_CHECK_WITH(" else 1  # the condition, the exception's type
+        words = cpp_words(split_arguments(call_at(text, macro.end()))[n_before:])
         if len(re.sub(rf"\W|{HOLE}", "", words)) >= 12:
             yield Site(room, str(path.relative_to(ROOT)), text.count("\n", 0, macro.start()) + 1, words)
 
@@ -133,6 +224,17 @@ def messages() -> list[str]:
     return re.findall(r"^```text\n\w+: (.*?)\n```$", page, re.MULTILINE | re.DOTALL)
 
 
+def elsewhere(site: Site) -> str | None:
+    """Why the page cannot have it; None for what it can."""
+    return next((why for why, parts in ELSEWHERE.items() if any(part in site.words for part in parts)), None)
+
+
+def cpp_test_texts() -> list[str]:
+    """The tests in C++; literals beside each other are one."""
+    paths = (ROOT / "tests").rglob("*.cpp")
+    return [re.sub(r'"\s*\n\s*"', "", path.read_text()).replace('\\"', '"') for path in paths]
+
+
 def covered(found: list[Site]) -> set[Site]:
     here = messages()
     return {site for site in found if any(site.is_of(message) for message in here)}
@@ -140,11 +242,16 @@ def covered(found: list[Site]) -> set[Site]:
 
 def table(found: list[Site]) -> str:
     here = covered(found)
-    all_of = Counter(site.room for site in found)
-    done = Counter(site.room for site in here)
-    rows = [f"| `{room}/` | {all_of[room]} | {done[room]} |" for room in ROOMS if all_of[room]]
-    heading = ["| room | places that make a message | provoked on this page |", "|---|---|---|"]
-    return "\n".join([*heading, *rows, f"| together | {len(found)} | {len(here)} |", ""])
+    counts = [Counter(site.room for site in sites) for sites in (found, here, of_cpp(found, here))]
+    rows = [
+        f"| `{room}/` | " + " | ".join(str(count[room]) for count in counts) + " |" for room in ROOMS if counts[0][room]
+    ]
+    heading = ["| room | places that make a message | provoked on this page | by tests in C++ |", "|---|---|---|---|"]
+    return "\n".join([*heading, *rows, "| together | " + " | ".join(str(count.total()) for count in counts) + " |", ""])
+
+
+def of_cpp(found: list[Site], here: set[Site]) -> list[Site]:
+    return [site for site in found if site not in here and elsewhere(site) == IN_CPP]
 
 
 def main() -> None:
@@ -156,10 +263,20 @@ def main() -> None:
     if options.table:
         print(table(found))
         return
-    here = set() if options.all else covered(found)
-    for site in found:
-        if site not in here:
+    if options.all:
+        for site in found:
             print(f"{site.file}:{site.line}: {site.text()}")
+        return
+    here = covered(found)
+    left = [site for site in found if site not in here]
+    for why in (None, *ELSEWHERE):
+        those = [site for site in left if elsewhere(site) == why]
+        if those:
+            print(f"{why or 'no case'}:")
+        for site in those:
+            print(f"  {site.file}:{site.line}: {site.text()}")
+    if any(elsewhere(site) is None for site in left):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ class DTensorSpec:
         named = [*sums, *(mesh_dim for mesh_dim in dim_map if mesh_dim >= 0)]
         if len(set(named)) < len(named):
             raise ValueError(
-                f"[DTensorSpec] dim_map {list(dim_map)} and sums {list(sums)} name a mesh dim twice. Each shards one tensor dim "
-                "or is a sum."
+                f"[DTensorSpec] dim_map {list(dim_map)} and sums {list(sums)} name a mesh dim twice. Name "
+                "each once: it shards one tensor dim or is a sum."
             )
         for mesh_dim in sums:
             placements[mesh_dim] = Partial()

@@ -266,7 +266,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             if sorted(members) not in [sorted(line) for line in _lines(ranks, dim)]:
                 raise ValueError(
                     f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
-                    "the ranks along that dim are others."
+                    "the ranks along that dim are others. Give the group along each dim."
                 )
         given: GroupsByRanks = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
         with given_groups(given):

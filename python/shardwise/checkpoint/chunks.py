@@ -56,6 +56,6 @@ def piece_at(index: MetadataIndex, boxes: Boxes, pieces: Sequence[torch.Tensor])
     there = [piece for (offsets, _), piece in zip(boxes, pieces, strict=True) if torch.Size(offsets) == index.offset]
     if not there:
         raise ValueError(
-            f"[checkpoint] this rank holds no piece of {index.fqn} at {index.offset}: it has {_all_chunks(boxes)}."
+            f"[checkpoint] this rank holds no piece of {index.fqn} at {index.offset}: it has {_all_chunks(boxes)}. Ask for one of them."
         )
     return max(there, key=torch.Tensor.numel)  # an empty piece may stand where another begins

@@ -69,11 +69,11 @@ class FileSystemReader(torchs.FileSystemReader):
             return super().read_metadata(*args, **kwargs)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"[checkpoint] {path} is not there: the folder holds no whole checkpoint."
+                f"[checkpoint] {path} is not there: the folder holds no whole checkpoint. Give another one."
             ) from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, ValueError) as wrong:
             raise RuntimeError(
-                f"[checkpoint] {path} is corrupt ({wrong}). Nothing has been loaded; take another save."
+                f"[checkpoint] {path} is corrupt ({wrong}). Nothing has been loaded. Take another save."
             ) from wrong
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ class FileSystemReader(torchs.FileSystemReader):
         if wrong:
             told = "; ".join(f"{path} ({text})" for path, text in wrong.items())
             raise RuntimeError(
-                f"[checkpoint] corrupt files in {self.path}: {told}. Nothing has been loaded; take another save."
+                f"[checkpoint] corrupt files in {self.path}: {told}. Nothing has been loaded. Take another save."
             )
         return plan
 

@@ -41,7 +41,9 @@ class FileSystemWriter(torchs.FileSystemWriter):
                 "torch.distributed.checkpoint.FileSystemWriter and a new folder."
             )
         if not self.overwrite and self._metadata_exists():
-            raise RuntimeError(f"[checkpoint] {self.path} holds a checkpoint, and overwrite is False.")
+            raise RuntimeError(
+                f"[checkpoint] {self.path} holds a checkpoint, and overwrite is False. Give another folder, or overwrite=True."
+            )
         self.fs.mkdir(self.path)
         return plan
 

@@ -91,7 +91,9 @@ def _read(path: Path) -> Flight:
     except ValueError:
         raise ValueError(f"[hang] {path} holds no JSON. Give files of shardwise.debug.dump().") from None
     if not isinstance(dump, dict) or dump.get("version") != VERSION or "communications" not in dump:
-        raise ValueError(f"[hang] {path} is no file of shardwise.debug.dump(), or one of another version.")
+        raise ValueError(
+            f"[hang] {path} is no file of shardwise.debug.dump(), or one of another version. Use this one's."
+        )
     groups = [tuple(group["ranks"]) for group in dump["groups"]]
     return Flight(
         path=path,

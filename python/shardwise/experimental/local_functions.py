@@ -79,7 +79,10 @@ def local_map(
             if in_placements is not None:
                 value = _placed(value, placements, redistribute_inputs)
             if in_grad_placements is not None and grad_placements is None:
-                raise AssertionError(f"[local_map] the argument {value} expects placements of its gradient, got None.")
+                raise AssertionError(
+                    f"[local_map] an argument of shape {list(value.shape)} expects placements of its gradient, got None. Give them in "
+                    "in_grad_placements."
+                )
             given.append(value)
             pieces.append(value.to_local(grad_placements=grad_placements))
         given += [value for value in pytree.tree_leaves(kwargs) if isinstance(value, DTensor)]

@@ -156,7 +156,9 @@ def _check_mesh(op: str, mesh: DeviceMesh | None) -> None:
 def _raise_for(op: str, problems: Mapping[Path, str]) -> None:
     if problems:
         listed = "; ".join(f"{_name(path)}: {problem}" for path, problem in problems.items())
-        raise ValueError(f"[{op}] {len(problems)} of the tensors cannot be taken. {listed}")
+        raise ValueError(
+            f"[{op}] {len(problems)} of the tensors cannot be taken: {listed}. Give tensors that fit together on all ranks."
+        )
 
 
 def _converted(op: str, state_dict: Mapping[str, Any], mesh: DeviceMesh | None) -> dict[Path, Any]:

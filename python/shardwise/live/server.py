@@ -36,7 +36,7 @@ class Board:
         """Raises KeyError, TypeError, ValueError for what is no snapshot."""
         rank, now = int(snapshot["rank"]), float(snapshot["time"])
         if not 0 <= rank < MOST_RANKS:
-            raise ValueError(f"rank {rank} is out of range")
+            raise ValueError(f"rank {rank}")
         groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
         ranks = self._jobs.setdefault(str(snapshot["job"]), {})
         before = ranks.get(rank)

@@ -41,8 +41,7 @@ class loss_parallel(TorchFunctionMode):
             for name, value in zip(("input", "target", "weight"), args, strict=False):
                 kwargs[name] = value
             args = args[3:]
-            if args:
-                raise TypeError(f"[loss_parallel] {func.__name__}: pass the arguments after `weight` by name.")
+            assert not args, "torch hands the arguments after `weight` on by name"
             with _C.outside_forward():  # a piece is read for its shape
                 _distribute_labels(kwargs)
         return func(*args, **kwargs)

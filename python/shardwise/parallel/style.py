@@ -387,7 +387,7 @@ def first_input(style: ParallelStyle, module: nn.Module, inputs: tuple[Any, ...]
         return inputs[0]
     got = f"a {type(inputs[0]).__name__}" if inputs else "none (keywords are not seen here)"
     raise ValueError(
-        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}."
+        f"[{type(style).__name__}] {type(module).__name__} needs a tensor as its first positional input, got {got}. Pass it so."
     )
 
 

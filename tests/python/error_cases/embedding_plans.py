@@ -3,10 +3,19 @@
 from error_cases import case
 
 TITLE = "Plans of embedding tables"
-SETUP = """
+SETUP = '''
 table = sw.TableConfig("user", 1000, 8)
 small = sw.TableConfig("day", 7, 4)
-"""
+
+
+def change(how):
+    """Loads a plan for two ranks whose JSON was written to."""
+    import json
+
+    plan = json.loads(sw.plan_embeddings([table], 2).to_json())
+    how(plan)
+    sw.EmbeddingPlan.from_json(json.dumps(plan))
+'''
 CASES = [
     case("a table without a name", 'sw.plan_embeddings([sw.TableConfig("", 10, 8)], 2)', ValueError),
     case("a table without rows", 'sw.plan_embeddings([sw.TableConfig("t", 0, 8)], 2)', ValueError),
@@ -62,4 +71,12 @@ CASES = [
         """,
         ValueError,
     ),
+    case("fewer plans than tables", "change(lambda plan: plan['plans'].pop())", ValueError),
+    case(
+        "a slice on a rank that is not there",
+        "change(lambda plan: plan['plans'][0]['slices'][0].update(rank=2))",
+        ValueError,
+    ),
+    case("two slices on one rank", "change(lambda plan: plan['plans'][0]['slices'][1].update(rank=0))", ValueError),
+    case("slices with a hole", "change(lambda plan: plan['plans'][0]['slices'][1].update(columns=[5, 8]))", ValueError),
 ]

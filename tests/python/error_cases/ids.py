@@ -39,4 +39,27 @@ CASES = [
         "to_rows.load_state_dict(ExactMapping(8, mesh, n_buckets=2, default_row=1).state_dict())\nto_rows(ids)",
         ValueError,
     ),
+    case("a mapping on a mesh without memory", 'ExactMapping(8, sw.DeviceMesh("meta", [0, 1]))', ValueError),
+    case("a state of another dtype", "to_rows.counts = to_rows.counts.int()\nto_rows(ids)", ValueError),
+    case(
+        "a state that is corrupt",
+        """
+        to_rows(ids)
+        to_rows.ids.copy_(to_rows.ids.flip(0))
+        to_rows.last_used.fill_(0)
+        to_rows(ids)
+        """,
+        ValueError,
+    ),
+    case("a mapping on other ranks", 'ExactMapping(8, sw.DeviceMesh("cpu", [0]))(ids)', ValueError, only_on=1),
+    case(
+        "ids on other ranks",
+        'ExactMapping(8, mesh)(sw.ones(3, device_mesh=sw.DeviceMesh("cpu", [0]), dtype=torch.int64))',
+        ValueError,
+    ),
+    case(
+        "rows of an optimizer that does not have the table",
+        "to_rows.reset_rows(table, torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))",
+        ValueError,
+    ),
 ]

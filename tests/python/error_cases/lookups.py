@@ -171,4 +171,99 @@ CASES = [
         "optimizer = sw.optim.FusedSGD([table], lr=0.1)\ntable.data = table.data.double()\nF.embedding(ids, table).sum().backward()",
         ValueError,
     ),
+    case(
+        "weights of a mean, by the operator",
+        "torch.embedding_bag(table, ids, sw.zeros(1, device_mesh=mesh, dtype=torch.int64), False, 1, False, sw.ones(4, device_mesh=mesh))",
+        ValueError,
+    ),
+    case(
+        "weights of another shape, by the operator",
+        "torch.embedding_bag(table, ids, sw.zeros(1, device_mesh=mesh, dtype=torch.int64), False, 0, False, sw.ones(3, device_mesh=mesh))",
+        ValueError,
+    ),
+    case("a padding row that does not exist, by the operator", "torch.embedding(table, ids, 10)", ValueError),
+    case(
+        "a table that was written to before its rows were used",
+        """
+        with torch.no_grad():
+            local = table.to_local()
+            rows = F.embedding(ids.redistribute(placements=[Replicate()]), table)
+            local.zero_()
+            rows.sum()
+        """,
+        ValueError,
+    ),
+    case(
+        "a sparse gradient on meta",
+        """
+        table = torch.nn.Parameter(sw.distribute_tensor(torch.ones(10, 4, device="meta"), mesh, [Shard(0)]))
+        F.embedding(ids.to("meta"), table, sparse=True).sum().backward()
+        """,
+        NotImplementedError,
+    ),
+    case("a quantised table of one dim", "sw.QuantizedTable.zeros((3,), device_mesh=mesh)", ValueError),
+    case(
+        "a quantised table of integers",
+        "sw.QuantizedTable.zeros((3, 2), device_mesh=mesh, dtype=torch.int64)",
+        TypeError,
+    ),
+    case(
+        "a quantised table that is a sum",
+        "sw.QuantizedTable.zeros((3, 2), device_mesh=mesh, placements=[Partial()])",
+        ValueError,
+    ),
+    case(
+        "numbers of a quantised table that lack some",
+        "sw.QuantizedTable.zeros((10, 4), device_mesh=mesh).load_state_dict({})",
+        ValueError,
+    ),
+    case(
+        "plain numbers of a quantised table",
+        "small = sw.quantize_rows(table.detach())\nsmall.load_state_dict(small.state_dict() | {'scales': torch.ones(10)})",
+        TypeError,
+    ),
+    case(
+        "numbers of a quantised table of another dtype",
+        "small = sw.quantize_rows(table.detach())\nsmall.load_state_dict(small.state_dict() | {'scales': sw.ones(10, device_mesh=mesh, dtype=torch.float64)})",
+        TypeError,
+    ),
+    case(
+        "numbers of a quantised table of another shape",
+        "small = sw.quantize_rows(table.detach())\nsmall.load_state_dict(small.state_dict() | {'scales': sw.ones(9, device_mesh=mesh)})",
+        ValueError,
+    ),
+    case(
+        "numbers of a quantised table that are sums",
+        "small = sw.quantize_rows(table.detach())\nsmall.load_state_dict(small.state_dict() | {'scales': DTensor.from_local(torch.ones(10), mesh, [Partial()])})",
+        ValueError,
+    ),
+    case(
+        "numbers of a quantised table that are not finite",
+        "small = sw.quantize_rows(table.detach())\nsmall.load_state_dict(small.state_dict() | {'scales': sw.ones(10, device_mesh=mesh) / 0})",
+        ValueError,
+    ),
+    case(
+        "a forward-mode derivative of bags",
+        """
+        import torch.autograd.forward_ad as forward_ad
+        with forward_ad.dual_level():
+            F.embedding_bag(ids.view(2, 2), forward_ad.make_dual(table.detach(), table.detach()))
+        """,
+        NotImplementedError,
+        of_processes=True,
+    ),
+    case(
+        "a step of a table that the optimizer has no group of",
+        """
+        optimizer = sw.optim.FusedSGD([table], lr=0.1)
+        optimizer.param_groups.clear()
+        F.embedding(ids, table).sum().backward()
+        """,
+        RuntimeError,
+    ),
+    case(
+        "an unknown mode of bags of quantised rows",
+        'sw.quantize_rows(table.detach()).lookup_bags(ids.view(2, 2), mode="min")',
+        ValueError,
+    ),
 ]

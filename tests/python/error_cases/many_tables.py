@@ -174,4 +174,55 @@ CASES = [
         'sw.DistributedEmbedding([user], storage={"user": sw.FileStorage("/tmp", cache_rows=10), 0: sw.FileStorage("/tmp", cache_rows=10)})',
         ValueError,
     ),
+    case("no tables to concatenate", "sw.DistributedEmbedding([], concatenate=True)", ValueError),
+    case(
+        "a second derivative of lookups",
+        "g = torch.autograd.grad(layer([ids, ids, ids])[0].square().sum(), layer.tables['user'], create_graph=True)[0]\ng.sum().backward()",
+        NotImplementedError,
+    ),
+    case(
+        "samples of several numbers on one rank with dp_input=False",
+        'sw.DistributedEmbedding([sw.TableConfig(name, 10, 8) for name in "abcd"], dp_input=False)([ids, ids, ids[:2], ids[:2]])',
+        ValueError,
+    ),
+    case(
+        "weights that want a gradient with dp_input=False",
+        "sw.DistributedEmbedding([item], dp_input=False)([sw.RaggedIds(ids, offsets=torch.tensor([0, 3]), weights=torch.ones(3, requires_grad=True))])",
+        ValueError,
+    ),
+    case(
+        "samples of a replicated table with dp_input=False",
+        "sw.DistributedEmbedding([user, sw.TableConfig('day', 7, 8)], dp_input=False, data_parallel_threshold=100)([torch.arange(4), ids])",
+        ValueError,
+    ),
+    case(
+        "a table that is not the layer's own any more",
+        "layer.tables['user'] = torch.nn.Parameter(layer.tables['user'].detach().clone())\nlayer([ids, ids, ids])",
+        ValueError,
+    ),
+    case("ids of a feature that are a list", "layer([ids, sw.RaggedIds([1, 2]), ids])", TypeError),
+    case("nested ids that are not jagged", "layer([ids, torch.nested.nested_tensor([ids, ids[:1]]), ids])", TypeError),
+    case(
+        "a copy of tables in files",
+        'import copy\ncopy.deepcopy(sw.DistributedEmbedding([user], storage={"user": sw.FileStorage("/tmp", cache_rows=10)}))',
+        NotImplementedError,
+    ),
+    case(
+        "a table in files whose optimizer needs whole rows",
+        """
+        wide = sw.DistributedEmbedding([user], storage={"user": sw.FileStorage("/tmp", cache_rows=10)})
+        optimizer = sw.optim.FusedLAMB(wide.parameters(), lr=0.1)
+        wide([ids])[0].sum().backward()
+        """,
+        NotImplementedError,
+    ),
+    case(
+        "a table in files whose optimizer rounds at random",
+        """
+        half = sw.DistributedEmbedding([sw.TableConfig("user", 100, 8, dtype="bfloat16")], storage={"user": sw.FileStorage("/tmp", cache_rows=10)})
+        optimizer = sw.optim.FusedSGD(half.parameters(), lr=0.1, stochastic_rounding=True)
+        half([ids])[0].sum().backward()
+        """,
+        NotImplementedError,
+    ),
 ]

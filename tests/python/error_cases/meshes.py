@@ -41,4 +41,43 @@ CASES = [
     case(
         "groups of a mesh without groups", 'sw.DeviceMesh("cpu", [0, 1], _init_backend=False).get_group()', RuntimeError
     ),
+    case("a mesh dim without ranks", 'sw.init_device_mesh("cpu", (2, 0))', ValueError),
+    case(
+        "a mesh in a thread that is no rank",
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        ThreadPoolExecutor().submit(sw.init_device_mesh, "cpu", (2,)).result()
+        """,
+        ValueError,
+        of_threads=True,
+    ),
+    case("a place in a mesh without this rank", 'sw.DeviceMesh("cpu", [0]).get_local_rank()', ValueError, only_on=1),
+    case(
+        "overrides for another number of dims of a DeviceMesh",
+        'sw.DeviceMesh("cpu", [0, 1], backend_override=(None, None))',
+        ValueError,
+    ),
+    case(
+        "flattening by the name of other ranks",
+        'wide = sw.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("dp", "cp", "tp"))\nwide["dp", "cp"]._flatten("all")\nwide["cp", "tp"]._flatten("all")',
+        ValueError,
+    ),
+    case(
+        "several groups without their ranks",
+        'sw.DeviceMesh.from_group([mesh.get_group(), mesh.get_group()], "cpu")',
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "one group for two mesh dims",
+        'sw.DeviceMesh.from_group(mesh.get_group(), "cpu", [[0, 1]])',
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "a group of other ranks",
+        'sw.DeviceMesh.from_group([mesh.get_group(), mesh.get_group()], "cpu", [[0, 1]])',
+        ValueError,
+        of_processes=True,
+    ),
 ]

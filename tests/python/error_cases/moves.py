@@ -65,4 +65,32 @@ CASES = [
         "DTensor.from_local(torch.ones(4, dtype=torch.complex64), mesh, [Partial('max')]).full_tensor()",
         TypeError,
     ),
+    case("a move to another kind of device", 'd.redistribute(sw.DeviceMesh("cuda", [0, 1]), [Shard(0)])', ValueError),
+    case(
+        "values of a DTensor on meta",
+        'sw.distribute_tensor(torch.ones(4, device="meta"), mesh, [Shard(0)]).to("cpu")',
+        NotImplementedError,
+    ),
+    case(
+        "a move between slices of a mesh",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+        sw.ones(4, device_mesh=grid["tp"]).redistribute(mesh, [Shard(0)])
+        """,
+        ValueError,
+        is_of_rank=True,
+    ),
+    case(
+        "numbers that differ between slices of a mesh",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+        d * sw.full((), float(mesh.get_rank()), device_mesh=grid["tp"])
+        """,
+        ValueError,
+    ),
+    case(
+        "a maximum of sparse parts",
+        "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).redistribute(placements=[Partial('max')])",
+        ValueError,
+    ),
 ]

@@ -248,4 +248,110 @@ CASES = [
         "torch._amp_foreach_non_finite_check_and_unscale_([DTensor.from_local(x.clone(), mesh, [Partial('max')])], torch.zeros(1), torch.ones(1))",
         ValueError,
     ),
+    case("a view in a list to be written to", "torch._foreach_add_([d.view(3, 4)], 1)", ValueError),
+    case(
+        "unscaling a view",
+        "torch._amp_foreach_non_finite_check_and_unscale_([d.view(3, 4)], torch.zeros(1), torch.ones(1))",
+        ValueError,
+    ),
+    case(
+        "a number that a rank beside plain tensors does not know",
+        'torch._foreach_mul([torch.ones(2)], sw.ones((), device_mesh=sw.DeviceMesh("cpu", [0])))',
+        NotImplementedError,
+        only_on=1,
+    ),
+    case(
+        "a result that depends on values, on a rank outside the mesh",
+        'torch.unique(sw.ones(3, device_mesh=sw.DeviceMesh("cpu", [0])))',
+        NotImplementedError,
+        only_on=1,
+    ),
+    case(
+        "an unknown reduction of rows",
+        'torch.index_reduce(d, 0, ids, sw.ones(2, 2, device_mesh=mesh), "sum")',
+        RuntimeError,
+    ),
+    case("selecting by floats", "torch.masked_select(d, d)", RuntimeError),
+    case(
+        "an instance norm without statistics",
+        "torch.instance_norm(d[None], None, None, None, None, False, 0.1, 1e-5, False)",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case("a linear layer of a number", "torch.ops.aten.linear(d.sum(), d)", RuntimeError),
+    case(
+        "noise of another shape",
+        "torch.ops.aten.rrelu_with_noise(d, sw.zeros(3, device_mesh=mesh), 0.1, 0.3, True)",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case("complex deviations", "torch.normal(d, d + 0j)", RuntimeError, in_torchs_words=True),
+    case("a cumulative sum of bools", "torch.cumsum(d > 0, 0, dtype=torch.bool)", NotImplementedError),
+    case("an index out of range, by select", "d.select(0, 9)", IndexError),
+    case(
+        "indices and values of other numbers",
+        "torch.sparse_coo_tensor(sw.zeros(1, 1, device_mesh=mesh, dtype=torch.int64), sw.ones(2, device_mesh=mesh), (5,))",
+        ValueError,
+    ),
+    case(
+        "plain values of distributed indices",
+        "torch.sparse_coo_tensor(sw.zeros(1, 2, device_mesh=mesh, dtype=torch.int64), torch.ones(2), (5,))",
+        ValueError,
+    ),
+    case(
+        "indices of one dim",
+        "torch.sparse_coo_tensor(sw.zeros(2, device_mesh=mesh, dtype=torch.int64), sw.ones(2, device_mesh=mesh), (5,))",
+        ValueError,
+    ),
+    case(
+        "indices of one dim, without a size",
+        "torch.sparse_coo_tensor(sw.zeros(2, device_mesh=mesh, dtype=torch.int64), sw.ones(2, device_mesh=mesh))",
+        ValueError,
+    ),
+    case(
+        "a sparse tensor without a size, on a rank outside the mesh",
+        """
+        one = sw.DeviceMesh("cpu", [0])
+        torch.sparse_coo_tensor(sw.zeros(1, 2, device_mesh=one, dtype=torch.int64), sw.ones(2, device_mesh=one))
+        """,
+        NotImplementedError,
+        only_on=1,
+    ),
+    case("more sparse dims than dims", "d.to_sparse(3)", ValueError),
+    case(
+        "sparse rows of pieces that split columns",
+        """
+        pieces = [ShardMetadata((0, 0), (6, 1), 0), ShardMetadata((0, 1), (6, 1), 1)]
+        sw.distribute_tensor(x, mesh, [EnumerableShard(pieces)]).to_sparse(1)
+        """,
+        NotImplementedError,
+    ),
+    case("a sparse layout of rows", "d.to_sparse(layout=torch.sparse_csr)", NotImplementedError),
+    case("another layout of a sparse tensor", "d.to_sparse().to_sparse(layout=torch.sparse_csr)", NotImplementedError),
+    case(
+        "a sparse sum that is to be coalesced",
+        "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Partial()])._coalesced_(True)",
+        ValueError,
+    ),
+    case("a norm of a sparse tensor that counts zeros", "torch.linalg.vector_norm(d.to_sparse(), -1)", ValueError),
+    case(
+        "a write to a sparse sum", "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Partial()]).sqrt_()", ValueError
+    ),
+    case("sparse tensors of two shapes", "d.to_sparse() * d[:1].expand(2, 6, 2)", NotImplementedError),
+    case(
+        "fewer sparse dims of a sparse tensor, by the operator",
+        "torch.ops.aten._to_sparse(d.to_sparse(), 1)",
+        ValueError,
+    ),
+    case(
+        "a forward-mode derivative of a backward",
+        """
+        import torch.autograd.forward_ad as forward_ad
+        weight = torch.nn.Parameter(sw.ones(2, 2, device_mesh=mesh))
+        with forward_ad.dual_level():
+            F.linear(forward_ad.make_dual(d, d), weight).sum().backward()
+        """,
+        NotImplementedError,
+        of_processes=True,
+    ),
 ]

@@ -114,4 +114,71 @@ CASES = [
         "p = nn.Parameter(d * 1)\np.grad = d / 0\ntorch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)",
         RuntimeError,
     ),
+    case("a layer of a negative width", "parallel.ColumnParallelLinear(4, -6)", ValueError),
+    case(
+        "logits of a number",
+        "parallel.VocabParallelCrossEntropy(mesh=mesh)(torch.tensor(1.0), torch.tensor(0))",
+        ValueError,
+    ),
+    case("an unknown distribution of weights", 'parallel.ColumnParallelLinear(4, 6, init_type="gauss")', ValueError),
+    case(
+        "labels that are not this rank's",
+        """
+        logits = sw.distribute_tensor(torch.ones(4, 6), mesh, [Shard(0)])
+        with parallel.loss_parallel():
+            F.cross_entropy(logits, torch.zeros(4, dtype=torch.int64))
+        """,
+        ValueError,
+    ),
+    case(
+        "an input by its name",
+        "parallel.parallelize_module(nn.Linear(4, 4), mesh, parallel.ColwiseParallel())(input=x)",
+        ValueError,
+    ),
+    case(
+        "attention of DTensors within shared sequences",
+        """
+        q = torch.ones(1, 2, 4, 8)
+        whole = sw.distribute_tensor(q, mesh, [Shard(2)])
+        with sw.experimental.context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+            F.scaled_dot_product_attention(whole, whole, whole)
+        """,
+        ValueError,
+    ),
+    case(
+        "a mask of other columns",
+        """
+        q = torch.ones(1, 2, 4, 8)
+        with sw.experimental.context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 3))
+        """,
+        ValueError,
+    ),
+    case(
+        "sequences that a rank cannot tell apart",
+        "with sw.experimental.context_parallel(mesh, buffers=[torch.ones(3), torch.ones(4)], buffer_seq_dims=[0, 0]): pass",
+        ValueError,
+    ),
+    case(
+        "clipping beside gradients of other ranks",
+        """
+        far = nn.Parameter(sw.ones(2, device_mesh=sw.DeviceMesh("cpu", [0])))
+        far.grad = far.detach()
+        near = nn.Parameter(torch.ones(2))
+        near.grad = torch.ones(2)
+        torch.nn.utils.clip_grad_norm_([far, near], 1.0)
+        """,
+        ValueError,
+        only_on=1,
+    ),
+    case(
+        "an unknown rotation of keys",
+        'from shardwise.experimental._attention import set_rotate_method\nset_rotate_method("circle")',
+        NotImplementedError,
+    ),
+    case(
+        "an unknown reduction of losses",
+        'parallel.VocabParallelCrossEntropy(reduction="max")(x, torch.zeros(3, dtype=torch.int64))',
+        ValueError,
+    ),
 ]

@@ -115,4 +115,60 @@ CASES = [
     ),
     case("splitting into another number of parts", "Shard(0, sizes=[4, 2])._split_tensor(x, 3)", ValueError),
     case("a part that does not exist", "Shard(0)._select_split_tensor(x, 2, 5)", IndexError),
+    case(
+        "sizes on a dim that is split against the order of mesh dims",
+        """
+        from shardwise.placement_types import _StridedShard
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        sw.distribute_tensor(x, grid, [_StridedShard(0, split_factor=2), Shard(0, sizes=[6])])
+        """,
+        ValueError,
+    ),
+    case(
+        "a split factor that no order of mesh dims has",
+        """
+        from shardwise.placement_types import _StridedShard
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        sw.distribute_tensor(x, grid, [_StridedShard(0, split_factor=3), Shard(0)])
+        """,
+        ValueError,
+    ),
+    case(
+        "a split factor without a mesh",
+        """
+        from shardwise.placement_types import _StridedShard
+        sw.Layout((6, 2), [0, 1], [_StridedShard(0, split_factor=2)])
+        """,
+        ValueError,
+    ),
+    case(
+        "a layout of more ranks than there can be",
+        "sw.Layout((6, 2), (100_000, 100_000), [Shard(0), Shard(1)])",
+        ValueError,
+    ),
+    case(
+        "a name that a module does not have",
+        "from shardwise import placement_types\nplacement_types.Shart",
+        AttributeError,
+        in_torchs_words=True,
+    ),
+    case(
+        "gradients split in another order than the tensor",
+        """
+        from shardwise.placement_types import _StridedShard
+        grid = sw.init_device_mesh("cpu", (1, 2))
+        whole = sw.distribute_tensor(x, grid, [Shard(0), Shard(0)])
+        whole.to_local(grad_placements=[_StridedShard(0, split_factor=2), Shard(0)])
+        """,
+        ValueError,
+    ),
+    case(
+        "the one shape of several pieces",
+        """
+        from shardwise._utils import compute_local_shape_and_global_offset
+        pieces = [ShardMetadata((row, 0), (2 - row // 4, 2), rank) for row, rank in ((0, 0), (2, 1), (4, 0), (5, 1))]
+        compute_local_shape_and_global_offset((6, 2), mesh, [EnumerableShard(pieces)])
+        """,
+        ValueError,
+    ),
 ]

@@ -1,5 +1,7 @@
 """What ranks that are threads, and ranks out of step, get."""
 
+import torch
+
 from error_cases import case
 
 TITLE = "Ranks"
@@ -12,4 +14,37 @@ rank = mesh.get_rank()
 CASES = [
     case("no ranks", "run_ranks(0, lambda rank: None)", ValueError, of_threads=True),
     case("torch.distributed's groups, which threads do not have", "mesh.get_group()", ValueError, of_threads=True),
+    case(
+        "a rank that ends before the others",
+        """
+        run_ranks(2, lambda rank: sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)]).sum().item() if rank == 0 else None)
+        """,
+        torch.distributed.DistBackendError,
+        of_threads=True,
+    ),
+    case(
+        "ranks that call different things",
+        """
+        def sum_or_maximum(rank):
+            x = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+            return x.sum().item() if rank == 0 else x.amax().item()
+
+        run_ranks(2, sum_or_maximum)
+        """,
+        ValueError,
+        of_threads=True,
+    ),
+    case(
+        "columns of different sparse rows",
+        """
+        def columns(rank):
+            grid = sw.init_device_mesh("cpu", (2, 2))
+            rows = torch.sparse_coo_tensor(torch.zeros(1, rank, dtype=torch.int64), torch.ones(rank, 1), (3, 1))
+            DTensor.from_local(rows, grid, [Shard(0), Shard(1)])._values()
+
+        run_ranks(4, columns)
+        """,
+        ValueError,
+        of_threads=True,
+    ),
 ]

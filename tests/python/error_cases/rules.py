@@ -54,4 +54,125 @@ CASES = [
         "sw.experimental.local_map(lambda x: d, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh=mesh)(d)",
         AssertionError,
     ),
+    case(
+        "a rule that gives no notation",
+        "torch.ops.mylib.halve(d)",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::halve", mutates_args=())
+        def halve(x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+        halve.register_fake(torch.empty_like)
+        sw.register_rule("mylib::halve", lambda shapes: 7)
+        """,
+    ),
+    case(
+        "a sharding along a dim that the tensor does not have",
+        "torch.ops.mylib.sixth(d)",
+        IndexError,
+        once="""
+        @torch.library.custom_op("mylib::sixth", mutates_args=())
+        def sixth(x: torch.Tensor) -> torch.Tensor:
+            return x / 6
+
+        sixth.register_fake(torch.empty_like)
+        sw.experimental.register_sharding(torch.ops.mylib.sixth.default)(lambda x: [([Shard(2)], [Shard(2)])])
+        """,
+    ),
+    case(
+        "a sharding for more tensors",
+        "torch.ops.mylib.seventh(d)",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::seventh", mutates_args=())
+        def seventh(x: torch.Tensor) -> torch.Tensor:
+            return x / 7
+
+        seventh.register_fake(torch.empty_like)
+        sw.experimental.register_sharding(torch.ops.mylib.seventh.default)(lambda x: [([Shard(0)], [Shard(0), Shard(0)])])
+        """,
+    ),
+    case(
+        "a sharding that is no list of pairs",
+        "torch.ops.mylib.eighth(d)",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::eighth", mutates_args=())
+        def eighth(x: torch.Tensor) -> torch.Tensor:
+            return x / 8
+
+        eighth.register_fake(torch.empty_like)
+        sw.experimental.register_sharding(torch.ops.mylib.eighth.default)(lambda x: Shard(0))
+        """,
+    ),
+    case(
+        "the end of a scope that has not begun",
+        'sw.communication_policy("error").__exit__(None, None, None)',
+        ValueError,
+    ),
+    case(
+        "the end of accumulation that has not begun", "sw.accumulate_gradients().__exit__(None, None, None)", ValueError
+    ),
+    case(
+        "placements for a result that is no tensor",
+        "sw.experimental.local_map(lambda x: 3, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh=mesh)(d)",
+        AssertionError,
+    ),
+    case(
+        "no placements for a gradient",
+        "sw.experimental.local_map(lambda x: x, out_placements=[Shard(0)], in_placements=([Shard(0)],), in_grad_placements=(None,), device_mesh=mesh)(d)",
+        AssertionError,
+    ),
+    case(
+        "DTensors of torch beside ours in local_map",
+        """
+        from torch.distributed.tensor.experimental import local_map
+        local_map(lambda x, y: x, out_placements=[Shard(0)])(d, sw.to_torch(d))
+        """,
+        TypeError,
+        of_processes=True,
+    ),
+    case(
+        "a rule for an operator of one's own that has one",
+        'sw.register_rule("mylib::halve", "ij->ij")',
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::halve", mutates_args=())
+        def halve(x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+        halve.register_fake(torch.empty_like)
+        sw.register_rule("mylib::halve", lambda shapes: 7)
+        """,
+    ),
+    case(
+        "a sharding against the order of mesh dims",
+        "torch.ops.mylib.ninth(d)",
+        ValueError,
+        once="""
+        from shardwise.placement_types import _StridedShard
+
+        @torch.library.custom_op("mylib::ninth", mutates_args=())
+        def ninth(x: torch.Tensor) -> torch.Tensor:
+            return x / 9
+
+        ninth.register_fake(torch.empty_like)
+        against = [_StridedShard(0, split_factor=2)]
+        sw.experimental.register_sharding(torch.ops.mylib.ninth.default)(lambda x: [(against, against)])
+        """,
+    ),
+    case(
+        "an operator that gives what its fake does not",
+        "torch.ops.mylib.tenth(d)",
+        NotImplementedError,
+        once="""
+        @torch.library.custom_op("mylib::tenth", mutates_args=())
+        def tenth(x: torch.Tensor) -> torch.Tensor:
+            return x.to_sparse()
+
+        tenth.register_fake(torch.empty_like)
+        sw.register_rule("mylib::tenth", "ij->ij")
+        """,
+    ),
 ]

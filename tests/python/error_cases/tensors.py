@@ -132,4 +132,147 @@ CASES = [
         "DTensor.from_local(torch.ones(2, device='meta' if rank else 'cpu'), mesh, [Shard(0)], run_check=True)",
         ValueError,
     ),
+    case(
+        "pieces of other sizes than the shape says",
+        "DTensor.from_local(torch.ones(rank + 1, 2), mesh, [Shard(0)], shape=(3, 2), stride=(2, 1), run_check=True)",
+        ValueError,
+    ),
+    case(
+        "a spec without a tensor's facts",
+        "from shardwise._dtensor_spec import DTensorSpec\nDTensor(torch.ones(3, 2), DTensorSpec(mesh, (Shard(0),)))",
+        ValueError,
+    ),
+    case(
+        "the shape of a spec that does not know it",
+        "from shardwise._dtensor_spec import DTensorSpec\nDTensorSpec(mesh, (Shard(0),)).shape",
+        ValueError,
+    ),
+    case(
+        "a spec that names a mesh dim twice",
+        "from shardwise._dtensor_spec import DTensorSpec\nDTensorSpec.from_dim_map(mesh, [0, -1], [0])",
+        ValueError,
+    ),
+    case(
+        "a dim_map of a dim that is sharded twice",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        sw.distribute_tensor(x, grid, [Shard(0), Shard(0)])._spec.dim_map
+        """,
+        ValueError,
+    ),
+    case(
+        "a view whose source was written to",
+        "view = d.view(3, 4)\nd.add_(1)\nview.to_local()",
+        ValueError,
+    ),
+    case(
+        "a FakeTensorMode around DTensors",
+        "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode():\n    d + d",
+        NotImplementedError,
+    ),
+    case("a number given to a function of tensors", "DTensor.full_tensor(3)", TypeError, in_torchs_words=True),
+    case(
+        "torch's DTensor as a local tensor",
+        "theirs = sw.to_torch(d)\nDTensor.from_local(theirs, mesh, [Shard(0)])",
+        TypeError,
+        of_processes=True,
+    ),
+    case(
+        "torch's form of uneven shards",
+        "sw.to_torch(sw.distribute_tensor(x, mesh, [Shard(0, sizes=[1, 5])]))",
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "torch's form of a sparse tensor",
+        "sw.to_torch(DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]))",
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "torch's form of shards on ranks that fall",
+        'sw.to_torch(sw.distribute_tensor(x, sw.DeviceMesh("cpu", [1, 0]), [Shard(0)]))',
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "torch's FSDP of parameters that are DTensors",
+        """
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(sw.distribute_module(torch.nn.Linear(2, 2), mesh))
+        """,
+        TypeError,
+        of_processes=True,
+    ),
+    case(
+        "ZeroRedundancyOptimizer of DTensors",
+        """
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        ZeroRedundancyOptimizer([torch.nn.Parameter(d)], torch.optim.SGD, lr=0.1)
+        """,
+        TypeError,
+        of_processes=True,
+    ),
+    case("a collective of torch's on a DTensor", "torch.distributed.all_reduce(d)", TypeError, of_processes=True),
+    case(
+        "a full state dict of what a rank has no part of",
+        """
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        model = sw.distribute_module(torch.nn.Linear(2, 2), sw.DeviceMesh("cpu", [0]))
+        get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        """,
+        ValueError,
+        only_on=1,
+        of_processes=True,
+    ),
+    case(
+        "a ShardedTensor of replicas",
+        "from shardwise.sharded_tensor import to_sharded_tensor\nto_sharded_tensor(sw.distribute_tensor(x, mesh, [Replicate()]))",
+        ValueError,
+    ),
+    case(
+        "a ShardedTensor on fewer ranks",
+        """
+        from shardwise.sharded_tensor import from_sharded_tensor, to_sharded_tensor
+        from_sharded_tensor(to_sharded_tensor(d), sw.DeviceMesh("cpu", [0]))
+        """,
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "a ShardedTensor of unknown ranks",
+        """
+        from shardwise.sharded_tensor import from_sharded_tensor, to_sharded_tensor
+        theirs = to_sharded_tensor(d)
+        theirs.metadata().shards_metadata[1].placement = None
+        from_sharded_tensor(theirs, mesh)
+        """,
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "TorchRec's tensors without process groups",
+        "from shardwise.interop import from_torchrec\nfrom_torchrec({})",
+        ValueError,
+        of_threads=True,
+    ),
+    case(
+        "TorchRec's tensors on a mesh of two dims",
+        'from shardwise.interop import from_torchrec\nfrom_torchrec({}, sw.init_device_mesh("cpu", (2, 1)))',
+        ValueError,
+        of_processes=True,
+    ),
+    case(
+        "TorchRec's tensors on a mesh without this rank",
+        'from shardwise.interop import from_torchrec\nfrom_torchrec({}, sw.DeviceMesh("cpu", [0]))',
+        ValueError,
+        of_processes=True,
+        only_on=1,
+    ),
+    case(
+        "TorchRec's tensors that differ between ranks",
+        'from shardwise.interop import from_torchrec\nfrom_torchrec({"table": torch.ones(3 + rank, 2)})',
+        ValueError,
+        of_processes=True,
+    ),
 ]

@@ -80,4 +80,63 @@ CASES = [
         "wrapper.new_zeros(9, 9) if False else torch.ops.aten.view(wrapper, [12])",
         ValueError,
     ),
+    case("a method of wrappers given a tensor", "LocalShardsWrapper.local_shards(rows)", TypeError),
+    case(
+        "a deep copy of a result of wrappers",
+        "import copy\ncopy.deepcopy(LocalShardsWrapper([rows.requires_grad_()], [(0, 0)]) * 2)",
+        RuntimeError,
+    ),
+    case(
+        "a wrapper as a piece of a wrapper",
+        "LocalShardsWrapper([wrapper], [(0, 0)])",
+        TypeError,
+    ),
+    case(
+        "pieces on several devices on the ranks",
+        'DTensor.from_local(LocalShardsWrapper([rows.to(["cpu", "meta"][rank])], [(3 * rank, 0)]), mesh, [Shard(0)])',
+        ValueError,
+    ),
+    case(
+        "pieces that two mesh dims cannot split so",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        uneven = LocalShardsWrapper([torch.ones(3, 4), torch.ones(3, 4)][: 2 - rank], [(0, 0), (6, 0)][: 2 - rank] if rank == 0 else [(3, 0)])
+        DTensor.from_local(uneven, grid, [Shard(0), Replicate()])
+        """,
+        ValueError,
+    ),
+    case(
+        "other pieces than an EnumerableShard says",
+        """
+        pieces = [ShardMetadata((0, 0), (4, 4), 0), ShardMetadata((4, 0), (2, 4), 1)]
+        DTensor.from_local(wrapper, mesh, [EnumerableShard(pieces)])
+        """,
+        ValueError,
+    ),
+    case(
+        "pieces elsewhere than the given shape puts them",
+        "DTensor.from_local(LocalShardsWrapper([rows], [(3 - 3 * rank, 0)]), mesh, [Shard(0, sizes=[3, 3])], shape=(6, 4), stride=(4, 1))",
+        ValueError,
+        is_of_rank=True,
+    ),
+    case(
+        "a shape that a rank outside the mesh does not know",
+        'DTensor.from_local(wrapper if rank == 0 else LocalShardsWrapper([], []), sw.DeviceMesh("cpu", [0]), [Shard(0, sizes=[3])])',
+        ValueError,
+        only_on=1,
+    ),
+    case(
+        "a tensor on one rank and a wrapper on the other",
+        "DTensor.from_local(wrapper if rank == 1 else rows, mesh, [Shard(0)], run_check=True)",
+        ValueError,
+        is_of_rank=True,
+    ),
+    case(
+        "torch's wrapper as a piece of a wrapper",
+        """
+        from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper as TorchsWrapper
+        LocalShardsWrapper([TorchsWrapper([rows], [(0, 0)])], [(0, 0)])
+        """,
+        TypeError,
+    ),
 ]

@@ -1,0 +1,61 @@
+"""What pictures, reports and live pages refuse."""
+
+from error_cases import case
+
+TITLE = "Pictures, reports and the live page"
+SETUP = """
+mesh = sw.init_device_mesh("cpu", (2,))
+rank = mesh.get_rank()
+x = torch.ones(6, 2)
+d = sw.distribute_tensor(x, mesh, [Shard(0)])
+"""
+CASES = [
+    case("a picture of a plain tensor", "sw.debug.picture(x)", TypeError),
+    case("a picture of local shards", "sw.debug.picture(LocalShardsWrapper([x], [(0, 0)]))", TypeError),
+    case(
+        "an optimizer beside a tensor",
+        "sw.debug.picture(d, optimizer=torch.optim.SGD([torch.ones(1)], lr=0.1))",
+        TypeError,
+    ),
+    case("a file of an unknown kind", 'sw.visualize_sharding(d, file="/tmp/picture.png")', ValueError),
+    case(
+        "a file of another kind than the format",
+        'sw.visualize_sharding(d, file="/tmp/picture.svg", format="html")',
+        ValueError,
+    ),
+    case("a report of a step without gradients", "sw.step_report(torch.nn.Identity(), x)", TypeError),
+    case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
+    case("a live page on a port that is none", "sw.debug.watch(70_000)", ValueError),
+    case("a live page of no interval", "sw.debug.watch(8000, every=0)", ValueError),
+    case(
+        "a live page on what is no port",
+        """
+        import os
+        os.environ["SHARDWISE_WATCH"] = "yes"
+        try:
+            sw.debug.watch()
+        finally:
+            del os.environ["SHARDWISE_WATCH"]
+        """,
+        ValueError,
+        of_processes=True,
+    ),
+    case("no dumps of a hang", "from shardwise.debug.flight_files import read_flights\nread_flights([])", ValueError),
+    case(
+        "a dump that is no JSON",
+        "from pathlib import Path\nfrom shardwise.debug.flight_files import read_flights\nread_flights([Path('/dev/null')])",
+        ValueError,
+    ),
+    case(
+        "a dump of another program",
+        """
+        import tempfile
+        from pathlib import Path
+        from shardwise.debug.flight_files import read_flights
+        file = Path(tempfile.mkdtemp()) / "dump.json"
+        file.write_text("{}")
+        read_flights([file])
+        """,
+        ValueError,
+    ),
+]
