@@ -9,6 +9,7 @@ import torch
 from shardwise._C import Plan, RankTraffic, plan_redistribution
 from shardwise._commands.arguments import dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
 from shardwise._commands.help import HelpFormatter
+from shardwise.debug.text_tables import table_text
 
 PLAN_EXAMPLE = """example:
   python -m shardwise plan --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,S0\""""
@@ -69,8 +70,8 @@ def show_plan(plan: Plan) -> list[str]:
 
 def show_ranks(plan: Plan) -> list[str]:
     shares = sorted(plan.simulate(), key=lambda share: (-share[1].received, share[0]))
+    heading = ("", "rank", "received", "bound", "sent", "messages", "buffers", "time")
     rows = [
-        ("", "rank", "received", "bound", "sent", "messages", "buffers", "time"),
         totals(shares),
         *(
             row(name, rank, share)
@@ -81,8 +82,7 @@ def show_ranks(plan: Plan) -> list[str]:
             )
         ),
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [str(plan), "", *("  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows)]
+    return [str(plan), "", table_text("", heading, rows, 1).rstrip()]
 
 
 def row(name: str, rank: int, share: RankTraffic) -> tuple[str, ...]:

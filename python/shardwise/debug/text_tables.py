@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["table_text"]
 
 WIDTH = 160
+UNFOLDED = 1 << 16
+RULED = "    \n    \n ── \n    \n    \n ── \n    \n    \n"  # a line below the heading, and one above the total
 
 
-def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], n_texts: int) -> str:
-    """The first `n_texts` columns are texts, the others numbers."""
-    from rich.console import Console  # some hundredths of a second, which `import shardwise` need not take
+def table_text(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    texts: int | Collection[int],
+    *,
+    total: Sequence[str] | None = None,
+) -> str:
+    """`texts`: the columns of texts, or how many of the first are; the others are numbers. `total`: a last row, with lines that set it and
+    the heading off. A table without one folds its longest texts where it has more than WIDTH characters.
+    """
+    from rich.box import Box  # some hundredths of a second, which `import shardwise` need not take
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    of_texts = range(texts) if isinstance(texts, int) else texts
+    table = Table(title=title or None, box=None, pad_edge=False, title_justify="left", show_edge=False)
+    if total is not None:
+        table.box, table.show_footer, table.padding = Box(RULED), True, (0, 1, 0, 0)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < n_texts else "right", overflow="fold")
+        table.add_column(
+            column,
+            footer="" if total is None else total[i],
+            justify="left" if i in of_texts else "right",
+            overflow="fold",
+            no_wrap=total is not None,
+        )
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(table)
+    Console(file=text, width=WIDTH if total is None else UNFOLDED, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from shardwise import _C
+from shardwise.debug.text_tables import table_text
 from shardwise.distributed_embedding.hot_rows import gathered
 from shardwise.distributed_embedding.layer_parts import LayerParts
 from shardwise.distributed_embedding.storage import CacheCounts
@@ -50,7 +51,7 @@ def explained(layer: LayerParts, reasons: bool) -> str:
         )
         reason_of.append(planned.reason)
     total = (f"{len(layer.configs)} tables", "", "", "", "", "", *shown(*totals))
-    text = table_text(HEADER, rows, total, NAMES)
+    text = table_text("", HEADER, rows, NAMES, total=total).rstrip()
     if counts := layer.cache_counts():
         text += "\n\n" + caches_text(counts)
     if reasons:
@@ -118,8 +119,8 @@ class MemoryReport:
         totals = [rank.total for rank in self.ranks]
         heaviest = totals.index(max(totals))
         return (
-            table_text(header, rows, total, ())
-            + f"\nimbalance {self.imbalance:.2f}: rank {heaviest} holds {in_units(totals[heaviest])}, the mean is "
+            table_text("", header, rows, (), total=total)
+            + f"imbalance {self.imbalance:.2f}: rank {heaviest} holds {in_units(totals[heaviest])}, the mean is "
             + in_units(self.total / len(totals))
         )
 
@@ -156,7 +157,7 @@ def caches_text(counts: Mapping[str, CacheCounts]) -> str:
     total = cache_row(
         f"{len(counts)} tables", CacheCounts(*(sum(column) for column in zip(*counts.values(), strict=True)))
     )
-    return table_text(CACHE_HEADER, rows, total, (0,))
+    return table_text("", CACHE_HEADER, rows, (0,), total=total).rstrip()
 
 
 def cache_row(name: str, counts: CacheCounts) -> tuple[str, ...]:
@@ -182,18 +183,6 @@ def in_units(n_bytes: float) -> str:
             return f"{n_bytes:,.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1024
     return f"{n_bytes:,.1f} TiB"
-
-
-def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str], names: Sequence[int]) -> str:
-    """The columns `names` flush left, the others flush right; a line above and below the rows."""
-    widths = [max(len(row[column]) for row in (header, *rows, total)) for column in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = zip(row, widths, strict=True)
-        return "  ".join(cell.ljust(n) if i in names else cell.rjust(n) for i, (cell, n) in enumerate(cells)).rstrip()
-
-    rule = "─" * len(line(["─" * width for width in widths]))
-    return "\n".join([line(header), rule, *map(line, rows), rule, line(total)])
 
 
 def shortened(ranks: list[int]) -> str:
