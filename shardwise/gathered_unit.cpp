@@ -1,5 +1,7 @@
 #include "shardwise/gathered_unit.h"
 
+#include "shardwise/released_memory.h"
+
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
@@ -21,19 +23,6 @@ constexpr const char* kReadBetween =
     "[fully_shard] a parameter that was gathered for a forward is read outside of it and of its outputs' backward. "
     "Keep it with "
     "reshard_after_forward = false.";
-
-/// True where torch can refuse to read a storage, and take that back.
-template <class Storage>
-constexpr bool kCanRefuse = requires(Storage& storage) { storage.clear_data_ptr_access_error_msg_(); };
-
-template <class Storage>
-void refuse_reads(Storage& storage) {
-  if constexpr (kCanRefuse<Storage>) storage.release_data_and_set_meta_custom_data_ptr_error_msg_(kReadBetween);
-}
-template <class Storage>
-void allow_reads(Storage& storage) {
-  if constexpr (kCanRefuse<Storage>) storage.clear_data_ptr_access_error_msg_();
-}
 
 /// True where the memory of `piece` is its own, and all of it.
 bool owns_memory(const at::Tensor& piece) {
@@ -57,7 +46,7 @@ class FetchBeforeBackward final : public torch::autograd::FunctionPreHook {
 std::shared_ptr<GatheredUnit> GatheredUnit::drop(const std::vector<at::Tensor>& gathered,
                                                  const std::vector<at::Tensor>& sharded) {
   auto unit = std::make_shared<GatheredUnit>();
-  if (!kCanRefuse<c10::StorageImpl>) return unit;
+  if (!kCanRefuseReads<c10::StorageImpl>) return unit;
   for (size_t i = 0; i < gathered.size(); ++i) {
     const auto* const impl = maybe_dtensor(gathered[i]);
     const auto& pieces = impl->shards();
@@ -65,11 +54,7 @@ std::shared_ptr<GatheredUnit> GatheredUnit::drop(const std::vector<at::Tensor>& 
     Parameter parameter{sharded[i], static_cast<int64_t>(sharded[i]._version()), impl->spec(), {}};
     for (const at::Tensor& piece : pieces) parameter.pieces.push_back(piece.storage().getWeakStorageImpl());
     unit->parameters_.push_back(std::move(parameter));
-    for (const at::Tensor& piece : pieces) {
-      c10::StorageImpl& storage = *piece.storage().unsafeGetStorageImpl();
-      storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
-      refuse_reads(storage);
-    }
+    for (const at::Tensor& piece : pieces) release_memory(*piece.storage().unsafeGetStorageImpl(), kReadBetween);
   }
   return unit;
 }
@@ -104,8 +89,7 @@ void GatheredUnit::fetch() {
       if (!storage) continue;
       const at::Tensor piece = owns_memory(fetched[i][k]) ? fetched[i][k] : fetched[i][k].clone();
       c10::StorageImpl& source = *piece.storage().unsafeGetStorageImpl();
-      allow_reads(*storage);
-      storage->set_data_ptr_noswap(source.set_data_ptr(c10::DataPtr(nullptr, source.device())));
+      give_memory(*storage, source.set_data_ptr(c10::DataPtr(nullptr, source.device())));
     }
   parameters_.clear();
 }

@@ -16,7 +16,7 @@ import torch
 from shardwise import _torch_check  # noqa: F401  first: it names a torch that does not fit
 
 # isort: split
-from shardwise import _C, _build_facts, debug, device_mesh, experimental, optim, parallel, placement_types, testing
+from shardwise import _C, _build_facts, debug, device_mesh, experimental, fsdp, optim, parallel, placement_types, testing
 from shardwise._C import (
     EmbeddingPlan,
     EnumerableShard,
@@ -56,6 +56,7 @@ from shardwise.distributed_embedding import (
 )
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
 from shardwise.factories import empty, full, ones, rand, randn, zeros
+from shardwise.fsdp import fully_shard
 from shardwise.interop import from_torch, to_torch
 from shardwise.live import watch_if_asked
 from shardwise.local_shards_wrapper import LocalShardsWrapper, rebuild_local_shards
@@ -95,7 +96,9 @@ __all__ = [
     "experimental",
     "explain",
     "from_torch",
+    "fsdp",
     "full",
+    "fully_shard",
     "implicit_replication",
     "init_device_mesh",
     "lookup_exchange",

@@ -5,7 +5,28 @@
 namespace shardwise {
 namespace {
 
+int64_t n_bytes_of(const at::Tensor& part) { return static_cast<int64_t>(part.nbytes()); }
+
+int64_t n_bytes_of(const IncomingPart& part) {
+  return c10::multiply_integers(part.sizes) * static_cast<int64_t>(c10::elementSize(part.dtype));
+}
+
 bool is_run(const at::Tensor& part) { return part.is_contiguous() && !part.is_conj() && !part.is_neg(); }
+
+/// The parts of one message each: the small ones together, and every large one by itself, which then need not be copied. Both ends come to
+/// the same.
+template <class Part>
+std::vector<std::vector<Part>> by_message(const std::vector<Part>& parts) {
+  std::vector<std::vector<Part>> result;
+  std::vector<Part> together;
+  for (const Part& part : parts)
+    if (n_bytes_of(part) < PackedMessages::kLargeBytes)
+      together.push_back(part);
+    else
+      result.push_back({part});
+  if (!together.empty()) result.push_back(std::move(together));
+  return result;
+}
 
 /// Where parts lie in a message (bytes), each at a multiple of its element's size. Both ends come to the same.
 class Slots {
@@ -46,7 +67,7 @@ void PackedMessages::send(int64_t rank, at::Tensor part) {
 
 void PackedMessages::receive(int64_t rank, at::Tensor place) {
   if (place.numel() == 0) return;
-  Incoming part{place, 0, Dims(place.sizes()), place.scalar_type()};
+  IncomingPart part{place, 0, Dims(place.sizes()), place.scalar_type()};
   receives_[rank].push_back(std::move(part));
 }
 
@@ -73,10 +94,10 @@ Message PackedMessages::packed(int64_t rank, const std::vector<at::Tensor>& part
           }};
 }
 
-Message PackedMessages::unpacked(int64_t rank, const std::vector<Incoming>& parts) {
+Message PackedMessages::unpacked(int64_t rank, const std::vector<IncomingPart>& parts) {
   if (parts.size() == 1 && parts[0].place.defined() && is_run(parts[0].place)) return {rank, parts[0].place};
   Slots slots;
-  for (const Incoming& part : parts) slots.add(part.sizes, part.dtype);
+  for (const IncomingPart& part : parts) slots.add(part.sizes, part.dtype);
   at::Tensor buffer = buffer_of(slots.n_bytes());
   for (size_t i = 0; i < parts.size(); ++i)
     if (parts[i].place.defined())
@@ -88,10 +109,15 @@ Message PackedMessages::unpacked(int64_t rank, const std::vector<Incoming>& part
 
 void PackedMessages::start(const Group& group, bool by_all) {
   std::vector<Message> sends, receives;
-  for (const auto& [rank, parts] : receives_) receives.push_back(unpacked(rank, parts));
+  for (const auto& [rank, all] : receives_)
+    for (const auto& parts : by_message(all)) receives.push_back(unpacked(rank, parts));
   const auto next = sends_.upper_bound(group.ranks[group.index]);
-  for (auto it = next; it != sends_.end(); ++it) sends.push_back(packed(it->first, it->second));
-  for (auto it = sends_.begin(); it != next; ++it) sends.push_back(packed(it->first, it->second));
+  const auto post = [&](auto begin, auto end) {
+    for (auto it = begin; it != end; ++it)
+      for (const auto& parts : by_message(it->second)) sends.push_back(packed(it->first, parts));
+  };
+  post(next, sends_.end());
+  post(sends_.begin(), next);
   messages_ = exchange(group, device_, std::move(sends), std::move(receives), by_all);
 }
 

@@ -17,11 +17,22 @@
 
 namespace shardwise {
 
-/// A part that travels alone and is one run of elements in memory is sent, or received, where it lies. All others go through buffers of
-/// BufferPool. Sender and receiver must add
+/// What a rank receives. `place` is undefined where there is none: then the rest says what comes, and where it is noted.
+struct IncomingPart {
+  at::Tensor place;
+  size_t number = 0;
+  Dims sizes;
+  at::ScalarType dtype;
+};
+
+/// Parts of at least kLargeBytes travel in messages of their own, all others of one rank in one. A part that travels alone and is one run of
+/// elements in memory is sent, or received, where it lies. All others go through buffers of BufferPool. Sender and receiver must add
 /// the parts in the same order, with the same sizes and dtypes. Empty parts are left out.
 class PackedMessages {
  public:
+  /// From here on a message costs less than the copies at both of its ends.
+  static constexpr int64_t kLargeBytes = int64_t{128} << 10;
+
   /// `may_change`: what is sent may be written to after start(), so it is copied.
   explicit PackedMessages(c10::Device device, bool may_change = false) : device_(device), may_change_(may_change) {}
   /// Gives the buffers back after finish().
@@ -43,21 +54,14 @@ class PackedMessages {
   const at::Tensor& arrived(size_t number) const { return apart_[number]; }
 
  private:
-  struct Incoming {
-    at::Tensor place;  // undefined where there is none: then these say what comes
-    size_t number = 0;
-    Dims sizes;
-    at::ScalarType dtype;
-  };
-
   at::Tensor buffer_of(int64_t n_bytes);
   Message packed(int64_t rank, const std::vector<at::Tensor>& parts);
-  Message unpacked(int64_t rank, const std::vector<Incoming>& parts);
+  Message unpacked(int64_t rank, const std::vector<IncomingPart>& parts);
 
   c10::Device device_;
   bool may_change_;
   std::map<int64_t, std::vector<at::Tensor>> sends_;   // by rank
-  std::map<int64_t, std::vector<Incoming>> receives_;  // by rank
+  std::map<int64_t, std::vector<IncomingPart>> receives_;  // by rank
   std::vector<at::Tensor> apart_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (slot, place)
   std::vector<at::Tensor> buffers_;

@@ -1,0 +1,78 @@
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "shardwise/gather_schedule.h"
+
+#include <pybind11/functional.h>
+#include <torch/csrc/Exceptions.h>
+
+namespace shardwise {
+namespace {
+
+using Group = ParameterGroup;
+using Schedule = GatherSchedule;
+using Groups = std::vector<ParameterGroupPtr>;
+
+ParameterGroupPtr create(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters,
+                         const MeshPtr& mesh, const MeshPtr& root, std::optional<c10::ScalarType> param_dtype,
+                         std::optional<c10::ScalarType> reduce_dtype) {
+  return Group::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype});
+}
+
+std::vector<std::weak_ptr<Group>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
+
+void bind_groups(py::module_& module) {
+  py::class_<Group, std::shared_ptr<Group>>(
+      module, "ParameterGroup",
+      "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
+      .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("root"),
+           py::arg("param_dtype"), py::arg("reduce_dtype"))
+      .def("with_sharded", torch::wrap_pybind_function(&Group::with), py::arg("sharded"))
+      .def_property_readonly("sharded", &Group::sharded)
+      .def_property("leaves", &Group::leaves, &Group::set_leaves)
+      .def_property_readonly("is_gathered", &Group::is_gathered)
+      .def_property_readonly("has_frozen", &Group::has_frozen)
+      .def("on_exchange", &Group::on_exchange, py::arg("exchange"))
+      .def("start_gather", torch::wrap_pybind_function_no_gil(&Group::start_gather))
+      .def("gather", torch::wrap_pybind_function_no_gil(&Group::gather))
+      .def("release", torch::wrap_pybind_function_no_gil(&Group::release))
+      .def("set_divide_factor", torch::wrap_pybind_function(&Group::set_divide_factor), py::arg("factor"))
+      .def("set_all_reduces", torch::wrap_pybind_function(&Group::set_all_reduces), py::arg("all_reduces"));
+}
+
+void bind_schedules(py::module_& module) {
+  using Settings = GroupSchedule;
+  py::class_<Settings, std::shared_ptr<Settings>>(module, "GroupSchedule", "What a program sets of one group.")
+      .def(py::init())
+      .def_readwrite("reshards_after_forward", &Settings::reshards_after_forward)
+      .def_readwrite("reshards_after_backward", &Settings::reshards_after_backward)
+      .def_readwrite("reduces", &Settings::reduces)
+      .def_readwrite("fills_unused", &Settings::fills_unused)
+      .def_readwrite("gathers_in_backward", &Settings::gathers_in_backward)
+      .def("set_ahead_in_forward",
+           [](Settings& self, const Groups& groups) { self.ahead_in_forward = weakly(groups); }, py::arg("groups"))
+      .def("set_ahead_in_backward",
+           [](Settings& self, const Groups& groups) { self.ahead_in_backward = weakly(groups); }, py::arg("groups"));
+
+  py::class_<Schedule, std::shared_ptr<Schedule>>(
+      module, "GatherSchedule", "When the parameter groups of a model are gathered, released and reduced.")
+      .def(py::init())
+      .def("add", torch::wrap_pybind_function(&Schedule::add), py::arg("group"), py::arg("settings"))
+      .def("take", torch::wrap_pybind_function(&Schedule::take), py::arg("other"))
+      .def("replace", torch::wrap_pybind_function(&Schedule::replace), py::arg("old"), py::arg("fresh"))
+      .def("enter_forward", torch::wrap_pybind_function_no_gil(&Schedule::enter_forward), py::arg("group"))
+      .def("leave_forward", torch::wrap_pybind_function_no_gil(&Schedule::leave_forward), py::arg("group"),
+           py::arg("releases") = true)
+      .def("before_backward", torch::wrap_pybind_function_no_gil(&Schedule::before_backward), py::arg("group"))
+      .def("after_backward", torch::wrap_pybind_function_no_gil(&Schedule::after_backward), py::arg("group"))
+      .def("set_last_backward", torch::wrap_pybind_function(&Schedule::set_last_backward), py::arg("is_last"))
+      .def("reset", torch::wrap_pybind_function_no_gil(&Schedule::reset));
+}
+
+}  // namespace
+
+void bind_parameter_group(py::module_& module) {
+  bind_groups(module);
+  bind_schedules(module);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,221 @@
+"""What a fully sharded module can do beside what it could: FSDPModule."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import nn
+
+from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of
+
+__all__ = ["FSDPModule", "UnshardHandle", "become_fsdp_module", "register_fsdp_forward_method"]
+
+
+class UnshardHandle:
+    """Parameters that are being gathered.
+
+    >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
+    >>> handle = model.unshard(async_op=True)
+    >>> handle.wait()
+    >>> type(model.weight.data).__name__
+    'Tensor'
+    """
+
+    def __init__(self, unit: Unit | None = None) -> None:
+        self._unit = unit
+
+    def wait(self) -> None:
+        """Returns when they are there, and stand in the module."""
+        if self._unit is not None:
+            self._unit.group.gather()
+        self._unit = None
+
+
+class FSDPModule:
+    """A module that fully_shard() was called on: its class is derived from this one and from the module's own.
+
+    Its parameters are DTensors, this rank's parts; during its forward, and during its backward, plain tensors stand in their place (or
+    DTensors on the meshes beside, under tensor parallelism). Methods with `recurse` mean modules within it, too.
+
+    >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
+    >>> isinstance(model, sw.fsdp.FSDPModule), isinstance(model, torch.nn.Linear), model.weight.placements
+    (True, True, (Shard(0),))
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the class that this one was: containers make parts of themselves by calling their class."""
+        original = cls.__mro__[2]
+        self = original.__new__(original, *args, **kwargs)
+        self.__init__(*args, **kwargs)  # type: ignore[misc]
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError(
+            f"[fully_shard] {type(self).__name__} is not copied: hooks and buffers of messages belong to one module. Copy the module "
+            "before fully_shard(), or its state_dict()."
+        )
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers the parameters of this module's group, which stay until reshard(), or until a forward or backward releases them.
+        With `async_op` it returns at once, with a handle. Collective over the mesh."""
+        unit = _unit(self)
+        unit.take_replacements()
+        unit.group.start_gather()
+        handle = UnshardHandle(unit)
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Frees the gathered parameters of this module's group: the parts stand in the module again. Sends nothing."""
+        _unit(self).group.release()
+
+    def reset_iter_state(self) -> None:
+        """After an exception in a forward or backward that was caught: waits for what is on its way, and drops gradients that were not
+        reduced. The next forward does so by itself after a backward that failed."""
+        _unit(self).schedule.reset()
+        for unit in _units(self, recurse=True):
+            unit.waiting.clear()
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """False: further backward passes of the same forwards follow the next one."""
+        _unit(self).schedule.set_last_backward(is_last_backward)
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """False: gradients are added up, whole, on each rank, and nothing is sent, until a backward with True reduces the sum."""
+        for unit in _units(self, recurse):
+            unit.settings.reduces = requires_gradient_sync
+            unit.group.set_all_reduces(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """False: on a mesh of two dims, gradients are reduced over the second alone until a backward with True reduces their sum over the
+        first."""
+        for unit in _units(self, recurse):
+            unit.group.set_all_reduces(requires_all_reduce)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether gathered parameters are freed after a forward and gathered again for the backward."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                f"[fully_shard] reshard_after_forward={reshard_after_forward!r} is no bool. Give True, which saves memory, or False, "
+                "which saves messages."
+            )
+        for unit in _units(self, recurse):
+            unit.is_automatic = False
+            unit.settings.reshards_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """False keeps gathered parameters after a backward: for micro-batches between which no optimizer steps."""
+        for unit in _units(self, recurse):
+            unit.settings.reshards_after_backward = reshard_after_backward
+
+    def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """When this module's forward begins, the parameters of these are gathered, too; by default those of the one that followed it
+        the last time."""
+        _unit(self).settings.set_ahead_in_forward([_unit(module).group for module in _checked(modules)])
+
+    def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """The same for the backward; by default of the one whose forward was before this one's."""
+        _unit(self).settings.set_ahead_in_backward([_unit(module).group for module in _checked(modules)])
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """By what the sum of the ranks' gradients is divided, if not by the number of ranks."""
+        _unit(self).group.set_divide_factor(factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The former name of set_gradient_divide_factor."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """True: a parameter without a gradient is reduced as zeros. Needed where ranks use different parameters of one module."""
+        for unit in _units(self, recurse):
+            unit.settings.fills_unused = reduce_scatter_unused_params
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """False: the backward reads no parameter of this module's group, as that of an embedding."""
+        _unit(self).settings.gathers_in_backward = unshard_in_backward
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Nothing changes: gradients are always added up, and then divided."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        for unit in _units(self, recurse=True):
+            unit.release()
+        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        for unit in _units(self, recurse=True):
+            unit.take_replacements()
+        return result
+
+
+_classes: dict[type, type] = {}
+
+
+def become_fsdp_module(module: nn.Module) -> None:
+    """Its class gets FSDPModule before it."""
+    original = module.__class__
+    if original not in _classes:
+        _classes[original] = type(f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__})
+    module.__class__ = _classes[original]
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """From now on `module.<method_name>(...)` gathers the module's parameters before and frees them after, as its forward does. Does
+    nothing for a module that is not fully sharded. Raises ValueError for a method that there is not.
+
+    >>> class Doubling(torch.nn.Linear):
+    ...     def doubled(self, x):
+    ...         return 2 * self(x)
+    >>> model = sw.fsdp.fully_shard(Doubling(8, 4), mesh=mesh)
+    >>> sw.fsdp.register_fsdp_forward_method(model, "doubled")
+    >>> model.doubled(torch.ones(2, 8)).shape
+    torch.Size([2, 4])
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ValueError(
+            f"[register_fsdp_forward_method] {type(module).__name__} has no method {method_name}. Give the name of one that it has."
+        )
+
+    @functools.wraps(method)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _before_forward(module, args, kwargs)
+        output = None
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            output = _after_forward(module, args, output)
+        return output
+
+    setattr(module, method_name, forward)
+
+
+def _unit(module: object) -> Unit:
+    unit = unit_of(cast(nn.Module, module))
+    assert unit is not None
+    return unit
+
+
+def _units(module: object, recurse: bool) -> Iterator[Unit]:
+    """Each once."""
+    seen: set[int] = set()
+    for each in cast(nn.Module, module).modules() if recurse else [cast(nn.Module, module)]:
+        unit = unit_of(each)
+        if unit is not None and id(unit) not in seen:
+            seen.add(id(unit))
+            yield unit
+
+
+def _checked(modules: Iterable[object]) -> list["FSDPModule"]:
+    result = []
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(
+                f"[fully_shard] {type(module).__name__} is not fully sharded, so there is nothing to gather ahead. Give modules that "
+                "fully_shard() was called on."
+            )
+        result.append(module)
+    return result

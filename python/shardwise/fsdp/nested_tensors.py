@@ -1,0 +1,62 @@
+"""The tensors in what modules are given and give: in sequences, mappings and dataclasses, however nested."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["cast_floats", "tensors_in"]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """In the order in which they stand."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def cast_floats(value: Any, dtype: torch.dtype) -> Any:
+    """`value` with its floating-point tensors in `dtype`; itself where all are."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return _replaced(value, cast)
+
+
+def _replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        items = {key: _replaced(item, function) for key, item in value.items()}
+        if all(items[key] is item for key, item in value.items()):
+            return value
+        result = copy.copy(value)
+        for key, item in items.items():
+            result[key] = item  # type: ignore[index]
+        return result
+    if isinstance(value, (list, tuple)):
+        parts = [_replaced(item, function) for item in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        changed = {name: _replaced(getattr(value, name), function) for name in fields}
+        if all(changed[name] is getattr(value, name) for name in fields):
+            return value
+        result = copy.copy(value)
+        for name, item in changed.items():
+            object.__setattr__(result, name, item)
+        return result
+    return value

@@ -1,0 +1,191 @@
+"""A group of parameters and the modules that compute with them: the hooks of these modules."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shardwise import _C
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor
+from shardwise.fsdp.nested_tensors import cast_floats, tensors_in
+from shardwise.fsdp.policies import MixedPrecisionPolicy
+
+__all__ = ["Places", "Unit", "dealt_by", "unit_of"]
+
+Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
+
+# The original parameter, and the unit that has its parts: others may keep it still.
+_dealt = WeakIdKeyDictionary()
+
+
+def unit_of(module: nn.Module) -> "Unit | None":
+    return module.__dict__.get("_shardwise_unit")
+
+
+class Unit:
+    def __init__(
+        self,
+        modules: list[nn.Module],
+        names: list[str],
+        places: list[Places],
+        mesh: DeviceMesh,
+        policy: MixedPrecisionPolicy,
+        reshards_after_forward: bool | None,
+    ) -> None:
+        """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
+        parameters = [module._parameters[name] for (module, name), *_ in places]
+        root = mesh._get_root_mesh()
+        self.modules, self.places, self.policy, self.mesh = modules, places, policy, mesh
+        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype)  # type: ignore[arg-type]
+        self.settings = _C.GroupSchedule()
+        self.is_automatic = reshards_after_forward is None
+        self.settings.reshards_after_forward = bool(reshards_after_forward)
+        self.schedule = _C.GatherSchedule()
+        self.waiting: set[nn.Module] = set()  # modules of several that did not run in this forward
+        self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
+        self.group = group.with_sharded(self.sharded)
+        self.schedule.add(self.group, self.settings)
+        self._listen()
+        for place, sharded, parameter in zip(places, self.sharded, parameters, strict=True):
+            _keep(place, sharded)
+            _dealt[parameter] = _dealt[sharded] = type(modules[0]).__name__
+        for module in modules:
+            module.__dict__["_shardwise_unit"] = self
+            module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(_after_forward, always_call=True)
+        for module in {id(module): module for place in places for module, _ in place}.values():
+            module.register_state_dict_pre_hook(self.release)
+            module.register_load_state_dict_pre_hook(self.release)
+
+    def contain(self, inner: "Unit") -> None:
+        """`inner` is of a module within this one's."""
+        if inner.schedule is self.schedule:
+            return
+        if inner.is_automatic:
+            inner.settings.reshards_after_forward = True
+        former = inner.schedule
+        self.schedule.take(former)
+        for module in (each for outer in inner.modules for each in outer.modules()):
+            if (unit := unit_of(module)) is not None and unit.schedule is former:
+                unit.schedule = self.schedule
+
+    def _listen(self) -> None:
+        """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
+        self.leaves = [nn.Parameter(each, requires_grad=each.requires_grad) for each in self.group.leaves]
+        self.group.leaves = self.leaves
+        exchange = weakref.WeakMethod(self._exchange)
+
+        def told(is_gathered: bool) -> None:
+            method = exchange()
+            if method is not None:
+                method(is_gathered)
+
+        self.group.on_exchange(told)
+
+    def _exchange(self, is_gathered: bool) -> None:
+        for place, parameter in zip(self.places, self.leaves if is_gathered else self.sharded, strict=True):
+            _keep(place, parameter)
+
+    def release(self, *_: Any) -> None:
+        """The parts stand in the modules, where state dicts look for them."""
+        self.group.release()
+
+    def take_replacements(self) -> None:
+        """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on."""
+        if self.group.is_gathered:
+            return
+        now = [module._parameters[name] for (module, name), *_ in self.places]
+        if all(new is old for new, old in zip(now, self.sharded, strict=True)):
+            return
+        fresh = self.group.with_sharded(now)  # type: ignore[arg-type]
+        self.sharded = now  # type: ignore[assignment]
+        for place, sharded in zip(self.places, self.sharded, strict=True):
+            _keep(place, sharded)
+        self.schedule.replace(self.group, fresh)
+        self.group = fresh
+        self._listen()
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for tensor in tensors_in((args, kwargs)):
+            if isinstance(tensor, DTensor) and self._is_over_data(tensor.device_mesh):
+                raise ValueError(
+                    f"[fully_shard] {type(module).__name__} got a DTensor placed as {list(tensor.placements)} on {self.mesh}, over "
+                    "which its parameters are sharded: it computes with plain ones, on this rank's part of the batch. Give it "
+                    "x.to_local(), or shard the model with distribute_module."
+                )
+        if not self.waiting:
+            self.waiting.update(self.modules)
+        self.take_replacements()
+        self.schedule.enter_forward(self.group)
+        if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
+            args, kwargs = cast_floats((args, kwargs), self.policy.param_dtype)
+        if torch.is_grad_enabled():
+            self._watch_inputs((args, kwargs))
+        return args, kwargs
+
+    def _is_over_data(self, mesh: DeviceMesh) -> bool:
+        names = set(mesh.mesh_dim_names or ()) & set(self.mesh.mesh_dim_names or ())
+        return mesh == self.mesh or (bool(names) and mesh._get_root_mesh() == self.mesh._get_root_mesh())
+
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        self.waiting.discard(module)
+        self.schedule.leave_forward(self.group, not self.waiting)
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_backward)
+        return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
+
+    def _before_backward(self, grad: torch.Tensor) -> None:
+        self.schedule.before_backward(self.group)
+
+    def _watch_inputs(self, inputs: Any) -> None:
+        """With the gradients of all inputs the backward of the module is through."""
+        watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
+        if not watched:
+            return
+        rest = len(watched)
+
+        def arrived(grad: torch.Tensor) -> None:
+            nonlocal rest
+            rest -= 1
+            if rest == 0:
+                for handle in handles:
+                    handle.remove()
+                self.schedule.after_backward(self.group)
+
+        handles = [tensor.register_hook(arrived) for tensor in watched]
+
+
+def _keep(place: Places, parameter: torch.Tensor) -> None:
+    for module, name in place:
+        module._parameters[name] = parameter  # type: ignore[assignment]
+
+
+def dealt_by(parameter: torch.Tensor) -> str | None:
+    """The name of the module with which `parameter` was dealt, while other modules keep the whole of it."""
+    return _dealt.get(parameter)  # type: ignore[no-any-return]
+
+
+# Functions of this module, and not methods of units: a module has its own unit.
+
+
+def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    unit = unit_of(module)
+    assert unit is not None
+    result = unit.enter(module, args, kwargs)
+    module.__dict__["_shardwise_entered"] = module.__dict__.get("_shardwise_entered", 0) + 1
+    return result
+
+
+def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    entered = module.__dict__.get("_shardwise_entered", 0)
+    if entered == 0:  # the hook before it failed
+        return output
+    module.__dict__["_shardwise_entered"] = entered - 1
+    unit = unit_of(module)
+    assert unit is not None
+    return unit.leave(module, output)

@@ -1,0 +1,182 @@
+#include "shardwise/gather_schedule.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+bool is_backward_running() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+void start_gather(ParameterGroup& group) {
+  if (group.is_stale()) group.release();
+  group.start_gather();
+}
+
+}  // namespace
+
+void GatherSchedule::add(const ParameterGroupPtr& group, std::shared_ptr<GroupSchedule> settings) {
+  members_.push_back({group, std::move(settings)});
+  listen(group);
+}
+
+void GatherSchedule::take(GatherSchedule& other) {
+  for (Member& member : std::exchange(other.members_, {})) add(member.group, member.settings);
+}
+
+void GatherSchedule::replace(const ParameterGroup& old, const ParameterGroupPtr& fresh) {
+  member_of(old).group = fresh;
+  entered_.clear();
+  left_.clear();
+  listen(fresh);
+}
+
+void GatherSchedule::listen(const ParameterGroupPtr& group) {
+  const std::weak_ptr<GatherSchedule> self = weak_from_this();
+  const std::weak_ptr<ParameterGroup> of = group;
+  group->on_gradients(
+      [self] {
+        const auto schedule = self.lock();
+        if (!schedule) return;
+        schedule->finish_reduction();
+        schedule->gather_ahead_in_backward();
+      },
+      [self, of] {
+        const auto schedule = self.lock();
+        const auto arrived = of.lock();
+        if (!schedule || !arrived) return;
+        Member& member = schedule->member_of(*arrived);
+        // Ranks that lack some gradient come to it after the backward: so do all, for the same order of messages.
+        if (!member.settings->fills_unused) schedule->settle_gradients(member);
+      });
+}
+
+GatherSchedule::Member* GatherSchedule::find(const ParameterGroup* group) {
+  const auto found = std::ranges::find_if(members_, [&](const Member& member) { return member.group.get() == group; });
+  return found == members_.end() ? nullptr : &*found;
+}
+
+GatherSchedule::Member& GatherSchedule::member_of(const ParameterGroup& group) {
+  Member* const member = find(&group);
+  TORCH_INTERNAL_ASSERT(member, "[fully_shard] a group of parameters is used by a schedule that it is not in");
+  return *member;
+}
+
+void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
+  if (is_backward_running()) {
+    group->gather();
+    return;
+  }
+  if (n_open_ == 0) {
+    if (is_in_backward_) reset();  // a backward that failed
+    entered_before_ = std::exchange(entered_, {});
+  }
+  ++n_open_;
+  if (group->is_stale()) group->release();
+  group->gather();
+  entered_.push_back(group.get());
+  gather_ahead_in_forward(*member_of(*group).settings);
+}
+
+void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& settings) {
+  if (!settings.ahead_in_forward.empty()) {
+    for (const auto& next : settings.ahead_in_forward)
+      if (const auto group = next.lock()) start_gather(*group);
+    return;
+  }
+  const size_t n = entered_.size();
+  if (n >= entered_before_.size() || !std::equal(entered_.begin(), entered_.end(), entered_before_.begin())) return;
+  if (Member* const next = find(entered_before_[n])) start_gather(*next->group);
+}
+
+void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases) {
+  if (is_backward_running()) return;
+  if (n_open_ > 0) --n_open_;
+  if (at::GradMode::is_enabled()) left_.push_back(group.get());
+  if (releases && member_of(*group).settings->reshards_after_forward) group->release();
+  if (n_open_ > 0) return;
+  for (const Member& member : members_)  // gathered ahead for modules that did not run
+    if (member.group->is_on_its_way()) member.group->release();
+}
+
+void GatherSchedule::before_backward(const ParameterGroupPtr& group) {
+  if (!is_in_backward_) {
+    is_in_backward_ = true;
+    torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_backward(); });
+  }
+  Member& member = member_of(*group);
+  if (member.settings->gathers_in_backward) group->gather();
+  if (std::exchange(member.is_in_backward, true)) return;  // by another output
+  member.is_unsettled = true;
+  computing_ = group;
+  if (!reducing_) gather_ahead_in_backward();
+}
+
+void GatherSchedule::gather_ahead_in_backward() {
+  const auto group = std::exchange(computing_, nullptr);
+  if (!group) return;
+  const auto start = [&](const ParameterGroup* next) {
+    const Member* const member = find(next);
+    if (member && member->settings->gathers_in_backward) start_gather(*member->group);
+  };
+  const auto& given = member_of(*group).settings->ahead_in_backward;
+  for (const auto& next : given) start(next.lock().get());
+  const auto last = std::find(left_.rbegin(), left_.rend(), group.get());
+  if (last == left_.rend()) return;
+  left_.resize(left_.rend() - last - 1);  // of a module that is called several times each call comes once
+  if (given.empty() && !left_.empty()) start(left_.back());
+}
+
+void GatherSchedule::finish_reduction() {
+  if (const auto group = std::exchange(reducing_, nullptr)) group->finish_reduce();
+}
+
+void GatherSchedule::settle_gradients(Member& member) {
+  const ParameterGroupPtr group = member.group;
+  member.is_unsettled = false;
+  if (!member.settings->reduces) {
+    group->accumulate();
+    return;
+  }
+  finish_reduction();
+  group->start_reduce(member.settings->fills_unused);
+  if (group->is_reducing()) reducing_ = group;
+}
+
+void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
+  Member& member = member_of(*group);
+  member.is_in_backward = false;
+  if (group->has_gradients() || (member.settings->fills_unused && member.is_unsettled)) settle_gradients(member);
+  if (member.settings->reshards_after_backward) group->release();
+}
+
+void GatherSchedule::end_backward() {
+  for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
+    after_backward(member->group);
+    member->is_unsettled = false;
+    if (member->group->is_on_its_way()) member->group->release();
+  }
+  finish_reduction();
+  is_in_backward_ = false;
+  computing_ = nullptr;
+  if (is_last_backward_) left_.clear();
+}
+
+void GatherSchedule::reset() {
+  is_in_backward_ = false;
+  n_open_ = 0;
+  computing_ = nullptr;
+  reducing_ = nullptr;
+  entered_.clear();
+  left_.clear();
+  for (Member& member : members_) {
+    member.is_in_backward = member.is_unsettled = false;
+    member.group->drop_gradients();
+    member.group->release();
+  }
+}
+
+}  // namespace shardwise

@@ -1,0 +1,136 @@
+// shardwise/parameter_group.h: parameters that are gathered together before their modules compute, and whose gradients are reduced together.
+//
+//   group.start_gather();          // one exchange: each rank sends its parts of all parameters to the others
+//   ...                            // work that needs none of them
+//   group.gather();                // leaves() are there: whole, as modules compute with them
+//   group.release();               // their memory is free; what autograd saved of them comes back with the next gather
+//
+//   loss.backward();               // .grad of leaves()
+//   group.start_reduce();          // one exchange: each rank sends every other what it has of that one's part
+//   group.finish_reduce();         // .grad of sharded(): the mean over the ranks
+//
+// All whole parameters are ranges of one piece of memory, and all reduced gradients of another, at multiples of 64 bytes. Between two ranks
+// goes what one has of all parameters: no padding, whatever the sizes. Received per rank: what it lacks, (n-1)/n of an even split, to gather,
+// and n-1 times its part to reduce. Large parts travel from where they lie to where they belong; the others share a message.
+#pragma once
+
+#include "shardwise/dealt_parameter.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace shardwise {
+
+class PackedMessages;
+
+/// In which dtypes a group computes and reduces, if not in that of its parameters.
+struct GroupPrecision {
+  std::optional<c10::ScalarType> param_dtype;
+  std::optional<c10::ScalarType> reduce_dtype;
+};
+
+class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
+ public:
+  /// Deals `parameters`: each rank takes its part of its own, and nothing is sent. They must be of the same sizes and dtypes on all ranks.
+  /// Throws: as DealtParameter, before any is dealt; c10::ValueError for none.
+  static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
+                                                const std::vector<at::Tensor>& parameters, const DataMesh& data,
+                                                const GroupPrecision& precision = {});
+  /// The same with other parts: `sharded[i]` in the place of sharded()[i], of its layout, perhaps of another dtype or on another device.
+  /// Throws: c10::ValueError where one is of another layout.
+  std::shared_ptr<ParameterGroup> with(const std::vector<at::Tensor>& sharded) const;
+  ~ParameterGroup();
+  ParameterGroup(const ParameterGroup&) = delete;
+  ParameterGroup& operator=(const ParameterGroup&) = delete;
+
+  const std::vector<at::Tensor>& sharded() const { return sharded_; }
+  /// The whole parameters, without values outside gather() and release(): plain, or distributed over the meshes beside the data's.
+  const std::vector<at::Tensor>& leaves() const { return leaves_; }
+  /// Others that share the memory of leaves(), in which gradients arrive from now on: what a language makes of them. Pre: nothing computed yet.
+  void set_leaves(std::vector<at::Tensor> leaves);
+
+  /// Told when gather() has put the whole parameters in the place of the sharded ones (true), and when they are gone (false).
+  void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
+  /// Told when the first gradient of a backward comes, and when all have come.
+  void on_gradients(std::function<void()> first, std::function<void()> all);
+
+  bool is_gathered() const { return state_ == State::kGathered; }
+  bool is_on_its_way() const { return state_ == State::kGathering; }
+  /// True where the sharded ones were written to since they were gathered. The same on all ranks where all write alike.
+  bool is_stale() const;
+  /// Some parameter requires no gradient: that all gradients came does not say that the backward is through.
+  bool has_frozen() const;
+
+  /// Collective over the sharding ranks, as all below. Does nothing where it was called before.
+  /// Throws: c10::ValueError, alike on all ranks, for parameters without memory.
+  void start_gather();
+  /// Puts the whole parameters in place: at once where they are there, else when they have arrived.
+  void gather();
+  /// Frees the memory of the whole parameters, on its way or there. Sends nothing.
+  void release();
+
+  /// True where a gradient has come since the last start_reduce().
+  bool has_gradients() const;
+  /// Takes the gradients that have come and starts to reduce them. `fills`: zeros for parameters that got none.
+  void start_reduce(bool fills = false);
+  bool is_reducing() const { return reduction_ != nullptr; }
+  /// Waits, and adds them to .grad of sharded().
+  void finish_reduce();
+  /// Takes them and adds them up on this rank, whole, for a later start_reduce(). Sends nothing.
+  void accumulate();
+  /// Forgets gradients that have come and are not reduced, after a failure.
+  void drop_gradients();
+
+  /// By what the sum over the ranks is divided: their number.
+  void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
+  /// Where there are replicas, false keeps what is reduced among the sharding ranks until a reduction is true again.
+  void set_all_reduces(bool all_reduces) { all_reduces_ = all_reduces; }
+
+ private:
+  enum class State : uint8_t { kSharded, kGathering, kGathered };
+  class Reduction;
+  class Arrivals;
+
+  ParameterGroup(std::vector<std::string> names, std::vector<DealtParameter> dealt, std::vector<at::Tensor> sharded,
+                 DataMesh data, const GroupPrecision& precision);
+  void make_memory();
+  void check_has_memory() const;
+  int64_t own_index() const { return data_.shard_group()->index; }
+  /// This rank's part of parameter `i` as it is sent.
+  at::Tensor own_part(size_t i) const;
+  uint64_t n_writes() const;
+  /// This rank's pieces of what has come, laid out as the leaves; undefined where nothing has.
+  std::vector<at::Tensor> take_gradients();
+  void deliver(size_t i, const at::Tensor& part);
+
+  std::vector<std::string> names_;
+  std::vector<DealtParameter> dealt_;
+  std::vector<at::Tensor> sharded_;
+  DataMesh data_;
+  GroupPrecision precision_;
+
+  c10::Storage memory_;             // of all whole parameters
+  size_t n_bytes_ = 0;              // of it
+  bool has_memory_ = false;         // it has
+  std::vector<at::Tensor> wholes_;  // this rank's pieces of leaves_, plain, in that memory
+  std::vector<at::Tensor> leaves_;
+  std::function<void(bool)> exchange_;
+  std::shared_ptr<Arrivals> arrivals_;
+
+  State state_ = State::kSharded;
+  uint64_t n_writes_ = 0;      // when it was gathered last
+  std::unique_ptr<PackedMessages> messages_;
+
+  std::vector<at::Tensor> accumulated_;  // whole gradients by parameter; undefined where there is none
+  std::unique_ptr<Reduction> reduction_;
+  at::Tensor unreplicated_;              // reduced among the sharding ranks, not yet among replicas: all parameters in a row
+  std::vector<bool> is_unreplicated_;    // by parameter
+  std::optional<double> divide_factor_;
+  bool all_reduces_ = true;
+};
+
+}  // namespace shardwise
