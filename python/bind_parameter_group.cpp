@@ -30,7 +30,6 @@ void bind_groups(py::module_& module) {
       .def_property_readonly("sharded", &Group::sharded)
       .def_property("leaves", &Group::leaves, &Group::set_leaves)
       .def_property_readonly("is_gathered", &Group::is_gathered)
-      .def_property_readonly("has_frozen", &Group::has_frozen)
       .def("on_exchange", &Group::on_exchange, py::arg("exchange"))
       .def("start_gather", torch::wrap_pybind_function_no_gil(&Group::start_gather))
       .def("gather", torch::wrap_pybind_function_no_gil(&Group::gather))
@@ -64,6 +63,7 @@ void bind_schedules(py::module_& module) {
            py::arg("releases") = true)
       .def("before_backward", torch::wrap_pybind_function_no_gil(&Schedule::before_backward), py::arg("group"))
       .def("after_backward", torch::wrap_pybind_function_no_gil(&Schedule::after_backward), py::arg("group"))
+      .def_property_readonly("n_ended", &Schedule::n_ended)
       .def("set_last_backward", torch::wrap_pybind_function(&Schedule::set_last_backward), py::arg("is_last"))
       .def("reset", torch::wrap_pybind_function_no_gil(&Schedule::reset));
 }

@@ -74,11 +74,13 @@ void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
     if (is_in_backward_) reset();  // a backward that failed
     entered_before_ = std::exchange(entered_, {});
   }
-  ++n_open_;
   if (group->is_stale()) group->release();
   group->gather();
+  Member& member = member_of(*group);
+  ++n_open_;
+  ++member.n_forwards;
   entered_.push_back(group.get());
-  gather_ahead_in_forward(*member_of(*group).settings);
+  gather_ahead_in_forward(*member.settings);
 }
 
 void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& settings) {
@@ -96,7 +98,12 @@ void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases
   if (is_backward_running()) return;
   if (n_open_ > 0) --n_open_;
   if (at::GradMode::is_enabled()) left_.push_back(group.get());
-  if (releases && member_of(*group).settings->reshards_after_forward) group->release();
+  Member& of = member_of(*group);
+  if (of.n_forwards > 0) --of.n_forwards;
+  if (of.n_forwards == 0) {
+    group->put_back();
+    if (releases && of.settings->reshards_after_forward) group->release();
+  }
   if (n_open_ > 0) return;
   for (const Member& member : members_)  // gathered ahead for modules that did not run
     if (member.group->is_on_its_way()) member.group->release();
@@ -109,7 +116,7 @@ void GatherSchedule::before_backward(const ParameterGroupPtr& group) {
   }
   Member& member = member_of(*group);
   if (member.settings->gathers_in_backward) group->gather();
-  if (std::exchange(member.is_in_backward, true)) return;  // by another output
+  ++member.n_backwards;
   member.is_unsettled = true;
   computing_ = group;
   if (!reducing_) gather_ahead_in_backward();
@@ -148,32 +155,38 @@ void GatherSchedule::settle_gradients(Member& member) {
 
 void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
   Member& member = member_of(*group);
-  member.is_in_backward = false;
+  if (--member.n_backwards > 0) return;
+  member.n_backwards = 0;
   if (group->has_gradients() || (member.settings->fills_unused && member.is_unsettled)) settle_gradients(member);
+  group->put_back();
   if (member.settings->reshards_after_backward) group->release();
 }
 
 void GatherSchedule::end_backward() {
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
+    member->n_backwards = 1;  // of inputs without gradients nobody tells the end
     after_backward(member->group);
     member->is_unsettled = false;
     if (member->group->is_on_its_way()) member->group->release();
   }
   finish_reduction();
   is_in_backward_ = false;
+  ++n_ended_;
   computing_ = nullptr;
   if (is_last_backward_) left_.clear();
 }
 
 void GatherSchedule::reset() {
   is_in_backward_ = false;
+  ++n_ended_;
   n_open_ = 0;
   computing_ = nullptr;
   reducing_ = nullptr;
   entered_.clear();
   left_.clear();
   for (Member& member : members_) {
-    member.is_in_backward = member.is_unsettled = false;
+    member.n_forwards = member.n_backwards = 0;
+    member.is_unsettled = false;
     member.group->drop_gradients();
     member.group->release();
   }

@@ -40,9 +40,12 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void enter_forward(const ParameterGroupPtr& group);
   /// `releases`: its modules have been through.
   void leave_forward(const ParameterGroupPtr& group, bool releases = true);
-  /// Before the backward of that forward, and after it.
+  /// Before the backward of that call, and after it: once for each call. A backward may begin before that of a later call has ended.
   void before_backward(const ParameterGroupPtr& group);
   void after_backward(const ParameterGroupPtr& group);
+
+  /// How many backwards have ended, or failed. Tells those of one forward apart, of which there are several with retain_graph=True.
+  int64_t n_ended() const { return n_ended_; }
 
   /// False keeps what is on its way, and the order of groups, after a backward that others of the same forward follow.
   void set_last_backward(bool is_last) { is_last_backward_ = is_last; }
@@ -53,8 +56,9 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   struct Member {
     ParameterGroupPtr group;
     std::shared_ptr<GroupSchedule> settings;
-    bool is_in_backward = false;   // of its modules
-    bool is_unsettled = false;     // in this backward, gradients of it were not reduced or added up yet
+    int64_t n_forwards = 0;     // calls of its modules that run
+    int64_t n_backwards = 0;    // calls of its modules whose backward runs
+    bool is_unsettled = false;  // in this backward, gradients of it were not reduced or added up yet
   };
 
   Member* find(const ParameterGroup* group);
@@ -73,6 +77,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   std::vector<ParameterGroup*> left_;                      // since the last backward
   ParameterGroupPtr reducing_;
   ParameterGroupPtr computing_;  // whose backward runs, and what waits to be gathered ahead of it is not on its way yet
+  int64_t n_ended_ = 0;
   bool is_in_backward_ = false;
   bool is_last_backward_ = true;
 };

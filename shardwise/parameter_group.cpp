@@ -152,9 +152,6 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
                                                        const std::vector<at::Tensor>& parameters, const DataMesh& data,
                                                        const GroupPrecision& precision) {
   check_data_mesh(data);
-  TORCH_CHECK_VALUE(!parameters.empty(),
-                    "[fully_shard] the module has no parameters of its own to shard: it has none, they are all in "
-                    "ignored_params, or modules within it were fully sharded before. Leave the call out.");
   std::vector<DealtParameter> dealt;
   for (size_t i = 0; i < parameters.size(); ++i) dealt.emplace_back(names[i], parameters[i], data);
   std::vector<at::Tensor> sharded;
@@ -186,7 +183,7 @@ ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<Dealt
       arrivals_(std::make_shared<Arrivals>()),
       accumulated_(sharded_.size()),
       is_unreplicated_(sharded_.size()) {
-  if (data_.mesh->is_member()) make_memory();
+  if (data_.mesh->is_member() && !dealt_.empty()) make_memory();
 }
 
 ParameterGroup::~ParameterGroup() = default;
@@ -233,10 +230,6 @@ void ParameterGroup::on_gradients(std::function<void()> first, std::function<voi
   arrivals_->tell(std::move(first), std::move(all));
 }
 
-bool ParameterGroup::has_frozen() const {
-  return std::ranges::any_of(leaves_, [](const at::Tensor& leaf) { return !leaf.requires_grad(); });
-}
-
 uint64_t ParameterGroup::n_writes() const {
   uint64_t result = 0;
   for (const at::Tensor& each : sharded_) result += write_count(*each.unsafeGetTensorImpl());
@@ -257,7 +250,7 @@ at::Tensor ParameterGroup::own_part(size_t i) const {
 }
 
 void ParameterGroup::start_gather() {
-  if (state_ != State::kSharded || !data_.mesh->is_member()) return;
+  if (state_ != State::kSharded || wholes_.empty()) return;
   check_has_memory();
   const c10::InferenceMode not_inference(false);
   const BelowAutograd guard;
@@ -288,28 +281,33 @@ void ParameterGroup::start_gather() {
 }
 
 void ParameterGroup::gather() {
-  if (state_ == State::kGathered || !data_.mesh->is_member()) return;
-  start_gather();
-  {
-    const c10::InferenceMode not_inference(false);
-    const BelowAutograd guard;
-    messages_->finish();
-    messages_.reset();
+  if (wholes_.empty()) return;
+  if (state_ != State::kGathered) {
+    start_gather();
+    finish_messages();
+    state_ = State::kGathered;
   }
-  state_ = State::kGathered;
-  if (exchange_) exchange_(true);
+  if (!std::exchange(is_in_place_, true) && exchange_) exchange_(true);
+}
+
+void ParameterGroup::finish_messages() {
+  if (!messages_) return;
+  const c10::InferenceMode not_inference(false);
+  const BelowAutograd guard;
+  const auto messages = std::move(messages_);
+  messages->finish();
+}
+
+void ParameterGroup::put_back() {
+  if (std::exchange(is_in_place_, false) && exchange_) exchange_(false);
 }
 
 void ParameterGroup::release() {
+  put_back();
   if (state_ == State::kSharded) return;
-  if (messages_) {
-    messages_->finish();
-    messages_.reset();
-  }
-  const bool was_gathered = state_ == State::kGathered;
+  finish_messages();
   state_ = State::kSharded;
   has_memory_ = !release_memory(*memory_.unsafeGetStorageImpl(), kNotGathered);
-  if (was_gathered && exchange_) exchange_(false);
 }
 
 bool ParameterGroup::has_gradients() const {

@@ -36,7 +36,7 @@ struct GroupPrecision {
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   /// Deals `parameters`: each rank takes its part of its own, and nothing is sent. They must be of the same sizes and dtypes on all ranks.
-  /// Throws: as DealtParameter, before any is dealt; c10::ValueError for none.
+  /// Of none, all below does nothing. Throws: as DealtParameter, before any is dealt.
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
                                                 const std::vector<at::Tensor>& parameters, const DataMesh& data,
                                                 const GroupPrecision& precision = {});
@@ -53,7 +53,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// Others that share the memory of leaves(), in which gradients arrive from now on: what a language makes of them. Pre: nothing computed yet.
   void set_leaves(std::vector<at::Tensor> leaves);
 
-  /// Told when gather() has put the whole parameters in the place of the sharded ones (true), and when they are gone (false).
+  /// Told when the whole parameters are to stand in the place of the sharded ones (true), and the other way round.
   void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
   /// Told when the first gradient of a backward comes, and when all have come.
   void on_gradients(std::function<void()> first, std::function<void()> all);
@@ -62,15 +62,15 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool is_on_its_way() const { return state_ == State::kGathering; }
   /// True where the sharded ones were written to since they were gathered. The same on all ranks where all write alike.
   bool is_stale() const;
-  /// Some parameter requires no gradient: that all gradients came does not say that the backward is through.
-  bool has_frozen() const;
 
   /// Collective over the sharding ranks, as all below. Does nothing where it was called before.
   /// Throws: c10::ValueError, alike on all ranks, for parameters without memory.
   void start_gather();
   /// Puts the whole parameters in place: at once where they are there, else when they have arrived.
   void gather();
-  /// Frees the memory of the whole parameters, on its way or there. Sends nothing.
+  /// Puts the sharded ones in place; the whole ones keep their memory.
+  void put_back();
+  /// Puts the sharded ones in place and frees the memory of the whole ones, on its way or there. Sends nothing.
   void release();
 
   /// True where a gradient has come since the last start_reduce().
@@ -99,6 +99,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
   void check_has_memory() const;
+  void finish_messages();
   int64_t own_index() const { return data_.shard_group()->index; }
   /// This rank's part of parameter `i` as it is sent.
   at::Tensor own_part(size_t i) const;
@@ -122,6 +123,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<Arrivals> arrivals_;
 
   State state_ = State::kSharded;
+  bool is_in_place_ = false;   // the whole parameters are
   uint64_t n_writes_ = 0;      // when it was gathered last
   std::unique_ptr<PackedMessages> messages_;
 

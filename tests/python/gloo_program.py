@@ -16,14 +16,17 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional as distributed_nn
 from layouts import CASES
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as checkpoint_of
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
+from shardwise.parallel import ColwiseParallel, parallelize_module
 
 
 def layouts(folder):
@@ -229,6 +232,14 @@ def torch_data_parallel(folder):
         "got a DTensor": lambda: optimizer([{"params": list(ours.linear.parameters())}, {"params": ours.table.weight}]),
         "] got a DTensor": lambda: optimizer(ours.linear.parameters()).add_param_group({"params": ours.table.weight}),
     }
+    grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    beside = parallelize_module(torch.nn.Sequential(torch.nn.Linear(4, 4)), grid["tp"], {"0": ColwiseParallel()})
+    data = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+    refused |= {
+        "Use shardwise.fully_shard, which does": lambda: fully_shard(beside, mesh=data),
+        "torch's fully_shard does not shard it further": lambda: replicate(beside, mesh=data),
+        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(beside),
+    }
     for words, call in refused.items():
         try:
             call()
@@ -243,6 +254,43 @@ def torch_data_parallel(folder):
     ours(sw.distribute_tensor(ids, mesh, [Shard(0)])).square().sum().backward()
     torch.testing.assert_close(ours.table.weight.grad.full_tensor(), dense.table.weight.grad)
     torch.testing.assert_close(ours.linear.weight.grad.full_tensor() * 4, dense.linear.weight.grad)  # a mean over ranks
+    x = torch.rand(4, 4)
+    expected = beside(x).detach()
+    torch.testing.assert_close(sw.fully_shard(beside, mesh=grid["dp"])(x).detach(), expected)
+    dist.destroy_process_group()
+
+
+def fully_sharded(folder):
+    """Four processes train as one does on all rows: large parts, which travel alone, and small ones; replicas; checkpoints."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Linear(300, 500), nn.Tanh(), nn.Linear(500, 301), nn.Tanh(), nn.Linear(301, 3))
+    rows = torch.rand(3, 8, 300)
+
+    def train(model, part):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in rows:
+            optimizer.zero_grad()
+            model(part(batch)).square().mean().backward()
+            optimizer.step()
+
+    started = copy.deepcopy(dense)
+    train(dense, lambda batch: batch)
+    line = sw.init_device_mesh("cpu", (4,))
+    for mesh in (line, sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))):
+        model = copy.deepcopy(started)
+        for layer in (model[0], model[2], model):
+            sw.fully_shard(layer, mesh=mesh)
+        train(model, lambda batch: batch.chunk(4)[dist.get_rank()])
+        for ours, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+    other = sw.fully_shard(copy.deepcopy(started), mesh=line)
+    state = other.state_dict()
+    dcp.load({"model": state}, checkpoint_id=folder)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(rows[0]), model(rows[0]))
     dist.destroy_process_group()
 
 

@@ -49,7 +49,7 @@ def expect_trains_as_whole(make, shard, n_ranks=4, **sizes):
     run_ranks(n_ranks, body)
 
 
-@pytest.mark.parametrize("sizes", [{"width": 8, "hidden": 16}, {}, {"width": 2, "hidden": 3}], ids=["even", "uneven", "tiny"])
+@pytest.mark.parametrize("sizes", [{"width": 8, "hidden": 16}, {}, {"width": 3, "hidden": 2}], ids=["even", "uneven", "tiny"])
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
 def test_trains_as_the_whole_model(n_ranks, sizes):
     expect_trains_as_whole(Model, shard_blocks, n_ranks, **sizes)
@@ -131,8 +131,8 @@ def test_bytes_are_at_the_bound():
         assert dict(forward.get_comm_counts()) == {"all_gather": 4}  # one per group
         assert dict(backward.get_comm_counts()) == {"all_gather": 3, "reduce_scatter": 4}  # the outermost stays
         own = [sum(each.to_local().numel() * 4 for each in of.parameters() if each.dim() > 0) for of in (model, model.blocks)]
-        assert forward.get_total_bytes() == n_bytes - own[0]
-        assert backward.get_total_bytes() == inner - own[1] + 3 * own[0] + 3 * 4 * n_scalars
+        assert forward.bytes_received() == n_bytes - own[0]
+        assert backward.bytes_received() == inner - own[1] + 3 * own[0] + 3 * 4 * n_scalars
 
     run_ranks(4, body)
 
@@ -146,6 +146,7 @@ def test_gradients_are_added_up_without_messages():
         mesh = sw.init_device_mesh("cpu", (4,))
         for reshards in (True, False):
             model = shard_blocks(copy.deepcopy(given), mesh)
+            model.set_reshard_after_forward(reshards)
             model.set_reshard_after_backward(reshards)
             for step, ids in enumerate(IDS):
                 model.set_requires_gradient_sync(step == len(IDS) - 1)
@@ -153,9 +154,45 @@ def test_gradients_are_added_up_without_messages():
                     loss_of(model, rows_of(ids, mesh.get_rank(), 4)).backward()
                 assert comm.get_comm_counts().get("reduce_scatter", 0) == (4 if step == len(IDS) - 1 else 0)
                 assert reshards or step == 0 or "all_gather" not in comm.get_comm_counts()
-            for _, parameter in model.named_parameters():
-                assert parameter.grad is not None
-            model.reshard()
+            expect_same(model, dense)
+
+    run_ranks(4, body)
+
+
+def test_several_backwards_of_one_forward():
+    given = seeded(Model)
+    dense = copy.deepcopy(given)
+    (2 * loss_of(dense, IDS[0])).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = shard_blocks(copy.deepcopy(given), mesh)
+        loss = loss_of(model, rows_of(IDS[0], mesh.get_rank(), 4))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        expect_same(model, dense)
+
+    run_ranks(4, body)
+
+
+def test_two_forwards_before_a_backward():
+    given = seeded(Model)
+    dense = copy.deepcopy(given)
+    (loss_of(dense, IDS[0]) + loss_of(dense, IDS[1])).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = shard_blocks(copy.deepcopy(given), mesh)
+        for together in (True, False):
+            model.zero_grad()
+            losses = [loss_of(model, rows_of(ids, mesh.get_rank(), 4)) for ids in IDS[:2]]
+            if together:
+                sum(losses).backward()
+            else:
+                model.set_is_last_backward(False)
+                losses[1].backward()
+                model.set_is_last_backward(True)
+                losses[0].backward()
             expect_same(model, dense)
 
     run_ranks(4, body)
@@ -183,7 +220,7 @@ def test_half_precision():
             model.zero_grad()
             loss_of(model, IDS[0][:2]).backward()
         whole = sum(each.numel() for each in given.parameters())
-        assert comm.get_total_bytes() < 2 * whole * (0.75 + 0.75 + 0.85)
+        assert comm.bytes_received() < 2 * whole * (0.75 + 0.75 + 0.85)
 
     run_ranks(4, body)
 
@@ -369,10 +406,7 @@ def test_state_after_exceptions(where):
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh) if list(given.parameters(recurse=False)) else copy.deepcopy(given)
-        for block in model.blocks:
-            if not isinstance(block, FSDPModule):
-                fully_shard(block, mesh=mesh)
+        model = shard_blocks(copy.deepcopy(given), mesh)
         mine = rows_of(x, mesh.get_rank(), 4)
         model(mine).square().mean().backward()
         model.zero_grad()
@@ -381,9 +415,9 @@ def test_state_after_exceptions(where):
             model(mine).square().mean().backward()
         model.fails_in = ""
         model.zero_grad()
-        for block in model.blocks:
-            block.reset_iter_state()
-            assert all(isinstance(each, sw.DTensor) for each in block.parameters())
+        if where == "backward":  # which the next forward would do
+            model.reset_iter_state()
+        assert all(isinstance(each, sw.DTensor) for each in model.parameters())
         model(mine).square().mean().backward()
         expect_same(model, dense)
 
@@ -575,10 +609,11 @@ def test_what_is_refused():
         cube = sw.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))
         grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
         model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+        model_of_ignored = nn.Linear(2, 2)
         cases = [
             (lambda: fully_shard(model, mesh=mesh), ValueError, "fully sharded already"),
-            (lambda: fully_shard(nn.ReLU(), mesh=mesh), ValueError, "no parameters of its own"),
-            (lambda: fully_shard(nn.Sequential(model), mesh=mesh), ValueError, "no parameters of its own"),
+            (lambda: fully_shard(nn.ReLU(), mesh=mesh), ValueError, "no parameters to shard"),
+            (lambda: fully_shard(model_of_ignored, mesh=mesh, ignored_params=set(model_of_ignored.parameters())), ValueError, "no parameters to shard"),
             (lambda: fully_shard(nn.Linear(2, 2), mesh=cube), ValueError, "has 3 dims"),
             (lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh), ValueError, "has no forward"),
             (lambda: fully_shard("model", mesh=mesh), TypeError, "no nn.Module"),

@@ -32,6 +32,7 @@ def torchrun(n_ranks, *arguments, **options):
         "mixed_pieces",
         "torch_collectives",
         "torch_data_parallel",
+        "fully_sharded",
         "random_numbers",
         "checkpoint",
         "training",

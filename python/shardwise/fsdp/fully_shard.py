@@ -5,15 +5,13 @@ from itertools import chain
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from shardwise.device_mesh import DeviceMesh, init_device_mesh
+from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
 from shardwise.fsdp.unit import Places, Unit, dealt_by, unit_of
-from shardwise.interop import from_torch
 
 __all__ = ["fully_shard"]
 
@@ -59,7 +57,7 @@ def fully_shard(
     """
     modules = _modules(module)
     _check_policies(reshard_after_forward, mp_policy, offload_policy)
-    mesh = _mesh(mesh)
+    mesh = mesh_or_world(mesh)
     for each in modules:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
             raise ValueError(
@@ -70,6 +68,11 @@ def fully_shard(
             raise ValueError(f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module.")
     found = _parameters(modules, ignored_params or set())
     inner = list(_inner_units(modules))
+    if not found and not inner:
+        raise ValueError(
+            f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
+            "out."
+        )
     unit = Unit(
         modules, [name for name, _ in found], [places for _, places in found], mesh, mp_policy or MixedPrecisionPolicy(),
         reshard_after_forward,
@@ -103,12 +106,6 @@ def _check_policies(reshards: object, mp_policy: object, offload_policy: object)
     if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
         if type(offload_policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
             raise TypeError(f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy.")
-
-
-def _mesh(mesh: DeviceMesh | None) -> DeviceMesh:
-    if mesh is None:
-        return init_device_mesh("cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu", (dist.get_world_size(),))
-    return from_torch(mesh) if not isinstance(mesh, DeviceMesh) else mesh
 
 
 def _inner_units(modules: Sequence[nn.Module]) -> Iterator[Unit]:

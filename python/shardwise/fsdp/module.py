@@ -36,7 +36,7 @@ class FSDPModule:
     """A module that fully_shard() was called on: its class is derived from this one and from the module's own.
 
     Its parameters are DTensors, this rank's parts; during its forward, and during its backward, plain tensors stand in their place (or
-    DTensors on the meshes beside, under tensor parallelism). Methods with `recurse` mean modules within it, too.
+    DTensors on the meshes beside, under tensor parallelism). Between them the parts do, whether or not the whole ones keep their memory. Methods with `recurse` mean modules within it, too.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
     >>> isinstance(model, sw.fsdp.FSDPModule), isinstance(model, torch.nn.Linear), model.weight.placements
@@ -75,13 +75,13 @@ class FSDPModule:
     def reset_iter_state(self) -> None:
         """After an exception in a forward or backward that was caught: waits for what is on its way, and drops gradients that were not
         reduced. The next forward does so by itself after a backward that failed."""
-        _unit(self).schedule.reset()
+        _unit(self).family.schedule.reset()
         for unit in _units(self, recurse=True):
             unit.waiting.clear()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: further backward passes of the same forwards follow the next one."""
-        _unit(self).schedule.set_last_backward(is_last_backward)
+        _unit(self).family.schedule.set_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: gradients are added up, whole, on each rank, and nothing is sent, until a backward with True reduces the sum."""
@@ -145,7 +145,7 @@ class FSDPModule:
             unit.release()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
         for unit in _units(self, recurse=True):
-            unit.take_replacements()
+            unit.take_replacements(have_changed=True)
         return result
 
 

@@ -25,7 +25,23 @@ def unit_of(module: nn.Module) -> "Unit | None":
     return module.__dict__.get("_shardwise_unit")
 
 
+class Family:
+    """The units of one model: that of the outermost module, and those within it."""
+
+    def __init__(self) -> None:
+        self.schedule = _C.GatherSchedule()
+        self.units: list[Unit] = []
+
+    def take(self, other: "Family") -> None:
+        self.schedule.take(other.schedule)
+        for unit in other.units:
+            unit.family = self
+        self.units += other.units
+
+
 class Unit:
+    """A group, its modules, and what they are to do."""
+
     def __init__(
         self,
         modules: list[nn.Module],
@@ -43,11 +59,13 @@ class Unit:
         self.settings = _C.GroupSchedule()
         self.is_automatic = reshards_after_forward is None
         self.settings.reshards_after_forward = bool(reshards_after_forward)
-        self.schedule = _C.GatherSchedule()
+        self.family = Family()
+        self.family.units.append(self)
+        self.calls: list[Call] = []  # that run, one within another
         self.waiting: set[nn.Module] = set()  # modules of several that did not run in this forward
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
         self.group = group.with_sharded(self.sharded)
-        self.schedule.add(self.group, self.settings)
+        self.family.schedule.add(self.group, self.settings)
         self._listen()
         for place, sharded, parameter in zip(places, self.sharded, parameters, strict=True):
             _keep(place, sharded)
@@ -62,15 +80,12 @@ class Unit:
 
     def contain(self, inner: "Unit") -> None:
         """`inner` is of a module within this one's."""
-        if inner.schedule is self.schedule:
+        if inner.family is self.family:
             return
-        if inner.is_automatic:
-            inner.settings.reshards_after_forward = True
-        former = inner.schedule
-        self.schedule.take(former)
-        for module in (each for outer in inner.modules for each in outer.modules()):
-            if (unit := unit_of(module)) is not None and unit.schedule is former:
-                unit.schedule = self.schedule
+        for unit in inner.family.units:
+            if unit.is_automatic:
+                unit.settings.reshards_after_forward = True
+        self.family.take(inner.family)
 
     def _listen(self) -> None:
         """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
@@ -93,18 +108,19 @@ class Unit:
         """The parts stand in the modules, where state dicts look for them."""
         self.group.release()
 
-    def take_replacements(self) -> None:
-        """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on."""
+    def take_replacements(self, have_changed: bool = False) -> None:
+        """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on.
+        `have_changed`: they may be others although they are the same objects."""
         if self.group.is_gathered:
             return
         now = [module._parameters[name] for (module, name), *_ in self.places]
-        if all(new is old for new, old in zip(now, self.sharded, strict=True)):
+        if not have_changed and all(new is old for new, old in zip(now, self.sharded, strict=True)):
             return
         fresh = self.group.with_sharded(now)  # type: ignore[arg-type]
         self.sharded = now  # type: ignore[assignment]
         for place, sharded in zip(self.places, self.sharded, strict=True):
             _keep(place, sharded)
-        self.schedule.replace(self.group, fresh)
+        self.family.schedule.replace(self.group, fresh)
         self.group = fresh
         self._listen()
 
@@ -119,11 +135,12 @@ class Unit:
         if not self.waiting:
             self.waiting.update(self.modules)
         self.take_replacements()
-        self.schedule.enter_forward(self.group)
         if self.policy.cast_forward_inputs and self.policy.param_dtype is not None:
             args, kwargs = cast_floats((args, kwargs), self.policy.param_dtype)
+        self.family.schedule.enter_forward(self.group)
+        self.calls.append(call := Call(self))
         if torch.is_grad_enabled():
-            self._watch_inputs((args, kwargs))
+            call.watch_inputs((args, kwargs))
         return args, kwargs
 
     def _is_over_data(self, mesh: DeviceMesh) -> bool:
@@ -132,32 +149,51 @@ class Unit:
 
     def leave(self, module: nn.Module, output: Any) -> Any:
         self.waiting.discard(module)
-        self.schedule.leave_forward(self.group, not self.waiting)
+        self.family.schedule.leave_forward(self.group, not self.waiting)
+        if self is self.family.units[0]:
+            for unit in self.family.units:  # of several modules, not all of which ran
+                if unit.waiting:
+                    unit.waiting.clear()
+                    unit.group.release()
+        call = self.calls.pop()
         if torch.is_grad_enabled():
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._before_backward)
+            call.watch_outputs(output)
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
 
-    def _before_backward(self, grad: torch.Tensor) -> None:
-        self.schedule.before_backward(self.group)
 
-    def _watch_inputs(self, inputs: Any) -> None:
-        """With the gradients of all inputs the backward of the module is through."""
+class Call:
+    """One call of a module, and its backward: that begins with the gradient of an output and ends with those of all inputs."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.begun_in = -1  # the backward in which an output's gradient came last
+        self.handles: list[Any] = []  # of inputs whose gradients have not come
+
+    def watch_inputs(self, inputs: Any) -> None:
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
-        if not watched:
+        self.n_missing = len(watched)
+        self.handles = [tensor.register_hook(self._input_arrived) for tensor in watched]
+
+    def watch_outputs(self, outputs: Any) -> None:
+        for tensor in tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(self._output_arrived)
+
+    def _output_arrived(self, grad: torch.Tensor) -> None:
+        schedule = self.unit.family.schedule
+        if self.begun_in == schedule.n_ended:  # by another output
+            self.unit.group.gather()
             return
-        rest = len(watched)
+        self.begun_in = schedule.n_ended
+        schedule.before_backward(self.unit.group)
 
-        def arrived(grad: torch.Tensor) -> None:
-            nonlocal rest
-            rest -= 1
-            if rest == 0:
-                for handle in handles:
-                    handle.remove()
-                self.schedule.after_backward(self.group)
-
-        handles = [tensor.register_hook(arrived) for tensor in watched]
+    def _input_arrived(self, grad: torch.Tensor) -> None:
+        self.n_missing -= 1
+        schedule = self.unit.family.schedule
+        if self.n_missing == 0 and self.begun_in == schedule.n_ended:
+            for handle in self.handles:  # inputs may outlive the call
+                handle.remove()
+            schedule.after_backward(self.unit.group)
 
 
 def _keep(place: Places, parameter: torch.Tensor) -> None:

@@ -1,8 +1,9 @@
 """torch's own data parallelism, which takes each rank's parameters for whole ones.
 
-Its ranks would each do something else with a parameter that all of them hold together: fully_shard has each copy another part of it,
-ZeroRedundancyOptimizer has one step it, and that one would wait for the others. These refuse our parameters, on all ranks alike.
-DistributedDataParallel leaves out those of layers that reduce their gradients themselves, and takes the rest of the model.
+Its ranks would each do something else with a parameter that all of them hold together: fully_shard, and replicate, which is made of it,
+have each copy another part of it, ZeroRedundancyOptimizer has one step it, and that one would wait for the others. These refuse our
+parameters, on all ranks alike, and so does DistributedDataParallel, which leaves out those of layers that reduce their gradients
+themselves. shardwise.fully_shard takes them.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _verifying(original: Any) -> Any:
         if isinstance(parameter, DTensor):
             raise TypeError(
                 f"[fully_shard] {name} is a DTensor of shape {list(parameter.shape)} placed as {list(parameter.placements)} by "
-                "Shardwise: it is sharded already. Leave it out, with fully_shard(..., ignored_params={...}), or shard the "
-                "whole model with shardwise.distribute_module."
+                "Shardwise: torch's fully_shard does not shard it further. Use shardwise.fully_shard, which does, or leave it out "
+                "with ignored_params={...}."
             )
         original(name, parameter)
 
@@ -52,8 +53,15 @@ def _leaving_out(original: Any) -> Any:
             if getattr(part, "reduces_gradients", False)
             for name, _ in part.named_parameters()
         }
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        for name, parameter in module.named_parameters():
+            if isinstance(parameter, DTensor) and name not in own | ignored:
+                raise TypeError(
+                    f"[DistributedDataParallel] {name} is a DTensor of shape {list(parameter.shape)} placed as "
+                    f"{list(parameter.placements)} by Shardwise, which it does not reduce. Use shardwise.fully_shard(model, "
+                    "mesh=...), which does over any mesh dim that the parameter is not on."
+                )
         if own:
-            ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
             module._ddp_params_and_buffers_to_ignore = ignored | own  # type: ignore[assignment]
         original(self, module, *arguments, **options)
 

@@ -1,0 +1,178 @@
+"""A training step of a transformer of 12 layers under fully_shard on four Gloo ranks, beside torch's FSDP2, side by side in one run.
+
+    torchrun --nproc-per-node 4 benchmarks/fully_shard.py --widths 64 128 256 512 --turns 15
+
+Each side shards every layer and then the model, and steps with AdamW. A turn runs each side once and lasts until the slowest rank is done;
+"cpu" are the seconds that this rank's process worked. "peak" are the most bytes of tensors that were there at one time within a step, over
+those before it, as torch's allocator counts them on rank 0; parameters, gradients and the optimizer's state come on top, alike on both sides.
+"MB" are the bytes that rank 0 receives, of Shardwise; "bound" is what it must: what it lacks of the parameters for the forward and, but for
+the outermost group, for the backward, and as many gradients for its part as there are other ranks. After all steps the parameters of
+both sides are compared.
+"""
+
+import argparse
+import gc
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as torch_fsdp
+from comparison import aligned
+from sides import machine_line
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from turns import median
+
+import shardwise as sw
+
+N_LAYERS, N_WORDS = 12, 1000
+TARGET_TIME, TARGET_PEAK = 0.8, 1.0
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.n_heads = max(1, width // 64)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.words = nn.Embedding(N_WORDS, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(N_LAYERS))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, N_WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Side:
+    def __init__(self, fully_shard, mesh, width):
+        torch.manual_seed(0)
+        self.model = Transformer(width)
+        for layer in self.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self, ids):
+        loss = nn.functional.cross_entropy(self.model(ids).flatten(0, 1), ids.roll(1, -1).flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def sides(width):
+    n_ranks = dist.get_world_size()
+    return {
+        "torch FSDP2": Side(torch_fsdp.fully_shard, torch.distributed.init_device_mesh("cpu", (n_ranks,)), width),
+        "shardwise": Side(sw.fully_shard, sw.init_device_mesh("cpu", (n_ranks,)), width),
+    }
+
+
+def in_turns(calls, n_turns):
+    """By side: milliseconds of each call, of the slowest rank, and the CPU milliseconds of this process."""
+    times = torch.empty(2, len(calls), n_turns, dtype=torch.float64)
+    for turn in range(n_turns):
+        for row, call in enumerate(calls.values()):
+            dist.barrier()
+            start = time.perf_counter_ns(), time.process_time_ns()
+            call()
+            dist.barrier()
+            times[0, row, turn] = time.perf_counter_ns() - start[0]
+            times[1, row, turn] = time.process_time_ns() - start[1]
+    dist.all_reduce(times[0], dist.ReduceOp.MAX)
+    dist.all_reduce(times[1], dist.ReduceOp.SUM)
+    times[1] /= dist.get_world_size()
+    return {side: (times[0, row] / 1e6, times[1, row] / 1e6) for row, side in enumerate(calls)}
+
+
+def peak_bytes(call):
+    """The most bytes of tensors at one time within `call`, over those before it."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def bound(model):
+    """Bytes that this rank must receive in a step."""
+    sharded = [each for each in model.parameters() if each.dim() > 0]
+    inner = {id(each) for layer in model.layers for each in layer.parameters()}
+    n_bytes = 0
+    for each in sharded:
+        own = each.to_local().numel() * each.element_size()
+        lacking = each.numel() * each.element_size() - own
+        n_bytes += lacking * (2 if id(each) in inner else 1) + own * (dist.get_world_size() - 1)
+    return n_bytes
+
+
+def compared(options, width):
+    both = sides(width)
+    ids = torch.randint(N_WORDS, (options.batch, options.length), generator=torch.Generator().manual_seed(dist.get_rank()))
+    calls = {name: partial(side.step, ids) for name, side in both.items()}
+    for call in calls.values():
+        call()
+        call()
+    times = in_turns(calls, options.turns)
+    with sw.CommDebugMode() as comm:
+        calls["shardwise"]()
+    calls["torch FSDP2"]()
+    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    for ours, theirs in zip(both["shardwise"].model.parameters(), both["torch FSDP2"].model.parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs.full_tensor(), rtol=1e-2, atol=1e-3)
+    rows = []
+    base, base_cpu = times["torch FSDP2"]
+    for name, (ms, cpu) in times.items():
+        ratios = [f"{statistic(ms.tolist()) / statistic(base.tolist()):.2f}" for statistic in (min, median)]
+        cpu_ratio = f"{median(cpu.tolist()) / median(base_cpu.tolist()):.2f}"
+        own = name == "shardwise"
+        rows.append(
+            (width, name, f"{min(ms.tolist()):.1f}", f"{median(ms.tolist()):.1f}", *ratios, f"{median(cpu.tolist()):.1f}", cpu_ratio,
+             f"{peaks[name] / 1e6:.2f}", f"{peaks[name] / peaks['torch FSDP2']:.2f}",
+             f"{comm.bytes_received() / 1e6:.2f}" if own else "-", f"{bound(both[name].model) / 1e6:.2f}" if own else "-")
+        )  # fmt: skip
+    return rows
+
+
+HEADER = ("width", "side", "min ms", "median", "ratio", "of med.", "cpu ms", "ratio", "peak MB", "ratio", "MB", "bound")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512])
+    parser.add_argument("--batch", type=int, default=2, help="sequences per rank")
+    parser.add_argument("--length", type=int, default=32, help="ids per sequence")
+    parser.add_argument("--turns", type=int, default=15)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rows = [row for width in options.widths for row in compared(options, width)]
+    if dist.get_rank() == 0:
+        print(machine_line())
+        print(f"{dist.get_world_size()} ranks, {options.batch} x {options.length} ids per rank; targets: time {TARGET_TIME}, peak {TARGET_PEAK}")
+        print("\n".join(aligned([HEADER, *(tuple(map(str, row)) for row in rows)])))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What fully_shard, its modules and torch's own data parallelism refuse."""
+
+from error_cases import case
+
+TITLE = "Fully sharded models"
+SETUP = """
+from torch import nn
+
+mesh = sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+model = sw.fully_shard(nn.Linear(4, 4), mesh=mesh)
+"""
+CASES = [
+    case("a module twice", "sw.fully_shard(model, mesh=mesh)", ValueError),
+    case("a module without parameters", "sw.fully_shard(nn.ReLU(), mesh=mesh)", ValueError),
+    case("a module without a forward", "sw.fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh)", ValueError),
+    case("no module", 'sw.fully_shard("model", mesh=mesh)', TypeError),
+    case("no modules", "sw.fully_shard([], mesh=mesh)", ValueError),
+    case(
+        "an inner module after the outer one",
+        "outer = sw.fully_shard(nn.Sequential(nn.Linear(2, 2)), mesh=mesh)\nsw.fully_shard(outer[0], mesh=mesh)",
+        ValueError,
+    ),
+    case(
+        "a parameter that another group has",
+        "pair = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\npair[1].weight = pair[0].weight\n"
+        "sw.fully_shard(pair[0], mesh=mesh)\nsw.fully_shard(pair, mesh=mesh)",
+        ValueError,
+    ),
+    case(
+        "a mesh of three dims",
+        'cube = sw.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))\nsw.fully_shard(nn.Linear(2, 2), mesh=cube)',
+        ValueError,
+    ),
+    case(
+        "parameters that are on the mesh already",
+        "sw.fully_shard(sw.distribute_module(nn.Linear(2, 2), mesh), mesh=mesh)",
+        ValueError,
+    ),
+    case(
+        "parameters on a mesh without a common root",
+        'grid = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("rep", "tp"))\n'
+        'sw.fully_shard(sw.distribute_module(nn.Linear(2, 2), grid["tp"]), mesh=mesh)',
+        ValueError,
+    ),
+    case(
+        "parts of given sizes along dim 0",
+        'grid = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("rep", "tp"))\nlayer = nn.Linear(2, 4)\n'
+        'layer.weight = nn.Parameter(sw.distribute_tensor(layer.weight.detach(), grid["tp"], [Shard(0, sizes=[1, 3])]))\n'
+        'sw.fully_shard(layer, mesh=grid["rep"])',
+        ValueError,
+    ),
+    case("resharding to a smaller mesh", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2)", NotImplementedError),
+    case("a policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16)", TypeError),
+    case("an offload policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3)", TypeError),
+    case("resharding that is no bool", "model.set_reshard_after_forward(2)", ValueError),
+    case("to gather ahead what is not sharded", "model.set_modules_to_forward_prefetch([nn.ReLU()])", ValueError),
+    case("a method that is not there", 'sw.fsdp.register_fsdp_forward_method(model, "generate")', ValueError),
+    case("a copy of the module", "import copy\ncopy.deepcopy(model)", TypeError),
+    case("a batch that is a DTensor", "model(sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))", ValueError),
+    case(
+        "parameters on meta",
+        'with torch.device("meta"):\n    empty = nn.Linear(4, 4)\nsw.fully_shard(empty, mesh=mesh)(torch.ones(2, 4))',
+        ValueError,
+    ),
+    case(
+        "another layout in the place of a part",
+        "model.weight = nn.Parameter(sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)]))\nmodel(torch.ones(2, 4))",
+        ValueError,
+    ),
+]
