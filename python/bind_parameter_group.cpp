@@ -29,7 +29,7 @@ void bind_groups(py::module_& module) {
       .def("with_sharded", torch::wrap_pybind_function(&Group::with), py::arg("sharded"))
       .def_property_readonly("sharded", &Group::sharded)
       .def_property("leaves", &Group::leaves, &Group::set_leaves)
-      .def_property_readonly("is_gathered", &Group::is_gathered)
+      .def_property_readonly("is_in_place", &Group::is_in_place)
       .def("on_exchange", &Group::on_exchange, py::arg("exchange"))
       .def("start_gather", torch::wrap_pybind_function_no_gil(&Group::start_gather))
       .def("gather", torch::wrap_pybind_function_no_gil(&Group::gather))

@@ -58,7 +58,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// Told when the first gradient of a backward comes, and when all have come.
   void on_gradients(std::function<void()> first, std::function<void()> all);
 
-  bool is_gathered() const { return state_ == State::kGathered; }
+  /// The whole parameters are to stand in the modules.
+  bool is_in_place() const { return is_in_place_; }
   bool is_on_its_way() const { return state_ == State::kGathering; }
   /// True where the sharded ones were written to since they were gathered. The same on all ranks where all write alike.
   bool is_stale() const;

@@ -111,7 +111,7 @@ class Unit:
     def take_replacements(self, have_changed: bool = False) -> None:
         """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on.
         `have_changed`: they may be others although they are the same objects."""
-        if self.group.is_gathered:
+        if self.group.is_in_place:
             return
         now = [module._parameters[name] for (module, name), *_ in self.places]
         if not have_changed and all(new is old for new, old in zip(now, self.sharded, strict=True)):
