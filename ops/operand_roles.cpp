@@ -6,7 +6,7 @@
 namespace shardwise {
 
 void register_operand_roles() {
-  set_operand_role(OperandRole::kPositions, {"index", "indices"});
+  set_operand_role(OperandRole::kPositions, {"index", "indices", "offs"});
   set_operand_role(OperandRole::kSelection, {"mask", "condition", "repeats"});
   set_operand_role(OperandRole::kInitialState, {"hx"});
   set_operand_role(OperandRole::kBatch, {"indices", "offsets", "per_sample_weights"}, /*in=*/"embedding");

@@ -40,6 +40,7 @@ void register_operators() {
   register_padding(table);
   register_patches(table);
   register_distances(table);
+  register_grouped_mm(table);
   register_cat(table);
   register_factories(table);
   register_copies(table);

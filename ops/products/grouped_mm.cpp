@@ -1,0 +1,367 @@
+#include "ops/products/grouped_mm.h"
+
+#include "ops/families.h"
+#include "ops/indexing/index_operand.h"
+#include "ops/support/derivative.h"
+#include "ops/support/host_integers.h"
+#include "ops/support/kernels.h"
+#include "ops/support/own_operator.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/propagate.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace shardwise {
+namespace {
+
+using torch::autograd::variable_list;
+
+constexpr const char* kGroupedMm = "aten::_grouped_mm";
+
+// On plain tensors. A rank has the rows from `row` on and the groups from `group` on.
+
+/// Calls `use(i, begin, end)` for each of `n` groups with rows among the `n_rows` at hand.
+template <class Use>
+void for_each_group(const at::Tensor& offs, int64_t group, int64_t n, int64_t row, int64_t n_rows, const Use& use) {
+  const Dims ends = integers_in(offs);
+  const auto local_end = [&](int64_t i) { return i < 0 ? 0 : std::clamp<int64_t>(ends[i] - row, 0, n_rows); };
+  for (int64_t i = 0; i < n; ++i)
+    if (const int64_t begin = local_end(group + i - 1), end = local_end(group + i); begin < end) use(i, begin, end);
+}
+
+at::Tensor compute_rows(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs, int64_t row,
+                        int64_t group) {
+  const at::Tensor result = at::zeros({self.size(0), mat2.size(2)}, self.options());
+  for_each_group(offs, group, mat2.size(0), row, self.size(0), [&](int64_t i, int64_t begin, int64_t end) {
+    at::Tensor place = result.slice(0, begin, end);
+    at::mm_out(place, self.slice(0, begin, end), mat2.select(0, i));
+  });
+  return result;
+}
+
+at::Tensor shape_of_rows(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& /*offs*/, int64_t /*row*/,
+                         int64_t /*group*/) {
+  return at::empty({self.size(0), mat2.size(2)}, self.options());
+}
+
+at::Tensor compute_matrices(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs,
+                            const std::optional<at::Tensor>& /*like*/, int64_t n_groups, int64_t row, int64_t group) {
+  const at::Tensor result = at::zeros({n_groups, self.size(1), mat2.size(1)}, self.options());
+  for_each_group(offs, group, n_groups, row, self.size(0), [&](int64_t i, int64_t begin, int64_t end) {
+    at::Tensor place = result.select(0, i);
+    at::mm_out(place, self.slice(0, begin, end).t(), mat2.slice(0, begin, end));
+  });
+  return result;
+}
+
+at::Tensor shape_of_matrices(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& /*offs*/,
+                             const std::optional<at::Tensor>& /*like*/, int64_t n_groups, int64_t /*row*/,
+                             int64_t /*group*/) {
+  return at::empty({n_groups, self.size(1), mat2.size(1)}, self.options());
+}
+
+// Their rules. Mesh dims that shard the groups are fixed before the call; the others are a matrix product's.
+
+using MeshDims = std::vector<int64_t>;
+
+/// The mesh dims along which the matrices `spec` describes are sharded by group.
+MeshDims dims_of_groups(const Spec& spec) {
+  MeshDims result;
+  if (spec.sizes()[0] == 0) return result;
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (spec.placements()[m].is_shard(0)) result.push_back(static_cast<int64_t>(m));
+  return result;
+}
+
+bool are_sharded_rows(const Spec& spec, const MeshDims& mesh_dims) {
+  return std::ranges::all_of(mesh_dims, [&](int64_t m) { return spec.placements()[m].is_shard(0); });
+}
+
+/// `spec` with the placements that `other` has on `mesh_dims`, or Replicate() there where it is null.
+SpecPtr overlaid(const Spec& spec, const MeshDims& mesh_dims, const Spec* other) {
+  Placements placements = spec.placements().vec();
+  for (const int64_t m : mesh_dims) placements[m] = other ? other->placements()[m] : Placement::replicate();
+  return spec.with_placements(std::move(placements));
+}
+
+/// Propagates `call` over the mesh dims that do not shard groups, and gives back what the others have: `rows` are the operands sharded as
+/// they stand, `output` the placements of the result there.
+std::optional<Propagation> propagate_beside(OpCall call, const Signature& signature, const MeshDims& of_groups,
+                                            c10::ArrayRef<size_t> kept, const Spec& output) {
+  std::vector<SpecPtr> given;
+  for (Operand& operand : call.operands) given.push_back(operand.spec);
+  for (const size_t i : kept) call.operands[i].spec = overlaid(*given[i], of_groups, nullptr);
+  auto result = propagate(call, signature);
+  if (!result || of_groups.empty()) return result;
+  for (const size_t i : kept)
+    if (result->inputs[i]) result->inputs[i] = overlaid(*result->inputs[i], of_groups, given[i].get());
+  result->outputs[0] = overlaid(*result->outputs[0], of_groups, &output);
+  return result;
+}
+
+std::optional<Propagation> place_rows(const OpCall& call) {
+  const Spec &rows = *call.operands[0].spec, &matrices = *call.operands[1].spec;
+  const MeshDims of_groups = dims_of_groups(matrices);
+  if (!are_sharded_rows(rows, of_groups)) return std::nullopt;
+  Signature signature;
+  const Axis t{signature.add_factor(rows.sizes()[0])}, k{signature.add_factor(rows.sizes()[1])};
+  const Axis e{signature.add_factor(matrices.sizes()[0])}, n{signature.add_factor(matrices.sizes()[2])};
+  signature.factors[e.factor].is_whole = true;
+  signature.factors[t.factor].is_whole = !of_groups.empty();
+  signature.inputs = {{t, k}, {e, k, n}, {Axis{}}};
+  signature.outputs = {{t, n}};
+  signature.linearity = Linearity::kEach;
+  return propagate_beside(call, signature, of_groups, {0, 1}, rows);
+}
+
+std::optional<Propagation> place_matrices(const OpCall& call) {
+  const Spec &left = *call.operands[0].spec, &right = *call.operands[1].spec;
+  const int at_like = call.operand_at("like");
+  const SpecPtr like = at_like < 0 ? SpecPtr() : call.operands[at_like].spec;
+  const MeshDims of_groups = like ? dims_of_groups(*like) : MeshDims();
+  if (!are_sharded_rows(left, of_groups) || !are_sharded_rows(right, of_groups)) return std::nullopt;
+  Signature signature;
+  const Axis t{signature.add_factor(left.sizes()[0])}, m{signature.add_factor(left.sizes()[1])};
+  const Axis n{signature.add_factor(right.sizes()[1])};
+  signature.factors[t.factor].is_whole = !of_groups.empty();
+  signature.inputs = {{t, m}, {t, n}, {Axis{}}};
+  signature.outputs = {{Axis{}, m, n}};
+  signature.linearity = Linearity::kEach;
+  OpCall products = call;
+  if (at_like >= 0) products.operands.erase(products.operands.begin() + at_like);  // read for its layout alone
+  auto result = propagate_beside(products, signature, of_groups, {0, 1}, like ? *like : left);
+  if (result && at_like >= 0) result->inputs.insert(result->inputs.begin() + at_like, SpecPtr());
+  return result;
+}
+
+void localize_rows(const LocalCall& local, std::vector<c10::IValue>& args) {
+  args[local.call.op.arg_index("row")] = local.inputs[0].offsets[0];
+  args[local.call.op.arg_index("group")] = local.inputs[1].offsets[0];
+}
+
+void localize_matrices(const LocalCall& local, std::vector<c10::IValue>& args) {
+  args[local.call.op.arg_index("row")] = local.inputs[0].offsets[0];
+  args[local.call.op.arg_index("group")] = local.outputs[0].offsets[0];
+  args[local.call.op.arg_index("n_groups")] = local.outputs[0].sizes[0];
+}
+
+// Layouts by groups.
+
+/// Where each group ends, checked. Throws: c10::ValueError. Pre: this rank has the values.
+Dims checked_ends(const at::Tensor& offs, int64_t n_rows) {
+  Dims ends = integers_in(offs);
+  int64_t last = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    TORCH_CHECK_VALUE(ends[i] >= last && ends[i] <= n_rows,
+                      fmt::format("[{}] offs[{}] is {}: each says where a group of the {} rows ends, and none is below "
+                                  "the one before it, here {}. Give the sums of the groups' numbers of rows: "
+                                  "counts.cumsum(0, dtype=torch.int32).",
+                                  kGroupedMm, i, ends[i], n_rows, last));
+    last = ends[i];
+  }
+  return ends;
+}
+
+/// `rows` laid out so that each rank has those of its groups, where `matrices` are sharded by group.
+at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at::Tensor& offs) {
+  const MeshDims of_groups = dims_of_groups(matrices);
+  if (of_groups.empty()) return rows;
+  const MeshPtr& mesh = matrices.mesh();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !mesh->is_meta() && !(is_dtensor(offs) && !mesh->is_member()),
+      fmt::format("[{}] the layout of the result depends on the values of offs, which {}. {}", kGroupedMm,
+                  mesh->is_meta() ? "has none on meta" : fmt::format("rank {} has not", mesh->rank()),
+                  mesh->is_meta() ? "Give tensors with memory, or shard the matrices along another dim than the groups."
+                                  : "Give offs as a torch.Tensor, equal on all ranks, or call it on members only."));
+  const Dims ends = checked_ends(offs, rows.size(0));
+  const auto n_groups = static_cast<int64_t>(ends.size());
+  const Placements by_group = matrices.layout().resized(0, [&](int64_t group) {
+    return group == 0 ? 0 : group == n_groups ? rows.size(0) : ends[group - 1];
+  });
+  Placements wanted = spec_of(rows)->placements().vec();
+  for (size_t m = 0; m < wanted.size(); ++m) {
+    if (std::ranges::count(of_groups, static_cast<int64_t>(m)) > 0)
+      wanted[m] = by_group[m];
+    else if (wanted[m].is_shard(0))
+      wanted[m] = Placement::replicate();
+  }
+  return redistribute(rows, std::move(wanted));
+}
+
+// The operators, whose rows lie by group already.
+
+at::Tensor call_rows(const at::Tensor& rows, const at::Tensor& matrices, const at::Tensor& offs) {
+  static auto op = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t)>(
+      "shardwise::grouped_rows");
+  return op.call(rows, matrices, offs, 0, 0);
+}
+
+at::Tensor call_matrices(const at::Tensor& left, const at::Tensor& right, const at::Tensor& offs,
+                         const std::optional<at::Tensor>& like) {
+  static auto op =
+      operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                             int64_t, int64_t, int64_t)>("shardwise::grouped_matrices");
+  return op.call(left, right, offs, like, offs.size(0), 0, 0);
+}
+
+at::Tensor rows_product(const at::Tensor& rows, const at::Tensor& matrices, const at::Tensor& offs) {
+  return call_rows(is_dtensor(matrices) ? rows_by_group(rows, *spec_of(matrices), offs) : rows, matrices, offs);
+}
+
+/// The sum over each group's rows: [T, M] and [T, N] give [E, M, N], sharded by group as `like` is.
+at::Tensor matrices_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& offs,
+                            const std::optional<at::Tensor>& like) {
+  const auto laid_out = [&](const at::Tensor& rows) {
+    return like ? rows_by_group(rows, *spec_of(*like), offs) : rows;
+  };
+  return call_matrices(laid_out(left), laid_out(right), offs, like);
+}
+
+// Derivatives: each product is the other's.
+
+std::optional<at::Tensor> if_distributed(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? std::optional(tensor.detach()) : std::nullopt;
+}
+
+at::Tensor differentiable_rows(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs, int64_t /*row*/,
+                               int64_t /*group*/) {
+  const at::Tensor result = [&] {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call_rows(self, mat2, offs);
+  }();
+  return with_derivative({self, mat2}, result, {self, mat2, offs}, "GroupedMmBackward",
+                         [](const at::Tensor& grad, const variable_list& saved) {
+                           const at::Tensor &rows = saved[0], &matrices = saved[1], &ends = saved[2];
+                           variable_list grads(2);
+                           if (rows.requires_grad()) grads[0] = rows_product(grad, matrices.mT(), ends);
+                           if (matrices.requires_grad())
+                             grads[1] = matrices_product(rows, grad, ends, if_distributed(matrices));
+                           return grads;
+                         });
+}
+
+at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat2, const at::Tensor& offs,
+                                   const std::optional<at::Tensor>& like, int64_t /*n_groups*/, int64_t /*row*/,
+                                   int64_t /*group*/) {
+  const at::Tensor result = [&] {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call_matrices(self, mat2, offs, like);
+  }();
+  return with_derivative({self, mat2}, result, {self, mat2, offs}, "GroupedMmBackwardBackward",
+                         [](const at::Tensor& outer, const variable_list& saved) {
+                           const at::Tensor &left = saved[0], &right = saved[1], &ends = saved[2];
+                           variable_list grads(2);
+                           if (left.requires_grad()) grads[0] = rows_product(right, outer.mT(), ends);
+                           if (right.requires_grad()) grads[1] = rows_product(left, outer, ends);
+                           return grads;
+                         });
+}
+
+/// A plain tensor as a replica. Throws: c10::ValueError where there is an objection.
+at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
+  if (!is_dtensor(tensor)) {
+    const auto objection = objection_to_plain(tensor, OperandRole::kValue, mesh);
+    TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", kGroupedMm, *objection));
+  }
+  return replica_of(tensor, mesh);
+}
+
+/// `offs` with its values on each rank. Plain ones stay so: ranks outside the mesh know them, too.
+at::Tensor ends_on(const at::Tensor& offs, const MeshPtr& mesh) {
+  const at::Tensor ends = index_operand(kGroupedMm, offs, mesh);
+  return is_dtensor(offs) ? redistribute(ends, Placements(mesh->ndim())) : offs;
+}
+
+/// What torch checks, on all ranks and before any message.
+void check_arguments(const at::Tensor& self, const at::Tensor& mat2, const std::optional<at::Tensor>& offs,
+                     const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
+  const auto shape = [](const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); };
+  const auto is_matrix_or_batch = [](const at::Tensor& tensor) { return tensor.dim() == 2 || tensor.dim() == 3; };
+  TORCH_CHECK_VALUE(is_matrix_or_batch(self) && is_matrix_or_batch(mat2),
+                    fmt::format("[{}] mat_a and mat_b of shapes {} and {} are no matrices or batches of matrices. Give "
+                                "each 2 or 3 dims.",
+                                kGroupedMm, shape(self), shape(mat2)));
+  const auto is_served = [](at::ScalarType dtype) {
+    return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+  };
+  TORCH_CHECK_VALUE(is_served(self.scalar_type()) && self.scalar_type() == mat2.scalar_type(),
+                    fmt::format("[{}] mat_a is {} and mat_b is {}: both must be Float32, BFloat16 or Float16, and of "
+                                "one dtype. Use .to() for one of them.",
+                                kGroupedMm, c10::toString(self.scalar_type()), c10::toString(mat2.scalar_type())));
+  TORCH_CHECK_VALUE(
+      self.size(-1) == mat2.size(-2),
+      fmt::format("[{}] contraction dimension of mat_a and mat_b must match: shapes {} and {} have {} and "
+                  "{}.",
+                  kGroupedMm, shape(self), shape(mat2), self.size(-1), mat2.size(-2)));
+  const bool is_batched = self.dim() == 3 && mat2.dim() == 3, has_offs = offs && offs->defined();
+  TORCH_CHECK_VALUE(has_offs != is_batched,
+                    fmt::format("[{}] Have to provide offsets if there is a 2d matrix, or no offset if both matrices "
+                                "are 3d: {} and {} came with{} offs.",
+                                kGroupedMm, shape(self), shape(mat2), has_offs ? "" : "out"));
+  TORCH_CHECK_VALUE(!is_batched || self.size(0) == mat2.size(0),
+                    fmt::format("[{}] matrix batch sizes have to match: shapes {} and {} have {} and {}.", kGroupedMm,
+                                shape(self), shape(mat2), self.size(0), mat2.size(0)));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !bias || !bias->defined(),
+      fmt::format("[{}] Bias not supported yet, by torch neither. Add it to the result, a row per group: "
+                  "result + bias.repeat_interleave(counts, 0).",
+                  kGroupedMm));
+  TORCH_CHECK_VALUE(
+      !out_dtype || *out_dtype == self.scalar_type(),
+      fmt::format("[{}] Grouped gemm output dtype must match `mat_a` dtype: {} was asked for of {}. Use "
+                  ".to() on the result.",
+                  kGroupedMm, out_dtype ? c10::toString(*out_dtype) : "", c10::toString(self.scalar_type())));
+  if (!has_offs) return;
+  TORCH_CHECK_VALUE(offs->dim() == 1 && offs->scalar_type() == at::kInt,
+                    fmt::format("[{}] Offsets have to be int32, of 1 dim: offs is {} of shape {}. Use "
+                                "counts.cumsum(0, dtype=torch.int32).",
+                                kGroupedMm, c10::toString(offs->scalar_type()), shape(*offs)));
+  const int64_t n_groups = self.dim() == 3 ? self.size(0) : mat2.dim() == 3 ? mat2.size(0) : offs->size(0);
+  TORCH_CHECK_VALUE(
+      offs->size(0) == n_groups,
+      fmt::format("[{}] matrix batch sizes have to match: offs has {} entries for {} groups. Give one per "
+                  "group.",
+                  kGroupedMm, offs->size(0), n_groups));
+}
+
+}  // namespace
+
+at::Tensor grouped_mm(const at::Tensor& self, const at::Tensor& mat2, const std::optional<at::Tensor>& offs,
+                      const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
+  check_arguments(self, mat2, offs, bias, out_dtype);
+  if (!offs || !offs->defined()) return at::bmm(self, mat2);
+  const MeshPtr mesh = spec_of(is_dtensor(self) ? self : is_dtensor(mat2) ? mat2 : *offs)->mesh();
+  const at::Tensor left = operand_of(self, mesh), right = operand_of(mat2, mesh), ends = ends_on(*offs, mesh);
+  // Elsewhere torch checks no values, and the host would wait for them.
+  if (mesh->device_type() == at::kCPU && !(is_dtensor(ends) && !mesh->is_member()))
+    checked_ends(ends, self.dim() == 3 ? mat2.size(-1) : mat2.dim() == 3 ? self.size(0) : self.size(1));
+  if (mat2.dim() == 3) return rows_product(left, right, ends);
+  if (self.dim() == 3) return rows_product(right.t(), left.mT(), ends).t();
+  return matrices_product(left.t(), right, ends, std::nullopt);
+}
+
+void register_grouped_mm(RuleTable& table) {
+  define_operator("grouped_rows(Tensor self, Tensor mat2, Tensor offs, int row, int group) -> Tensor",
+                  {[] { return torch::CppFunction(&compute_rows); }, [] { return torch::CppFunction(&shape_of_rows); },
+                   [] { return torch::CppFunction(&differentiable_rows); }});
+  define_operator(
+      "grouped_matrices(Tensor self, Tensor mat2, Tensor offs, Tensor? like, int n_groups, int row, int group) -> "
+      "Tensor",
+      {[] { return torch::CppFunction(&compute_matrices); }, [] { return torch::CppFunction(&shape_of_matrices); },
+       [] { return torch::CppFunction(&differentiable_matrices); }});
+  table.add("shardwise::grouped_rows", Rule::placed("tk,ekn->tn by group", place_rows).localized(localize_rows));
+  table.add("shardwise::grouped_matrices",
+            Rule::placed("tm,tn->emn by group", place_matrices).localized(localize_matrices));
+  add_composition("_grouped_mm", &grouped_mm);
+}
+
+}  // namespace shardwise

@@ -1,0 +1,245 @@
+#include "wrappers/expert_dispatch.h"
+
+#include "runtime/api/dtensor.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/group_backend.h"
+#include "wrappers/token_route.h"
+
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kDispatch = "dispatch_tokens";
+
+std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); }
+
+/// Facts that all ranks know alike, but for plain tensors' numbers of tokens.
+void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights,
+                     const at::Tensor& experts) {
+  TORCH_CHECK_VALUE(
+      is_dtensor(experts) && experts.dim() > 0 && spec_of(experts)->mesh()->ndim() == 1 &&
+          spec_of(experts)->placements()[0].is_shard(0),
+      fmt::format("[{}] experts is {}: it says which rank has which experts. Give one of their parameters, "
+                  "a DTensor sharded by expert, as Shard(0) on a mesh of one dim (mesh[\"ep\"] of a larger "
+                  "one).",
+                  kDispatch, is_dtensor(experts) ? to_string(*spec_of(experts)) : "a torch.Tensor"));
+  const MeshPtr& mesh = spec_of(experts)->mesh();
+  const auto check_kind = [&](const char* name, const at::Tensor& tensor) {
+    TORCH_CHECK_VALUE(
+        is_dtensor(tensor) == is_dtensor(tokens),
+        fmt::format("[{}] tokens is a {} and {} a {}. Give all as DTensors, or each rank's own part of all "
+                    "as torch.Tensors.",
+                    kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
+                    is_dtensor(tensor) ? "DTensor" : "torch.Tensor"));
+    if (is_dtensor(tensor)) check_same_mesh(kDispatch, mesh, spec_of(tensor)->mesh());
+  };
+  check_kind("expert_ids", expert_ids);
+  if (weights) check_kind("weights", *weights);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      mesh->is_member() && !mesh->is_meta(),
+      fmt::format(
+          "[{}] how many rows each rank gets depends on values, which {}. Call it on members of the mesh {} only, "
+          "with tensors that have memory.",
+          kDispatch, mesh->is_meta() ? "meta tensors have none of" : fmt::format("rank {} has none of", mesh->rank()),
+          to_string(*mesh)));
+}
+
+/// What a rank can only see of its own part: "" or why it does not fit. Compared by all ranks before tokens are sent.
+std::string mistake_in(const LocalTokens& local) {
+  if (local.tokens.dim() != 2)
+    return fmt::format("tokens of shape {} are no [n_tokens, features]. Flatten batch and sequence first",
+                       shape_of(local.tokens));
+  if (!c10::isIntegralType(local.expert_ids.scalar_type(), /*includeBool=*/false))
+    return fmt::format("expert_ids are {}. Give integers", c10::toString(local.expert_ids.scalar_type()));
+  if (local.expert_ids.dim() < 1 || local.expert_ids.dim() > 2 || local.expert_ids.size(0) != local.tokens.size(0))
+    return fmt::format(
+        "expert_ids of shape {} came with tokens of shape {}. Give each token's experts, "
+        "[n_tokens, n_choices]",
+        shape_of(local.expert_ids), shape_of(local.tokens));
+  if (local.weights.defined() && local.weights.sizes() != local.expert_ids.sizes())
+    return fmt::format("weights of shape {} came with expert_ids of shape {}. Give a weight for each",
+                       shape_of(local.weights), shape_of(local.expert_ids));
+  return "";
+}
+
+/// A number that differs where this rank's part is of another kind than others'.
+int64_t kind_of_part(const LocalTokens& local) {
+  if (!mistake_in(local).empty()) return -1;
+  const int64_t n_choices = local.expert_ids.dim() == 1 ? 1 : local.expert_ids.size(1);
+  const int64_t of_weights = local.weights.defined() ? static_cast<int64_t>(local.weights.scalar_type()) + 1 : 0;
+  return ((local.tokens.size(1) * 64 + static_cast<int64_t>(local.tokens.scalar_type())) * 64 + of_weights) * 4096 +
+         n_choices;
+}
+
+/// How many rows each rank has for each expert, and of how many tokens, which all ranks tell each other first.
+class Counts {
+ public:
+  Counts(const LocalTokens& local, const Spec& experts) : group_(*experts.mesh()->group(0)), experts_(experts) {
+    const int64_t n_experts = experts.sizes()[0];
+    const std::string mistake = mistake_in(local);
+    std::vector<int64_t> own{kind_of_part(local), 0, -1, 0};
+    if (mistake.empty()) {
+      own[3] = local.tokens.size(0);
+      if (const at::Tensor ids = local.expert_ids.reshape({-1}); ids.numel() > 0) {
+        own[1] = ids.min().item<int64_t>();
+        own[2] = ids.max().item<int64_t>();
+      }
+    }
+    is_sound_ = own[0] >= 0 && own[1] >= 0 && own[2] < n_experts;
+    own.resize(kHead + n_experts + group_.size(), 0);
+    if (is_sound_) {
+      sorting_ = SortedChoices::of(local, intervals(), n_experts);
+      std::ranges::copy(sorting_.rows_per_expert, own.begin() + kHead);
+      std::ranges::copy(sorting_.tokens_per_rank, own.begin() + kHead + n_experts);
+    }
+    all_ = gather_rows(group_, "tokens per expert", at::tensor(own, at::kLong).to(numbers_device(group_)),
+                       /*is_counted=*/true);
+    check(mistake, n_experts);
+  }
+
+  const SortedChoices& sorting() const { return sorting_; }
+  /// The experts of each rank.
+  std::vector<Interval> intervals() const { return experts_.layout().shard_intervals(0); }
+  int64_t n_tokens(int64_t member) const { return at(member, 3); }
+  int64_t rows_of(int64_t member, int64_t expert) const { return at(member, kHead + expert); }
+  /// Tokens that `member` sends to this rank.
+  int64_t tokens_from(int64_t member) const { return at(member, kHead + experts_.sizes()[0] + group_.index); }
+
+ private:
+  static constexpr int64_t kHead = 4;  // kind, lowest and highest expert, tokens
+
+  int64_t at(int64_t member, int64_t column) const {
+    return all_.const_data_ptr<int64_t>()[member * all_.size(1) + column];
+  }
+
+  void check(const std::string& mistake, int64_t n_experts) const {
+    for (int64_t i = 0; i < group_.size(); ++i) {
+      TORCH_CHECK_VALUE(
+          at(i, 0) >= 0,
+          fmt::format("[{}] {}.", kDispatch,
+                      mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. "
+                                                    "Give [n_tokens, features] and [n_tokens, n_choices]",
+                                                    group_.ranks[i])
+                                      : mistake));
+      TORCH_CHECK_VALUE(
+          at(i, 0) == at(0, 0),
+          fmt::format("[{}] features, dtypes or the number of experts per token differ between ranks {} and "
+                      "{}. Give all ranks parts of one tensor.",
+                      kDispatch, group_.ranks[0], group_.ranks[i]));
+    }
+    for (int64_t i = 0; i < group_.size(); ++i)
+      TORCH_CHECK_INDEX(
+          at(i, 1) >= 0 && at(i, 2) < n_experts,
+          fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in "
+                      "[0, {}).",
+                      kDispatch, at(i, 1) < 0 ? at(i, 1) : at(i, 2), group_.ranks[i], n_experts, n_experts));
+  }
+
+  const Group& group_;
+  const Spec& experts_;
+  bool is_sound_ = false;
+  SortedChoices sorting_;
+  at::Tensor all_;  // [ranks, numbers], on the CPU
+};
+
+/// `tensor`, which is a dense [n_tokens, ...], sharded by token as `like` is.
+at::Tensor by_token(const at::Tensor& tensor, const Placements& like) { return to_local(redistribute(tensor, like)); }
+
+LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids,
+                          const std::optional<at::Tensor>& weights) {
+  if (!is_dtensor(tokens)) return {tokens, expert_ids, weights.value_or(at::Tensor())};
+  const Placement given = spec_of(tokens)->placements()[0];
+  const Placements by_rows{given.is_shard(0) ? given : Placement::shard(0)};
+  return {by_token(tokens, by_rows), by_token(expert_ids, by_rows),
+          weights ? by_token(*weights, by_rows) : at::Tensor()};
+}
+
+/// DTensors must fit as wholes, which all ranks see.
+void check_wholes(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights) {
+  if (!is_dtensor(tokens)) return;
+  const std::string mistake = mistake_in({tokens, expert_ids, weights.value_or(at::Tensor())});
+  TORCH_CHECK_VALUE(mistake.empty(), fmt::format("[{}] {}.", kDispatch, mistake));
+}
+
+at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
+  return from_local(local, mesh, {Placement::replicate()}, {.shape = Dims(local.sizes())});
+}
+
+}  // namespace
+
+RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_ids,
+                             const std::optional<at::Tensor>& weights, const at::Tensor& experts) {
+  const std::optional<at::Tensor> given = weights && weights->defined() ? weights : std::nullopt;
+  check_arguments(tokens, expert_ids, given, experts);
+  check_wholes(tokens, expert_ids, given);
+  const CommScope scope(kDispatch);
+  const Spec& of_experts = *spec_of(experts);
+  const MeshPtr& mesh = of_experts.mesh();
+  const LocalTokens local = local_part_of(tokens, expert_ids, given);
+  const Counts counts(local, of_experts);
+
+  const GroupPtr group = mesh->group(0);
+  const std::vector<Interval> of_ranks = counts.intervals();
+  const Interval own = of_ranks[group->index];
+  std::vector<int64_t> rows_per_rank(group->size(), 0), rows_per_expert(of_experts.sizes()[0], 0);
+  std::vector<int64_t> tokens_from;
+  std::vector<std::vector<int64_t>> rows_from;  // [rank][expert of this rank]
+  for (int64_t i = 0; i < group->size(); ++i) {
+    tokens_from.push_back(counts.tokens_from(i));
+    auto& from = rows_from.emplace_back();
+    for (int64_t expert = own.begin; expert < own.end; ++expert) from.push_back(counts.rows_of(i, expert));
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank)
+      for (int64_t expert = of_ranks[rank].begin; expert < of_ranks[rank].end; ++expert) {
+        rows_per_rank[rank] += counts.rows_of(i, expert);
+        rows_per_expert[expert] += counts.rows_of(i, expert);
+      }
+  }
+
+  RoutedTokens result;
+  const auto [rows, row_weights, route] = send_first(group, local, counts.sorting(), tokens_from, rows_from);
+  result.route = route;
+  const int64_t n_rows = std::accumulate(rows_per_rank.begin(), rows_per_rank.end(), int64_t{0});
+  const auto laid_out = [&](const at::Tensor& part) {
+    Dims sizes(part.sizes());
+    sizes[0] = n_rows;
+    return from_local(part, mesh, {Placement::shard(0, rows_per_rank)}, {.shape = sizes});
+  };
+  result.rows = laid_out(rows);
+  if (row_weights.defined()) result.weights = laid_out(row_weights);
+  const at::Tensor n_per_expert = at::tensor(rows_per_expert, at::kLong).to(rows.device());
+  result.num_tokens_per_expert = replicated(n_per_expert, mesh);
+  result.offs = replicated(at::cumsum(n_per_expert, 0, at::kInt), mesh);
+  result.expert_ids = laid_out(route->expert_of_rows(own.begin));
+  if (is_dtensor(tokens)) result.tokens = spec_of(tokens);
+  return result;
+}
+
+at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
+  TORCH_CHECK_VALUE(routed.route, "[combine_tokens] the route is of no dispatch_tokens(). Give what that returned.");
+  const CommScope scope("combine_tokens");
+  const Spec& spec = *spec_of(routed.rows);
+  const bool fits = is_dtensor(rows)
+                        ? rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh()
+                        : rows.dim() == 2 && rows.size(0) == spec.boxes()[0].sizes[0];
+  TORCH_CHECK_VALUE(
+      fits,
+      fmt::format("[combine_tokens] rows of shape {} are not what dispatch_tokens() gave, {}. Give one row for each "
+                  "of those, in their order: a DTensor, or this rank's part.",
+                  shape_of(rows), to_string(spec)));
+  const at::Tensor local = is_dtensor(rows) ? to_local(redistribute(rows, spec.placements().vec())) : rows;
+  const at::Tensor sums = send_back(routed.route, local, to_local(routed.rows));
+  if (!routed.tokens) return sums;
+  const Placement given = routed.tokens->placements()[0];
+  const at::Tensor result = from_local(sums, spec.mesh(), {given.is_shard(0) ? given : Placement::shard(0)},
+                                       {.shape = Dims{routed.tokens->sizes()[0], sums.size(1)}});
+  return given.is_partial() ? redistribute(result, {Placement::replicate()}) : redistribute(result, {given});
+}
+
+}  // namespace shardwise
