@@ -13,10 +13,11 @@ is the output then, or torch.Tensors that are the same on every rank, and the ou
 mp_copy, mp_reduce, mp_scatter and mp_gather, too, to write layers by hand.
 """
 
-from shardwise._C import mp_copy, mp_gather, mp_reduce, mp_scatter
+from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens, mp_copy, mp_gather, mp_reduce, mp_scatter
 from shardwise.parallel.api import parallelize_module
 from shardwise.parallel.cross_entropy import VocabParallelCrossEntropy
 from shardwise.parallel.embedding import ParallelEmbedding
+from shardwise.parallel.experts import ExpertParallel
 from shardwise.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from shardwise.parallel.loss import loss_parallel
 from shardwise.parallel.style import (
@@ -32,15 +33,19 @@ from shardwise.parallel.style import (
 __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
+    "ExpertParallel",
     "ParallelEmbedding",
     "ParallelStyle",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
     "PrepareModuleOutput",
+    "RoutedTokens",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
     "VocabParallelCrossEntropy",
+    "combine_tokens",
+    "dispatch_tokens",
     "loss_parallel",
     "mp_copy",
     "mp_gather",

@@ -1,0 +1,202 @@
+"""Experts of a mixture, each on one rank: tokens go to them and come back."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens
+from shardwise._utils import compute_local_shape_and_global_offset
+from shardwise.device_mesh import DeviceMesh
+from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.parallel.style import ParallelStyle, one_dim
+from shardwise.placement_types import Placement, Shard
+
+__all__ = ["ExpertParallel"]
+
+
+class ExpertParallel(ParallelStyle):
+    """The experts of a mixture, in one module whose parameters are stacked by expert: each rank has some experts, and tokens go to them.
+
+    The module is one of transformers' experts (Mixtral, GPT-OSS, Qwen3-MoE and others), called with `(hidden_states, top_k_index,
+    top_k_weights)`, or is called with `(x, num_tokens_per_expert)`, where the rows of `x` are ordered by expert. Tokens are
+    [n_tokens, features].
+    Its parameters become DTensors sharded along dim 0. Its forward runs on each rank as if the experts of that rank were all:
+    parameters are plain there and hold this rank's experts, and it is given the tokens that want them, in the same two ways, each token
+    once per expert. The number of experts, where the module keeps it in an attribute `num_experts`, is that of this rank meanwhile.
+    No expert is gathered, no token dropped. Experts need not divide by the number of ranks, but each rank needs one.
+
+    `input_layouts`: what plain tokens are: Shard(0), this rank's own (the default), any number of them, or Replicate(), the same on all
+    ranks. The output is laid out as the tokens were. `use_local_output`: it is plain where the tokens
+    were; False: replicated ones give a DTensor.
+    `num_experts`: the name of that attribute.
+
+    Collective over the mesh, in each forward and backward, on ranks without tokens too: dispatch_tokens() and combine_tokens() say what is
+    sent. Raises ValueError where parameters differ in their dim 0, or where there are fewer experts than ranks; TypeError for calls of
+    another form.
+
+    >>> class Experts(torch.nn.Module):
+    ...     def __init__(self, n_experts, features):
+    ...         super().__init__()
+    ...         self.weight = torch.nn.Parameter(torch.randn(n_experts, features, features))
+    ...     def forward(self, x, num_tokens_per_expert):
+    ...         offs = num_tokens_per_expert.cumsum(0, dtype=torch.int32)
+    ...         return torch.nn.functional.grouped_mm(x, self.weight, offs=offs)
+    >>> experts = sw.parallel.parallelize_module(Experts(6, 8), mesh, sw.parallel.ExpertParallel())
+    >>> experts.weight.placements  # 6 experts on 4 ranks
+    (Shard(0, sizes=[2, 2, 1, 1]),)
+    >>> experts(torch.ones(9, 8), torch.tensor([3, 0, 2, 0, 0, 4])).shape  # this rank's 9 tokens, ordered by expert
+    torch.Size([9, 8])
+    """
+
+    _shown = ("input_layouts", "use_local_output", "num_experts")
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        num_experts: str = "num_experts",
+    ) -> None:
+        self.input_layouts = (input_layouts or Shard(0),)
+        self.use_local_output = use_local_output
+        self.num_experts = num_experts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        mesh = one_dim(self, device_mesh)
+        _shard_by_expert(module, mesh, self.src_data_rank)
+        calls: list[_Call] = []
+
+        def enter(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            tokens, *of_tokens = _arguments(layer, args, kwargs)
+            is_plain = not isinstance(tokens, DTensor)
+            if is_plain and not self.input_layouts[0].is_shard():
+                tokens = DTensor.from_local(tokens, mesh, self.input_layouts)
+                of_tokens = [DTensor.from_local(value, mesh, self.input_layouts) for value in of_tokens]
+            calls.append(_Call.begin(layer, self.num_experts, tokens, of_tokens, is_plain and self.use_local_output))
+            return calls[-1].inputs, {}
+
+        def leave(layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor | None) -> torch.Tensor | None:
+            if not calls:  # what the call was given did not fit
+                return None
+            call = calls.pop()
+            call.end(layer)
+            return None if output is None else call.combined(output)
+
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+        module.register_forward_hook(leave, always_call=True)
+        return module
+
+
+def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | None) -> None:
+    """Raises ValueError where parameters are not stacked by expert, or ranks would have none."""
+    parameters = [(name, layer, key) for name, layer in module.named_modules() for key in layer._parameters]
+    shapes = {
+        f"{name}.{key}" if name else key: tuple(layer._parameters[key].shape)  # type: ignore[union-attr]
+        for name, layer, key in parameters
+        if layer._parameters[key] is not None
+    }
+    n_experts = {shape[0] if shape else None for shape in shapes.values()}
+    if len(n_experts) != 1 or None in n_experts:
+        raise ValueError(
+            f"[ExpertParallel] {type(module).__name__} has the parameters {shapes or 'none'}: each must be stacked by expert, with "
+            "as many experts in its dim 0 as the others. Name the module that has the experts' parameters alone, and stack those of "
+            "experts that are modules of their own."
+        )
+    n, n_ranks = n_experts.pop(), mesh.size()
+    if n < n_ranks:
+        raise ValueError(
+            f"[ExpertParallel] {type(module).__name__} has {n} experts for the {n_ranks} ranks of {mesh}: some would have none. Use a "
+            f"mesh dim of at most {n} ranks, and the other ranks for data."
+        )
+    placement = Shard(0, sizes=[n // n_ranks + (rank < n % n_ranks) for rank in range(n_ranks)])
+    for _, layer, key in parameters:
+        parameter = layer._parameters[key]
+        if parameter is not None:
+            sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=src_data_rank)
+            layer.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+
+
+def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a call gives, in the order of the forward's parameters. Raises TypeError."""
+    values = list(inspect.signature(layer.forward).bind(*args, **kwargs).arguments.values())
+    if len(values) not in (2, 3) or not all(isinstance(value, torch.Tensor) for value in values):
+        raise TypeError(
+            f"[ExpertParallel] {type(layer).__name__} was called with {', '.join(type(value).__name__ for value in values)}: tokens go to "
+            "their experts where a call gives (hidden_states, top_k_index, top_k_weights) or (x, num_tokens_per_expert), all "
+            "tensors. Call dispatch_tokens() and combine_tokens() in the forward of other modules."
+        )
+    return values
+
+
+class _Call(NamedTuple):
+    """One forward, between its hooks."""
+
+    routed: RoutedTokens
+    inputs: tuple[torch.Tensor, ...]
+    held: list[tuple[nn.Module, str, DTensor]]  # the parameters that stand aside
+    counter: tuple[str, int] | None  # the attribute that says how many experts there are, and how many there are
+    is_stand_in: bool  # this rank has no tokens: its module is given a row of zeros
+    gives_plain: bool
+
+    @staticmethod
+    def begin(
+        layer: nn.Module, attribute: str, tokens: torch.Tensor, of_tokens: list[torch.Tensor], gives_plain: bool
+    ) -> "_Call":
+        held = [
+            (part, key, parameter)
+            for part in layer.modules()
+            for key, parameter in part._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
+        experts = held[0][2]
+        is_by_counts = len(of_tokens) == 1
+        if is_by_counts:
+            of_tokens = [_experts_of_rows(tokens, of_tokens[0], experts)]
+        routed = dispatch_tokens(tokens, *of_tokens, experts=experts)
+        (n_own, *_), (first, *_) = compute_local_shape_and_global_offset(
+            experts.shape, experts.device_mesh, experts.placements
+        )
+        rows, own = routed.rows.to_local(), routed.expert_ids.to_local() - first
+        is_stand_in = len(rows) == 0
+        if is_stand_in:  # the module may not take none, and its parameters need a gradient
+            rows, own = rows.new_zeros(1, rows.shape[1]), own.new_zeros(1)
+        if is_by_counts:
+            inputs: tuple[torch.Tensor, ...] = (rows, own.bincount(minlength=n_own))
+        else:
+            weights = routed.weights.to_local()
+            inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
+        counts = getattr(layer, attribute, None) == len(experts)
+        counter = (attribute, len(experts)) if counts else None
+        for part, key, parameter in held:
+            part._parameters[key] = parameter.to_local()  # type: ignore[assignment]
+        if counts:
+            setattr(layer, attribute, n_own)
+        return _Call(routed, inputs, held, counter, is_stand_in, gives_plain)
+
+    def end(self, layer: nn.Module) -> None:
+        """The module is what it was before."""
+        for part, key, parameter in self.held:
+            part._parameters[key] = parameter  # type: ignore[assignment]
+        if self.counter is not None:
+            setattr(layer, *self.counter)
+
+    def combined(self, output: torch.Tensor) -> torch.Tensor:
+        result = combine_tokens(output[:0] if self.is_stand_in else output, self.routed)
+        return result.to_local() if self.gives_plain and isinstance(result, DTensor) else result
+
+
+def _experts_of_rows(tokens: torch.Tensor, counts: torch.Tensor, experts: DTensor) -> torch.Tensor:
+    """The expert of each row, where `counts` are those of the experts in order. Raises ValueError."""
+    whole = counts.full_tensor() if isinstance(counts, DTensor) else counts
+    ids = torch.arange(len(whole), device=whole.device).repeat_interleave(whole.long())
+    if whole.shape != experts.shape[:1] or len(ids) != len(tokens):
+        raise ValueError(
+            f"[ExpertParallel] num_tokens_per_expert of shape {list(whole.shape)}, {len(ids)} in all, came with {len(tokens)} rows for "
+            f"{len(experts)} experts. Give a number for each expert, which add up to the rows."
+        )
+    return DTensor.from_local(ids, tokens.device_mesh) if isinstance(tokens, DTensor) else ids
