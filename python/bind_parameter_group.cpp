@@ -8,34 +8,32 @@
 namespace shardwise {
 namespace {
 
-using Group = ParameterGroup;
 using Schedule = GatherSchedule;
 using Groups = std::vector<ParameterGroupPtr>;
 
 ParameterGroupPtr create(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters,
                          const MeshPtr& mesh, const MeshPtr& root, std::optional<c10::ScalarType> param_dtype,
                          std::optional<c10::ScalarType> reduce_dtype) {
-  return Group::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype});
+  return ParameterGroup::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype});
 }
 
-std::vector<std::weak_ptr<Group>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
+std::vector<std::weak_ptr<ParameterGroup>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
 
 void bind_groups(py::module_& module) {
-  py::class_<Group, std::shared_ptr<Group>>(
-      module, "ParameterGroup",
-      "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
+  py::class_<ParameterGroup, ParameterGroupPtr>(
+      module, "ParameterGroup", "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
       .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("root"),
            py::arg("param_dtype"), py::arg("reduce_dtype"))
-      .def("with_sharded", torch::wrap_pybind_function(&Group::with), py::arg("sharded"))
-      .def_property_readonly("sharded", &Group::sharded)
-      .def_property("leaves", &Group::leaves, &Group::set_leaves)
-      .def_property_readonly("is_in_place", &Group::is_in_place)
-      .def("on_exchange", &Group::on_exchange, py::arg("exchange"))
-      .def("start_gather", torch::wrap_pybind_function_no_gil(&Group::start_gather))
-      .def("gather", torch::wrap_pybind_function_no_gil(&Group::gather))
-      .def("release", torch::wrap_pybind_function_no_gil(&Group::release))
-      .def("set_divide_factor", torch::wrap_pybind_function(&Group::set_divide_factor), py::arg("factor"))
-      .def("set_all_reduces", torch::wrap_pybind_function(&Group::set_all_reduces), py::arg("all_reduces"));
+      .def("with_sharded", torch::wrap_pybind_function(&ParameterGroup::with), py::arg("sharded"))
+      .def_property_readonly("sharded", &ParameterGroup::sharded)
+      .def_property("leaves", &ParameterGroup::leaves, &ParameterGroup::set_leaves)
+      .def_property_readonly("is_in_place", &ParameterGroup::is_in_place)
+      .def("on_exchange", &ParameterGroup::on_exchange, py::arg("exchange"))
+      .def("start_gather", torch::wrap_pybind_function_no_gil(&ParameterGroup::start_gather))
+      .def("gather", torch::wrap_pybind_function_no_gil(&ParameterGroup::gather))
+      .def("release", torch::wrap_pybind_function_no_gil(&ParameterGroup::release))
+      .def("set_divide_factor", torch::wrap_pybind_function(&ParameterGroup::set_divide_factor), py::arg("factor"))
+      .def("set_all_reduces", torch::wrap_pybind_function(&ParameterGroup::set_all_reduces), py::arg("all_reduces"));
 }
 
 void bind_schedules(py::module_& module) {
@@ -47,10 +45,12 @@ void bind_schedules(py::module_& module) {
       .def_readwrite("reduces", &Settings::reduces)
       .def_readwrite("fills_unused", &Settings::fills_unused)
       .def_readwrite("gathers_in_backward", &Settings::gathers_in_backward)
-      .def("set_ahead_in_forward",
-           [](Settings& self, const Groups& groups) { self.ahead_in_forward = weakly(groups); }, py::arg("groups"))
-      .def("set_ahead_in_backward",
-           [](Settings& self, const Groups& groups) { self.ahead_in_backward = weakly(groups); }, py::arg("groups"));
+      .def(
+          "set_ahead_in_forward", [](Settings& self, const Groups& groups) { self.ahead_in_forward = weakly(groups); },
+          py::arg("groups"))
+      .def(
+          "set_ahead_in_backward",
+          [](Settings& self, const Groups& groups) { self.ahead_in_backward = weakly(groups); }, py::arg("groups"));
 
   py::class_<Schedule, std::shared_ptr<Schedule>>(
       module, "GatherSchedule", "When the parameter groups of a model are gathered, released and reduced.")

@@ -46,7 +46,7 @@ ORDER = [
 # What a room may not include although it stands above it. Families of operators know each other's helpers only where the
 # second list says so.
 FAMILIES = {room for room in ORDER if room.startswith("ops/") and room not in ("ops/support", "ops/families.h")}
-NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}}
+NEIGHBOURS = {"ops/shapes": {"ops/indexing"}, "ops/embedding": {"ops/indexing"}, "ops/products": {"ops/indexing"}}
 EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMILIES}
 EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
 EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
