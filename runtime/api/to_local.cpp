@@ -69,7 +69,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
   const SpecPtr& spec = spec_of(tensor);
   const DTensorImpl& impl = *maybe_dtensor(tensor);
   const Shards& shards = shards_read_by(impl, "to_local");
-  const bool is_flat = spec->flat_sizes() != nullptr;
+  const bool is_flat = spec->flat_sizes() && !impl.is_sparse();
   TORCH_CHECK_VALUE(shards.size() <= 1 || is_flat,
                     fmt::format("[to_local] rank {} holds {} pieces of {}. Use to_pieces(), or make the tensor from a "
                                 "LocalShardsWrapper.",

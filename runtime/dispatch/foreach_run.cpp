@@ -58,18 +58,18 @@ class ForeachRun {
 
   /// Elements of which all operands are ragged alike, or numbers, are one tensor each, with the pieces in a row.
   void join_pieces() {
-    std::vector<const Spec*> leaders(n_pieces_.size());
+    leaders_.resize(n_pieces_.size());
     is_flat_.resize(n_pieces_.size());
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Spec* spec = spec_of(i);
       const size_t element = call_.operands[i].index;
       if (element >= n_pieces_.size() || !call_.stack[call_.first + call_.operands[i].arg].isTensorList()) continue;
       if (call_.operands[i].arg == call_.operands[0].arg) {
-        leaders[element] = spec;
+        leaders_[element] = spec;
         is_flat_[element] = spec && spec->flat_sizes() && n_pieces_[element] > 1;
-      } else if (spec && is_flat_[element] && !(spec->layout() == leaders[element]->layout())) {
+      } else if (spec && is_flat_[element] && !(spec->layout() == leaders_[element]->layout())) {
         is_flat_[element] =
-            spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= leaders[element]->flat_sizes()->size();
+            spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= leaders_[element]->flat_sizes()->size();
       }
     }
     for (size_t element = 0; element < is_flat_.size(); ++element)
@@ -106,9 +106,14 @@ class ForeachRun {
         continue;
       }
       const size_t n = operand.index < n_pieces_.size() ? n_pieces_[operand.index] : 1;
+      const Spec* leader = operand.index < leaders_.size() ? leaders_[operand.index] : nullptr;
+      const bool is_replica =
+          operand.impl && leader && operand.impl->sizes() != leader->sizes() && operand.impl->dim() <= leader->dim();
       const bool follows = shards_[i].size() == n;  // otherwise one replica, or a plain scalar, for each piece
       for (size_t piece = 0; piece < n; ++piece)
-        tensors.push_back(!operand.impl ? list[operand.index].toTensor() : shards_[i][follows ? piece : 0]);
+        tensors.push_back(!operand.impl ? list[operand.index].toTensor()
+                          : is_replica  ? narrowed_to(shards_[i][0], leader->boxes()[piece])
+                                        : shards_[i][follows ? piece : 0]);
     }
     return tensors;
   }
@@ -144,9 +149,10 @@ class ForeachRun {
   BoundCall& call_;
   const Propagation& propagation_;
   size_t scratch_;
-  std::vector<Shards> shards_;    // by operand
-  std::vector<size_t> n_pieces_;  // by list element
-  std::vector<bool> is_flat_;     // likewise: one call for all pieces of a ragged layout
+  std::vector<Shards> shards_;        // by operand
+  std::vector<size_t> n_pieces_;      // by list element
+  std::vector<const Spec*> leaders_;  // likewise: of the first list
+  std::vector<bool> is_flat_;         // likewise: one call for all pieces of a ragged layout
 };
 
 /// Elements of lists that are answered together.

@@ -16,14 +16,6 @@
 namespace shardwise {
 namespace {
 
-/// The part of `tensor` in `box` of the result; dims are aligned to the right, broadcast ones stay whole.
-at::Tensor narrowed_to(at::Tensor tensor, const Box& box) {
-  const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
-    if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
-  return tensor;
-}
-
 class LocalRun {
  public:
   LocalRun(BoundCall& call, const Decision& decision)

@@ -42,4 +42,11 @@ Shards move_operand(const BoundCall& call, const DTensorImpl& operand, const Spe
   return moved;
 }
 
+at::Tensor narrowed_to(at::Tensor tensor, const Box& box) {
+  const int64_t skipped = static_cast<int64_t>(box.sizes.size()) - tensor.dim();
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) != 1) tensor = tensor.narrow(dim, box.offsets[skipped + dim], box.sizes[skipped + dim]);
+  return tensor;
+}
+
 }  // namespace shardwise

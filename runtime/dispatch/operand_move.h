@@ -18,4 +18,7 @@ at::Tensor known_replica(const DTensorImpl& operand);
 /// come from another mesh. Collective over the meshes, unless it is known. Throws: as move(), move_number() and DTensorImpl::reduced().
 Shards move_operand(const BoundCall& call, const DTensorImpl& operand, const SpecPtr& to);
 
+/// The part of `tensor` in `box` of the result; dims are aligned to the right, broadcast ones stay whole.
+at::Tensor narrowed_to(at::Tensor tensor, const Box& box);
+
 }  // namespace shardwise

@@ -603,3 +603,25 @@ def test_lists_are_written_out_of_place_and_in_place_at_once():
             torch.testing.assert_close(norm.full_tensor(), plain.norm())
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        RaggedShard((0, 1), UNITS),
+        Shard(1),
+        EnumerableShard([ShardMetadata((0, 0), (7, 2), 0), ShardMetadata((0, 2), (7, 3), 2)]),
+    ],
+    ids=str,
+)
+def test_lists_beside_tensors_that_are_broadcast(placement):
+    x = dense_of((7, 5))
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        ours = sw.distribute_tensor(x, mesh, [placement])
+        for other in (x[:1], x[0], x[:, :1], x[:1, :1], x.sum()):
+            beside = sw.distribute_tensor(other.contiguous(), mesh, [Replicate()])
+            assert torch.equal(torch._foreach_mul([ours], [beside])[0].full_tensor(), x * other)
+
+    run_ranks(4, body)
