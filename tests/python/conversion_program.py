@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torchrun import run_parts
 
 import shardwise as sw
-from shardwise import EnumerableShard, Partial, Replicate, Shard
+from shardwise import EnumerableShard, Partial, RaggedShard, Replicate, Shard
 
 X = torch.arange(70.0).view(7, 10)
 
@@ -30,7 +30,8 @@ def expect_error(kind, words, call):
 def what_torch_cannot_hold(case):
     """Key words of the error; nothing where it can."""
     if any(
-        isinstance(placement, EnumerableShard) or getattr(placement, "sizes", None) for placement in case.placements
+        isinstance(placement, EnumerableShard | RaggedShard) or getattr(placement, "sizes", None)
+        for placement in case.placements
     ):
         return "[to_torch] torch.distributed.tensor cannot hold"
     ranks = case.mesh().mesh
