@@ -89,11 +89,13 @@ CASES = [
         "a range of another length",
         "DTensor.from_local(torch.ones(5), mesh, [RaggedShard((0, 1), (1, 1))], shape=(6, 2))",
         ValueError,
+        is_of_rank=True,
     ),
     case(
         "a range that is not contiguous",
         "DTensor.from_local(torch.ones(12)[::2], mesh, [RaggedShard((0, 1), (1, 1))], shape=(6, 2))",
         ValueError,
+        is_of_rank=True,
     ),
     case(
         "a range of a sparse tensor",
