@@ -26,6 +26,7 @@ _LESSONS = {
     "torch.distributed.checkpoint._async_thread_executor": "staging",
     "torch.distributed.checkpoint._state_dict_stager": "staging",
     "torch.distributed.checkpoint.default_planner": "load_plans",
+    "torch.distributed.checkpoint.hf_storage": "safetensors_shards",
     "torch.distributed.pipelining._utils": "pipelines",
     "torch.distributed.pipelining.microbatch": "pipelines",
     "torch.distributed.pipelining.stage": "pipelines",

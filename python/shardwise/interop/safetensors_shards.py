@@ -1,0 +1,35 @@
+"""torch's checkpoints of safetensors files: a file of theirs has one piece by a name, so ranks with several would lose all but one."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+
+
+def teach(module: ModuleType) -> None:
+    """Has HuggingFaceStorageWriter refuse what it would write in part. torch carries the error to all ranks, before anything is written."""
+    writer = module.HuggingFaceStorageWriter
+    original = writer.prepare_local_plan
+
+    @functools.wraps(original)
+    def prepare_local_plan(self: Any, plan: SavePlan) -> SavePlan:
+        check_single(plan)
+        prepared: SavePlan = original(self, plan)
+        return prepared
+
+    writer.prepare_local_plan = prepare_local_plan
+
+
+def check_single(plan: SavePlan) -> None:
+    """Raises ValueError where this rank has several pieces of a tensor."""
+    counts = Counter(item.index.fqn for item in plan.items if item.type == WriteItemType.SHARD)
+    several = [f"{n} of {name}" for name, n in counts.items() if n > 1]
+    if several:
+        raise ValueError(
+            f"[checkpoint] a safetensors file has one piece by a name, and this rank has {', '.join(several)}. Redistribute to Shard "
+            "or Replicate before, or save with torch's or shardwise.checkpoint's FileSystemWriter."
+        )
