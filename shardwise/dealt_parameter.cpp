@@ -90,7 +90,8 @@ DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parame
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
     check_slice(name, *whole_, data);
-    TORCH_CHECK_VALUE(!whole_->layout().in_pieces() && !whole_->layout().is_partial(),
+    const auto splits_dims = [](const Placement& each) { return each.is_replicate() || each.is_shard(); };
+    TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
                       fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim 0 as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
                                   name, to_string(whole_->placements())));
