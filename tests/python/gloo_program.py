@@ -233,12 +233,12 @@ def torch_data_parallel(folder):
         "] got a DTensor": lambda: optimizer(ours.linear.parameters()).add_param_group({"params": ours.table.weight}),
     }
     grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    beside = parallelize_module(torch.nn.Sequential(torch.nn.Linear(4, 4)), grid["tp"], {"0": ColwiseParallel()})
+    columns = partial(parallelize_module, device_mesh=grid["tp"], parallelize_plan={"0": ColwiseParallel()})
     data = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
     refused |= {
-        "Use shardwise.fully_shard, which does": lambda: fully_shard(beside, mesh=data),
-        "torch's fully_shard does not shard it further": lambda: replicate(beside, mesh=data),
-        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(beside),
+        "Use shardwise.fully_shard, which does": lambda: fully_shard(columns(nn.Sequential(nn.Linear(4, 4))), mesh=data),
+        "torch's fully_shard does not shard it further": lambda: replicate(columns(nn.Sequential(nn.Linear(4, 4))), mesh=data),
+        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(columns(nn.Sequential(nn.Linear(4, 4)))),
     }
     for words, call in refused.items():
         try:
@@ -255,6 +255,7 @@ def torch_data_parallel(folder):
     torch.testing.assert_close(ours.table.weight.grad.full_tensor(), dense.table.weight.grad)
     torch.testing.assert_close(ours.linear.weight.grad.full_tensor() * 4, dense.linear.weight.grad)  # a mean over ranks
     x = torch.rand(4, 4)
+    beside = columns(nn.Sequential(nn.Linear(4, 4)))
     expected = beside(x).detach()
     torch.testing.assert_close(sw.fully_shard(beside, mesh=grid["dp"])(x).detach(), expected)
     dist.destroy_process_group()
