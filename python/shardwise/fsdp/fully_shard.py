@@ -49,8 +49,8 @@ def fully_shard(
     with a parameter's; TypeError and NotImplementedError for arguments of other types.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
-    >>> for layer in (model[0], model[2], model):
-    ...     model_or_layer = sw.fsdp.fully_shard(layer, mesh=mesh) if layer is not model else model
+    >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
+    >>> model = sw.fsdp.fully_shard(model, mesh=mesh)
     >>> model(torch.ones(2, 8)).sum().backward()  # this rank's part of the batch
     >>> model[0].weight.placements, model[0].weight.to_local().shape, model[0].weight.grad.placements
     ((Shard(0),), torch.Size([2, 8]), (Shard(0),))
