@@ -66,7 +66,10 @@ PyTypeObject* tensor_class = nullptr;
 /// Gives a new distributed tensor its Python object, of our class. Taken by hand the lock costs half of what pybind11's guard does.
 void attach(const at::Tensor& tensor) {
   const PyGILState_STATE state = PyGILState_Ensure();
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  const bool is_traced = impl->key_set().has(c10::DispatchKey::Python);
   PyObject* object = THPVariable_Wrap(tensor, tensor_class);
+  impl->set_python_dispatch(is_traced);  // the class has a __torch_dispatch__, which is the traced ones' alone
   Py_XDECREF(object);
   if (object) return PyGILState_Release(state);
   python_error error;

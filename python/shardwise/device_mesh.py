@@ -351,6 +351,7 @@ def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]
 
 def from_torch(mesh: object) -> DeviceMesh:
     """Our mesh of the same ranks. Collective over the world where groups are new."""
+    mesh = getattr(mesh, "real_obj", mesh)  # in what a tracer gives in the place of a mesh
     if isinstance(mesh, DeviceMesh):
         return mesh
     if not isinstance(mesh, TorchDeviceMesh):

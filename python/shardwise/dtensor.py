@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwise import _C
+from shardwise import _C, _tracing
 from shardwise._C import Placement, distribute_tensor
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
 from shardwise.device_mesh import DeviceMesh
@@ -185,6 +185,40 @@ class DTensor(torch.Tensor):
             self.is_meta,
         )
 
+    # How torch's tracers see it: see docs/compile.md.
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Of tensors that are traced alone: all others are dispatched in C++."""
+        return _tracing.run_traced(func, args, kwargs or {})
+
+    def __tensor_flatten__(self) -> tuple[list[str], _C.TensorLayout]:
+        """The names of the attributes that hold this rank's pieces, and all that a graph of this tensor depends on besides."""
+        layout = _C.layout_of(self)
+        return _tracing.names_of_pieces(DTensor, layout), layout
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner_tensors: dict[str, torch.Tensor], layout: _C.TensorLayout, outer_size: Any, outer_stride: Any
+    ) -> torch.Tensor:
+        return _tracing.unflatten(inner_tensors, layout)
+
+    def _stable_hash_for_caching(self) -> str:
+        """Graphs of DTensors are not kept for other processes: raises what torch's cache of them takes for that."""
+        return _tracing.refuse_cache()
+
+    def __coerce_tangent_metadata__(self) -> torch.Tensor:
+        """What the graph expects for the gradient of this result: of a Partial one a replicated one."""
+        return _C.as_gradient(self)
+
+    def __coerce_same_metadata_as_tangent__(
+        self, layout: Any, expected_type: type | None = None
+    ) -> torch.Tensor | None:
+        """This gradient as the graph expects it."""
+        if expected_type is not None or not isinstance(layout, _C.TensorLayout):
+            return None
+        return layout.take(self)
+
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
@@ -240,3 +274,4 @@ def rebuild_dtensor(
 
 
 _C.set_tensor_class(DTensor)
+_tracing.register_placements()

@@ -77,6 +77,10 @@ def forward_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if (
+        torch.compiler.is_compiling()
+    ):  # plain tensors next to DTensors then break the graph: what they hold is not known yet
+        return
     # torch calls _leave after an Exception, not after a KeyboardInterrupt: the scope ends with the frame of the call.
     _open(module, args, kwargs, sys._getframe(1))
 
@@ -87,6 +91,8 @@ def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], fram
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     _C.leave_forward(id(module))
 
 

@@ -3,6 +3,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 
@@ -12,7 +13,11 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <atomic>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <unordered_set>
 #include <utility>
 
 namespace shardwise {
@@ -170,6 +175,32 @@ std::string part_of(const Spec& spec, const char* what) {
                      to_string(c10::ArrayRef<Placement>(spec.placements())));
 }
 
+/// Modules in whose forward a graph takes out a rank's part: nobody will say so when the graph runs, so each forward is taken to do it.
+struct GraphsThatGiveOut {
+  std::mutex mutex;
+  std::unordered_set<int64_t> modules;
+  std::atomic<bool> any = false;
+};
+
+GraphsThatGiveOut& graphs_that_give_out() {
+  static auto* graphs = new GraphsThatGiveOut;
+  return *graphs;
+}
+
+void note_graph_gives_out(int64_t module) {
+  GraphsThatGiveOut& graphs = graphs_that_give_out();
+  const std::lock_guard lock(graphs.mutex);
+  graphs.modules.insert(module);
+  graphs.any = true;
+}
+
+bool gives_out_in_graph(int64_t module) {
+  GraphsThatGiveOut& graphs = graphs_that_give_out();
+  if (!graphs.any) return false;
+  const std::lock_guard lock(graphs.mutex);
+  return graphs.modules.contains(module);
+}
+
 }  // namespace
 
 bool ForwardScope::join(int64_t module) {
@@ -181,6 +212,7 @@ bool ForwardScope::join(int64_t module) {
 void ForwardScope::open(int64_t module, std::string name, std::vector<ForwardArgument> arguments,
                         std::function<bool()> is_running) {
   current() = std::make_unique<Forward>(module, std::move(name), std::move(arguments), std::move(is_running));
+  if (gives_out_in_graph(module)) current()->give_out("a compiled part of the forward");
 }
 
 void ForwardScope::leave(int64_t module) {
@@ -202,6 +234,9 @@ void ForwardScope::give_out(const Spec& spec) {
   if (!current() || torch::autograd::get_current_graph_task_id() >= 0) return;
   Forward* const forward = running();
   if (!forward) return;
+  const bool all_have_it =
+      spec.layout().is_replicated() && std::ssize(spec.mesh()->grid().ranks) == spec.mesh()->world()->size();
+  if (is_tracing() && !all_have_it) note_graph_gives_out(forward->module);
   if (spec.layout().is_replicated()) return forward->give_replica(spec.mesh());
   forward->give_out(part_of(spec, "a tensor"));
 }

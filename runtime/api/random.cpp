@@ -2,6 +2,7 @@
 
 #include "runtime/api/philox.h"
 #include "runtime/api/rank_generator.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -46,6 +47,7 @@ at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
 }  // namespace
 
 uint64_t next_seed() {
+  check_not_traced("random numbers");
   at::Generator shared = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(shared.mutex());
   if (!World::is_thread()) return draw(shared);
@@ -54,6 +56,7 @@ uint64_t next_seed() {
 
 uint64_t next_seed(const std::optional<at::Generator>& generator) {
   if (!generator || !generator->defined() || *generator == at::detail::getDefaultCPUGenerator()) return next_seed();
+  check_not_traced("random numbers");
   at::Generator given = *generator;
   const std::lock_guard lock(given.mutex());
   return draw(given);

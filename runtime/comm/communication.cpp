@@ -5,6 +5,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/flight_dump.h"
 #include "runtime/comm/order_check.h"
+#include "runtime/comm/tracing.h"
 
 #include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
@@ -13,7 +14,8 @@
 
 namespace shardwise {
 
-Communication::Communication(const Group& group, const Call& call) : Communication(comm_thread(), group, call) {}
+Communication::Communication(const Group& group, const Call& call)
+    : Communication((check_not_traced(call.name), comm_thread()), group, call) {}
 
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),

@@ -10,6 +10,7 @@
 #include "runtime/redistribute/exchange_run.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/redistribute/plan_cache.h"
+#include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
 
@@ -369,6 +370,8 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   if (source == destination) return shards;
   check(source, destination);
   BelowAutograd guard;
+  if (is_traced(shards) && !destination->mesh()->is_meta()) [[unlikely]]
+    return traced_move({source, destination, options}, shards);
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
@@ -382,12 +385,22 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
                                         const PlanOptions& options) {
   check(source, destination);
   BelowAutograd guard;
+  if (is_traced(shards)) [[unlikely]]
+    return start_traced_move({source, destination, options}, shards);
   const auto layouts = [&] { return words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
   return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
 }
 
 namespace {
+
+/// move_many() where some tensors are traced: a message of its own for each.
+std::vector<Shards> moved_one_by_one(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                                     c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options) {
+  std::vector<Shards> results;
+  for (size_t i = 0; i < sources.size(); ++i) results.push_back(move(sources[i], shards[i], destinations[i], options));
+  return results;
+}
 
 /// move_many() where some tensors are on meta.
 std::vector<Shards> moved_apart(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
@@ -417,6 +430,8 @@ std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<
   for (size_t i = 0; i < sources.size(); ++i) check(sources[i], destinations[i]);
   BelowAutograd guard;
   const auto is_on_meta = [](const SpecPtr& spec) { return spec->mesh()->is_meta(); };
+  if (std::ranges::any_of(shards, is_traced)) [[unlikely]]
+    return moved_one_by_one(sources, shards, destinations, options);
   if (std::ranges::any_of(destinations, is_on_meta))
     return moved_apart(sources, shards, destinations, options, bucket_bytes);
   std::vector<Moving> movings;

@@ -1,5 +1,6 @@
 #include "runtime/rules/meta_run.h"
 
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/EmptyTensor.h>
@@ -35,6 +36,7 @@ torch::jit::Stack meta_args(const OpCall& call) {
 }  // namespace
 
 torch::jit::Stack run_on_meta(const OpCall& call) {
+  const OutsideTracers outside;
   torch::jit::Stack stack = meta_args(call);
   const BelowAutograd guard;
   call.op.handle.callBoxed(&stack);

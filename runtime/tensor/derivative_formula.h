@@ -5,9 +5,10 @@
 
 namespace shardwise {
 
-/// The keys with which a kernel of kAutogradKey redispatches to torch's formula, registered under AutogradOther.
+/// The keys with which a kernel of kAutogradKey redispatches to torch's formula, registered under AutogradOther. Keys above autograd,
+/// such as those by which Python's dispatch modes keep their state, have had their turn.
 inline c10::DispatchKeySet formula_keys(c10::DispatchKeySet keys) {
-  return keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther);
+  return (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
 }
 
 }  // namespace shardwise

@@ -1,5 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/reduced_value.h"
@@ -81,6 +82,11 @@ c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
   return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
 
+/// True where the pieces are a tracer's: operators then come to Python first, and from there to us (python/shardwise/tracing.py).
+bool are_traced(const Shards& shards) {
+  return shards.empty() ? is_tracing() : shards[0].key_set().has(c10::DispatchKey::Python);
+}
+
 }  // namespace
 
 DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
@@ -92,6 +98,8 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
   refresh_contiguous();
+  if (are_traced(shards_)) [[unlikely]]
+    set_python_dispatch(true);
 }
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {

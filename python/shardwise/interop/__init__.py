@@ -16,6 +16,7 @@ __all__ = ["copy_to_torchrec", "from_torch", "from_torchrec", "to_torch", "to_to
 
 # The module of another library, and ours whose teach() is called with it.
 _LESSONS = {
+    "torch._dynamo": "dynamo",
     "torch._subclasses.fake_tensor": "fake_tensors",
     "torch.nn.modules.module": "module_hooks",
     "torch.nn.utils": "clipping",

@@ -97,7 +97,7 @@ def as_local(tensor: torch.Tensor) -> torch.Tensor:
             "[from_local] the local tensor is a torch.distributed.tensor.DTensor, and a piece is a plain tensor. Convert the "
             "whole with shardwise.from_torch(tensor), or give its to_local()."
         )
-    return _without_wrapper(tensor)
+    return tensor if is_of_tracer(tensor) else _without_wrapper(tensor)
 
 
 def as_piece(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,6 +113,11 @@ def as_piece(tensor: torch.Tensor) -> torch.Tensor:
 def as_whole(tensor: torch.Tensor) -> torch.Tensor:
     """What distribute_tensor takes a tensor of another library's class for."""
     return _ours_of(tensor) if is_torch_dtensor(tensor) else _without_wrapper(tensor)
+
+
+def is_of_tracer(tensor: object) -> bool:
+    """Whether a tracer made `tensor`: its DTensors are traced too."""
+    return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
 
 
 def is_local_shards(tensor: object) -> bool:

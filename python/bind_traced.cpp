@@ -1,0 +1,151 @@
+// What python/shardwise/_tracing.py takes a distributed tensor apart with, and puts it together: for torch's tracers.
+#include "python/bindings.h"
+#include "runtime/api/gradients.h"
+#include "runtime/api/local_kind.h"
+#include "runtime/comm/tracing.h"
+#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/redistribute/traced_move.h"
+#include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/local_reads.h"
+#include "runtime/tensor/view_link.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/empty_strided.h>
+#include <pybind11/complex.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <complex>
+#include <type_traits>
+#include <variant>
+
+namespace shardwise {
+namespace {
+
+/// Everything of a distributed tensor but its pieces' values: what graphs are guarded by.
+struct TensorLayout {
+  SpecPtr spec;
+  LocalKind kind;
+
+  bool operator==(const TensorLayout&) const = default;  // specs are interned
+  size_t n_pieces() const { return spec->boxes().size(); }
+
+  /// The tensor of which these are this rank's pieces, aliased, without history.
+  at::Tensor wrap(const std::vector<at::Tensor>& pieces) const {
+    TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] ", pieces.size(), " pieces came for ", to_string(*spec),
+                      ", of which this rank has ", n_pieces(), ".");
+    for (size_t i = 0; i < pieces.size(); ++i)
+      TORCH_CHECK_VALUE(pieces[i].sizes() == c10::IntArrayRef(spec->boxes()[i].sizes), "[unflatten] a piece of sizes ",
+                        pieces[i].sizes(), " came for ", to_string(*spec), ", where ", spec->boxes()[i].sizes,
+                        " is due.");
+    at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
+    if (kind != LocalKind::kTensor) keep_local_kind(tensor, kind);
+    return tensor;
+  }
+
+  /// The values of `tensor` laid out so, strides included. Collective where they are not.
+  at::Tensor take(const at::Tensor& tensor) const {
+    const at::Tensor moved = laid_out_as(tensor, *spec);
+    const Shards& given = maybe_dtensor(moved)->shards();
+    std::vector<at::Tensor> pieces;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const Box& box = spec->boxes()[i];
+      const Dims strides = dense_strides(box.sizes, spec->strides());
+      const bool fits = given[i].strides() == c10::IntArrayRef(strides) && given[i].scalar_type() == spec->dtype();
+      const auto options = given[i].options().dtype(spec->dtype());
+      pieces.push_back(fits ? given[i] : at::empty_strided(box.sizes, strides, options).copy_(given[i]));
+    }
+    return wrap(pieces);
+  }
+};
+
+/// `tensor` laid out as its gradient is. Of a Partial tensor, replicated; most often itself.
+at::Tensor as_gradient(const at::Tensor& tensor) {
+  const SpecPtr spec = spec_of_grad(spec_of(tensor));
+  return spec == spec_of(tensor) ? tensor : laid_out_as(tensor.detach(), *spec);
+}
+
+/// Graphs take parameters apart where operators meet them: what these do for a leaf's gradient is done here.
+TensorLayout layout_of(const at::Tensor& tensor) {
+  const SpecPtr& spec = spec_of(tensor);
+  DTensorImpl& impl = *maybe_dtensor(tensor);
+  if (wants_gradient_layout(impl) && !impl.key_set().has(c10::DispatchKey::Python)) lay_out_gradient(impl);
+  return {spec, impl.local_kind()};
+}
+
+/// Itself, not an alias: tracers know tensors by their identity.
+at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
+  spec_of(tensor);  // the error for other tensors
+  return maybe_dtensor(tensor)->shards().at(i);
+}
+
+bool is_flat(const at::Tensor& tensor) {
+  spec_of(tensor);
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  return !impl.is_sparse() && !impl.view_link() && !impl.is_unfetched();
+}
+
+/// `number` as operators take it where they take a tensor: it does not decide the dtype of the result.
+at::Tensor wrapped_number(const std::variant<bool, int64_t, double, std::complex<double>>& number) {
+  const OutsideTracers outside;
+  at::Tensor tensor = std::visit(
+      [](const auto& value) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::complex<double>>)
+          return c10::scalar_to_tensor(c10::complex<double>(value));
+        else
+          return c10::scalar_to_tensor(value);
+      },
+      number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+using PieceMeta = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, c10::Device>;
+
+/// (sizes, strides, dtype, device) of what a move of this text gives.
+std::vector<PieceMeta> pieces_of_move(const std::string& what) {
+  const Spec& spec = *traced_move_of(what).destination;
+  std::vector<PieceMeta> result;
+  for (const Box& box : spec.boxes()) {
+    const Dims strides = dense_strides(box.sizes, spec.strides());
+    result.emplace_back(std::vector<int64_t>(box.sizes.begin(), box.sizes.end()),
+                        std::vector<int64_t>(strides.begin(), strides.end()), spec.dtype(), spec.mesh()->device());
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_traced(py::module_& module) {
+  using torch::wrap_pybind_function;
+  py::class_<TensorLayout>(module, "TensorLayout",
+                           "The layout, mesh, strides and dtype of a distributed tensor: what a compiled graph is for.")
+      .def_property_readonly("n_pieces", &TensorLayout::n_pieces, "How many this rank has.")
+      .def_property_readonly(
+          "dtype", [](const TensorLayout& self) { return self.spec->dtype(); }, "Of the elements.")
+      .def_property_readonly(
+          "device", [](const TensorLayout& self) { return self.spec->mesh()->device(); }, "Where pieces are.")
+      .def("wrap", wrap_pybind_function(&TensorLayout::wrap), "The DTensor of these pieces, aliased, without history.",
+           py::arg("pieces"))
+      .def("take", wrap_pybind_function(&TensorLayout::take),
+           "The values of a DTensor laid out so. Collective where they are not.", py::arg("tensor"))
+      .def("__eq__", [](const TensorLayout& self, const TensorLayout& other) { return self == other; })
+      .def("__deepcopy__", [](const TensorLayout& self, const py::object&) { return self; })  // nothing in it changes
+      .def("__hash__", [](const TensorLayout& self) { return std::hash<void*>()(self.spec.get()); })
+      .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
+  module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor laid out as its gradient is.",
+             py::arg("tensor"));
+  module.def("layout_of", wrap_pybind_function(&layout_of), "Everything of a DTensor but its values.",
+             py::arg("tensor"));
+  module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
+             py::arg("i"));
+  module.def("is_flat", wrap_pybind_function(&is_flat),
+             "True where the tensor is its pieces: neither sparse, nor a view of moved values, nor unfetched.",
+             py::arg("tensor"));
+  module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand beside tensors.",
+             py::arg("number"));
+  module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),
+             "(sizes, strides, dtype, device) of the pieces that shardwise::move gives for this text.",
+             py::arg("what"));
+}
+
+}  // namespace shardwise

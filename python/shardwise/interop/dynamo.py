@@ -1,0 +1,51 @@
+"""torch.compile: what its front end must know of our functions in C++, which it cannot look into."""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from shardwise import _C, forward_scope
+from shardwise._tracing import static
+from shardwise.dtensor import DTensor
+
+__all__ = ["teach"]
+
+
+def teach(dynamo: ModuleType) -> None:
+    """Has graphs take DTensor.from_local, and leaves the hooks around forwards, where they are called by a program, alone."""
+    dynamo.allow_in_graph(_from_local_in_graph)
+    dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
+    forward_scope._open = dynamo.disable(forward_scope._open)
+    for hook in (forward_scope._enter, forward_scope._leave):
+        dynamo.eval_frame.skip_code(hook.__code__)
+
+
+def _from_local(
+    local_tensor: torch.Tensor,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    run_check: bool = False,
+    shape: Any = None,
+    stride: Any = None,
+    grad_placements: Any = None,
+) -> torch.Tensor:
+    if (
+        device_mesh is None or run_check
+    ):  # the mesh of a `with` block is found, and ranks are asked, when the program runs
+        torch._dynamo.graph_break()
+    return _from_local_in_graph(local_tensor, device_mesh, placements, shape, stride, grad_placements)
+
+
+def _from_local_in_graph(
+    local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
+) -> torch.Tensor:
+    return _C.from_local(
+        static(local_tensor),
+        device_mesh,
+        placements,
+        shape=None if shape is None else [int(size) for size in shape],
+        stride=None if stride is None else [int(step) for step in stride],
+        grad_placements=grad_placements,
+    )

@@ -1,0 +1,28 @@
+#include "runtime/comm/tracing.h"
+
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+namespace shardwise {
+
+bool is_tracing() {
+  using c10::impl::TorchDispatchModeKey;
+  using c10::impl::TorchDispatchModeTLS;
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python) &&
+         TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value();
+}
+
+void check_not_traced(const char* operation) {
+  if (!is_tracing()) [[likely]]
+    return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      fmt::format(
+          "[{}] has no place in a graph: the program is traced, and its tensors have no values yet. torch.compile "
+          "breaks the graph here and runs this part as it is written, but for fullgraph=True; torch.export and "
+          "make_fx need it outside of what they trace.",
+          operation));
+}
+
+}  // namespace shardwise

@@ -1,0 +1,188 @@
+"""Run by test_compile.py under torchrun: compile_program.py PART,PART FOLDER. Each part compiles functions of DTensors and compares with dense."""
+
+import copy
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torchrun import run_parts
+
+import shardwise as sw
+from shardwise import DTensor, Partial, Replicate, Shard
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+EAGER_GRAPH = "aot_eager"
+
+
+def mesh_of(*shape):
+    return sw.init_device_mesh("cpu", shape or (dist.get_world_size(),))
+
+
+def random(*sizes):
+    return torch.rand(*sizes, generator=torch.Generator().manual_seed(sum(sizes))) - 0.5
+
+
+def expect_dense(function, sizes, layouts, *, mesh=None, backend=EAGER_GRAPH, calls=2):
+    """`function` compiled as one graph gives the dense values and gradients, laid out as when it runs as it is written."""
+    torch._dynamo.reset()
+    mesh = mesh or mesh_of()
+    values = [random(*size) for size in sizes]
+    dense = [value.clone().requires_grad_() for value in values]
+    expected = function(*dense)
+    expected.square().sum().backward()
+
+    def operands():
+        return [sw.distribute_tensor(v, mesh, p).requires_grad_() for v, p in zip(values, layouts, strict=True)]
+
+    plain = function(*operands())
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(calls):
+        given = operands()
+        result = compiled(*given)
+        assert isinstance(result, DTensor)
+        assert result.placements == plain.placements, (result.placements, plain.placements)
+        torch.testing.assert_close(result.full_tensor(), expected.detach())
+        result.square().sum().backward()
+        for ours, theirs in zip(given, dense, strict=True):
+            assert ours.grad.placements == ours.placements
+            torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+
+
+def pointwise_and_products(_):
+    rows = (
+        Shard(0, sizes=[4, 0, 1][: dist.get_world_size()] + [0] * (dist.get_world_size() - 3))
+        if dist.get_world_size() > 1
+        else Shard(0)
+    )
+    expect_dense(lambda x: torch.sin(x) * 2 + 1, [(5, 3)], [[rows]])
+    expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 6)], [[Replicate()], [Shard(1)]])
+    expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 6)], [[Shard(1)], [Shard(0)]])
+    expect_dense(lambda x, w, v: torch.relu(x @ w) @ v, [(5, 4), (4, 7), (7, 3)], [[rows], [Shard(1)], [Shard(0)]])
+    expect_dense(lambda x, y: (x.t() + y).softmax(0), [(5, 4), (4, 5)], [[Shard(0)], [Shard(0)]])
+
+
+def partial_results(_):
+    expect_dense(lambda x, w: x @ w, [(5, 4), (4, 6)], [[Shard(1)], [Shard(0)]])
+
+
+def two_mesh_dims(_):
+    mesh = mesh_of(2, 2)
+    layouts = [[Shard(0), Replicate()], [Replicate(), Shard(1)], [Replicate(), Shard(0)]]
+    expect_dense(lambda x, w, v: torch.relu(x @ w) @ v, [(5, 4), (4, 7), (7, 3)], layouts, mesh=mesh)
+
+
+def inductor(_):
+    layouts = [[Replicate()], [Shard(1)], [Shard(0)]]
+    expect_dense(lambda x, w, v: torch.relu(x @ w) @ v, [(5, 4), (4, 7), (7, 3)], layouts, backend="inductor")
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 7), nn.Linear(7, 4)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def tensor_parallel(_):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dense = Layer()
+    layer = parallelize_module(copy.deepcopy(dense), mesh_of(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    compiled = torch.compile(layer, backend="inductor", fullgraph=True)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (dense, layer)]
+    x = random(3, 4)
+    for _ in range(3):
+        for module, optimizer in zip((dense, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(compiled(x), dense(x))
+    for ours, theirs in zip(layer.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+def methods(_):
+    """redistribute, to_local, full_tensor, from_local and what is asked of a tensor, in one graph."""
+    torch._dynamo.reset()
+    mesh = mesh_of()
+
+    def function(x, local):
+        assert x.placements == (Shard(0),)
+        columns = x.redistribute(placements=[Shard(1)])
+        return (
+            columns.cos(),
+            x.to_local() * 2,
+            DTensor.from_local(local, mesh, [Partial()]).full_tensor() + x.full_tensor(),
+        )
+
+    x, local = random(5, 4), torch.ones(5, 4)
+    given = sw.distribute_tensor(x, mesh, [Shard(0)])
+    columns, piece, whole = torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)(given, local)
+    assert columns.placements == (Shard(1),)
+    torch.testing.assert_close(columns.full_tensor(), x.cos())
+    torch.testing.assert_close(piece, given.to_local() * 2)
+    torch.testing.assert_close(whole, x + dist.get_world_size())
+
+
+def recompiles(_):
+    """Another layout is another graph; the same layout is the same graph."""
+    torch._dynamo.reset()
+    mesh, counter = mesh_of(), CompileCounter()
+    compiled = torch.compile(lambda x: x * 2, backend=counter)
+    for _ in range(2):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = sw.distribute_tensor(random(5, 4), mesh, [placement])
+            torch.testing.assert_close(compiled(x).full_tensor(), random(5, 4) * 2)
+    assert counter.frame_count == 3, counter.frame_count
+
+
+def writes_and_views(_):
+    torch._dynamo.reset()
+    mesh = mesh_of()
+    x = sw.distribute_tensor(random(5, 4), mesh, [Shard(0)])
+
+    def add(x):
+        x.add_(1)
+        return x * 2, x.t()
+
+    twice, view = torch.compile(add, backend=EAGER_GRAPH, fullgraph=True)(x)
+    torch.testing.assert_close(x.full_tensor(), random(5, 4) + 1)
+    torch.testing.assert_close(twice.full_tensor(), 2 * (random(5, 4) + 1))
+    torch.testing.assert_close(view.full_tensor(), (random(5, 4) + 1).t())
+    x.zero_()
+    torch.testing.assert_close(view.full_tensor(), torch.zeros(4, 5))
+
+
+def breaks(_):
+    """What has no place in a graph runs as it is written, between two graphs."""
+    torch._dynamo.reset()
+    mesh = mesh_of()
+    table = sw.distribute_tensor(random(9, 3), mesh, [Shard(0)])
+    ids = sw.distribute_tensor(torch.tensor([7, 1, 7, 0, 8]), mesh, [Shard(0)])
+    compiled = torch.compile(lambda ids, table: nn.functional.embedding(ids, table * 2) + 1, backend=EAGER_GRAPH)
+    torch.testing.assert_close(compiled(ids, table).full_tensor(), random(9, 3)[ids.full_tensor()] * 2 + 1)
+
+    dropped = torch.compile(lambda x: nn.functional.dropout(x * 2, 0.5), backend=EAGER_GRAPH)
+    x = sw.distribute_tensor(torch.ones(40, 5), mesh, [Shard(0)])
+    first, second = dropped(x).full_tensor(), dropped(x).full_tensor()
+    assert not torch.equal(first, second)
+    assert set(first.unique().tolist()) == {0.0, 4.0}
+
+
+def outside_of_mesh(_):
+    """A rank that holds nothing compiles and calls as the others do."""
+    torch._dynamo.reset()
+    mesh = sw.DeviceMesh("cpu", [0])
+    x = sw.distribute_tensor(random(5, 4), mesh, [Shard(0)])
+    result = torch.compile(lambda x: torch.sin(x) * 2, backend=EAGER_GRAPH, fullgraph=True)(x)
+    assert result.shape == (5, 4)
+    if dist.get_rank() == 0:
+        torch.testing.assert_close(result.to_local(), torch.sin(random(5, 4)) * 2)
+
+
+if __name__ == "__main__":
+    run_parts({name: part for name, part in globals().items() if callable(part)})
