@@ -54,7 +54,11 @@ constexpr const char* kRouted =
     "Shard(0, sizes=...)\n"
     "by how many rows the experts of each rank have. `num_tokens_per_expert` and their sums `offs`, as grouped_mm "
     "takes "
-    "them: replicated.";
+    "them: replicated.\n\n"
+    ">>> weight = sw.rand(6, 2, 3, device_mesh=mesh, placements=[sw.Shard(0)])  # 2, 2, 2 and 0 experts\n"
+    ">>> routed = sw.parallel.dispatch_tokens(torch.ones(1, 2), torch.tensor([rank]), experts=weight)\n"
+    ">>> routed.rows.placements, routed.num_tokens_per_expert.to_local()\n"
+    "((Shard(0, sizes=[2, 2, 0, 0]),), tensor([1, 1, 1, 1, 0, 0]))";
 
 at::Tensor weights_of(const RoutedTokens& routed) { return routed.weights; }
 

@@ -28,8 +28,10 @@ inline at::ScalarType statistics_dtype(const at::Tensor& input, const MaybeTenso
 /// The gradient of a norm's output, reduced where several gradients (`mask`: of input, weight and bias) are made of it and `input` is
 /// whole on every mesh dim that it is Partial on: one reduction, of no more bytes than those of the gradients that would be Partial.
 inline at::Tensor reduced_for_several(const at::Tensor& grad, const at::Tensor& input, std::array<bool, 3> mask) {
+  if (std::ranges::count(mask, true) < 2 || !is_dtensor(grad)) return grad;
+  if (!is_dtensor(input)) return reduced(grad);  // a replica
   const SpecPtr &of_grad = spec_of(grad), &of_input = spec_of(input);
-  if (std::ranges::count(mask, true) < 2 || of_grad->mesh() != of_input->mesh()) return grad;
+  if (of_grad->mesh() != of_input->mesh()) return grad;
   const auto terms = of_grad->placements(), held = of_input->placements();
   for (size_t mesh_dim = 0; mesh_dim < terms.size(); ++mesh_dim)
     if (terms[mesh_dim].is_partial() && !held[mesh_dim].is_replicate()) return grad;
