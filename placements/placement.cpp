@@ -122,8 +122,9 @@ Placement Placement::ragged(c10::IntArrayRef dims, c10::IntArrayRef units) {
   const auto words = [&] {
     return fmt::format("RaggedShard(dims={}, local_units={})", tuple_text(dims), tuple_text(units));
   };
-  TORCH_CHECK_VALUE(!dims.empty() && dims == c10::IntArrayRef(leading_dims(placement.dim_)), "[RaggedShard] the dims of ",
-                    words(), " are not the leading ones: a rank's part is a range of them flattened. Use dims=",
+  TORCH_CHECK_VALUE(!dims.empty() && dims == c10::IntArrayRef(leading_dims(placement.dim_)),
+                    "[RaggedShard] the dims of ", words(),
+                    " are not the leading ones: a rank's part is a range of them flattened. Use dims=",
                     tuple_text(leading_dims(std::max<int64_t>(placement.dim_, 1))), ".");
   TORCH_CHECK_VALUE(!units.empty(), "[RaggedShard] the local_units of ", words(),
                     " are empty: there is one number per rank of the mesh dim. Give each rank's share.");

@@ -279,13 +279,18 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyRaggedShard, Placement>(
       module, "RaggedShard",
-      "Contiguous ranges of the flattened leading `dims`, which are 0, 1, ..., as long as `local_units` are in proportion; each goes with "
+      "Contiguous ranges of the flattened leading `dims`, which are 0, 1, ..., as long as `local_units` are in "
+      "proportion; each goes with "
       "all\n"
-      "elements of the other dims. One number per mesh coordinate, zeros allowed. Of `length` flattened elements coordinate i has those "
+      "elements of the other dims. One number per mesh coordinate, zeros allowed. Of `length` flattened elements "
+      "coordinate i has those "
       "from\n"
-      "floor(length * sum(local_units[:i]) / sum(local_units)) to where the next one's begin, so any length will do.\n\n"
-      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Beside it other mesh dims may\n"
-      "replicate, shard or hold terms of a sum: a range is of what all their Shards leave, wherever the RaggedShard stands.\n\n"
+      "floor(length * sum(local_units[:i]) / sum(local_units)) to where the next one's begin, so any length will "
+      "do.\n\n"
+      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Beside it other "
+      "mesh dims may\n"
+      "replicate, shard or hold terms of a sum: a range is of what all their Shards leave, wherever the RaggedShard "
+      "stands.\n\n"
       "Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero."
       "\n\n"
       ">>> x = sw.distribute_tensor(torch.arange(20.0).view(4, 5), mesh, [sw.RaggedShard((0, 1), (2, 3, 0, 5))])\n"

@@ -78,8 +78,8 @@ Rule reordering(const char* name, OrderOf order_of) {
     const DenseOutput& dense = call.outputs[0];
     std::optional<Propagation> result(std::in_place);
     result->inputs.resize(1);
-    result->outputs.push_back(Spec::intern(spec.mesh(), dense.sizes, {reordered(*enumerable, order_of(call))},
-                                           dense.strides, dense.dtype));
+    result->outputs.push_back(
+        Spec::intern(spec.mesh(), dense.sizes, {reordered(*enumerable, order_of(call))}, dense.strides, dense.dtype));
     return result;
   });
 }

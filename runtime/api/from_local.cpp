@@ -72,7 +72,7 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
       is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
   mark_given(*maybe_dtensor(result));
   if (pieces.size() == 1) share_version(result, pieces[0]);
-  if (std::ranges::any_of(pieces, records)) 
+  if (std::ranges::any_of(pieces, records))
     record_history(result, pieces, grad_spec ? grad_spec : spec_of_grad(spec), is_flat);
   if (std::ranges::any_of(pieces, has_tangent)) {
     std::vector<at::Tensor> tangents;
@@ -93,10 +93,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const auto ragged =
       std::ranges::find_if(placements, [](const Placement& placement) { return placement.n_flattened() > 0; });
   const bool is_ragged = ragged != placements.end();
-  TORCH_CHECK_VALUE(!is_ragged || options.shape,
-                    fmt::format("[from_local] a local tensor of shape [{}] does not say what it is a range of under {}. "
-                                "Give shape= of the whole tensor.",
-                                fmt::join(local.sizes(), ", "), to_string(placements)));
+  TORCH_CHECK_VALUE(
+      !is_ragged || options.shape,
+      fmt::format("[from_local] a local tensor of shape [{}] does not say what it is a range of under {}. "
+                  "Give shape= of the whole tensor.",
+                  fmt::join(local.sizes(), ", "), to_string(placements)));
   const Dims sizes = options.shape ? *options.shape : sizes_of_even_shards(local.sizes(), *mesh, placements);
   TORCH_CHECK_VALUE(!mesh->is_member() || is_ragged || static_cast<int64_t>(sizes.size()) == local.dim(),
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
@@ -109,10 +110,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                        : !is_sparse && local.dim() == static_cast<int64_t>(sizes.size())
                            ? dense_strides(sizes, local.strides())
                            : row_major_strides(sizes);
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !is_ragged,
-                              fmt::format("[from_local] {} of a sparse tensor has no meaning: a range is of dense memory. "
-                                          "Use Shard or EnumerableShard.",
-                                          to_string(placements)));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !is_sparse || !is_ragged,
+      fmt::format("[from_local] {} of a sparse tensor has no meaning: a range is of dense memory. "
+                  "Use Shard or EnumerableShard.",
+                  to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
   if (options.run_check) {

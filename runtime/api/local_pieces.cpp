@@ -87,11 +87,11 @@ void check_flat_part(const at::Tensor& flat, const Spec& spec) {
   check_piece(flat, 0, spec);
   TORCH_CHECK_VALUE(
       flat.sizes() == c10::IntArrayRef(*spec.flat_sizes()),
-      fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has a range of shape [{}] there: [elements "
-                  "of the flattened dims, *the other dims]. Give the range that local_units are for, and shape= of the "
-                  "whole tensor.",
-                  spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec),
-                  fmt::join(*spec.flat_sizes(), ", ")));
+      fmt::format(
+          "[from_local] rank {} gives a piece of shape [{}] where {} has a range of shape [{}] there: [elements "
+          "of the flattened dims, *the other dims]. Give the range that local_units are for, and shape= of the "
+          "whole tensor.",
+          spec.mesh()->rank(), fmt::join(flat.sizes(), ", "), to_string(spec), fmt::join(*spec.flat_sizes(), ", ")));
   TORCH_CHECK_VALUE(flat.is_contiguous(),
                     fmt::format("[from_local] rank {} gives a piece of shape [{}] and strides [{}] for {}: a range is "
                                 "contiguous memory. Call contiguous().",

@@ -62,8 +62,7 @@ std::optional<Propagation> placed(const OpCall& call, const Rule& rule) {
   for (Operand& operand : known.operands)
     if (operand.spec && operand.spec->layout().in_pieces() && !operand.spec->layout().enumerated()) {
       if (operand.is_written) return std::nullopt;
-      operand.spec =
-          operand.spec->with_placements(replicated_where(operand.spec->placements(), &Placement::in_pieces));
+      operand.spec = operand.spec->with_placements(replicated_where(operand.spec->placements(), &Placement::in_pieces));
     }
   auto result = rule.place()(known);
   for (size_t i = 0; result && i < call.operands.size(); ++i)

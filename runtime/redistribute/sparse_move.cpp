@@ -27,9 +27,6 @@ class SparseMove {
  public:
   SparseMove(const DTensorImpl& source, const Spec& to)
       : source_(source), from_(*source.spec()), to_(to), sparse_dim_(source.entries()->sparse_dim) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!to.layout().is_ragged(), "[redistribute] a sparse tensor cannot become ",
-                                to_string(to.placements()),
-                                ": a range is of dense memory. Use Shard or EnumerableShard.");
     keeps_columns_ = !from_.layout().in_pieces() && !to_.layout().in_pieces();
     for (size_t m = 0; m < from_.placements().size(); ++m)
       if (shards_columns(from_.placements()[m]) || shards_columns(to_.placements()[m]))

@@ -340,8 +340,7 @@ std::optional<Propagation> propagate_boxes(const OpCall& call, const Signature& 
   }
   for (const DenseOutput& dense : call.outputs) {
     if (dense.sizes != leader->sizes) return std::nullopt;
-    result.outputs.push_back(
-        Spec::intern(leader->spec->mesh(), dense.sizes, placements, dense.strides, dense.dtype));
+    result.outputs.push_back(Spec::intern(leader->spec->mesh(), dense.sizes, placements, dense.strides, dense.dtype));
   }
   return result;
 }
