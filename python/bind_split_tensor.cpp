@@ -5,6 +5,7 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <fmt/format.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 

@@ -127,6 +127,6 @@ def _register_move() -> None:
 def register_placements() -> None:
     """Makes placements constants of graphs: a graph is for the placements that it was made with."""
     _C.Placement.__fx_repr__ = lambda self: (repr(self), {type(self).__name__: type(self)})
-    for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard):
+    for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
         members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
         register_opaque_type(kind, typ="value", members={**members, "__eq__": MemberType.USE_REAL})
