@@ -8,7 +8,7 @@ A site is a TORCH_CHECK_VALUE and its like in C++, or a raise with words in Pyth
 in the sources come in it, in their order. Not counted: internal assertions, kernels/cuda, shardwise/ (C++ alone), compat's and the command line's
 messages for arguments, and errors that only pass on another one.
 
-ELSEWHERE names every site that the page cannot have, by words of its message: what other machines or programs say, and what C++ programs
+ELSEWHERE names every site that the page does not have, by words of its message or by its place: what other machines or programs say, and what C++ programs
 alone can do wrong, of which a test in C++ has the words. A test holds that these are all.
 """
 
@@ -44,9 +44,10 @@ ELSEWHERE = {
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
     "more ranks of processes than two": ("and torch.distributed.tensor then deals it otherwise",),
+    "no case yet": (" has its pieces on a mesh of several dims", "the route is of no dispatch_tokens()"),
     IN_CPP: (
         # meshes and layouts
-        "the mesh is null",
+        "mesh is null",
         " places for ",
         "[local_sizes] rank ",
         " names for a mesh of ",
@@ -122,6 +123,10 @@ class Site:
                 return False
             end = begin + len(part)
         return True
+
+    def is_meant_by(self, part: str) -> bool:
+        """Words of the message, or the beginning of its place."""
+        return part in self.words or self.file.startswith(part)
 
     def text(self) -> str:
         return self.words.replace(HOLE, "…")
@@ -226,7 +231,7 @@ def messages() -> list[str]:
 
 def elsewhere(site: Site) -> str | None:
     """Why the page cannot have it; None for what it can."""
-    return next((why for why, parts in ELSEWHERE.items() if any(part in site.words for part in parts)), None)
+    return next((why for why, parts in ELSEWHERE.items() if any(site.is_meant_by(part) for part in parts)), None)
 
 
 def cpp_test_texts() -> list[str]:

@@ -35,8 +35,8 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
     const auto& numbers = all[mesh->group()->index_of(rank)];
     std::vector<int64_t> alike = numbers;
     if (place < alike.size()) alike[place] = first[place];
-    TORCH_CHECK_VALUE(alike == first, fmt::format("[{}] rank {} has a part {} along dim {}, rank {} one {}. Parts may "
-                                                  "differ in that dim alone.",
+    TORCH_CHECK_VALUE(alike == first, fmt::format("[{}] rank {} has a part {} along dim {}, rank {} one {}. Give parts "
+                                                  "that differ in that dim alone.",
                                                   op, ranks[0], words(first), dim, rank, words(numbers)));
     extents.push_back(numbers[place]);
   }

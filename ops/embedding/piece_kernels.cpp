@@ -37,10 +37,7 @@ const kernels::Rows* rows_in(const at::Tensor& there) {
 
 at::Tensor lookup_rows(c10::ArrayRef<TablePiece> pieces, const at::Tensor& ids) {
   const at::Tensor& any = pieces[0].rows;
-  TORCH_CHECK_TYPE(any.element_size() >= 2 && any.element_size() <= 8,
-                   fmt::format("[embedding] the tables are {}. Lookups in several tables at once take elements of 2, 4 "
-                               "or 8 bytes.",
-                               c10::toString(any.scalar_type())));
+  TORCH_INTERNAL_ASSERT(any.element_size() >= 2 && any.element_size() <= 8, "tables of ", any.scalar_type());
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(any.size(1));
   at::Tensor results = at::empty(shape, any.options());

@@ -271,8 +271,9 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
         index && index->defined() && (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
     n_indexed += is_mask ? index->dim() : 1;
   }
-  TORCH_CHECK_INDEX(n_indexed <= self.dim(), fmt::format("[{}] too many indices for tensor of dimension {} (got {})",
-                                                         op, self.dim(), n_indexed));
+  TORCH_CHECK_INDEX(n_indexed <= self.dim(),
+                    fmt::format("[{}] too many indices for tensor of dimension {} (got {}). Give {} at most.", op,
+                                self.dim(), n_indexed, self.dim()));
   for (size_t i = 0; i < indices.size(); ++i) {
     const std::optional<at::Tensor> given = indices.get(i);
     if (!given || !given->defined()) {

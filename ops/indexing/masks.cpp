@@ -11,6 +11,7 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/dispatch/gather_fallback.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ExpandUtils.h>
@@ -22,18 +23,10 @@
 namespace shardwise {
 namespace {
 
-void check_member(const char* op, const DeviceMesh& mesh) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      mesh.is_member(),
-      fmt::format("[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members "
-                  "only.",
-                  op, mesh.rank(), to_string(mesh)));
-}
-
 at::Tensor nonzero(const at::Tensor& self) {
   const SpecPtr& spec = spec_of(self);
   const MeshPtr& mesh = spec->mesh();
-  check_member("aten::nonzero", *mesh);
+  if (!mesh->is_member()) refuse_outside("aten::nonzero", *mesh);
   const BelowAutograd guard;
   const CommScope scope("aten::nonzero");
   const auto sharding = only_row_shard(self);

@@ -101,8 +101,10 @@ void describe(const OpCall& call, Signature& signature) {
     signature.inputs.push_back(name == "input" ? input : name == "weight" ? Axes{input[dim]} : target);
     TORCH_CHECK(
         operand.sizes.size() == signature.inputs.back().size(),
-        fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}].", name,
-                    fmt::join(operand.sizes, ", "), fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
+        fmt::format("[aten::nll_loss] {} of shape [{}] does not fit input of shape [{}]. Give it the input's dims "
+                    "without that of classes.",
+                    name, fmt::join(operand.sizes, ", "),
+                    fmt::join(call.operands[call.operand_at("input")].sizes, ", ")));
   }
   signature.outputs =
       call.op.n_returns() == 2 ? decltype(signature.outputs){target, target} : decltype(signature.outputs){input};
@@ -158,8 +160,12 @@ at::Tensor of_all_ranks(const at::Tensor& target) {
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
   const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
+  const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
+  TORCH_CHECK(!weight || !weight->defined() || (weight->dim() == 1 && weight->numel() == n_classes),
+              "weight tensor should be defined either for all ", n_classes,
+              " classes or no classes but got weight tensor of shape: ", weight->sizes());
   const auto [losses, weights] = picked(self, target, weight, ignored);
-  check_range(target, self.dim() > 0 ? self.size(class_dim(self.dim())) : 0, ignored);
+  check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
   const at::ScalarType dtype = self.scalar_type();
   const auto wide = at::isReducedFloatingType(dtype) ? at::kFloat : dtype;  // a count of halves stops at 2,048

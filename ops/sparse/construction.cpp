@@ -136,7 +136,7 @@ at::Tensor from_entries(int64_t sparse_dim, int64_t dense_dim, c10::SymIntArrayR
   TORCH_CHECK_VALUE(
       indices.dim() == 2 && indices.size(0) == sparse_dim && values.dim() == dense_dim + 1,
       fmt::format("[sparse_coo_tensor] indices of shape [{}] and values of shape [{}] do not have {} "
-                  "sparse and {} dense dims.",
+                  "sparse and {} dense dims. Give indices [sparse dims, n] and values [n, dense dims...].",
                   fmt::join(indices.sizes(), ", "), fmt::join(values.sizes(), ", "), sparse_dim, dense_dim));
   return sparse_of(indices, dtype && is_dtensor(values) ? values.to(*dtype) : values, sizes,
                    is_coalesced.value_or(false));
@@ -211,12 +211,16 @@ at::Tensor to_sparse(const at::Tensor& self, int64_t sparse_dim) {
 
 at::Tensor to_sparse_layout(const at::Tensor& self, std::optional<at::Layout> layout, at::OptionalIntArrayRef,
                             std::optional<int64_t> dense_dim) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kSparse) == at::kSparse,
-                              "[to_sparse] DTensors are strided or sparse COO. Use to_sparse() without a layout.");
+  check_is_coo(layout);
   return to_sparse(self, self.dim() - dense_dim.value_or(0));
 }
 
 }  // namespace
+
+void check_is_coo(std::optional<at::Layout> layout) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kSparse) == at::kSparse,
+                              "[to_sparse] DTensors are strided or sparse COO. Use to_sparse() without a layout.");
+}
 
 void register_sparse_construction() {
   for (auto* kernels : {&aten_kernels(), &aten_autograd_kernels()}) {

@@ -102,8 +102,7 @@ at::Tensor& mark_coalesced(at::Tensor& self, bool is_coalesced) {
 
 at::Tensor itself(const at::Tensor& self, std::optional<at::Layout> layout, at::OptionalIntArrayRef,
                   std::optional<int64_t>) {
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kSparse) == at::kSparse,
-                              "[to_sparse] DTensors are strided or sparse COO. Use to_sparse() without a layout.");
+  check_is_coo(layout);
   return self;
 }
 

@@ -8,6 +8,9 @@ namespace shardwise {
 /// Kernels of aten operators that have a distributed sparse tensor among their arguments, below autograd.
 AtenKernels& aten_sparse_kernels();
 
+/// Throws c10::NotImplementedError for a layout that DTensors do not have; the op is "to_sparse".
+void check_is_coo(std::optional<at::Layout> layout);
+
 /// Sparse tensors from indices and values, or from dense tensors. Called before register_dispatch().
 void register_sparse_construction();
 /// Their indices, values and flags. Called before register_sparse().

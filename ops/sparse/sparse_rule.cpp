@@ -62,11 +62,8 @@ class SparseCall {
       const Spec& spec = *leader().spec();
       for (size_t i = 0; i < spec.boxes().size(); ++i) {
         pieces.push_back(computed([&](size_t operand) { return local(operand, i); }));
-        TORCH_CHECK_NOT_IMPLEMENTED(
-            pieces.back().sizes() == spec.boxes()[i].sizes,
-            fmt::format("[{}] gives other sizes than its operand's, which is not implemented for sparse DTensors. Use "
-                        "to_dense().",
-                        op_.name));
+        TORCH_INTERNAL_ASSERT(pieces.back().sizes() == spec.boxes()[i].sizes, op_.name,
+                              " gives other sizes than its operand's");
       }
       if (pieces.empty()) sample_ = computed([&](size_t operand) { return sample_of(operand); });
     }

@@ -17,8 +17,7 @@ inline Axes add_axes(Signature& signature, c10::IntArrayRef sizes, bool is_whole
 
 /// The axes of a tensor of `sizes` that broadcasts to `result`: the result's last axes, no factor where it expands.
 inline Axes broadcast_axes(c10::IntArrayRef sizes, c10::IntArrayRef result, const Axes& result_axes) {
-  TORCH_CHECK(sizes.size() <= result.size(), "[shardwise] a tensor of shape ", sizes, " does not broadcast to ", result,
-              ".");
+  TORCH_INTERNAL_ASSERT(sizes.size() <= result.size(), sizes, " does not broadcast to ", result);
   Axes axes(sizes.size());
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     const size_t at = result.size() - sizes.size() + dim;

@@ -72,8 +72,8 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {
   const auto boxes = spec.boxes();
   TORCH_CHECK_VALUE(pieces.size() == boxes.size(),
-                    fmt::format("[from_local] rank {} gives {} pieces; {} has {} there.", spec.mesh()->rank(),
-                                pieces.size(), to_string(spec), boxes.size()));
+                    fmt::format("[from_local] rank {} gives {} pieces; {} has {} there. Give one for each.",
+                                spec.mesh()->rank(), pieces.size(), to_string(spec), boxes.size()));
   for (size_t i = 0; i < boxes.size(); ++i) {
     check_piece(pieces[i], i, spec);
     TORCH_CHECK_VALUE(

@@ -144,7 +144,7 @@ std::vector<at::Tensor> without_partials(const std::vector<at::Tensor>& tensors)
 at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) {
   const at::NoGradGuard no_grad;
   const CommScope scope("total_norm", CommScope::Cause::kProgram);
-  TORCH_CHECK_VALUE(norm_type != 0, "[total_norm] norm_type is 0, which counts tensors. Use another one.");
+  TORCH_INTERNAL_ASSERT(norm_type != 0, "the norm of order 0 counts tensors");
   at::ScalarType dtype = tensors.at(0).scalar_type();
   for (const at::Tensor& tensor : tensors) dtype = c10::promoteTypes(dtype, tensor.scalar_type());
   dtype = c10::toRealValueType(dtype);

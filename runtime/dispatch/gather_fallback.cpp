@@ -137,11 +137,7 @@ class ReplicatedRun {
     bool only_tensors = true;
     for (const auto& result : call_.op.handle.schema().returns())
       only_tensors &= result.type()->kind() == c10::TypeKind::TensorType;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        only_tensors && infer_outputs(dense),
-        fmt::format(
-            "[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
-            call_.op.name, mesh_->rank(), to_string(*mesh_)));
+    if (!only_tensors || !infer_outputs(dense)) refuse_outside(call_.op.name, *mesh_);
     call_.stack.resize(call_.first);
     for (size_t i = 0; i < dense.outputs.size(); ++i) {
       const DenseOutput& output = dense.outputs[i];
@@ -169,6 +165,14 @@ class ReplicatedRun {
 };
 
 }  // namespace
+
+void refuse_outside(const std::string& op, const DeviceMesh& mesh) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      fmt::format(
+          "[{}] gives a result that depends on values, and rank {} is outside the mesh {}. Call it on members only.",
+          op, mesh.rank(), to_string(mesh)));
+}
 
 void run_gathered(BoundCall& call) {
   BelowAutograd guard;

@@ -10,4 +10,7 @@ namespace shardwise {
 /// Throws: c10::NotImplementedError on non-members where only values tell the result's shape.
 void run_gathered(BoundCall& call);
 
+/// Throws c10::NotImplementedError: values of other ranks say what `op` gives.
+[[noreturn]] void refuse_outside(const std::string& op, const DeviceMesh& mesh);
+
 }  // namespace shardwise

@@ -48,8 +48,7 @@ bool gives_view(const c10::FunctionSchema& schema) {
 
 void replace_answer(const std::string& op, const Rule& rule) {
   const auto handle = find_operator(op);
-  TORCH_CHECK_VALUE(handle,
-                    fmt::format("[register_sharding] torch knows no operator {}. Register it with torch first.", op));
+  TORCH_INTERNAL_ASSERT(handle, "torch knows no operator ", op);
   TORCH_CHECK_VALUE(!handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
                     fmt::format("[register_sharding] torch composes {} of other operators, and their layouts decide. "
                                 "Register shardings for those that explain() shows.",

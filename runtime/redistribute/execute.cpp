@@ -59,21 +59,16 @@ std::string words(const Spec& from, const Spec& to, const PlanOptions& options) 
 }
 
 void check(const SpecPtr& source, const SpecPtr& destination) {
-  TORCH_CHECK_VALUE(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
-                    fmt::format("[redistribute] {} cannot become {}: sizes and dtype must stay.", to_string(*source),
-                                to_string(*destination)));
+  TORCH_INTERNAL_ASSERT(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
+                        to_string(*source), " cannot become ", to_string(*destination));
   TORCH_CHECK_VALUE(
       source->mesh()->world() == destination->mesh()->world() &&
           source->mesh()->with_memory()->device_type() == destination->mesh()->with_memory()->device_type(),
       fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
                   "of the current one.",
                   to_string(*source->mesh()), to_string(*destination->mesh())));
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !source->mesh()->is_meta() || destination->mesh()->is_meta(),
-      fmt::format(
-          "[redistribute] Cannot copy out of meta tensor; no data! {} was to get memory. Use torch.empty_like(x, "
-          "device=...) or Module.to_empty(), and fill it.",
-          to_string(*source)));
+  TORCH_INTERNAL_ASSERT(!source->mesh()->is_meta() || destination->mesh()->is_meta(), to_string(*source),
+                        " was to get memory");
   if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
     check_same_meshes(*source->mesh(), *destination->mesh());
 }

@@ -36,7 +36,7 @@ OpInfo::OpInfo(c10::OperatorHandle op) : handle(std::move(op)) {
 
 size_t OpInfo::arg_index(std::string_view wanted) const {
   auto index = handle.schema().argumentIndexWithName(wanted);
-  TORCH_CHECK_VALUE(index, fmt::format("[{}] has no argument \"{}\".", name, wanted));
+  TORCH_INTERNAL_ASSERT(index, name, " has no argument ", wanted);
   return static_cast<size_t>(*index);
 }
 

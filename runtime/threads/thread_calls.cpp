@@ -77,9 +77,10 @@ std::vector<int64_t> element_counts(const at::Tensor& tensor, const std::vector<
   }
   const bool is_right = static_cast<int64_t>(splits.size()) == n_members &&
                         std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.size(0);
-  TORCH_CHECK_VALUE(is_right,
-                    fmt::format("[all_to_all] the splits do not add up to the {} rows of the tensor for {} ranks.",
-                                tensor.size(0), n_members));
+  TORCH_CHECK_VALUE(
+      is_right, fmt::format("[all_to_all] splits {} do not add up to the {} rows of the tensor for {} ranks. Give one "
+                            "per rank.",
+                            splits, tensor.size(0), n_members));
   std::vector<int64_t> counts = splits;
   for (int64_t& count : counts) count = tensor.size(0) == 0 ? 0 : count * (tensor.numel() / tensor.size(0));
   return counts;

@@ -1,10 +1,13 @@
 """The caller's mistakes: exception type, words, and that every rank raises and stays in step."""
 
+import sys
+
 import error_catalogue
 import pytest
 from error_catalogue import (
     INTERNALS,
     PAGE,
+    ROOT,
     alike,
     is_stale,
     is_well_formed,
@@ -13,6 +16,9 @@ from error_catalogue import (
     provoke,
     sections,
 )
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import error_sites
 
 CASES = [
     pytest.param(section.SETUP, case, id=f"{name}: {case.title}")
@@ -46,6 +52,18 @@ def test_two_processes_get_the_errors():
         for case in section.CASES:
             if case.of_processes:
                 check_words(case, [messages[f"{name}: {case.title}"][1]])
+
+
+def test_every_place_that_makes_a_message_has_a_case_or_a_reason():
+    found = error_sites.sites()
+    provoked = error_sites.covered(found)
+    left = [site for site in found if site not in provoked]
+    assert [site for site in left if error_sites.elsewhere(site) is None] == []
+    texts = error_sites.cpp_test_texts()
+    for why, parts in error_sites.ELSEWHERE.items():
+        for part in parts:
+            assert any(site.is_meant_by(part) for site in left), part  # no case has it, and it is still there
+            assert why != error_sites.IN_CPP or any(part in text for text in texts), part
 
 
 def test_titles_differ():

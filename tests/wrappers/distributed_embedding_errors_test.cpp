@@ -66,6 +66,52 @@ TEST(DistributedEmbeddingErrorsTest, TablesWithoutInputAndForeignTablesAreErrors
     expect_error("the parameter of table t1 is not the layer's own",
                  error_of([&] { layer.start({fine, fine})->wait(tables); }));
     expect_error("got 1 inputs for 2 features", error_of([&] { layer.start({fine})->wait(layer.tables()); }));
+    DistributedEmbedding by_owner(problem.configs, problem.plans, mesh, problem.features, {.dp_input = false});
+    expect_error("got 1 inputs for 2 features. Give one for each, None where the table is elsewhere",
+                 error_of([&] { by_owner.start({fine})->wait(by_owner.tables()); }));
+    expect_error("got 1 tables, has 2", error_of([&] { layer.start({fine, fine})->wait({layer.tables()[0]}); }));
+  });
+}
+
+TEST(DistributedEmbeddingErrorsTest, PlansFeaturesAndStoragesOfOtherTablesAreErrors) {
+  EmbeddingProblem problem = round_robin_problem(2, 1);
+  run_ranks(1, [&](World& world) {
+    const MeshPtr mesh = mesh_of(world);
+    const auto error_of = [&](const auto& change, DistributedEmbedding::Options options, TableStorages storages) {
+      auto [configs, plans, features] = std::tuple(problem.configs, problem.plans, problem.features);
+      change(configs, plans, features);
+      try {
+        DistributedEmbedding(configs, plans, mesh, features, options, storages);
+      } catch (const c10::Error& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string();
+    };
+    const auto as_it_is = [](auto&, auto&, auto&) {};
+    expect_error("feature f1 is of table 2, there are 2 tables",
+                 error_of([](auto&, auto&, auto& features) { features[1].table = 2; }, {}, {}));
+    expect_error("the plan has 1 tables, the layer 2",
+                 error_of([](auto&, auto& plans, auto&) { plans.pop_back(); }, {}, {}));
+    expect_error(
+        "the plan puts table t1 on rank 7, the mesh (1) has 1 ranks",
+        error_of([](auto&, auto& plans, auto&) { plans[1].slices = SliceList({TableSlice{1, 7, {0, 50}, {0, 4}}}); },
+                 {}, {}));
+    expect_error("there are no inputs to concatenate", error_of(
+                                                           [](auto& configs, auto& plans, auto& features) {
+                                                             configs.clear();
+                                                             plans.clear();
+                                                             features.clear();
+                                                           },
+                                                           {.concatenates = true}, {}));
+    TableStorage storage;
+    storage.cache_rows = 10;
+    expect_error("storage names table 5, there are 2", error_of(as_it_is, {}, {{5, storage}}));
+    expect_error("rank 0 has two slices of the same columns of table t1, which lies in files",
+                 error_of(
+                     [](auto&, auto& plans, auto&) {
+                       plans[1].slices = SliceList({TableSlice{1, 0, {0, 20}, {0, 4}}, {1, 0, {20, 50}, {0, 4}}});
+                     },
+                     {}, {{1, storage}}));
   });
 }
 

@@ -49,9 +49,11 @@ void check_slice(const TableConfig& table, const TableSlice& slice, int64_t n_ra
                     fmt::format("[EmbeddingPlan] table \"{}\" has slice {}, but there are {} ranks. Give a rank below "
                                 "that.",
                                 table.name, box_text(slice), n_ranks));
-  TORCH_CHECK_VALUE(is_within(slice.rows, table.n_rows) && is_within(slice.columns, table.n_columns),
-                    fmt::format("[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}].", box_text(slice),
-                                table.name, table.n_rows, table.n_columns));
+  TORCH_CHECK_VALUE(
+      is_within(slice.rows, table.n_rows) && is_within(slice.columns, table.n_columns),
+      fmt::format("[EmbeddingPlan] slice {} is not within table \"{}\" of [{}, {}]. Give rows and columns that "
+                  "it has.",
+                  box_text(slice), table.name, table.n_rows, table.n_columns));
 }
 
 bool overlap(const TableSlice& a, const TableSlice& b) {
@@ -71,9 +73,11 @@ void check_tiling(const TableConfig& table, const std::vector<TableSlice>& slice
                                   table.name, slice.rank));
     std::erase_if(open, [&](const TableSlice* other) { return other->rows.end <= slice.rows.begin; });
     for (const TableSlice* other : open)
-      TORCH_CHECK_VALUE(!overlap(*other, slice),
-                        fmt::format("[EmbeddingPlan] slices {} and {} of table \"{}\" overlap.", box_text(*other),
-                                    box_text(slice), table.name));
+      TORCH_CHECK_VALUE(
+          !overlap(*other, slice),
+          fmt::format("[EmbeddingPlan] slices {} and {} of table \"{}\" overlap. Give each element to one "
+                      "rank.",
+                      box_text(*other), box_text(slice), table.name));
     if (slice.rows.length() > 0) open.push_back(&slice);
     n_elements += slice.rows.length() * slice.columns.length();
   }
@@ -105,9 +109,7 @@ std::vector<TableSlice> copy_of(const SliceList& slices) { return {slices.begin(
 }  // namespace
 
 void complete_slices(const std::vector<TableConfig>& tables, int64_t n_ranks, std::vector<TablePlan>& table_plans) {
-  TORCH_CHECK_VALUE(table_plans.size() == tables.size(),
-                    fmt::format("[EmbeddingPlan] {} tables have plans, but there are {} tables. Give one per table.",
-                                table_plans.size(), tables.size()));
+  TORCH_INTERNAL_ASSERT(table_plans.size() == tables.size(), "plans of ", table_plans.size(), " tables");
   for (size_t t = 0; t < tables.size(); ++t) {
     const TableConfig& table = tables[t];
     TablePlan& plan = table_plans[t];
@@ -116,8 +118,9 @@ void complete_slices(const std::vector<TableConfig>& tables, int64_t n_ranks, st
       for (const TableSlice& slice : plan.slices)
         TORCH_CHECK_VALUE(
             slice.rows == whole.rows && slice.columns == whole.columns,
-            fmt::format("[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of it.", table.name,
-                        box_text(slice)));
+            fmt::format("[EmbeddingPlan] table \"{}\" is replicated, but slice {} is not the whole of it. Leave its "
+                        "slices out.",
+                        table.name, box_text(slice)));
       plan.slices = SliceList::on_every_rank(whole, n_ranks);
       continue;
     }

@@ -77,7 +77,7 @@ void check_tables(const std::vector<TableConfig>& tables) {
     n_elements += table.n_elements();
     TORCH_CHECK_VALUE(n_elements <= kMaxElements,
                       fmt::format("[plan_embeddings] the tables up to \"{}\" have {} elements together. At most {} can "
-                                  "be planned.",
+                                  "be planned. Plan fewer at a time.",
                                   table.name, n_elements, kMaxElements));
   }
 }

@@ -71,12 +71,30 @@ CASES = [
         """,
         ValueError,
     ),
+    case(
+        "tables of too many elements together",
+        'sw.plan_embeddings([sw.TableConfig(name, 2**30, 2**19) for name in "abc"], 2)',
+        ValueError,
+    ),
     case("fewer plans than tables", "change(lambda plan: plan['plans'].pop())", ValueError),
     case(
         "a slice on a rank that is not there",
         "change(lambda plan: plan['plans'][0]['slices'][0].update(rank=2))",
         ValueError,
     ),
+    case(
+        "a slice beyond its table",
+        "change(lambda plan: plan['plans'][0]['slices'][1].update(columns=[4, 9]))",
+        ValueError,
+    ),
     case("two slices on one rank", "change(lambda plan: plan['plans'][0]['slices'][1].update(rank=0))", ValueError),
+    case(
+        "slices that overlap", "change(lambda plan: plan['plans'][0]['slices'][1].update(columns=[3, 8]))", ValueError
+    ),
     case("slices with a hole", "change(lambda plan: plan['plans'][0]['slices'][1].update(columns=[5, 8]))", ValueError),
+    case(
+        "a replicated table in slices",
+        "change(lambda plan: plan['plans'][0].update(treatment='replicated'))",
+        ValueError,
+    ),
 ]

@@ -67,4 +67,10 @@ CASES = [
         "model.weight = nn.Parameter(sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)]))\nmodel(torch.ones(2, 4))",
         ValueError,
     ),
+    case(
+        "DistributedDataParallel of DTensors",
+        "nn.parallel.DistributedDataParallel(sw.distribute_module(nn.Linear(4, 4), mesh))",
+        TypeError,
+        of_processes=True,
+    ),
 ]

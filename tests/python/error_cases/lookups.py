@@ -201,6 +201,11 @@ CASES = [
         """,
         NotImplementedError,
     ),
+    case(
+        "norms of rows of integers",
+        "torch.embedding_renorm_(sw.ones(10, 4, device_mesh=mesh, dtype=torch.int64), ids, 1.0, 2.0)",
+        TypeError,
+    ),
     case("a quantised table of one dim", "sw.QuantizedTable.zeros((3,), device_mesh=mesh)", ValueError),
     case(
         "a quantised table of integers",

@@ -266,6 +266,7 @@ CASES = [
         NotImplementedError,
         only_on=1,
     ),
+    case("too many indices, by the operator", "torch.ops.aten.index(d, [ids, ids, ids])", IndexError),
     case(
         "an unknown reduction of rows",
         'torch.index_reduce(d, 0, ids, sw.ones(2, 2, device_mesh=mesh), "sum")',
@@ -309,6 +310,11 @@ CASES = [
         ValueError,
     ),
     case(
+        "entries of other dims",
+        "torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(2, 0, (5, 5), sw.zeros(1, 2, device_mesh=mesh, dtype=torch.int64), sw.ones(2, device_mesh=mesh), layout=torch.sparse_coo, dtype=torch.float32, device=torch.device('cpu'))",
+        ValueError,
+    ),
+    case(
         "a sparse tensor without a size, on a rank outside the mesh",
         """
         one = sw.DeviceMesh("cpu", [0])
@@ -344,6 +350,11 @@ CASES = [
         ValueError,
     ),
     case(
+        "labels of other dims",
+        "F.nll_loss(sw.ones(2, 3, 4, 4, device_mesh=mesh), sw.zeros(2, 4, device_mesh=mesh, dtype=torch.int64))",
+        RuntimeError,
+    ),
+    case(
         "a forward-mode derivative of a backward",
         """
         import torch.autograd.forward_ad as forward_ad
@@ -353,5 +364,11 @@ CASES = [
         """,
         NotImplementedError,
         of_processes=True,
+    ),
+    case(
+        "class weights of two dims",
+        "F.nll_loss(d, sw.zeros(6, device_mesh=mesh, dtype=torch.int64), weight=d)",
+        RuntimeError,
+        in_torchs_words=True,
     ),
 ]

@@ -120,6 +120,12 @@ CASES = [
         "parallel.VocabParallelCrossEntropy(mesh=mesh)(torch.tensor(1.0), torch.tensor(0))",
         ValueError,
     ),
+    case("parts of several shapes", "parallel.mp_gather(torch.ones(3, 2 + rank), 0, mesh)", ValueError),
+    case(
+        "parts of several dtypes",
+        "parallel.mp_gather(torch.ones(3).to([torch.float32, torch.float64][rank]), 0, mesh)",
+        ValueError,
+    ),
     case("an unknown distribution of weights", 'parallel.ColumnParallelLinear(4, 6, init_type="gauss")', ValueError),
     case(
         "labels that are not this rank's",

@@ -68,6 +68,45 @@ CASES = [
         """,
     ),
     case(
+        "a whole dim that a function's notation does not have",
+        "torch.ops.mylib.third(d)",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::third", mutates_args=())
+        def third(x: torch.Tensor) -> torch.Tensor:
+            return x / 3
+
+        third.register_fake(torch.empty_like)
+        sw.register_rule("mylib::third", lambda shapes: "ij->ij", whole="z")
+        """,
+    ),
+    case(
+        "a rule for tensors of other dims",
+        "torch.ops.mylib.fourth(d[0])",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::fourth", mutates_args=())
+        def fourth(x: torch.Tensor) -> torch.Tensor:
+            return x / 4
+
+        fourth.register_fake(torch.empty_like)
+        sw.register_rule("mylib::fourth", "ij->ij")
+        """,
+    ),
+    case(
+        "a rule for more tensors",
+        "torch.ops.mylib.fifth(d)",
+        ValueError,
+        once="""
+        @torch.library.custom_op("mylib::fifth", mutates_args=())
+        def fifth(x: torch.Tensor) -> torch.Tensor:
+            return x / 5
+
+        fifth.register_fake(torch.empty_like)
+        sw.register_rule("mylib::fifth", "ij,jk->ik")
+        """,
+    ),
+    case(
         "a sharding along a dim that the tensor does not have",
         "torch.ops.mylib.sixth(d)",
         IndexError,

@@ -1,6 +1,7 @@
 // This rank's part, taken out and put in: what is written to it, and what one rank may read alone.
 #include "runtime/api/dtensor.h"
 
+#include "runtime/api/from_local.h"
 #include "runtime/api/to_local.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/local_reads.h"
@@ -151,6 +152,29 @@ TEST(StaleViewTest, OfOneRankAloneIsReadAgainAtOnce) {
     const at::Tensor view = base.as_strided({3}, {7}, 1);
     base.mul_(2);
     EXPECT_TRUE(at::equal(to_local(view), at::full({3}, 2.0)));
+  });
+}
+
+TEST(ToLocalTest, PiecesOfAnotherNumberOrDtypeAreErrors) {
+  run_ranks(2, [](World& world) {
+    const auto pieces = Placement::enumerable({{{0, 0}, {1, 2}, 0}, {{1, 0}, {1, 2}, 1}, {{2, 0}, {2, 2}, 0}});
+    const at::Tensor x = lay_out(at::ones({4, 2}), make_mesh({2}), {pieces});
+    const auto error_of = [](const auto& call) {
+      try {
+        call();
+      } catch (const c10::ValueError& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string();
+    };
+    const std::vector<at::Tensor> one{at::ones({1, 2})}, whole_numbers{at::ones({1, 2}, at::kInt)};
+    if (world.rank() == 0) {
+      expect_error("[to_local] rank 0 holds 2 pieces of", error_of([&] { to_local(x); }));
+      expect_error("[from_local] rank 0 gives 1 pieces;", error_of([&] { from_pieces(one, spec_of(x)); }));
+    } else {
+      expect_error("[from_local] piece 0 is Int, the tensor Float. Use one dtype",
+                   error_of([&] { from_pieces(whole_numbers, spec_of(x)); }));
+    }
   });
 }
 

@@ -174,12 +174,14 @@ TEST_F(StrictBackendTest, OutputsHoldGarbageUntilTheyAreWaitedFor) {
 }
 
 TEST_F(StrictBackendTest, WritesBeforeTheWaitAreNamed) {
-  expect_error("[all_gather] an input of rank ", error_of_ranks(2, [](World& world) {
-                 at::Tensor gathered = at::zeros({2}), own = at::ones({1});
-                 const auto work = backend(world)->_allgather_base(gathered, own);
-                 own.fill_(3);
-                 work->wait();
-               }));
+  const std::string error = error_of_ranks(2, [](World& world) {
+    at::Tensor gathered = at::zeros({2}), own = at::ones({1});
+    const auto work = backend(world)->_allgather_base(gathered, own);
+    own.fill_(3);
+    work->wait();
+  });
+  for (const char* part : {"[all_gather] an input of rank ", " was written to between the call and its wait(): "})
+    expect_error(part, error);
   expect_error("[all_reduce] an output of rank ", error_of_ranks(2, [](World& world) {
                  const at::Tensor tensor = at::ones({1});
                  const auto work = reduce(world, tensor);

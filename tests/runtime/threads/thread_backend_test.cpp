@@ -86,6 +86,23 @@ TEST_F(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
                  at::Tensor input = at::ones({2});
                  backend(world)->_allgather_base(output, input);
                }));
+  expect_error("[all_to_all] 3 rows do not split evenly among 2 ranks", error_of_ranks(2, [](World& world) {
+                 at::Tensor input = at::ones({3});
+                 std::vector<int64_t> even;
+                 backend(world)->alltoall_base(input, input, even, even);
+               }));
+  expect_error("splits [1, 1] do not add up to the 3 rows of the tensor for 2 ranks",
+               error_of_ranks(2, [](World& world) {
+                 at::Tensor input = at::ones({3});
+                 std::vector<int64_t> splits{1, 1};
+                 backend(world)->alltoall_base(input, input, splits, splits);
+               }));
+  expect_error("ranks that are threads cannot reduce with a pre-multiplied sum", error_of_ranks(2, [](World& world) {
+                 std::vector<at::Tensor> one{at::ones({1})};
+                 c10d::AllreduceOptions options;
+                 options.reduceOp = c10d::ReduceOp::PREMUL_SUM;
+                 backend(world)->allreduce(one, options);
+               }));
   expect_error("[send] member 0 names member 0 of 1. Name another one in [0, 1).", error_of_ranks(1, [](World& world) {
                  std::vector<at::Tensor> one{at::ones({1})};
                  backend(world)->send(one, 0, 0);
