@@ -187,4 +187,69 @@ CASES = [
         'parallel.VocabParallelCrossEntropy(reduction="max")(x, torch.zeros(3, dtype=torch.int64))',
         ValueError,
     ),
+    case(
+        "experts that are not stacked alike",
+        "parallel.parallelize_module(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 6)), mesh, parallel.ExpertParallel())",
+        ValueError,
+    ),
+    case(
+        "fewer experts than ranks",
+        "parallel.parallelize_module(nn.Linear(4, 1), mesh, parallel.ExpertParallel())",
+        ValueError,
+    ),
+    case(
+        "experts that are called otherwise",
+        "parallel.parallelize_module(nn.Linear(4, 4), mesh, parallel.ExpertParallel())(x)",
+        TypeError,
+    ),
+    case(
+        "counts that are not those of the rows",
+        "parallel.parallelize_module(nn.Bilinear(4, 4, 4), mesh, parallel.ExpertParallel())(x, torch.tensor([1, 1, 1, 1]))",
+        ValueError,
+    ),
+    case(
+        "an expert that does not exist",
+        "parallel.dispatch_tokens(x, torch.tensor([[0], [5], [1]]), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        IndexError,
+    ),
+    case(
+        "tokens for experts that are not sharded by expert",
+        "parallel.dispatch_tokens(x, torch.tensor([[0], [1], [1]]), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(1)]))",
+        ValueError,
+    ),
+    case(
+        "experts for another number of tokens",
+        "parallel.dispatch_tokens(x, torch.tensor([[0], [1]]), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "weights for other choices",
+        "parallel.dispatch_tokens(x, torch.tensor([[0], [1], [2]]), torch.ones(3), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "choices of experts that are no integers",
+        "parallel.dispatch_tokens(x, torch.ones(3, 1), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "tokens that are no matrix",
+        "parallel.dispatch_tokens(torch.ones(2, 3, 4), torch.zeros(2, 3).long(), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "tokens whose features differ between ranks",
+        "parallel.dispatch_tokens(torch.ones(2, 3 + rank), torch.zeros(2, 1).long(), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "plain tokens, and distributed experts for them",
+        "parallel.dispatch_tokens(x, sw.zeros(3, 1, dtype=torch.long, device_mesh=mesh), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))",
+        ValueError,
+    ),
+    case(
+        "rows of another number to combine",
+        "routed = parallel.dispatch_tokens(x, torch.zeros(3, 1).long(), experts=sw.zeros(3, 4, device_mesh=mesh, placements=[Shard(0)]))\nparallel.combine_tokens(torch.ones(1, 4), routed)",
+        ValueError,
+    ),
 ]
