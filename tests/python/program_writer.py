@@ -56,6 +56,7 @@ class Writer:
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
+        self.ranges_rng = random.Random(f"ranges {seed}")  # the programs of before keep their steps
         self.program = Program(self.rng.choice(MESHES), [])
         self.scope: dict = dense_scope()
         self.next_name = 0
@@ -114,8 +115,8 @@ class Writer:
         if len(self.program.mesh) == 1 and len(shape) == 2 and min(shape) > 1 and self.rng.random() < 0.1:
             return (self.boxes(shape),)
         placements = [self.placement(shape, n_ranks) for n_ranks in self.program.mesh]
-        if shape and self.rng.random() < 0.1:
-            mesh_dim = self.rng.randrange(len(placements))
+        if shape and self.ranges_rng.random() < 0.15:
+            mesh_dim = self.ranges_rng.randrange(len(placements))
             placements[mesh_dim] = self.ranges(shape, self.program.mesh[mesh_dim])
         return tuple(placements)
 
@@ -132,8 +133,8 @@ class Writer:
         return Shard(dim, sizes=[end - begin for begin, end in zip([0, *ends], [*ends, shape[dim]], strict=True)])
 
     def ranges(self, shape: tuple[int, ...], n_ranks: int) -> Placement:
-        units = [self.rng.randrange(4) for _ in range(n_ranks)]
-        return RaggedShard(range(self.rng.randint(1, len(shape))), units if any(units) else [1] * n_ranks)
+        units = [self.ranges_rng.randrange(4) for _ in range(n_ranks)]
+        return RaggedShard(range(self.ranges_rng.randint(1, len(shape))), units if any(units) else [1] * n_ranks)
 
     def boxes(self, shape: tuple[int, ...]) -> Placement:
         rows, columns = shape

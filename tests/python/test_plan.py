@@ -211,7 +211,10 @@ def test_the_command_takes(name):
     assert result.returncode == 0 and words in result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("text", ["S0[1,3,1,3]", "P", "Pmax", "Pavg", "R", "S-1"])
+SPELLED = ["RaggedShard((0,1),(2,3,0,5))", "Shard(0, sizes=[1, 3, 1, 3])", "Partial(max)"]  # as pictures print them
+
+
+@pytest.mark.parametrize("text", ["S0[1,3,1,3]", "P", "Pmax", "Pavg", "R", "S-1", *SPELLED])
 def test_placements_are_spelled(text):
     result = run("plan", "--shape", "8x8", "--mesh", "4", "--from", text, "--to", "S0")
     assert result.returncode == 0, result.stderr
@@ -221,6 +224,8 @@ def test_placements_are_spelled(text):
 MISTAKES = [
     (["--from", "S0,X"], 'argument --from: "X" is no placement'),
     (["--from", "Pmedian,R"], "median"),
+    (["--from", "RaggedShard((0,), (1, -1)), R"], "hold a negative number"),
+    (["--from", "RaggedShard(1), R"], '"RaggedShard(1)" is no placement'),
     (["--from", "S0"], "placements"),
     (["--from", "S7,R"], "Shard(7)"),
     (["--shape", "4x"], 'argument --shape: "4x" is no list of extents'),

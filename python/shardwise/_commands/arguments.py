@@ -91,8 +91,10 @@ def spelled(text: str) -> Placement | None:
         arguments = [value(node) for node in call.args]
         named = {each.arg: value(each.value) for each in call.keywords if each.arg is not None}
         return SPELLED[call.func.id](*arguments, **named)
-    except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error).partition("\n")[0]) from None
+    except TypeError:
+        return None  # other arguments than its own
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def placement(text: str) -> Placement:
