@@ -12,6 +12,17 @@
 #include <ATen/ops/empty_strided.h>
 
 namespace shardwise {
+namespace {
+
+/// `tensor` with one element of each dim that `strides` repeat.
+at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (strides[dim] == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  return tensor;
+}
+
+}  // namespace
+
 CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
     : kind_(kind), op_(op), args_(args.begin(), args.end()), output_(output) {
   while (source_arg_ < op.n_args() && !op.args[source_arg_].is_aliased) ++source_arg_;
@@ -56,7 +67,10 @@ void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
   const auto* impl = maybe_dtensor(fetched);
   TORCH_INTERNAL_ASSERT(impl->spec() == spec, "[", op_.name, "] gave ", to_string(*spec), " and now ",
                         to_string(*impl->spec()));
-  for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(impl->shards()[i]);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const c10::IntArrayRef strides = shards[i].strides();  // of an expanded view some are 0
+    without_repeats(shards[i], strides).copy_(without_repeats(impl->shards()[i], strides));
+  }
 }
 
 /// True where the view has every element of the source, once: then the source's values need not be gathered before the write.

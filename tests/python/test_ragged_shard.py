@@ -625,3 +625,18 @@ def test_lists_beside_tensors_that_are_broadcast(placement):
             assert torch.equal(torch._foreach_mul([ours], [beside])[0].full_tensor(), x * other)
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize(
+    "placement", [RaggedShard((0, 1), UNITS), EnumerableShard([ShardMetadata((0, 0), (7, 5), 2)])], ids=str
+)
+def test_an_expanded_view_sees_what_is_written_to_pieces(placement):
+    x = dense_of((7, 5))
+
+    def body(rank):
+        ours = sw.distribute_tensor(x, sw.init_device_mesh("cpu", (4,)), [placement])
+        view = ours.expand(3, -1, -1)
+        ours.mul_(2)
+        assert torch.equal(view.full_tensor(), (2 * x).expand(3, -1, -1))
+
+    run_ranks(4, body)
