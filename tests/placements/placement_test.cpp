@@ -109,5 +109,29 @@ TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumber
   }
 }
 
+TEST(PlacementTest, RaggedShardIsSpelledAndComparedByProportion) {
+  const Placement ragged = Placement::ragged({0, 1}, {4, 6, 0, 10});
+  EXPECT_EQ(to_string(ragged), "RaggedShard(dims=(0, 1), local_units=(4, 6, 0, 10))");
+  EXPECT_EQ(to_string(Placement::ragged({0}, {1})), "RaggedShard(dims=(0,), local_units=(1,))");
+  EXPECT_TRUE(ragged.is_sharded() && ragged.in_pieces() && !ragged.is_shard() && !ragged.is_partial());
+  EXPECT_EQ(ragged.n_flattened(), 2);
+  EXPECT_TRUE(ragged.pieces().empty() && ragged.sizes().empty());
+  EXPECT_EQ(ragged, Placement::ragged({0, 1}, {2, 3, 0, 5}));
+  EXPECT_EQ(ragged.hash(), Placement::ragged({0, 1}, {2, 3, 0, 5}).hash());
+  EXPECT_FALSE(ragged == Placement::ragged({0}, {2, 3, 0, 5}));
+  EXPECT_FALSE(ragged == Placement::ragged({0, 1}, {2, 3, 1, 5}));
+}
+
+TEST(PlacementTest, RaggedShardRefusesOtherDimsAndUnits) {
+  const auto message = [](Dims dims, Dims units) {
+    return message_of<c10::ValueError>([&] { Placement::ragged(dims, units); });
+  };
+  for (const Dims& dims : {Dims{}, Dims{1}, Dims{1, 0}, Dims{0, 0}, Dims{-1}})
+    expect_words(message(dims, {1, 1}), {"[RaggedShard]", "not the leading ones", "Use dims=(0,"});
+  expect_words(message({0}, {2, -1}), {"local_units=(2, -1)", "negative", "Use 0"});
+  expect_words(message({0}, {0, 0}), {"all zero"});
+  expect_words(message({0}, {}), {"empty"});
+}
+
 }  // namespace
 }  // namespace shardwise::placement_test

@@ -33,6 +33,7 @@ TEST(NamesTest, PlacementsAreSpelledAsInPython) {
   EXPECT_EQ(to_string(sw::Partial()), "Partial(sum)");
   EXPECT_EQ(to_string(sw::Partial("max")), "Partial(max)");
   EXPECT_EQ(sw::EnumerableShard({{{0, 0}, {8, 5}, 2}, {{0, 5}, {8, 4}, 0}}).pieces().size(), 2);
+  EXPECT_EQ(to_string(sw::RaggedShard({0, 1}, {2, 3, 0, 5})), "RaggedShard(dims=(0, 1), local_units=(2, 3, 0, 5))");
   expect_error("Use one of sum, avg", error_of<c10::ValueError>([] { sw::Partial("most"); }));
 }
 
@@ -85,9 +86,11 @@ TEST(DTensorTest, ThereAndBackIsDenseForEveryLayout) {
         {line, {sw::Shard(-1)}},
         {line, {sw::Partial()}},
         {line, {pieces}},
+        {line, {sw::RaggedShard({0, 1}, {2, 3, 0, 5})}},
         {line, {}},
         {grid, {sw::Shard(0), sw::Shard(0)}},
         {grid, {sw::Shard(1), sw::Partial("avg")}},
+        {grid, {sw::RaggedShard({0, 1}, {1, 2}), sw::Shard(0)}},
     };
     for (const auto& [mesh, placements] : cases) {
       const sw::DTensor tensor = sw::distribute_tensor(kDense, mesh, placements);
