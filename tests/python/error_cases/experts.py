@@ -101,4 +101,20 @@ CASES = [
         "parallel.parallelize_module(Experts(2), mesh, parallel.ExpertParallel())(tokens, torch.tensor([1, 1]))",
         ValueError,
     ),
+    case("groups of two dtypes", "F.grouped_mm(rows.bfloat16(), matrices, offs=offs)", ValueError),
+    case(
+        "weights for other choices",
+        "parallel.dispatch_tokens(tokens, expert_ids, torch.ones(99), experts=matrices)",
+        ValueError,
+    ),
+    case(
+        "choices of experts that are no integers",
+        "parallel.dispatch_tokens(tokens, expert_ids.float(), experts=matrices)",
+        ValueError,
+    ),
+    case(
+        "tokens that are no matrix",
+        "parallel.dispatch_tokens(torch.ones(2, 3, 4), torch.zeros(2, 3).long(), experts=matrices)",
+        ValueError,
+    ),
 ]

@@ -9,9 +9,6 @@ rank = mesh.get_rank()
 x = torch.ones(6, 2)
 d = sw.distribute_tensor(x, mesh, [Shard(0)])
 ids = sw.distribute_tensor(torch.tensor([0, 1]), mesh, [Replicate()])
-tokens = sw.ones(6, 4, device_mesh=mesh, placements=[Shard(0)])
-matrices = sw.ones(2, 4, 8, device_mesh=mesh, placements=[Shard(0)])
-ends = torch.tensor([2, 6], dtype=torch.int32)
 """
 CASES = [
     case("a plain tensor beside a DTensor", "d + x", ValueError),
@@ -373,55 +370,5 @@ CASES = [
         "F.nll_loss(d, sw.zeros(6, device_mesh=mesh, dtype=torch.int64), weight=d)",
         RuntimeError,
         in_torchs_words=True,
-    ),
-    case(
-        "grouped offsets of another dtype",
-        "torch._grouped_mm(tokens, matrices, offs=torch.tensor([2, 6]))",
-        ValueError,
-    ),
-    case(
-        "grouped offsets of another number",
-        "torch._grouped_mm(tokens, matrices, offs=ends[:1])",
-        ValueError,
-    ),
-    case(
-        "grouped offsets that decrease",
-        "torch._grouped_mm(tokens, matrices, offs=ends.flip(0))",
-        ValueError,
-    ),
-    case(
-        "groups without offsets",
-        "torch._grouped_mm(tokens, matrices)",
-        ValueError,
-    ),
-    case(
-        "groups of batches of another number",
-        "torch._grouped_mm(matrices.transpose(1, 2)[:1], matrices)",
-        ValueError,
-    ),
-    case(
-        "groups of two dtypes",
-        "torch._grouped_mm(tokens.bfloat16(), matrices, offs=ends)",
-        ValueError,
-    ),
-    case(
-        "groups of another inner size",
-        "torch._grouped_mm(tokens[:, :2], matrices, offs=ends)",
-        ValueError,
-    ),
-    case(
-        "groups of vectors",
-        "torch._grouped_mm(tokens[0], matrices, offs=ends)",
-        ValueError,
-    ),
-    case(
-        "a grouped product with a bias",
-        "torch._grouped_mm(tokens, matrices, offs=ends, bias=torch.ones(2, 8))",
-        NotImplementedError,
-    ),
-    case(
-        "a grouped product in another dtype",
-        "torch._grouped_mm(tokens, matrices, offs=ends, out_dtype=torch.bfloat16)",
-        ValueError,
     ),
 ]
