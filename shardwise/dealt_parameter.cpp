@@ -33,9 +33,9 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
                                 "dims alone: parallelize_module(model, mesh[\"tp\"], ...).",
                                 name, to_string(spec.placements()), to_string(mesh)));
   TORCH_CHECK_VALUE(is_beside,
-                    fmt::format("[fully_shard] {} lives on the mesh {}, which is no slice of {} beside {}. Slice both "
-                                "from one mesh: mesh[\"tp\"] and mesh[\"dp\"].",
-                                name, to_string(mesh), to_string(root), to_string(*data.mesh)));
+                    fmt::format("[fully_shard] {} lives on the mesh {}, and is to be sharded over {}, which are not slices of "
+                                "one mesh. Make them so: mesh[\"tp\"] and mesh[\"dp\"].",
+                                name, to_string(mesh), to_string(*data.mesh)));
 }
 
 /// The mesh of the data's dims and of those that the parameter is on, in the root's order.

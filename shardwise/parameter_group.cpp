@@ -166,8 +166,8 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
     const auto* const given = maybe_dtensor(sharded[i]);
     TORCH_CHECK_VALUE(given && given->spec()->layout() == known.layout() &&
                           given->spec()->mesh()->with_memory() == known.mesh()->with_memory(),
-                      fmt::format("[fully_shard] {} was {}, and is {} now. Replace it by a DTensor of the same layout, "
-                                  "or call fully_shard on the finished module.",
+                      fmt::format("[fully_shard] {} was {}, and is {} now. Put a DTensor of the same layout there, or "
+                                  "call fully_shard on the finished module.",
                                   names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor"));
   }
   return std::shared_ptr<ParameterGroup>(new ParameterGroup(names_, dealt_, sharded, data_, precision_));

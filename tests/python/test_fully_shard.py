@@ -641,7 +641,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="placed as .* already"):
             fully_shard(on_all, mesh=mesh)
         elsewhere = sw.distribute_module(nn.Linear(2, 2), grid["tp"])
-        with pytest.raises(ValueError, match="no slice of"):
+        with pytest.raises(ValueError, match="not slices of one mesh"):
             fully_shard(elsewhere, mesh=sw.init_device_mesh("cpu", (2,)))
         batch = sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
         with pytest.raises(ValueError, match="got a DTensor"):

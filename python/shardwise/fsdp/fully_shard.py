@@ -148,6 +148,6 @@ def _check_free(name: str, parameter: torch.Tensor) -> None:
             "and on the outer one last."
         )
     raise ValueError(
-        f"[fully_shard] {name} is shared with {owner}, which was fully sharded alone. Shard the modules that share it in one group: "
+        f"[fully_shard] {name} is shared with {owner}, which was fully sharded alone. Call it on all modules that share it: "
         "fully_shard([a, b])."
     )
