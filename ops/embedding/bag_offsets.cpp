@@ -1,6 +1,7 @@
 #include "ops/embedding/bag_offsets.h"
 
 #include "ops/embedding/table_lookup.h"
+#include "runtime/comm/tracing.h"
 
 #include <fmt/format.h>
 
@@ -10,6 +11,7 @@ namespace shardwise {
 namespace {
 
 void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
+  check_not_traced("embedding_bag");
   const auto* first = offsets.const_data_ptr<int64_t>();
   const auto* end = first + offsets.numel();
   if (first == end) return;
@@ -23,6 +25,7 @@ void check_numbers(const char* op, const at::Tensor& offsets, int64_t n_ids) {
 
 /// True for 0, k, 2k, ... of `n` bags of k ids that hold all `n_ids` of them. `offsets`: those, and any after them.
 bool are_even(const at::Tensor& offsets, int64_t n, int64_t n_ids) {
+  check_not_traced("embedding_bag");
   if (n == 0) return n_ids == 0;
   const auto* first = offsets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < offsets.numel(); ++i)

@@ -1,5 +1,7 @@
 #include "ops/embedding/kernel_views.h"
 
+#include "runtime/comm/tracing.h"
+
 #include <fmt/format.h>
 
 namespace shardwise {
@@ -45,14 +47,17 @@ at::Tensor with_dense_rows(const at::Tensor& rows) {
 }
 
 const int64_t* numbers_of(const at::Tensor& tensor) {
+  check_not_traced("embedding lookup");
   return tensor.defined() ? tensor.const_data_ptr<int64_t>() : nullptr;
 }
 
 kernels::Ids ids_of(const at::Tensor& ids) {
+  check_not_traced("embedding lookup");
   return {ids.const_data_ptr(), ids.scalar_type() == at::kInt, ids.numel()};
 }
 
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row, kernels::Element element) {
+  check_not_traced("embedding lookup");
   return {rows.mutable_data_ptr(), element, first_row, rows.size(0), rows.size(1), rows.stride(0)};
 }
 kernels::Rows rows_of(const at::Tensor& rows, int64_t first_row) {

@@ -28,6 +28,13 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
     try:
         return func.redispatch(_KERNELS, *args, **kwargs)
+    except ValueError as error:
+        if any(isinstance(value, torch.Tensor) and not is_distributed(value) for value in (*args, *kwargs.values())):
+            raise NotImplementedError(
+                f"[{func}] a plain tensor next to DTensors counts as a replica only where its values are known to be the "
+                f"same on all ranks, and a traced program has none. {error}"
+            ) from error
+        raise
     except RuntimeError as error:
         if any(words in str(error) for words in _NO_VALUES):
             raise NotImplementedError(
@@ -35,6 +42,10 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 "traced with torch.compiler.disable, or let torch.compile break the graph here."
             ) from error
         raise
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "__tensor_flatten__")
 
 
 def _operand(argument: Any, value: Any) -> Any:
@@ -114,7 +125,7 @@ def _register_move() -> None:
     _is_move_registered = True
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
-    @torch.library.register_fake("shardwise::move")
+    @torch.library.register_fake("shardwise::move")  # type: ignore[untyped-decorator]
     def shapes_of_move(pieces: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
         return [
             torch.empty_strided(sizes, strides, dtype=dtype, device=device)
@@ -126,7 +137,7 @@ def _register_move() -> None:
 
 def register_placements() -> None:
     """Makes placements constants of graphs: a graph is for the placements that it was made with."""
-    _C.Placement.__fx_repr__ = lambda self: (repr(self), {type(self).__name__: type(self)})
+    _C.Placement.__fx_repr__ = lambda self: (repr(self), {type(self).__name__: type(self)})  # type: ignore[attr-defined]
     for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
         members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
         register_opaque_type(kind, typ="value", members={**members, "__eq__": MemberType.USE_REAL})

@@ -188,7 +188,7 @@ class DTensor(torch.Tensor):
     # How torch's tracers see it: see docs/compile.md.
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Of tensors that are traced alone: all others are dispatched in C++."""
         return _tracing.run_traced(func, args, kwargs or {})
 

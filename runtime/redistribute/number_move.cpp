@@ -3,6 +3,7 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -21,6 +22,7 @@ namespace {
 using NumberBytes = std::array<int64_t, 2>;  // of the largest dtype, complex128
 
 NumberBytes bytes_of_number(const at::Tensor& number) {
+  check_not_traced("redistribute of a number between meshes");
   const at::Tensor value = number.resolve_conj().resolve_neg().cpu();
   NumberBytes bytes{};
   std::memcpy(bytes.data(), value.const_data_ptr(), value.itemsize());

@@ -7,6 +7,7 @@
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/view_link.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -98,8 +99,11 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
   refresh_contiguous();
-  if (are_traced(shards_)) [[unlikely]]
-    set_python_dispatch(true);
+  if (!are_traced(shards_)) [[likely]]
+    return;
+  set_python_dispatch(true);
+  if (shards_.empty())  // tracers tell tensors by their storages, and resize those
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU), c10::GetCPUAllocator(), true);
 }
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {
@@ -177,7 +181,8 @@ void DTensorImpl::share_arrival(DTensorImpl& alias) const {
 
 const c10::Storage& DTensorImpl::storage() const {
   wait();  // of a view that is stale the memory stays the same
-  return is_sparse() || shards_.empty() ? no_storage() : shards_[0].storage();
+  if (is_sparse() || shards_.empty()) return storage_ ? storage_ : no_storage();
+  return shards_[0].storage();
 }
 
 template <typename Version>
@@ -190,6 +195,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   result->entries_ = entries_;
   result->memory_id_ = memory_id_;
   result->local_kind_ = local_kind_;
+  if (storage_) result->storage_ = storage_;
   announce(at::Tensor(result));
   return result;
 }

@@ -51,16 +51,13 @@ def expect_dense(function, sizes, layouts, *, mesh=None, backend=EAGER_GRAPH, ca
 
 
 def pointwise_and_products(_):
-    rows = (
-        Shard(0, sizes=[4, 0, 1][: dist.get_world_size()] + [0] * (dist.get_world_size() - 3))
-        if dist.get_world_size() > 1
-        else Shard(0)
-    )
+    rows = Shard(0, sizes=[4, *[0] * (dist.get_world_size() - 2), 1])  # uneven; of more than two ranks some are empty
     expect_dense(lambda x: torch.sin(x) * 2 + 1, [(5, 3)], [[rows]])
     expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 6)], [[Replicate()], [Shard(1)]])
     expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 6)], [[Shard(1)], [Shard(0)]])
     expect_dense(lambda x, w, v: torch.relu(x @ w) @ v, [(5, 4), (4, 7), (7, 3)], [[rows], [Shard(1)], [Shard(0)]])
     expect_dense(lambda x, y: (x.t() + y).softmax(0), [(5, 4), (4, 5)], [[Shard(0)], [Shard(0)]])
+    expect_dense(lambda x, y: x * y[0] + y.sum(), [(1, 4), (1, 4)], [[Shard(0)], [Shard(0)]])  # one row: the other ranks are empty
 
 
 def partial_results(_):

@@ -1,0 +1,54 @@
+"""Functions of DTensors, compiled: ranks are processes, and each launch runs several parts of compile_program.py."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torchrun import expect_all_well
+
+import shardwise as sw
+from shardwise import Shard
+from shardwise.testing import run_ranks
+
+def on_ranks(check, n_ranks):
+    run_ranks(n_ranks, lambda rank: check(sw.init_device_mesh("cpu", (n_ranks,))))
+
+
+PARTS = "pointwise_and_products,partial_results,methods,recompiles,writes_and_views,breaks,outside_of_mesh"
+
+
+def test_graphs_give_what_dense_programs_give(tmp_path):
+    expect_all_well("compile_program.py", 3, PARTS, tmp_path, timeout=600)
+
+
+def test_meshes_of_two_dims(tmp_path):
+    expect_all_well("compile_program.py", 4, "two_mesh_dims", tmp_path, timeout=600)
+
+
+def test_inductor_and_training_a_tensor_parallel_layer(tmp_path):
+    expect_all_well("compile_program.py", 2, "inductor,tensor_parallel", tmp_path, timeout=900)
+
+
+def test_make_fx_traces_operators_on_dtensors():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        graph = make_fx(lambda x: (x * 2).sum())(x)
+        assert torch.ops.aten.mul.Tensor in {node.target for node in graph.graph.nodes}
+        assert graph(x).item() == 24
+
+    on_ranks(check, 1)
+
+
+def test_what_needs_values_is_refused_while_a_program_is_traced():
+    def check(mesh):
+        table = sw.distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        ids = sw.distribute_tensor(torch.tensor([1, 2]), mesh, [Shard(0)])
+        with FakeTensorMode() as mode:
+            fake_table, fake_ids = mode.from_tensor(table), mode.from_tensor(ids)
+            assert (fake_table * 2).placements == (Shard(0),)
+            with pytest.raises(NotImplementedError, match="random numbers.*has no place in a graph"):
+                torch.nn.functional.dropout(fake_table)
+            with pytest.raises(NotImplementedError, match="has no place in a graph"):
+                torch.nn.functional.embedding(fake_ids, fake_table)
+
+    on_ranks(check, 1)
