@@ -1,4 +1,9 @@
-"""torch's modules: a forward pre-hook that is registered after distribute_module runs before the ranks compare arguments, too."""
+"""torch's modules: a forward pre-hook that is registered after distribute_module runs before the ranks compare arguments, too; and what
+`module.to()` makes of a DTensor becomes its data, as of a plain tensor.
+
+torch would exchange the two objects, for DTensors can be traced. That fails where anybody else has the parameter, as groups of
+fully_shard() and layers in C++ do.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,18 @@ import functools
 from types import ModuleType
 from typing import Any
 
+from shardwise.dtensor import DTensor
 from shardwise.forward_scope import enters_last
-from shardwise.interop.replacements import replace_methods
+from shardwise.interop.replacements import replace_functions, replace_methods
 
 
 def teach(module: ModuleType) -> None:
     replace_methods(module, {"register_forward_pre_hook": _before_the_comparison})
+    replace_functions(module, {"is_traceable_wrapper_subclass": _must_be_exchanged})
+
+
+def _must_be_exchanged(original: Any, tensor: Any) -> bool:
+    return not isinstance(tensor, DTensor) and original(tensor)
 
 
 def _before_the_comparison(original: Any) -> Any:

@@ -93,9 +93,4 @@ CASES = [
         "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).redistribute(placements=[Partial('max')])",
         ValueError,
     ),
-    case(
-        "a range of a sparse tensor",
-        "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).redistribute(placements=[sw.RaggedShard((0,), (1, 1))])",
-        NotImplementedError,
-    ),
 ]
