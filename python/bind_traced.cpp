@@ -11,6 +11,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
 #include <pybind11/complex.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -30,7 +31,8 @@ struct TensorLayout {
   size_t n_pieces() const { return spec->boxes().size(); }
 
   /// The tensor of which these are this rank's pieces, aliased, without history.
-  at::Tensor wrap(const std::vector<at::Tensor>& pieces) const {
+  /// `is_traced`: where there are no pieces to tell.
+  at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
     TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] ", pieces.size(), " pieces came for ", to_string(*spec),
                       ", of which this rank has ", n_pieces(), ".");
     for (size_t i = 0; i < pieces.size(); ++i)
@@ -39,6 +41,12 @@ struct TensorLayout {
                         " is due.");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
     if (kind != LocalKind::kTensor) keep_local_kind(tensor, kind);
+    if (pieces.empty() && is_traced) {  // tracers tell tensors by their storages, and resize those
+      auto* const impl = tensor.unsafeGetTensorImpl();
+      impl->set_python_dispatch(true);
+      impl->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
+                                                c10::GetCPUAllocator(), /*resizable=*/true));
+    }
     return tensor;
   }
 
@@ -124,8 +132,9 @@ void bind_traced(py::module_& module) {
           "dtype", [](const TensorLayout& self) { return self.spec->dtype(); }, "Of the elements.")
       .def_property_readonly(
           "device", [](const TensorLayout& self) { return self.spec->mesh()->device(); }, "Where pieces are.")
-      .def("wrap", wrap_pybind_function(&TensorLayout::wrap), "The DTensor of these pieces, aliased, without history.",
-           py::arg("pieces"))
+      .def("wrap", wrap_pybind_function(&TensorLayout::wrap),
+           "The DTensor of these pieces, aliased, without history. `is_traced`: where there are no pieces to tell.",
+           py::arg("pieces"), py::arg("is_traced") = false)
       .def("take", wrap_pybind_function(&TensorLayout::take),
            "The values of a DTensor laid out so. Collective where they are not.", py::arg("tensor"))
       .def("__eq__", [](const TensorLayout& self, const TensorLayout& other) { return self == other; })

@@ -28,13 +28,6 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kwargs = {each.name: _operand(each, kwargs[each.name]) for each in arguments if each.name in kwargs}
     try:
         return func.redispatch(_KERNELS, *args, **kwargs)
-    except ValueError as error:
-        if any(isinstance(value, torch.Tensor) and not is_distributed(value) for value in (*args, *kwargs.values())):
-            raise NotImplementedError(
-                f"[{func}] a plain tensor next to DTensors counts as a replica only where its values are known to be the "
-                f"same on all ranks, and a traced program has none. {error}"
-            ) from error
-        raise
     except RuntimeError as error:
         if any(words in str(error) for words in _NO_VALUES):
             raise NotImplementedError(
@@ -42,10 +35,6 @@ def run_traced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 "traced with torch.compiler.disable, or let torch.compile break the graph here."
             ) from error
         raise
-
-
-def is_distributed(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "__tensor_flatten__")
 
 
 def _operand(argument: Any, value: Any) -> Any:
@@ -94,7 +83,8 @@ def names_of_pieces(cls: type, layout: _C.TensorLayout) -> list[str]:
 def unflatten(pieces: dict[str, torch.Tensor], layout: _C.TensorLayout) -> torch.Tensor:
     """The DTensor of these pieces: a traced one of a tracer's pieces."""
     values = [static(piece) for name, piece in pieces.items() if name != _NO_PIECE]
-    return layout.wrap(values)
+    is_traced = _NO_PIECE in pieces and torch._C._dispatch_keys(pieces[_NO_PIECE]).has(torch._C.DispatchKey.Python)
+    return layout.wrap(values, is_traced)
 
 
 def static(piece: torch.Tensor) -> torch.Tensor:

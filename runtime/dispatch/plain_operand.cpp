@@ -3,6 +3,7 @@
 #include "runtime/api/equal_values.h"
 #include "runtime/api/forward_scope.h"
 #include "runtime/api/gradients.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_gradient.h"
 
 #include <ATen/ops/count_nonzero.h>
@@ -75,6 +76,7 @@ void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const Me
   const std::string as =
       role == OperandRole::kBatch ? fmt::format(", as {}", op.handle.schema().arguments()[arg].name()) : "";
   const auto objection = objection_to_plain(plain, role, mesh, as);
+  if (objection) check_not_traced(op.name.c_str());  // outside of a graph the forward that it is in may have none
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
   TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op.name, *objection));
   if (mesh->is_member() && records(plain)) keep_gradient_plain(plain);

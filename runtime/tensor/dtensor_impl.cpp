@@ -103,7 +103,8 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
     return;
   set_python_dispatch(true);
   if (shards_.empty())  // tracers tell tensors by their storages, and resize those
-    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU), c10::GetCPUAllocator(), true);
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU),
+                            c10::GetCPUAllocator(), true);
 }
 
 void DTensorImpl::set_pending(std::shared_ptr<PendingMove> pending) {

@@ -57,7 +57,9 @@ def pointwise_and_products(_):
     expect_dense(lambda x, w: torch.relu(x @ w), [(5, 4), (4, 6)], [[Shard(1)], [Shard(0)]])
     expect_dense(lambda x, w, v: torch.relu(x @ w) @ v, [(5, 4), (4, 7), (7, 3)], [[rows], [Shard(1)], [Shard(0)]])
     expect_dense(lambda x, y: (x.t() + y).softmax(0), [(5, 4), (4, 5)], [[Shard(0)], [Shard(0)]])
-    expect_dense(lambda x, y: x * y[0] + y.sum(), [(1, 4), (1, 4)], [[Shard(0)], [Shard(0)]])  # one row: the other ranks are empty
+    expect_dense(
+        lambda x, y: x * y[0] + y.sum(), [(1, 4), (1, 4)], [[Shard(0)], [Shard(0)]]
+    )  # one row: the other ranks are empty
 
 
 def partial_results(_):

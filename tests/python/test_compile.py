@@ -10,6 +10,7 @@ import shardwise as sw
 from shardwise import Shard
 from shardwise.testing import run_ranks
 
+
 def on_ranks(check, n_ranks):
     run_ranks(n_ranks, lambda rank: check(sw.init_device_mesh("cpu", (n_ranks,))))
 

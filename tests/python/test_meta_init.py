@@ -398,7 +398,9 @@ def test_fake_tensors_are_refused():
             fake = torch.empty(4, 3)
             with pytest.raises(TypeError, match=r"a FakeTensor of shape \[4, 3\] has no layout.*on meta"):
                 sw.distribute_tensor(fake, mesh, [Shard(0)])
-            assert sw.DTensor.from_local(fake, mesh, [Shard(0)]).placements == (Shard(0),)  # as torch.compile makes them
+            assert sw.DTensor.from_local(fake, mesh, [Shard(0)]).placements == (
+                Shard(0),
+            )  # as torch.compile makes them
         assert (real + 1).sum().item() == 24
 
     on_ranks(check, 3)

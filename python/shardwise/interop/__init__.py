@@ -18,6 +18,7 @@ __all__ = ["copy_to_torchrec", "from_torch", "from_torchrec", "to_torch", "to_to
 _LESSONS = {
     "torch._dynamo": "dynamo",
     "torch._subclasses.fake_tensor": "fake_tensors",
+    "torch.fx.experimental.proxy_tensor": "proxies",
     "torch.nn.modules.module": "module_hooks",
     "torch.nn.utils": "clipping",
     "torch.nn.utils.clip_grad": "clipping",
