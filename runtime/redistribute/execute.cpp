@@ -67,8 +67,12 @@ void check(const SpecPtr& source, const SpecPtr& destination) {
       fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
                   "of the current one.",
                   to_string(*source->mesh()), to_string(*destination->mesh())));
-  TORCH_INTERNAL_ASSERT(!source->mesh()->is_meta() || destination->mesh()->is_meta(), to_string(*source),
-                        " was to get memory");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !source->mesh()->is_meta() || destination->mesh()->is_meta(),
+      fmt::format(
+          "[redistribute] Cannot copy out of meta tensor; no data! {} was to get memory. Use torch.empty_like(x, "
+          "device=...) or Module.to_empty(), and fill it.",
+          to_string(*source)));
   if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
     check_same_meshes(*source->mesh(), *destination->mesh());
 }

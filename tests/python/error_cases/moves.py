@@ -93,4 +93,9 @@ CASES = [
         "DTensor.from_local(torch.eye(2).to_sparse(), mesh, [Replicate()]).redistribute(placements=[Partial('max')])",
         ValueError,
     ),
+    case(
+        "values of a tensor without memory",
+        'sw.zeros(4, device_mesh=mesh).copy_(sw.zeros(4, device_mesh=mesh).to("meta"))',
+        NotImplementedError,
+    ),
 ]
