@@ -191,7 +191,7 @@ at::Tensor rows_by_group(const at::Tensor& rows, const Spec& matrices, const at:
   for (size_t m = 0; m < wanted.size(); ++m) {
     if (std::ranges::count(of_groups, static_cast<int64_t>(m)) > 0)
       wanted[m] = by_group[m];
-    else if (wanted[m].is_shard(0))
+    else if (wanted[m].is_shard(0) || wanted[m].in_pieces())
       wanted[m] = Placement::replicate();
   }
   return redistribute(rows, std::move(wanted));
@@ -220,9 +220,8 @@ at::Tensor rows_product(const at::Tensor& rows, const at::Tensor& matrices, cons
 /// The sum over each group's rows: [T, M] and [T, N] give [E, M, N], sharded by group as `like` is.
 at::Tensor matrices_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& offs,
                             const std::optional<at::Tensor>& like) {
-  const auto laid_out = [&](const at::Tensor& rows) {
-    return like ? rows_by_group(rows, *spec_of(*like), offs) : rows;
-  };
+  if (!like || dims_of_groups(*spec_of(*like)).empty()) return call_matrices(left, right, offs, std::nullopt);
+  const auto laid_out = [&](const at::Tensor& rows) { return rows_by_group(rows, *spec_of(*like), offs); };
   return call_matrices(laid_out(left), laid_out(right), offs, like);
 }
 
@@ -266,13 +265,19 @@ at::Tensor differentiable_matrices(const at::Tensor& self, const at::Tensor& mat
                          });
 }
 
-/// A plain tensor as a replica. Throws: c10::ValueError where there is an objection.
+/// A plain tensor as a replica, one in pieces without them. Throws: c10::ValueError where there is an objection.
 at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (!is_dtensor(tensor)) {
     const auto objection = objection_to_plain(tensor, OperandRole::kValue, mesh);
     TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", kGroupedMm, *objection));
   }
-  return replica_of(tensor, mesh);
+  const at::Tensor operand = replica_of(tensor, mesh);
+  const Spec& spec = *spec_of(operand);
+  if (!spec.layout().in_pieces()) return operand;
+  Placements placements = spec.placements().vec();
+  for (Placement& placement : placements)
+    if (placement.in_pieces()) placement = Placement::replicate();
+  return redistribute(operand, std::move(placements));
 }
 
 /// `offs` with its values on each rank. Plain ones stay so: ranks outside the mesh know them, too.
