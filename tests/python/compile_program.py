@@ -172,6 +172,25 @@ def breaks(_):
     assert set(first.unique().tolist()) == {0.0, 4.0}
 
 
+def plain_tensors(_):
+    """Within a distributed module's forward the ranks compare its arguments, in a part that runs as it is written."""
+    torch._dynamo.reset()
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x) + torch.arange(4.0))
+
+    torch.manual_seed(0)
+    dense = Shifted()
+    expected = dense(torch.ones(2, 4))
+    compiled = torch.compile(sw.distribute_module(dense, mesh_of()), backend=EAGER_GRAPH)
+    torch.testing.assert_close(compiled(torch.ones(2, 4)).full_tensor(), expected)
+
+
 def outside_of_mesh(_):
     """A rank that holds nothing compiles and calls as the others do."""
     torch._dynamo.reset()
