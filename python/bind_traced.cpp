@@ -34,11 +34,11 @@ struct TensorLayout {
   /// `is_traced`: where there are no pieces to tell.
   at::Tensor wrap(const std::vector<at::Tensor>& pieces, bool is_traced = false) const {
     TORCH_CHECK_VALUE(pieces.size() == n_pieces(), "[unflatten] ", pieces.size(), " pieces came for ", to_string(*spec),
-                      ", of which this rank has ", n_pieces(), ".");
+                      ", of which this rank has ", n_pieces(), ". Give those that __tensor_flatten__() names.");
     for (size_t i = 0; i < pieces.size(); ++i)
       TORCH_CHECK_VALUE(pieces[i].sizes() == c10::IntArrayRef(spec->boxes()[i].sizes), "[unflatten] a piece of sizes ",
                         pieces[i].sizes(), " came for ", to_string(*spec), ", where ", spec->boxes()[i].sizes,
-                        " is due.");
+                        " is due. Give those that __tensor_flatten__() names.");
     at::Tensor tensor = shardwise::wrap(spec, Shards(pieces.begin(), pieces.end()));
     if (kind != LocalKind::kTensor) keep_local_kind(tensor, kind);
     if (pieces.empty() && is_traced) {  // tracers tell tensors by their storages, and resize those

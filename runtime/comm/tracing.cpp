@@ -19,9 +19,9 @@ void check_not_traced(const char* operation) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       fmt::format(
-          "[{}] has no place in a graph: the program is traced, and its tensors have no values yet. torch.compile "
-          "breaks the graph here and runs this part as it is written, but for fullgraph=True; torch.export and "
-          "make_fx need it outside of what they trace.",
+          "[{}] has no place in a graph: the program is traced, and its tensors have no values yet. Call it outside of "
+          "what torch.export and make_fx trace. torch.compile breaks the graph here and runs this part as it is "
+          "written, but for fullgraph=True.",
           operation));
 }
 

@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 SECTIONS = [
     *("placements", "meshes", "tensors", "wrappers", "moves", "operators", "rules", "lookups", "embedding_plans"),
-    *("many_tables", "ids", "parallel_models", "fully_sharded_models", "experts", "checkpoints", "pictures", "ranks"),
+    *("many_tables", "ids", "parallel_models", "fully_sharded_models", "experts", "traced_programs", "checkpoints"),
+    *("pictures", "ranks"),
 ]
 NAMES = (
     *("DTensor", "EnumerableShard", "LocalShardsWrapper", "Partial", "RaggedShard", "Replicate", "Shard"),
@@ -47,7 +48,7 @@ from shardwise import {", ".join(NAMES)}
 PREFIX = re.compile(r"\[[\w:. ()]+\] ")
 WAY_OUT = re.compile(
     r"(?<![\w'])(Use|Give|Call|Pass|Make|Name|Leave|Move|Wrap|Take|Redistribute|Reduce|Write|Convert|Add|Keep|Lower|Plan|Place|"
-    r"Correct|Compare|Work|Draw|Flatten|Close|Specify|Start|Look|Say|Ask|Load|Rename|Register|State|Reshape|Split|Let|Begin|Make|"
+    r"Correct|Compare|Work|Draw|Flatten|Close|Specify|Start|Look|Say|Ask|Compile|Load|Rename|Register|State|Reshape|Split|Let|Begin|Make|"
     r"Combine|Detach|Put|Set|Merge|Shard the|Replace|Slice|Copy|Clip|Run|Read|Pad|replace|Weights go|Bag 0 begins|Expect|Return|Must|start\(\)|pip install|use|give|set|must|should|expected)(?![\w'])"
     r"|is none of|There are|The mesh has|the mesh is|is needed|It has|is in \[0|: to_local\(\)|each rank gives"
 )

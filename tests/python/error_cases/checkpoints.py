@@ -69,4 +69,13 @@ CASES = [
         """,
         ValueError,
     ),
+    case(
+        "several pieces of one name in a safetensors file",
+        """
+        from torch.distributed.checkpoint import HuggingFaceStorageWriter
+        ranges = sw.ones(4, 5, device_mesh=mesh, placements=[RaggedShard((0, 1), (1, 2))])
+        dcp.save({"x": ranges}, storage_writer=HuggingFaceStorageWriter(str(folder / "st")), no_dist=True)
+        """,
+        ValueError,
+    ),
 ]
