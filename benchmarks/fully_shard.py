@@ -127,7 +127,9 @@ def bound(model):
 
 def compared(options, width):
     both = sides(width)
-    ids = torch.randint(N_WORDS, (options.batch, options.length), generator=torch.Generator().manual_seed(dist.get_rank()))
+    ids = torch.randint(
+        N_WORDS, (options.batch, options.length), generator=torch.Generator().manual_seed(dist.get_rank())
+    )
     calls = {name: partial(side.step, ids) for name, side in both.items()}
     for call in calls.values():
         call()
@@ -168,7 +170,9 @@ def main():
     rows = [row for width in options.widths for row in compared(options, width)]
     if dist.get_rank() == 0:
         print(machine_line())
-        print(f"{dist.get_world_size()} ranks, {options.batch} x {options.length} ids per rank; targets: time {TARGET_TIME}, peak {TARGET_PEAK}")
+        print(
+            f"{dist.get_world_size()} ranks, {options.batch} x {options.length} ids per rank; targets: time {TARGET_TIME}, peak {TARGET_PEAK}"
+        )
         print("\n".join(aligned([HEADER, *(tuple(map(str, row)) for row in rows)])))
     dist.barrier()
     dist.destroy_process_group()

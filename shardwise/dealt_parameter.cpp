@@ -13,17 +13,14 @@
 namespace shardwise {
 namespace {
 
-bool has_name(const DeviceMesh& mesh, const std::string& name) {
-  return std::ranges::count(mesh.names(), name) > 0;
-}
+bool has_name(const DeviceMesh& mesh, const std::string& name) { return std::ranges::count(mesh.names(), name) > 0; }
 
 /// The slice of the root that `mesh` is, by names; nothing else has a place beside the data's mesh.
 void check_slice(const std::string& name, const Spec& spec, const DataMesh& data) {
   const DeviceMesh &mesh = *spec.mesh()->with_memory(), &root = *data.root;
-  const bool is_beside =
-      !mesh.names().empty() && data.mesh != data.root &&
-      std::ranges::all_of(mesh.names(), [&](const auto& each) { return has_name(root, each); }) &&
-      (mesh.names() == root.names() ? data.root : data.root->submesh(mesh.names())).get() == &mesh;
+  const bool is_beside = !mesh.names().empty() && data.mesh != data.root &&
+                         std::ranges::all_of(mesh.names(), [&](const auto& each) { return has_name(root, each); }) &&
+                         (mesh.names() == root.names() ? data.root : data.root->submesh(mesh.names())).get() == &mesh;
   const bool has_data_dims =
       spec.mesh()->with_memory() == data.mesh ||
       (is_beside && std::ranges::any_of(mesh.names(), [&](const auto& each) { return has_name(*data.mesh, each); }));
@@ -32,10 +29,11 @@ void check_slice(const std::string& name, const Spec& spec, const DataMesh& data
                                 "sharded. Leave it out, with ignored_params={{...}}, or lay it out on the other mesh "
                                 "dims alone: parallelize_module(model, mesh[\"tp\"], ...).",
                                 name, to_string(spec.placements()), to_string(mesh)));
-  TORCH_CHECK_VALUE(is_beside,
-                    fmt::format("[fully_shard] {} lives on the mesh {}, and is to be sharded over {}, which are not slices of "
-                                "one mesh. Make them so: mesh[\"tp\"] and mesh[\"dp\"].",
-                                name, to_string(mesh), to_string(*data.mesh)));
+  TORCH_CHECK_VALUE(
+      is_beside,
+      fmt::format("[fully_shard] {} lives on the mesh {}, and is to be sharded over {}, which are not slices of "
+                  "one mesh. Make them so: mesh[\"tp\"] and mesh[\"dp\"].",
+                  name, to_string(mesh), to_string(*data.mesh)));
 }
 
 /// The mesh of the data's dims and of those that the parameter is on, in the root's order.

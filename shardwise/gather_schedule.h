@@ -20,8 +20,8 @@ using ParameterGroupPtr = std::shared_ptr<ParameterGroup>;
 struct GroupSchedule {
   bool reshards_after_forward = true;
   bool reshards_after_backward = true;
-  bool reduces = true;          // else gradients are added up, whole, on each rank
-  bool fills_unused = false;    // parameters without a gradient are reduced as zeros
+  bool reduces = true;        // else gradients are added up, whole, on each rank
+  bool fills_unused = false;  // parameters without a gradient are reduced as zeros
   bool gathers_in_backward = true;
   /// What is gathered ahead; the default where they are empty.
   std::vector<std::weak_ptr<ParameterGroup>> ahead_in_forward, ahead_in_backward;
@@ -72,7 +72,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void end_backward();
 
   std::vector<Member> members_;
-  size_t n_open_ = 0;  // forwards of groups, one within another
+  size_t n_open_ = 0;                                      // forwards of groups, one within another
   std::vector<ParameterGroup*> entered_, entered_before_;  // in this forward of the outermost module, and in the last
   std::vector<ParameterGroup*> left_;                      // since the last backward
   ParameterGroupPtr reducing_;

@@ -111,8 +111,8 @@ class ParameterGroup::Reduction {
       for (const size_t i : which_) {
         const DealtParameter& dealt = group.dealt_[i];
         messages_.send(ranks.ranks[member], dealt.part(gradients_[i], member));
-        arrivals_.push_back(messages_.receive_apart(ranks.ranks[member], dealt.part_sizes(ranks.index),
-                                                    gradients_[i].scalar_type()));
+        arrivals_.push_back(
+            messages_.receive_apart(ranks.ranks[member], dealt.part_sizes(ranks.index), gradients_[i].scalar_type()));
       }
     }
     const CommScope scope("fully_shard", CommScope::Cause::kProgram);
@@ -194,8 +194,8 @@ void ParameterGroup::make_memory() {
   std::vector<size_t> offsets;
   for (size_t i = 0; i < dealt_.size(); ++i) {
     offsets.push_back(n_bytes_);
-    n_bytes_ += aligned(c10::multiply_integers(dealt_[i].sizes()) *
-                        c10::elementSize(computed_as(sharded_[i], precision_)));
+    n_bytes_ +=
+        aligned(c10::multiply_integers(dealt_[i].sizes()) * c10::elementSize(computed_as(sharded_[i], precision_)));
   }
   const c10::Device device = maybe_dtensor(sharded_[0])->shards()[0].device();
   memory_ = at::empty({static_cast<int64_t>(n_bytes_)}, at::TensorOptions(at::kByte).device(device)).storage();

@@ -124,14 +124,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::shared_ptr<Arrivals> arrivals_;
 
   State state_ = State::kSharded;
-  bool is_in_place_ = false;   // the whole parameters are
-  uint64_t n_writes_ = 0;      // when it was gathered last
+  bool is_in_place_ = false;  // the whole parameters are
+  uint64_t n_writes_ = 0;     // when it was gathered last
   std::unique_ptr<PackedMessages> messages_;
 
   std::vector<at::Tensor> accumulated_;  // whole gradients by parameter; undefined where there is none
   std::unique_ptr<Reduction> reduction_;
-  at::Tensor unreplicated_;              // reduced among the sharding ranks, not yet among replicas: all parameters in a row
-  std::vector<bool> is_unreplicated_;    // by parameter
+  at::Tensor unreplicated_;  // reduced among the sharding ranks, not yet among replicas: all parameters in a row
+  std::vector<bool> is_unreplicated_;  // by parameter
   std::optional<double> divide_factor_;
   bool all_reduces_ = true;
 };

@@ -60,7 +60,7 @@ class PackedMessages {
 
   c10::Device device_;
   bool may_change_;
-  std::map<int64_t, std::vector<at::Tensor>> sends_;   // by rank
+  std::map<int64_t, std::vector<at::Tensor>> sends_;       // by rank
   std::map<int64_t, std::vector<IncomingPart>> receives_;  // by rank
   std::vector<at::Tensor> apart_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (slot, place)

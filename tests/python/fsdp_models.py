@@ -62,7 +62,9 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.roll(1, -1).flatten())
 
 
-def trained_whole(model: nn.Module, n_steps: int = 3, optimizer: Any = torch.optim.AdamW) -> tuple[nn.Module, list[float]]:
+def trained_whole(
+    model: nn.Module, n_steps: int = 3, optimizer: Any = torch.optim.AdamW
+) -> tuple[nn.Module, list[float]]:
     """A copy, trained on the whole batch, and its losses."""
     model = copy.deepcopy(model)
     optimizer = optimizer(model.parameters(), lr=0.05)
@@ -96,6 +98,10 @@ def expect_same(model: nn.Module, dense: nn.Module, **tolerance: float) -> None:
     tolerance = tolerance or {"rtol": 1e-4, "atol": 1e-5}
     for (name, parameter), (_, expected) in zip(model.named_parameters(), dense.named_parameters(), strict=True):
         assert (parameter.grad is None) == (expected.grad is None), name
-        torch.testing.assert_close(full(parameter.detach()), expected.detach(), msg=lambda t, n=name: f"{n}: {t}", **tolerance)
+        torch.testing.assert_close(
+            full(parameter.detach()), expected.detach(), msg=lambda t, n=name: f"{n}: {t}", **tolerance
+        )
         if expected.grad is not None:
-            torch.testing.assert_close(full(parameter.grad), expected.grad, msg=lambda t, n=name: f"{n}.grad: {t}", **tolerance)
+            torch.testing.assert_close(
+                full(parameter.grad), expected.grad, msg=lambda t, n=name: f"{n}.grad: {t}", **tolerance
+            )

@@ -236,9 +236,15 @@ def torch_data_parallel(folder):
     columns = partial(parallelize_module, device_mesh=grid["tp"], parallelize_plan={"0": ColwiseParallel()})
     data = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
     refused |= {
-        "Use shardwise.fully_shard, which does": lambda: fully_shard(columns(nn.Sequential(nn.Linear(4, 4))), mesh=data),
-        "torch's fully_shard does not shard it further": lambda: replicate(columns(nn.Sequential(nn.Linear(4, 4))), mesh=data),
-        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(columns(nn.Sequential(nn.Linear(4, 4)))),
+        "Use shardwise.fully_shard, which does": lambda: fully_shard(
+            columns(nn.Sequential(nn.Linear(4, 4))), mesh=data
+        ),
+        "torch's fully_shard does not shard it further": lambda: replicate(
+            columns(nn.Sequential(nn.Linear(4, 4))), mesh=data
+        ),
+        "Use shardwise.fully_shard(model, mesh=...)": lambda: DistributedDataParallel(
+            columns(nn.Sequential(nn.Linear(4, 4)))
+        ),
     }
     for words, call in refused.items():
         try:

@@ -1,12 +1,22 @@
 """fully_shard: the same losses, gradients and parameters as the whole model on the whole batch."""
 
 import copy
-import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
-from fsdp_models import IDS, Block, Model, Tied, expect_same, full, loss_of, rows_of, seeded, shard_blocks, trained_whole
+from fsdp_models import (
+    IDS,
+    Block,
+    Model,
+    Tied,
+    expect_same,
+    full,
+    loss_of,
+    rows_of,
+    seeded,
+    shard_blocks,
+    trained_whole,
+)
 from torch import nn
 
 import shardwise as sw
@@ -49,7 +59,9 @@ def expect_trains_as_whole(make, shard, n_ranks=4, **sizes):
     run_ranks(n_ranks, body)
 
 
-@pytest.mark.parametrize("sizes", [{"width": 8, "hidden": 16}, {}, {"width": 3, "hidden": 2}], ids=["even", "uneven", "tiny"])
+@pytest.mark.parametrize(
+    "sizes", [{"width": 8, "hidden": 16}, {}, {"width": 3, "hidden": 2}], ids=["even", "uneven", "tiny"]
+)
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
 def test_trains_as_the_whole_model(n_ranks, sizes):
     expect_trains_as_whole(Model, shard_blocks, n_ranks, **sizes)
@@ -130,7 +142,10 @@ def test_bytes_are_at_the_bound():
             loss.backward()
         assert dict(forward.get_comm_counts()) == {"all_gather": 4}  # one per group
         assert dict(backward.get_comm_counts()) == {"all_gather": 3, "reduce_scatter": 4}  # the outermost stays
-        own = [sum(each.to_local().numel() * 4 for each in of.parameters() if each.dim() > 0) for of in (model, model.blocks)]
+        own = [
+            sum(each.to_local().numel() * 4 for each in of.parameters() if each.dim() > 0)
+            for of in (model, model.blocks)
+        ]
         assert forward.bytes_received() == n_bytes - own[0]
         assert backward.bytes_received() == inner - own[1] + 3 * own[0] + 3 * 4 * n_scalars
 
@@ -207,14 +222,18 @@ def test_half_precision():
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         model = shard_blocks(copy.deepcopy(given), mesh, mp_policy=policy)
         seen = []
-        model.blocks[1].up.register_forward_hook(lambda module, args, output: seen.append((args[0].dtype, module.weight.dtype, output.dtype)))
+        model.blocks[1].up.register_forward_hook(
+            lambda module, args, output: seen.append((args[0].dtype, module.weight.dtype, output.dtype))
+        )
         losses = train(model, mesh, mesh.get_rank(), 4, 2)
         assert set(seen) == {(torch.bfloat16,) * 3}
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=2e-2, atol=2e-2)
         for (_, parameter), (_, whole) in zip(model.named_parameters(), dense.named_parameters(), strict=True):
             assert parameter.dtype == parameter.grad.dtype == torch.float32
             torch.testing.assert_close(full(parameter.grad), whole.grad, rtol=0.2, atol=2e-2)
-        output = fully_shard(nn.Linear(4, 4), mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32))
+        output = fully_shard(
+            nn.Linear(4, 4), mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32)
+        )
         assert output(torch.ones(2, 4)).dtype == torch.float32
         with sw.CommDebugMode() as comm:  # halves travel, and are added in float32
             model.zero_grad()
@@ -463,7 +482,8 @@ def test_values_loaded_and_clipped():
             state = model.state_dict()
             assert all(isinstance(each, sw.DTensor) for each in state.values())
             loaded = {
-                key: sw.distribute_tensor(value, mesh, state[key].placements) for key, value in other.state_dict().items()
+                key: sw.distribute_tensor(value, mesh, state[key].placements)
+                for key, value in other.state_dict().items()
             }
             model.load_state_dict(loaded, assign=assign)
             loss_of(model, rows_of(IDS[0], mesh.get_rank(), 4)).backward()
@@ -508,7 +528,10 @@ def test_meta_parameters_get_values_later():
             model(IDS[0])
         model.to_empty(device="cpu")
         model.load_state_dict(
-            {key: sw.distribute_tensor(value, mesh, model.get_parameter(key).placements) for key, value in given.state_dict().items()}
+            {
+                key: sw.distribute_tensor(value, mesh, model.get_parameter(key).placements)
+                for key, value in given.state_dict().items()
+            }
         )
         torch.testing.assert_close(model(IDS[0]), given(IDS[0]))
 
@@ -613,13 +636,25 @@ def test_what_is_refused():
         cases = [
             (lambda: fully_shard(model, mesh=mesh), ValueError, "fully sharded already"),
             (lambda: fully_shard(nn.ReLU(), mesh=mesh), ValueError, "no parameters to shard"),
-            (lambda: fully_shard(model_of_ignored, mesh=mesh, ignored_params=set(model_of_ignored.parameters())), ValueError, "no parameters to shard"),
+            (
+                lambda: fully_shard(model_of_ignored, mesh=mesh, ignored_params=set(model_of_ignored.parameters())),
+                ValueError,
+                "no parameters to shard",
+            ),
             (lambda: fully_shard(nn.Linear(2, 2), mesh=cube), ValueError, "has 3 dims"),
             (lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh), ValueError, "has no forward"),
             (lambda: fully_shard("model", mesh=mesh), TypeError, "no nn.Module"),
             (lambda: fully_shard([], mesh=mesh), ValueError, "has no modules"),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2), NotImplementedError, "smaller mesh"),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16), TypeError, "MixedPrecisionPolicy"),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2),
+                NotImplementedError,
+                "smaller mesh",
+            ),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16),
+                TypeError,
+                "MixedPrecisionPolicy",
+            ),
             (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3), TypeError, "OffloadPolicy"),
             (lambda: model.set_modules_to_forward_prefetch([nn.ReLU()]), ValueError, "not fully sharded"),
             (lambda: model.set_reshard_after_forward(2), ValueError, "is no bool"),

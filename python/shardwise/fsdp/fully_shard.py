@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -65,7 +65,9 @@ def fully_shard(
                 "the modules in it."
             )
         if unit_of(each) is not None:
-            raise ValueError(f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module.")
+            raise ValueError(
+                f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module."
+            )
     found = _parameters(modules, ignored_params or set())
     inner = list(_inner_units(modules))
     if not found and not inner:
@@ -77,18 +79,20 @@ def fully_shard(
         modules, [name for name, _ in found], [places for _, places in found], mesh, mp_policy or MixedPrecisionPolicy(),
         reshard_after_forward,
     )  # fmt: skip
-    for each in inner:
-        unit.contain(each)
+    for contained in inner:
+        unit.contain(contained)
     for each in modules:
         become_fsdp_module(each)
     return module
 
 
 def _modules(module: object) -> list[nn.Module]:
-    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    modules: list[Any] = list(module) if isinstance(module, (list, tuple)) else [module]
     for each in modules:
         if not isinstance(each, nn.Module):
-            raise TypeError(f"[fully_shard] {type(each).__name__} is no nn.Module. Give a module, or a list of modules.")
+            raise TypeError(
+                f"[fully_shard] {type(each).__name__} is no nn.Module. Give a module, or a list of modules."
+            )
     if not modules:
         raise ValueError("[fully_shard] the list has no modules. Give at least one.")
     return modules
@@ -105,7 +109,9 @@ def _check_policies(reshards: object, mp_policy: object, offload_policy: object)
         raise TypeError(f"[fully_shard] mp_policy is of type {type(mp_policy).__name__}. Give a MixedPrecisionPolicy.")
     if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
         if type(offload_policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
-            raise TypeError(f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy.")
+            raise TypeError(
+                f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy."
+            )
 
 
 def _inner_units(modules: Sequence[nn.Module]) -> Iterator[Unit]:

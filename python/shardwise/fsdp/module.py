@@ -4,7 +4,6 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, cast
 
-import torch
 from torch import nn
 
 from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of
@@ -47,7 +46,7 @@ class FSDPModule:
         """A module of the class that this one was: containers make parts of themselves by calling their class."""
         original = cls.__mro__[2]
         self = original.__new__(original, *args, **kwargs)
-        self.__init__(*args, **kwargs)  # type: ignore[misc]
+        self.__init__(*args, **kwargs)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -156,7 +155,9 @@ def become_fsdp_module(module: nn.Module) -> None:
     """Its class gets FSDPModule before it."""
     original = module.__class__
     if original not in _classes:
-        _classes[original] = type(f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__})
+        _classes[original] = type(
+            f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__}
+        )
     module.__class__ = _classes[original]
 
 

@@ -90,7 +90,7 @@ class Unit:
     def _listen(self) -> None:
         """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
         self.leaves = [nn.Parameter(each, requires_grad=each.requires_grad) for each in self.group.leaves]
-        self.group.leaves = self.leaves
+        self.group.leaves = list(self.leaves)
         exchange = weakref.WeakMethod(self._exchange)
 
         def told(is_gathered: bool) -> None:

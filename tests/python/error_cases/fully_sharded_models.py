@@ -49,7 +49,11 @@ CASES = [
         'sw.fully_shard(layer, mesh=grid["rep"])',
         ValueError,
     ),
-    case("resharding to a smaller mesh", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2)", NotImplementedError),
+    case(
+        "resharding to a smaller mesh",
+        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2)",
+        NotImplementedError,
+    ),
     case("a policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16)", TypeError),
     case("an offload policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3)", TypeError),
     case("resharding that is no bool", "model.set_reshard_after_forward(2)", ValueError),
