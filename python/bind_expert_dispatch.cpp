@@ -45,7 +45,11 @@ constexpr const char* kCombine =
     "Sums of narrow\n"
     "floats are taken in float32. Differentiable. Collective over the mesh: one message per pair of ranks. Raises "
     "ValueError for rows of\n"
-    "another number.";
+    "another number.\n\n"
+    ">>> weight = sw.rand(4, 2, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
+    ">>> routed = sw.parallel.dispatch_tokens(torch.ones(1, 2), torch.tensor([[0, 3]]), experts=weight)\n"
+    ">>> sw.parallel.combine_tokens(routed.rows, routed)  # once for each expert\n"
+    "tensor([[2., 2.]])";
 
 constexpr const char* kRouted =
     "What dispatch_tokens() gives, as DTensors on the mesh of the experts.\n\n"

@@ -21,7 +21,11 @@ def dense(tokens, ids, weights, matrices):
     rows = tokens[order // n_choices]
     parts = [rows[begin:end] @ m for m, begin, end in zip(matrices, [0, *ends.tolist()], ends.tolist(), strict=False)]
     outputs = torch.cat(parts).tanh() * weights.flatten()[order, None].to(tokens.dtype)
-    return rows, ends, torch.zeros(len(tokens), outputs.shape[1], dtype=tokens.dtype).index_add(0, order // n_choices, outputs)
+    return (
+        rows,
+        ends,
+        torch.zeros(len(tokens), outputs.shape[1], dtype=tokens.dtype).index_add(0, order // n_choices, outputs),
+    )
 
 
 def problem(n_tokens, n_experts, n_choices, hot, dtype):
@@ -95,7 +99,9 @@ def test_a_token_is_sent_once_to_each_rank_that_wants_it():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         experts = sw.zeros(4, 8, 3, device_mesh=mesh, placements=[Shard(0)])
-        ids = torch.tensor([[0, 1], [2, 3], [1, 2]])  # two of each rank's tokens go to both ranks' experts or to the other's
+        ids = torch.tensor(
+            [[0, 1], [2, 3], [1, 2]]
+        )  # two of each rank's tokens go to both ranks' experts or to the other's
         with sw.CommDebugMode() as comm:
             routed = dispatch_tokens(torch.ones(3, 8), ids, experts=experts)
         token, slot = 8 * 4, 4

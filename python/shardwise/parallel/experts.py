@@ -94,31 +94,29 @@ class ExpertParallel(ParallelStyle):
 
 def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | None) -> None:
     """Raises ValueError where parameters are not stacked by expert, or ranks would have none."""
-    parameters = [(name, layer, key) for name, layer in module.named_modules() for key in layer._parameters]
-    shapes = {
-        f"{name}.{key}" if name else key: tuple(layer._parameters[key].shape)  # type: ignore[union-attr]
-        for name, layer, key in parameters
-        if layer._parameters[key] is not None
-    }
-    n_experts = {shape[0] if shape else None for shape in shapes.values()}
-    if len(n_experts) != 1 or None in n_experts:
+    parameters = [
+        (f"{name}.{key}" if name else key, layer, key, parameter)
+        for name, layer in module.named_modules()
+        for key, parameter in layer.named_parameters(recurse=False)
+    ]
+    shapes = {path: tuple(parameter.shape) for path, _, _, parameter in parameters}
+    counts = {shape[0] if shape else 0 for shape in shapes.values()}
+    n, n_ranks = max(counts, default=0), mesh.size()
+    if len(counts) != 1 or n == 0:
         raise ValueError(
             f"[ExpertParallel] {type(module).__name__} has the parameters {shapes or 'none'}: each must be stacked by expert, with "
             "as many experts in its dim 0 as the others. Name the module that has the experts' parameters alone, and stack those of "
             "experts that are modules of their own."
         )
-    n, n_ranks = n_experts.pop(), mesh.size()
     if n < n_ranks:
         raise ValueError(
             f"[ExpertParallel] {type(module).__name__} has {n} experts for the {n_ranks} ranks of {mesh}: some would have none. Use a "
             f"mesh dim of at most {n} ranks, and the other ranks for data."
         )
     placement = Shard(0, sizes=[n // n_ranks + (rank < n % n_ranks) for rank in range(n_ranks)])
-    for _, layer, key in parameters:
-        parameter = layer._parameters[key]
-        if parameter is not None:
-            sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=src_data_rank)
-            layer.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    for _, layer, key, parameter in parameters:
+        sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=src_data_rank)
+        layer.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
 
 
 def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -147,12 +145,11 @@ class _Call(NamedTuple):
     def begin(
         layer: nn.Module, attribute: str, tokens: torch.Tensor, of_tokens: list[torch.Tensor], gives_plain: bool
     ) -> "_Call":
-        held = [
-            (part, key, parameter)
-            for part in layer.modules()
-            for key, parameter in part._parameters.items()
-            if isinstance(parameter, DTensor)
-        ]
+        held: list[tuple[nn.Module, str, DTensor]] = []
+        for part in layer.modules():
+            for key, parameter in part._parameters.items():
+                if isinstance(parameter, DTensor):
+                    held.append((part, key, parameter))
         experts = held[0][2]
         is_by_counts = len(of_tokens) == 1
         if is_by_counts:
@@ -168,12 +165,13 @@ class _Call(NamedTuple):
         if is_by_counts:
             inputs: tuple[torch.Tensor, ...] = (rows, own.bincount(minlength=n_own))
         else:
+            assert routed.weights is not None  # they were given
             weights = routed.weights.to_local()
             inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
         counts = getattr(layer, attribute, None) == len(experts)
         counter = (attribute, len(experts)) if counts else None
-        for part, key, parameter in held:
-            part._parameters[key] = parameter.to_local()  # type: ignore[assignment]
+        for part, key, expert in held:
+            part._parameters[key] = expert.to_local()  # type: ignore[assignment]
         if counts:
             setattr(layer, attribute, n_own)
         return _Call(routed, inputs, held, counter, is_stand_in, gives_plain)
