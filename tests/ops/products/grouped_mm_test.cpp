@@ -17,7 +17,8 @@ const DenseOptions kFloats{.dtype = at::kFloat, .is_exact = false, .max_combinat
 TEST(GroupedMmTest, RowsOfEachGroupAreMultipliedByItsMatrix) {
   for (const auto& offs : std::vector<std::vector<int64_t>>{{2, 2, 7, 7, 10}, {0, 0, 0, 0, 10}, {10, 10, 10, 10, 10}})
     expect_same_as_dense(
-        "rows", [&](const Tensors& t) { return at::_grouped_mm(t[0], t[1], ends(offs)); }, {{10, 4}, {5, 4, 8}}, kFloats);
+        "rows", [&](const Tensors& t) { return at::_grouped_mm(t[0], t[1], ends(offs)); }, {{10, 4}, {5, 4, 8}},
+        kFloats);
   expect_same_as_dense(
       "no rows", [](const Tensors& t) { return at::_grouped_mm(t[0], t[1], ends({0, 0, 0})); }, {{0, 4}, {3, 4, 8}},
       kFloats);
@@ -73,7 +74,8 @@ TEST(GroupedMmTest, SaysWhatDoesNotFit) {
   expect_error("Have to provide offsets", error_of(rows, matrices, std::nullopt));
   expect_error("contraction dimension", error_of(at::ones({8, 8}), matrices, ends({1, 2, 3})));
   expect_error("of one dtype", error_of(rows.to(at::kBFloat16), matrices, ends({1, 2, 3})));
-  expect_error("Float32, BFloat16 or Float16", error_of(rows.to(at::kDouble), matrices.to(at::kDouble), ends({1, 2, 3})));
+  expect_error("Float32, BFloat16 or Float16",
+               error_of(rows.to(at::kDouble), matrices.to(at::kDouble), ends({1, 2, 3})));
 }
 
 }  // namespace
