@@ -874,6 +874,7 @@ def mp_scatter(
 def mp_gather(
     input: torch.Tensor, dim: int = -1, mesh: _Mesh | None = None, mesh_dim: int | str = 0
 ) -> torch.Tensor: ...
+
 class RoutedTokens:
     @property
     def rows(self) -> DTensor: ...

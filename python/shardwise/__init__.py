@@ -16,7 +16,18 @@ import torch
 from shardwise import _torch_check  # noqa: F401  first: it names a torch that does not fit
 
 # isort: split
-from shardwise import _C, _build_facts, debug, device_mesh, experimental, fsdp, optim, parallel, placement_types, testing
+from shardwise import (
+    _C,
+    _build_facts,
+    debug,
+    device_mesh,
+    experimental,
+    fsdp,
+    optim,
+    parallel,
+    placement_types,
+    testing,
+)
 from shardwise._C import (
     EmbeddingPlan,
     EnumerableShard,

@@ -25,7 +25,7 @@ CASES = [
     ),
     case(
         "a move in a graph of whole DTensors",
-        "make_fx(lambda x: x.redistribute(placements=[Shard(1)]))(x)",
+        'make_fx(lambda x: x.redistribute(placements=[Shard(1)]), tracing_mode="fake")(x)',
         NotImplementedError,
         of_processes=True,
     ),
