@@ -223,6 +223,7 @@ void ForwardScope::leave(int64_t module) {
 bool ForwardScope::is_open() { return running() != nullptr; }
 
 std::string ForwardScope::objection(const MeshPtr& mesh) {
+  check_not_traced("a plain tensor next to DTensors");
   Forward& forward = *current();
   std::string given_out = forward.given_out(mesh);
   return given_out.empty() ? forward.difference(mesh) : std::move(given_out);

@@ -191,16 +191,5 @@ def plain_tensors(_):
     torch.testing.assert_close(compiled(torch.ones(2, 4)).full_tensor(), expected)
 
 
-def outside_of_mesh(_):
-    """A rank that holds nothing compiles and calls as the others do."""
-    torch._dynamo.reset()
-    mesh = sw.DeviceMesh("cpu", [0])
-    x = sw.distribute_tensor(random(5, 4), mesh, [Shard(0)])
-    result = torch.compile(lambda x: torch.sin(x) * 2, backend=EAGER_GRAPH, fullgraph=True)(x)
-    assert result.shape == (5, 4)
-    if dist.get_rank() == 0:
-        torch.testing.assert_close(result.to_local(), torch.sin(random(5, 4)) * 2)
-
-
 if __name__ == "__main__":
     run_parts({name: part for name, part in globals().items() if callable(part)})

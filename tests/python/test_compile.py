@@ -15,9 +15,7 @@ def on_ranks(check, n_ranks):
     run_ranks(n_ranks, lambda rank: check(sw.init_device_mesh("cpu", (n_ranks,))))
 
 
-PARTS = (
-    "pointwise_and_products,partial_results,methods,recompiles,writes_and_views,breaks,plain_tensors,outside_of_mesh"
-)
+PARTS = "pointwise_and_products,partial_results,methods,recompiles,writes_and_views,breaks,plain_tensors"
 
 
 def test_graphs_give_what_dense_programs_give(tmp_path):
