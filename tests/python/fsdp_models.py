@@ -36,10 +36,8 @@ class Model(nn.Module):
     def forward(self, ids):
         x = self.words(ids)
         for block in self.blocks:
-            if self.checkpointed:
-                x = checkpoint(block, x, use_reentrant=self.checkpointed == "reentrant")
-            else:
-                x = block(x)
+            reentrant = self.checkpointed == "reentrant"
+            x = checkpoint(block, x, use_reentrant=reentrant) if self.checkpointed else block(x)
         return self.head(self.norm(x))
 
 

@@ -107,11 +107,11 @@ def _check_policies(reshards: object, mp_policy: object, offload_policy: object)
     names = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
     if mp_policy is not None and not all(hasattr(mp_policy, name) for name in names):
         raise TypeError(f"[fully_shard] mp_policy is of type {type(mp_policy).__name__}. Give a MixedPrecisionPolicy.")
-    if offload_policy is not None and not isinstance(offload_policy, OffloadPolicy):
-        if type(offload_policy).__name__ not in ("OffloadPolicy", "CPUOffloadPolicy"):
-            raise TypeError(
-                f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy."
-            )
+    known = ("NoneType", "OffloadPolicy", "CPUOffloadPolicy")  # torch's, too
+    if not isinstance(offload_policy, OffloadPolicy) and type(offload_policy).__name__ not in known:
+        raise TypeError(
+            f"[fully_shard] offload_policy is of type {type(offload_policy).__name__}. Give an OffloadPolicy."
+        )
 
 
 def _inner_units(modules: Sequence[nn.Module]) -> Iterator[Unit]:

@@ -55,8 +55,8 @@ def _replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> A
         changed = {name: _replaced(getattr(value, name), function) for name in fields}
         if all(changed[name] is getattr(value, name) for name in fields):
             return value
-        result = copy.copy(value)
+        rebuilt: Any = copy.copy(value)
         for name, item in changed.items():
-            object.__setattr__(result, name, item)
-        return result
+            object.__setattr__(rebuilt, name, item)
+        return rebuilt
     return value
