@@ -127,7 +127,8 @@ Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::
                           const MaybeTensor& bias, std::array<bool, 3> mask) {
   static const ByRule by_rule("aten::native_layer_norm_backward");
   if (!is_shared(input, normalized, weight, bias))
-    return by_rule.tensors<3>(reduced_for_several(grad, input, mask), input, normalized, mean, rstd, weight, bias, mask);
+    return by_rule.tensors<3>(reduced_for_several(grad, input, mask), input, normalized, mean, rstd, weight, bias,
+                              mask);
   const Rows rows(input, normalized);
   const at::Tensor grads = widened(reduced(grad)), scale = widened(rstd);
   const at::Tensor unit = (widened(reduced(input)) - widened(mean)) * scale;

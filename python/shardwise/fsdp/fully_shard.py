@@ -129,7 +129,7 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
     left_out = {id(parameter) for parameter in ignored}
     found: dict[int, tuple[str, Places]] = {}
     for module in modules:
-        for path, submodule in module.named_modules():
+        for submodule in module.modules():
             if getattr(submodule, "reduces_gradients", False):  # and shards its parameters: DistributedEmbedding
                 left_out.update(id(parameter) for parameter in submodule.parameters())
     for module in modules:

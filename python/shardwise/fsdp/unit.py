@@ -203,7 +203,7 @@ def _keep(place: Places, parameter: torch.Tensor) -> None:
 
 def dealt_by(parameter: torch.Tensor) -> str | None:
     """The name of the module with which `parameter` was dealt, while other modules keep the whole of it."""
-    return _dealt.get(parameter)  # type: ignore[no-any-return]
+    return _dealt.get(parameter)
 
 
 # Functions of this module, and not methods of units: a module has its own unit.
