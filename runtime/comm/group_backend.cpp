@@ -31,6 +31,7 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op,
 }
 
 c10::DeviceType numbers_device(const Group& group) {
+  if (group.size() == 1) return c10::kCPU;
   c10d::ProcessGroup& process_group = open_group(group, "group");
   const auto devices = process_group.getDeviceTypes();
   return devices.empty() || has_backend_for(process_group, c10::kCPU) ? c10::kCPU : devices[0].type();
@@ -74,6 +75,7 @@ struct Gathering {
 }  // namespace
 
 at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted) {
+  if (group.size() == 1) return numbers.unsqueeze(0).cpu();
   Gathering gathering(group, numbers);
   const auto n_bytes = static_cast<int64_t>(numbers.nbytes()) * (group.size() - 1);
   Communication(group, {.name = what,

@@ -16,7 +16,8 @@ c10d::ProcessGroup& open_group(const Group& group, const char* op);
 /// Throws: c10::ValueError where it has none.
 c10::intrusive_ptr<c10d::Backend> backend_of(const Group& group, const char* op, c10::DeviceType device);
 
-/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it, else the device that it has one for.
+/// Where numbers travel that belong to no tensor: the CPU where the group has a backend for it or is of one rank, else the device that it
+/// has one for.
 c10::DeviceType numbers_device(const Group& group);
 
 /// Reduces one byte on `device`, counted by nobody, where that makes the communicator (backend_traits.h) and no collective has made it
@@ -30,7 +31,8 @@ void check_contiguous(const char* op, const at::Tensor& tensor);
 at::Tensor bytes_of(const at::Tensor& tensor);
 
 /// Gathers flat `numbers`, of one length and dtype on all ranks: [ranks, length] on the CPU, by group order. A communication
-/// called `what` ("compare ids"), a text that lives as long as the program, which CommTrace leaves out unless `is_counted`.
+/// called `what` ("compare ids"), a text that lives as long as the program, which CommTrace leaves out unless `is_counted`. None in a group of
+/// one rank.
 at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted = false);
 
 /// The same within a communication, which it is a part of.

@@ -178,7 +178,7 @@ class SparseMove {
       for (const Entries& entries : to_one) sent.push_back(entries.indices.size(1));
     }
     for (const auto& pairs : incoming_) n_received += n_in.emplace_back(static_cast<int64_t>(pairs.size()));
-    const c10::Device device = group.size() > 1 ? c10::Device(numbers_device(group)) : c10::Device(c10::kCPU);
+    const c10::Device device(numbers_device(group));
     const at::Tensor received = at::empty({n_received}, at::TensorOptions().dtype(at::kLong).device(device));
     all_to_all(group, received, at::tensor(sent, at::kLong).to(device), n_in, n_out);
     const at::Tensor on_cpu = received.cpu();

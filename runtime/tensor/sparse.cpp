@@ -24,8 +24,7 @@ EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
     n_boxes.push_back(static_cast<int64_t>(spec.layout().boxes(rank).size()));
     n_all += n_boxes.back();
   }
-  const auto options = at::TensorOptions().dtype(at::kLong).device(group.size() > 1 ? at::Device(numbers_device(group))
-                                                                                    : at::Device(at::kCPU));
+  const auto options = at::TensorOptions().dtype(at::kLong).device(numbers_device(group));
   const at::Tensor sent = at::tensor(own, at::kLong).to(options.device()).repeat({group.size()});
   const at::Tensor received = at::empty({n_all}, options);
   all_to_all(group, received, sent, n_boxes, n_own);

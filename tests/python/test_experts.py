@@ -95,6 +95,22 @@ def test_dispatched_and_combined_tokens_are_dense(n_experts, kind, dtype):
     run_ranks(4, body, timeout=120)
 
 
+def test_one_rank_may_have_all_experts():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        tokens, ids, weights, matrices, _ = problem(5, 3, 2, None, torch.float32)
+        _, _, wanted = dense(tokens, ids, weights, matrices)
+        experts = sw.distribute_tensor(matrices, mesh, [Shard(0)])
+        with sw.CommDebugMode() as comm:
+            routed = dispatch_tokens(tokens, ids, weights, experts=experts)
+            products = F.grouped_mm(routed.rows, experts, offs=routed.offs)
+            combined = combine_tokens(products.tanh() * routed.weights.unsqueeze(-1), routed)
+        assert comm.get_total_counts() == 0
+        torch.testing.assert_close(combined, wanted)
+
+    run_ranks(1, body)
+
+
 def test_a_token_is_sent_once_to_each_rank_that_wants_it():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
