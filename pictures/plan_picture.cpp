@@ -26,6 +26,18 @@ std::string heading_of(const Plan& plan, size_t number, int64_t n_bytes) {
   return text + fmt::format(", {} bytes", with_commas(n_bytes));
 }
 
+/// That figures stand for more ranks than were asked; "" where all were.
+std::string sampling_of(const TrafficMatrix& matrix) {
+  if (matrix.n_senders_asked >= matrix.n_ranks) return "";
+  return fmt::format("counted on {} ranks, evenly spaced, and scaled up to {}", with_commas(matrix.n_senders_asked),
+                     with_commas(matrix.n_ranks));
+}
+
+std::string with_sampling(std::string heading, const TrafficMatrix& matrix) {
+  const std::string sampling = sampling_of(matrix);
+  return sampling.empty() ? heading : heading + ", " + sampling;
+}
+
 /// Bytes by the first mesh dim in which sender and receiver differ, as links are given.
 TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
   TableFigure table{{{"link"}, {"bytes", true}, {"share", true}}, {}, {}};
@@ -43,9 +55,7 @@ TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
     add(fmt::format("along mesh dim {}, of {}", mesh_dim, plan.source.grid().shape[mesh_dim]),
         matrix.bytes_along[mesh_dim]);
   if (matrix.bytes_across > 0) add("between the meshes", matrix.bytes_across);
-  if (matrix.n_senders_asked < matrix.n_ranks)
-    table.notes.push_back(fmt::format("counted on {} ranks, evenly spaced, and scaled up to {}",
-                                      with_commas(matrix.n_senders_asked), with_commas(matrix.n_ranks)));
+  if (std::string sampling = sampling_of(matrix); !sampling.empty()) table.notes.push_back(std::move(sampling));
   return table;
 }
 
@@ -76,7 +86,8 @@ Picture picture_of(const Plan& plan) {
     const Step& step = plan.steps[i];
     TrafficMatrix matrix = traffic_matrix(plan, step, kMaxBlocks);
     const bool is_silent = matrix.total() == 0;
-    picture.figures.push_back({heading_of(plan, i, matrix.total()), false, tensor_figure(step.to, plan.element_bytes)});
+    picture.figures.push_back({with_sampling(heading_of(plan, i, matrix.total()), matrix), false,
+                               tensor_figure(step.to, plan.element_bytes)});
     if (!is_silent) picture.figures.push_back({"", true, TrafficFigure{std::move(matrix)}});
   }
   return picture;
@@ -89,7 +100,8 @@ Picture difference_of(const Plan& plan) {
   Picture picture{to_string(plan), {}, {}};
   picture.figures.push_back({"from", false, tensor_figure(plan.source, plan.element_bytes)});
   picture.figures.push_back({"to", true, tensor_figure(plan.destination, plan.element_bytes)});
-  picture.figures.push_back({"bytes from ranks to ranks", false, TrafficFigure{std::move(matrix)}});
+  std::string heading = with_sampling("bytes from ranks to ranks", matrix);
+  picture.figures.push_back({std::move(heading), false, TrafficFigure{std::move(matrix)}});
   picture.figures.push_back({"", true, MeshFigure{plan.source.grid(), {}}});
   if (!(plan.source.grid() == plan.destination.grid()))
     picture.figures.push_back({"", true, MeshFigure{plan.destination.grid(), {}}});

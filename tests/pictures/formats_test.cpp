@@ -134,4 +134,14 @@ TEST(FormatsTest, TenThousandRanksStayReadable) {
 }
 
 }  // namespace
+
+TEST(FormatsTest, FiguresOfSomeRanksSaySo) {
+  const auto many = grid({2048});
+  const Plan made = plan(Layout({2048, 2048}, many, {P::shard(0)}), Layout({2048, 2048}, many, {P::shard(1)}), 4);
+  for (const Picture& picture : {picture_of(made), difference_of(made)})
+    for (const char* format : {"text", "svg", "json"})
+      EXPECT_NE(draw(picture, {.format = format}).find("evenly spaced, and scaled up to 2,048"), std::string::npos)
+          << format;
+}
+
 }  // namespace shardwise::formats_test
