@@ -62,6 +62,7 @@ ELSEWHERE = {
         "got no ranks",
         " does not fit a world of ",
         "without a process group",
+        "[run_ranks] rank ",
         "the process groups of these ranks were destroyed",
         " is not a member of the group of ranks ",
         " is not set. Start the program with torchrun --no-python",

@@ -101,7 +101,9 @@ ThreadHub::ThreadHub(int64_t n_ranks, std::chrono::milliseconds timeout) {
 }
 
 std::shared_ptr<World> ThreadHub::world(int64_t rank) {
-  TORCH_INTERNAL_ASSERT(rank >= 0 && rank < size(), "rank ", rank, " of ", size());
+  TORCH_CHECK_VALUE(
+      rank >= 0 && rank < size(),
+      fmt::format("[run_ranks] rank {} does not exist: there are {}. Use a rank in [0, {}).", rank, size(), size()));
   const auto make_group = [rank, membership = membership_,
                            table = rendezvous_table_](const std::vector<int64_t>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
