@@ -28,7 +28,7 @@ std::string heading_of(const Plan& plan, size_t number, int64_t n_bytes) {
 
 /// That figures stand for more ranks than were asked; "" where all were.
 std::string sampling_of(const TrafficMatrix& matrix) {
-  if (matrix.n_senders_asked >= matrix.n_ranks) return "";
+  if (matrix.total() == 0 || matrix.n_senders_asked >= matrix.n_ranks) return "";
   return fmt::format("counted on {} ranks, evenly spaced, and scaled up to {}", with_commas(matrix.n_senders_asked),
                      with_commas(matrix.n_ranks));
 }
