@@ -19,7 +19,14 @@ import torch.nn.functional as F
 import shardwise as sw
 
 MODULES = [
-    *("shardwise", "shardwise.parallel", "shardwise.experimental", "shardwise.debug", "shardwise.device_mesh"),
+    *(
+        "shardwise.fsdp",
+        "shardwise",
+        "shardwise.parallel",
+        "shardwise.experimental",
+        "shardwise.debug",
+        "shardwise.device_mesh",
+    ),
     *(
         "shardwise.placement_types",
         "shardwise.optim",

@@ -188,7 +188,6 @@ def torch_collectives(folder):
         "nn.all_to_all_single": lambda: distributed_nn.all_to_all_single(torch.empty_like(x), x),
         "functional all_reduce": lambda: functional_collectives.all_reduce(x, "sum", dist.group.WORLD),
         "functional all_gather": lambda: functional_collectives.all_gather_tensor(x, 0, dist.group.WORLD),
-        "DistributedDataParallel": lambda: nn.parallel.DistributedDataParallel(model),
     }
     for name, call in refused.items():
         try:

@@ -1,5 +1,6 @@
 """Programs that hang: what their ranks write, and what `python -m shardwise hang` makes of it."""
 
+import gc
 import json
 import os
 import re
@@ -22,6 +23,12 @@ from shardwise.testing import run_ranks
 
 PROGRAM = Path(__file__).with_name("hang_program.py")
 PATIENCE = 120
+
+
+@pytest.fixture(autouse=True)
+def no_worlds_of_other_tests():
+    """Their modules may wait for the garbage collector, and a rank whose world is there has a file."""
+    gc.collect()
 
 
 @contextmanager

@@ -148,17 +148,13 @@ class FSDPModule:
         return result
 
 
-_classes: dict[type, type] = {}
-
-
 def become_fsdp_module(module: nn.Module) -> None:
-    """Its class gets FSDPModule before it."""
+    """Its class gets FSDPModule before it. The new class is kept by the old one, with which it goes."""
     original = module.__class__
-    if original not in _classes:
-        _classes[original] = type(
-            f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__}
-        )
-    module.__class__ = _classes[original]
+    if "_shardwise_fsdp_class" not in vars(original):
+        derived = type(f"FSDP{original.__name__}", (FSDPModule, original), {"__module__": original.__module__})
+        setattr(original, "_shardwise_fsdp_class", derived)  # noqa: B010  a name that torch's classes do not have
+    module.__class__ = vars(original)["_shardwise_fsdp_class"]
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
