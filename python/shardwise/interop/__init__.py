@@ -20,6 +20,7 @@ _LESSONS = {
     "torch._subclasses.fake_tensor": "fake_tensors",
     "torch.fx.experimental.proxy_tensor": "proxies",
     "torch.nn.modules.module": "module_hooks",
+    "torch.nn.utils.parametrize": "module_hooks",
     "torch.nn.utils": "clipping",
     "torch.nn.utils.clip_grad": "clipping",
     "torch.distributed._state_dict_utils": "state_dicts",

@@ -1,5 +1,5 @@
 """torch's modules: a forward pre-hook that is registered after distribute_module runs before the ranks compare arguments, too; and what
-`module.to()` makes of a DTensor becomes its data, as of a plain tensor.
+`module.to()` and `remove_parametrizations()` make of a DTensor becomes its data, as of a plain tensor.
 
 torch would exchange the two objects, for DTensors can be traced. That fails where anybody else has the parameter, as groups of
 fully_shard() and layers in C++ do.
