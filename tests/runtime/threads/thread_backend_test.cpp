@@ -100,8 +100,8 @@ TEST_F(ThreadBackendTest, WrongNumbersOfTensorsAreNamed) {
   expect_error("ranks that are threads cannot reduce with a pre-multiplied sum", error_of_ranks(2, [](World& world) {
                  std::vector<at::Tensor> one{at::ones({1})};
                  c10d::AllreduceOptions options;
-                 options.reduceOp =
-                     c10d::ReduceOp(c10d::ReduceOp::PREMUL_SUM, c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(2.0));
+                 options.reduceOp = c10d::ReduceOp(c10d::ReduceOp::PREMUL_SUM,
+                                                   c10::make_intrusive<c10d::NCCLPreMulSumSupplement>(2.0));
                  backend(world)->allreduce(one, options);
                }));
   expect_error("[send] member 0 names member 0 of 1. Name another one in [0, 1).", error_of_ranks(1, [](World& world) {
