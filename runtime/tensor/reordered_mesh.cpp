@@ -30,13 +30,19 @@ std::map<const DeviceMesh*, Known>& known() {
   return *meshes;
 }
 
+/// Lets go of the origins of meshes that are gone. Pre: known_mutex is held.
+void forget_ended() {
+  std::erase_if(known(), [](const auto& entry) { return entry.second.reordered.expired(); });
+}
+
 /// Of a mesh that no reordered one was made from, itself.
 Origin origin_of(const MeshPtr& mesh) {
   const MeshPtr with_memory = mesh->with_memory();
   {
     const std::lock_guard lock(known_mutex);
+    forget_ended();
     const auto found = known().find(with_memory.get());
-    if (found != known().end() && !found->second.reordered.expired()) return found->second.origin;
+    if (found != known().end()) return found->second.origin;
   }
   std::vector<int64_t> order(mesh->ndim());
   std::iota(order.begin(), order.end(), 0);
@@ -74,7 +80,7 @@ MeshPtr mesh_in(const MeshPtr& given, std::vector<int64_t> order) {
   const MeshPtr mesh = given->with_memory();
   const MeshPtr result = created(*mesh, order);
   const std::lock_guard lock(known_mutex);
-  std::erase_if(known(), [](const auto& entry) { return entry.second.reordered.expired(); });
+  forget_ended();
   known().insert_or_assign(result.get(), Known{result, {mesh, std::move(order)}});
   return result->on(given->device_type());
 }

@@ -27,8 +27,11 @@ PATIENCE = 120
 
 @pytest.fixture(autouse=True)
 def no_worlds_of_other_tests():
-    """Their modules may wait for the garbage collector, and a rank whose world is there has a file."""
+    """Their modules may wait for the garbage collector, and their meshes for the next one. A rank whose world is there has a file."""
     gc.collect()
+    run_ranks(
+        1, lambda rank: sw.ones(2, device_mesh=sw.init_device_mesh("cpu", (1,)), placements=[Shard(0)]).placements
+    )
 
 
 @contextmanager
