@@ -6,8 +6,6 @@
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/dtensor_impl.h"
-#include "runtime/tensor/local_reads.h"
-#include "runtime/tensor/view_link.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
@@ -86,12 +84,6 @@ at::Tensor piece_at(const at::Tensor& tensor, size_t i) {
   return maybe_dtensor(tensor)->shards().at(i);
 }
 
-bool is_flat(const at::Tensor& tensor) {
-  spec_of(tensor);
-  const DTensorImpl& impl = *maybe_dtensor(tensor);
-  return !impl.is_sparse() && !impl.view_link() && !impl.is_unfetched();
-}
-
 /// `number` as operators take it where they take a tensor: it does not decide the dtype of the result.
 at::Tensor wrapped_number(const std::variant<bool, int64_t, double, std::complex<double>>& number) {
   const OutsideTracers outside;
@@ -147,9 +139,6 @@ void bind_traced(py::module_& module) {
              py::arg("tensor"));
   module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
              py::arg("i"));
-  module.def("is_flat", wrap_pybind_function(&is_flat),
-             "True where the tensor is its pieces: neither sparse, nor a view of moved values, nor unfetched.",
-             py::arg("tensor"));
   module.def("wrapped_number", wrap_pybind_function(&wrapped_number), "A number as an operand beside tensors.",
              py::arg("number"));
   module.def("pieces_of_move", wrap_pybind_function(&pieces_of_move),

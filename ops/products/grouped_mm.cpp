@@ -6,6 +6,7 @@
 #include "ops/support/host_integers.h"
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
+#include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/propagate.h"
@@ -274,10 +275,7 @@ at::Tensor operand_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   const at::Tensor operand = replica_of(tensor, mesh);
   const Spec& spec = *spec_of(operand);
   if (!spec.layout().in_pieces()) return operand;
-  Placements placements = spec.placements().vec();
-  for (Placement& placement : placements)
-    if (placement.in_pieces()) placement = Placement::replicate();
-  return redistribute(operand, std::move(placements));
+  return redistribute(operand, replicated_where(spec.placements(), &Placement::in_pieces));
 }
 
 /// `offs` with its values on each rank. Plain ones stay so: ranks outside the mesh know them, too.

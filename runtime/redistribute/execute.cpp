@@ -13,6 +13,7 @@
 #include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
+#include "runtime/tensor/traced_pieces.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/cat.h>
@@ -52,10 +53,7 @@ std::string words(const Spec& from, const Spec& to, const PlanOptions& options) 
   std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
   if (from.layout().in_pieces() || to.layout().in_pieces())  // of which the words show a beginning
     result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
-  if (options.objective == PlanOptions::Objective::kTime) result += ", by time";
-  for (const Link& link : options.links) result += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);
-  if (options.memory_cap > 0) result += fmt::format(", memory cap {}", options.memory_cap);
-  return result;
+  return result + words_of(options);
 }
 
 void check(const SpecPtr& source, const SpecPtr& destination) {

@@ -3,6 +3,7 @@
 #include "plans/pattern.h"
 
 #include <c10/util/hash.h>
+#include <fmt/format.h>
 
 namespace shardwise {
 namespace {
@@ -55,6 +56,14 @@ std::shared_ptr<const OwnPlan> PlanCache::find_or_make(const SpecPtr& source, co
   if (plans_.size() >= kMaxPlans) plans_.clear();
   plans_.emplace(key, Entry{source, destination, made});
   return made;
+}
+
+std::string words_of(const PlanOptions& options) {
+  std::string words;
+  if (options.objective == PlanOptions::Objective::kTime) words += ", by time";
+  for (const Link& link : options.links) words += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);
+  if (options.memory_cap > 0) words += fmt::format(", memory cap {}", options.memory_cap);
+  return words;
 }
 
 }  // namespace shardwise

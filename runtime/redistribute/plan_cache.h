@@ -5,6 +5,7 @@
 #include "runtime/tensor/spec.h"
 
 #include <memory>
+#include <string>
 #include <unordered_map>
 
 namespace shardwise {
@@ -22,6 +23,9 @@ struct OwnPlan {
   std::vector<OwnStep> steps;
   int last_sending = -1;  // the last step that sends something
 };
+
+/// What tells plans of the same layouts apart: ", by time", and links and caps; "" for the default options.
+std::string words_of(const PlanOptions& options);
 
 /// Plans of this thread by source, destination and options. Bounded: emptied when full. The entries keep their specs alive.
 class PlanCache {

@@ -1,7 +1,7 @@
 #include "runtime/redistribute/traced_move.h"
 
-#include "runtime/comm/tracing.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/plan_cache.h"
 #include "runtime/tensor/device_mesh.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -36,14 +36,8 @@ std::string full_words(const Spec& spec) {
 }
 
 std::string words_of(const TracedMove& move) {
-  const PlanOptions& options = move.options;
-  std::string words =
-      fmt::format("rank {} of {}: {} -> {}", move.source->mesh()->rank(), move.source->mesh()->world()->size(),
-                  full_words(*move.source), full_words(*move.destination));
-  if (options.objective == PlanOptions::Objective::kTime) words += ", by time";
-  for (const Link& link : options.links) words += fmt::format(", link {} us {} GB/s", link.latency_us, link.gb_per_s);
-  if (options.memory_cap > 0) words += fmt::format(", memory cap {}", options.memory_cap);
-  return words;
+  return fmt::format("rank {} of {}: {} -> {}{}", move.source->mesh()->rank(), move.source->mesh()->world()->size(),
+                     full_words(*move.source), full_words(*move.destination), words_of(move.options));
 }
 
 bool same(const TracedMove& a, const TracedMove& b) {
@@ -96,10 +90,6 @@ class DoneMove final : public PendingMove {
 };
 
 }  // namespace
-
-bool is_traced(const Shards& pieces) {
-  return pieces.empty() ? is_tracing() : pieces[0].key_set().has(c10::DispatchKey::Python);
-}
 
 Shards traced_move(const TracedMove& move, const Shards& pieces) {
   static const auto op = c10::Dispatcher::singleton()

@@ -20,9 +20,6 @@ struct TracedMove {
   PlanOptions options = {};
 };
 
-/// True where the pieces are a tracer's; of a rank without pieces, where a tracer is on.
-bool is_traced(const Shards& pieces);
-
 /// What move() is while a program is traced: calls the operator, below autograd. Sends nothing unless the tracer runs the operator.
 Shards traced_move(const TracedMove& move, const Shards& pieces);
 /// The same for start_move(): nothing is under way.

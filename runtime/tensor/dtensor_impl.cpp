@@ -1,10 +1,10 @@
 #include "runtime/tensor/dtensor_impl.h"
 
-#include "runtime/comm/tracing.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/reduced_value.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
 
 #include <c10/core/CPUAllocator.h>
@@ -64,11 +64,6 @@ uint64_t new_memory_id() {
   return ++next;
 }
 
-/// As a tensor of `spec` keeps them.
-Shards kept_pieces(const Spec& spec, Shards pieces) {
-  return spec.flat_sizes() ? joined(spec, std::move(pieces)) : std::move(pieces);
-}
-
 /// The storage of a tensor that has no pieces.
 const c10::Storage& no_storage() {
   static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
@@ -83,11 +78,6 @@ c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
   return is_sparse ? keys.add(c10::DispatchKey::SparsePrivateUse2) : keys;
 }
 
-/// True where the pieces are a tracer's: operators then come to Python first, and from there to us (python/shardwise/tracing.py).
-bool are_traced(const Shards& shards) {
-  return shards.empty() ? is_tracing() : shards[0].key_set().has(c10::DispatchKey::Python);
-}
-
 }  // namespace
 
 DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
@@ -99,7 +89,7 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
   refresh_contiguous();
-  if (!are_traced(shards_)) [[likely]]
+  if (!is_traced(shards_)) [[likely]]
     return;
   set_python_dispatch(true);
   if (shards_.empty())  // tracers tell tensors by their storages, and resize those
@@ -148,7 +138,8 @@ void DTensorImpl::wait() const {
     if (arrived->follow()) return;
   } else {
     try {
-      shards_ = kept_pieces(*spec_, pending_->finish());
+      shards_ = pending_->finish();
+      if (spec_->flat_sizes()) shards_ = joined(*spec_, std::move(shards_));
     } catch (...) {
       pending_ = std::make_shared<FailedMove>(std::current_exception());
       throw;
@@ -246,7 +237,7 @@ at::Tensor make(SpecPtr spec, Shards shards, std::shared_ptr<SparseEntries> entr
       "[DTensor] an operator gave sparse pieces of what it takes for a dense tensor, or dense ones of "
       "a sparse tensor. Use to_dense() first.");
   if (spec->flat_sizes()) [[unlikely]]
-    shards = kept_pieces(*spec, std::move(shards));
+    shards = joined(*spec, std::move(shards));
   auto tensor = at::detail::make_tensor<DTensorImpl>(std::move(spec), std::move(shards), device, is_sparse);
   if (is_sparse) maybe_dtensor(tensor)->set_entries(std::move(entries));
   announce(tensor);

@@ -26,7 +26,7 @@ def teach(module: ModuleType) -> None:
     @functools.wraps(original)
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = original(self, func, types, args, kwargs)
-        if result is NotImplemented and any(map(_has_values, tree_leaves((args, kwargs)))):
+        if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
             raise NotImplementedError(
                 f"[{func}] FakeTensorMode does not take DTensors: it would lose their layouts. {_WAY_OUT}"
             )
@@ -35,7 +35,7 @@ def teach(module: ModuleType) -> None:
     mode.__torch_dispatch__ = dispatch
 
 
-def _has_values(value: object) -> bool:
+def has_values(value: object) -> bool:
     """Whether it is a DTensor that no tracer made: those have a dispatch key of Python's, which then answers."""
     return isinstance(value, DTensor) and not torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python)
 

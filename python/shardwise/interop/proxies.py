@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shardwise.dtensor import DTensor
+from shardwise.interop.fake_tensors import has_values
 
 __all__ = ["teach"]
 
@@ -29,7 +29,7 @@ def teach(module: ModuleType) -> None:
         ):
             raise NotImplementedError(f"[redistribute] has no place in a graph of whole DTensors. {_WAY_OUT}")
         result = original(self, func, types, args, kwargs)
-        if result is NotImplemented and any(map(_has_values, tree_leaves((args, kwargs)))):
+        if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
             raise NotImplementedError(
                 f"[{func}] takes a DTensor that the graph did not make, as a move does. {_WAY_OUT}"
             )
@@ -40,8 +40,3 @@ def teach(module: ModuleType) -> None:
 
 def _is_fake(piece: object) -> bool:
     return type(piece).__name__ == "FakeTensor"
-
-
-def _has_values(value: object) -> bool:
-    """Whether it is a DTensor that no tracer made: those have a dispatch key of Python's, which then answers."""
-    return isinstance(value, DTensor) and not torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python)

@@ -1,0 +1,15 @@
+// runtime/tensor/traced_pieces.h: pieces that are a tracer's, and have no values.
+#pragma once
+
+#include "runtime/comm/tracing.h"
+#include "runtime/tensor/shards.h"
+
+namespace shardwise {
+
+/// True where the pieces are a tracer's: operators then come to Python first, and from there to us (python/shardwise/_tracing.py). Of a rank
+/// without pieces, where a tracer is on.
+inline bool is_traced(const Shards& pieces) {
+  return pieces.empty() ? is_tracing() : pieces[0].key_set().has(c10::DispatchKey::Python);
+}
+
+}  // namespace shardwise
