@@ -3,20 +3,15 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from torchrun import forked_ranks, torchrun
 
-PROGRAM = Path(__file__).with_name("gloo_program.py")
-
-
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+PROGRAM = "gloo_program.py"
 
 
-def torchrun(n_ranks, *arguments, **options):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
-    return run([*launcher, str(PROGRAM), *arguments], **options)
+def run(command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +34,7 @@ def torchrun(n_ranks, *arguments, **options):
     ],
 )
 def test_four_processes_over_gloo(part, tmp_path):
-    result = torchrun(4, part, str(tmp_path))
+    result = forked_ranks(PROGRAM, 4, part, tmp_path, timeout=120)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(4)]
     noise = [line for line in result.stderr.splitlines() if line.strip() and not is_expected(line)]
@@ -49,9 +44,11 @@ def test_four_processes_over_gloo(part, tmp_path):
 @pytest.mark.parametrize("seconds", ["0.5", "0"])
 def test_a_rank_that_waits_for_others_names_what_it_waits_for(seconds, tmp_path):
     result = torchrun(
+        PROGRAM,
         4,
         "waits",
-        str(tmp_path),
+        tmp_path,
+        timeout=120,
         env={**os.environ, "SHARDWISE_WAIT_WARNING": seconds, "SHARDWISE_DUMP_FOLDER": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr
