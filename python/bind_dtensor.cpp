@@ -251,6 +251,13 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
                         {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
 }
 
+at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenPlacements placements,
+                          const std::optional<Numbers>& shape) {
+  Home home = home_of(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
+  return from_any_local(understood(local, "as_local"), home.mesh, std::move(home.placements),
+                        {.shape = dims_of(shape), .adds_gradients = true});
+}
+
 at::Tensor py_redistribute(const at::Tensor& tensor, const MaybeMesh& mesh, MaybePlacements placements, bool async_op,
                            std::optional<at::ScalarType> forward_dtype, std::optional<at::ScalarType> backward_dtype,
                            const std::string& objective, const MaybeLinks& links, int64_t memory_cap) {
@@ -418,6 +425,11 @@ void bind_methods(py::module_& module) {
   module.def("from_local", wrap_pybind_function_no_gil(&py_from_local), kFromLocal, py::arg("local_tensor"),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false,
              py::arg("shape") = none, py::arg("stride") = none, py::arg("grad_placements") = none);
+  module.def("layer_input", wrap_pybind_function_no_gil(&py_layer_input),
+             "from_local() of the plain input of a layer: where several layers take the same one, their gradients are "
+             "added and "
+             "reduced once.",
+             py::arg("local_tensor"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape") = none);
   module.def("to_local", wrap_pybind_function(&py_to_local), kToLocal, py::is_method(module), py::kw_only(),
              py::arg("grad_placements") = none);
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),

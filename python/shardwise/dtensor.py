@@ -195,7 +195,7 @@ class DTensor(torch.Tensor):
     def __tensor_flatten__(self) -> tuple[list[str], _C.TensorLayout]:
         """The names of the attributes that hold this rank's pieces, and all that a graph of this tensor depends on besides."""
         layout = _C.layout_of(self)
-        return _tracing.names_of_pieces(DTensor, layout), layout
+        return _tracing.names_of_pieces(self, layout), layout
 
     @staticmethod
     def __tensor_unflatten__(

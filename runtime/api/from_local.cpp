@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <deque>
 
 namespace shardwise {
 namespace {
@@ -24,6 +25,7 @@ using torch::autograd::variable_list;
 
 /// A node of our own: a torch::autograd::Function would cost a microsecond more.
 struct FromPiecesBackward final : torch::autograd::Node {
+  SpecPtr spec;
   SpecPtr grad_spec;
   size_t n_pieces = 0;
   bool is_linear = true;
@@ -46,39 +48,76 @@ struct FromPiecesBackward final : torch::autograd::Node {
   std::string name() const override { return "FromPiecesBackward"; }
 };
 
-void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pieces, const SpecPtr& grad_spec,
-                    bool is_flat) {
+/// The nodes of a thread's last tensors with adds_gradients, as long as a graph holds them.
+class RecentNodes {
+ public:
+  static RecentNodes& of_thread() {
+    static thread_local RecentNodes recent;
+    return recent;
+  }
+
+  /// The one that gives its gradients to these edges; null without one.
+  NodePtr find(const torch::autograd::edge_list& edges, const SpecPtr& spec, const SpecPtr& grad_spec) const {
+    for (const WeakNodePtr& each : nodes_)
+      if (NodePtr node = each.lock()) {
+        const auto& known = static_cast<const FromPiecesBackward&>(*node);
+        if (known.spec == spec && known.grad_spec == grad_spec && known.next_edges() == edges) return node;
+      }
+    return nullptr;
+  }
+  void add(const NodePtr& node) {
+    if (nodes_.size() == kMost) nodes_.pop_front();
+    nodes_.emplace_back(node);
+  }
+
+ private:
+  static constexpr size_t kMost = 4;  // a layer's other inputs may come between
+  std::deque<WeakNodePtr> nodes_;
+};
+
+struct GradientOptions {
+  SpecPtr spec;          // null: as the tensor's own
+  bool is_flat = false;  // the one piece is the pieces in a row
+  bool adds = false;     // FromLocalOptions::adds_gradients
+};
+
+void record_history(const at::Tensor& tensor, const std::vector<at::Tensor>& pieces, const GradientOptions& options) {
+  const SpecPtr& spec = spec_of(tensor);
+  const SpecPtr grad_spec = options.spec ? options.spec : spec_of_grad(spec);
+  auto edges = torch::autograd::collect_next_edges(pieces);
+  if (options.adds)
+    if (NodePtr known = RecentNodes::of_thread().find(edges, spec, grad_spec))
+      return torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::Edge(std::move(known), 0));
   auto node = make_node<FromPiecesBackward>();
-  node->set_next_edges(torch::autograd::collect_next_edges(pieces));
+  node->set_next_edges(std::move(edges));
+  node->spec = spec;
   node->grad_spec = grad_spec;
   node->n_pieces = pieces.size();
-  node->is_flat = is_flat;
-  node->is_linear = std::ranges::all_of(spec_of(tensor)->placements(), [](const Placement& placement) {
+  node->is_flat = options.is_flat;
+  node->is_linear = std::ranges::all_of(spec->placements(), [](const Placement& placement) {
     return !placement.is_partial() || placement.is_linear_partial();
   });
   torch::autograd::set_history(tensor, node);
+  if (options.adds) RecentNodes::of_thread().add(node);
 }
 
 bool has_tangent(const at::Tensor& piece) { return piece._fw_grad(0).defined(); }
 
-/// `is_flat`: `pieces` are one tensor, which is the pieces in a row.
-at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const SpecPtr& grad_spec,
-                       bool is_flat = false) {
+at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spec, const GradientOptions& gradient) {
   Shards shards;
   for (const at::Tensor& piece : pieces) shards.push_back(detached(piece));
-  if (is_flat) shards = pieces_of(*spec, shards[0]);
+  if (gradient.is_flat) shards = pieces_of(*spec, shards[0]);
   const bool is_sparse = !pieces.empty() && pieces[0].is_sparse();
   at::Tensor result =
       is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
   mark_given(*maybe_dtensor(result));
   if (pieces.size() == 1) share_version(result, pieces[0]);
-  if (std::ranges::any_of(pieces, records))
-    record_history(result, pieces, grad_spec ? grad_spec : spec_of_grad(spec), is_flat);
+  if (std::ranges::any_of(pieces, records)) record_history(result, pieces, gradient);
   if (std::ranges::any_of(pieces, has_tangent)) {
     std::vector<at::Tensor> tangents;
     for (const at::Tensor& piece : pieces)
       tangents.push_back(has_tangent(piece) ? piece._fw_grad(0) : at::zeros_like(piece));
-    result._set_fw_grad(wrap_pieces(tangents, spec, grad_spec, is_flat), 0, /*is_inplace_op=*/false);
+    result._set_fw_grad(wrap_pieces(tangents, spec, gradient), 0, /*is_inplace_op=*/false);
   }
   return result;
 }
@@ -122,26 +161,28 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
     piece = records(local) ? local : with_equal_replicas(local, *spec);
   }
   const bool is_given = options.grad_placements && records(local);
-  const SpecPtr grad_spec = is_given ? spec->with_placements(*options.grad_placements) : nullptr;
+  GradientOptions gradient{.adds = options.adds_gradients};
+  if (is_given) gradient.spec = spec->with_placements(*options.grad_placements);
   if (spec->flat_sizes()) {
     check_flat_part(piece, *spec);
-    return wrap_pieces({piece}, spec, grad_spec, /*is_flat=*/true);
+    gradient.is_flat = true;
+    return wrap_pieces({piece}, spec, gradient);
   }
   std::vector<at::Tensor> pieces;
   if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
   check_pieces(pieces, *spec);
   if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
-  return wrap_pieces(pieces, spec, grad_spec);
+  return wrap_pieces(pieces, spec, gradient);
 }
 
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {
   check_pieces(pieces, *spec);
-  return wrap_pieces(pieces, spec, nullptr);
+  return wrap_pieces(pieces, spec, {});
 }
 
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (is_dtensor(tensor)) return tensor;
-  return from_local(tensor, mesh, Placements(mesh->ndim()), {.shape = Dims(tensor.sizes())});
+  return from_local(tensor, mesh, Placements(mesh->ndim()), {.shape = Dims(tensor.sizes()), .adds_gradients = true});
 }
 
 }  // namespace shardwise

@@ -16,6 +16,9 @@ struct FromLocalOptions {
   std::optional<Dims> stride;
   /// The gradient's placements, if not the tensor's own.
   std::optional<Placements> grad_placements;
+  /// The gradients of this tensor and of others made of the same `local` shortly before, alike and with this option, are added before they
+  /// are laid out, so that several layers with one input reduce once. For tensors that nobody else sees: each one's own gradient is lost.
+  bool adds_gradients = false;
 };
 
 /// The distributed tensor of which `local` is this rank's piece. The piece is aliased: writes to one are seen by the other, and count for
@@ -30,7 +33,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
 /// The same from several pieces, in the order of Spec::boxes(). Of several pieces each counts its writes for itself.
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec);
 
-/// `tensor`, which all ranks hold alike, as a replicated one (aliased); itself where it is distributed.
+/// `tensor`, which all ranks hold alike, as a replicated one (aliased, adds_gradients); itself where it is distributed.
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
 
 }  // namespace shardwise

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "plans/plan.h"
-#include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/move_many.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <optional>

@@ -1,6 +1,7 @@
 // runtime/tensor/autograd_node.h: nodes of torch's autograd graph made by us.
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -10,10 +11,14 @@
 namespace shardwise {
 
 /// Torch holds its nodes by intrusive_ptr, and until 2.12 by shared_ptr.
+using NodePtr = decltype(torch::autograd::Edge::function);
+inline constexpr bool kNodesAreStd = std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>;
+using WeakNodePtr = std::conditional_t<kNodesAreStd, std::weak_ptr<torch::autograd::Node>,
+                                       c10::weak_intrusive_ptr<torch::autograd::Node>>;
+
 template <class T>
 auto make_node() {
-  using Pointer = decltype(torch::autograd::Edge::function);
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+  if constexpr (kNodesAreStd)
     return std::shared_ptr<T>(new T, [](auto* node) { deleteNode(node); });
   else
     return c10::make_intrusive<T>();

@@ -32,8 +32,13 @@ def main(part: str, folder: str) -> None:
     dist.init_process_group("gloo")
     if part == "draw":
         draw()
-        print(part)
-        return dist.destroy_process_group()
+    else:
+        checkpoint(part, folder)
+    sys.stdout.write(f"{part}-{dist.get_rank()}\n")
+    dist.destroy_process_group()
+
+
+def checkpoint(part: str, folder: str) -> None:
     torch.manual_seed(0)
     saved = layers(stride=2)  # the same values on any number of ranks
     if part == "save":
@@ -48,8 +53,6 @@ def main(part: str, folder: str) -> None:
             assert torch.equal(ours.full_tensor(), theirs.full_tensor())
         ids = torch.tensor([1, 10, 3])
         torch.testing.assert_close(other(ids), saved(ids))
-    print(part, flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

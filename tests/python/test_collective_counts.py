@@ -1,5 +1,7 @@
 """Operators along a sharded dim that send a few values per shard: in one collective where these are few."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
 from shardwise.debug import CommDebugMode
+from shardwise.parallel import ColwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
 ROWS = [Shard(0), Shard(0, sizes=[1, 0, 6])]
@@ -86,6 +89,40 @@ def test_a_norm_before_a_column_layer_reduces_its_gradient_once(shape):
         assert n == 0  # one gradient stays Partial: what follows may be linear, too
 
     run_ranks(2, body)
+
+
+def test_column_layers_of_one_plain_input_reduce_its_gradient_once():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        dense_layers = [torch.nn.Linear(4, 7).double() for _ in range(3)]
+        for i, layer in enumerate(dense_layers):  # threads share torch's generator
+            layer.load_state_dict({"weight": dense(7, 4) + i, "bias": dense(7)})
+        layers = [
+            parallelize_module(copy.deepcopy(layer), mesh, ColwiseParallel(output_layouts=Replicate()))
+            for layer in dense_layers
+        ]
+
+        def gradients(q, k, v, x, y):
+            """Of x and y, which the layers take in turns."""
+            x, y = (value.clone().requires_grad_() for value in (x, y))
+            once, twice = x * 2, y * 3
+            sums = [
+                (layer(value) * (i + 1)).sum() for i, (layer, value) in enumerate([(q, once), (k, twice), (v, once)])
+            ]
+            alone = torch.autograd.grad(sums[0], x, retain_graph=True)[0]
+            both = torch.autograd.grad(sum(sums), [x, y])
+            return alone, *both
+
+        expected = gradients(*dense_layers, dense(5, 4), dense(2, 4))
+        for ours, theirs in zip(gradients(*layers, dense(5, 4), dense(2, 4)), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        x = dense(5, 4).requires_grad_()
+        results = sum(layer(x) for layer in layers)
+        _, n = counted(lambda: results.sum().backward())
+        assert n == 1
+        torch.testing.assert_close(x.grad, sum(layer.weight.sum(0) for layer in dense_layers).expand(5, 4))
+
+    run_ranks(3, body)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 import copy
 import io
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torchrun import expect_all_well
 
 import shardwise as sw
 from shardwise import Replicate, Shard
@@ -24,7 +22,7 @@ from shardwise.parallel import (
 )
 from shardwise.testing import run_ranks
 
-PROGRAM = Path(__file__).with_name("parallel_program.py")
+PROGRAM = "parallel_program.py"
 
 
 def mlp(**options) -> nn.Sequential:
@@ -262,20 +260,11 @@ def test_vocab_parallel_cross_entropy_of_images(reduction):
     run_ranks(3, body)
 
 
-def torchrun(n_ranks, part, folder):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
-    result = subprocess.run(
-        [*launcher, str(PROGRAM), part, str(folder)], capture_output=True, text=True, timeout=180, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(part) == n_ranks
-
-
 def test_m4_no_process_materialises_the_master(tmp_path):
-    torchrun(4, "draw", tmp_path)
+    expect_all_well(PROGRAM, 4, "draw", tmp_path)
 
 
 def test_state_dicts_are_saved_by_four_processes_and_loaded_by_three_and_one(tmp_path):
-    torchrun(4, "save", tmp_path)
-    torchrun(3, "load", tmp_path)
-    torchrun(1, "load", tmp_path)
+    expect_all_well(PROGRAM, 4, "save", tmp_path)
+    expect_all_well(PROGRAM, 3, "load", tmp_path)
+    expect_all_well(PROGRAM, 1, "load", tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor
@@ -105,7 +106,7 @@ class _LayerStyle(ParallelStyle):
             value = first_input(self, layer, inputs)
             if not isinstance(value, DTensor):
                 shape = self._global_input_shape(layer, value)
-                value = DTensor.from_local(value, mesh, self.input_layouts, shape=shape)  # type: ignore[arg-type]
+                value = _C.layer_input(value, mesh, self.input_layouts, shape)  # type: ignore[arg-type]
             return placed(value, needed), *inputs[1:]
 
         def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
