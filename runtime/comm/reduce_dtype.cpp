@@ -1,5 +1,8 @@
 #include "runtime/comm/reduce_dtype.h"
 
+#include "placements/partial.h"
+
+#include <ATen/Dispatch_v2.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -54,6 +57,20 @@ at::Tensor from_ordered(const at::Tensor& integers) {
 }
 
 }  // namespace
+
+c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype) {
+  if (reduce == Reduce::kProduct) return 1;
+  if (is_linear(reduce)) return 0;
+  const bool is_max = reduce == Reduce::kMax;
+  if (c10::isFloatingType(dtype))
+    return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  if (dtype == c10::ScalarType::Bool) return !is_max;
+  return AT_DISPATCH_V2(
+      dtype, "identity_of", AT_WRAP([&] {
+        return c10::Scalar(is_max ? std::numeric_limits<scalar_t>::lowest() : std::numeric_limits<scalar_t>::max());
+      }),
+      AT_EXPAND(AT_INTEGRAL_TYPES));
+}
 
 c10::ScalarType reduce_dtype(c10::ScalarType dtype, Reduce reduce) {
   switch (dtype) {

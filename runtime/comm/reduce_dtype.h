@@ -1,4 +1,4 @@
-// runtime/comm/reduce_dtype.h: the form in which backends reduce a tensor.
+// runtime/comm/reduce_dtype.h: the form in which backends reduce a tensor, and what leaves a reduction unchanged.
 //
 //   bool                       uint8; sum is "any", product is "all"
 //   int16, uint16, uint32, ... the next wider dtype that every backend reduces
@@ -18,6 +18,9 @@ namespace shardwise {
 /// The dtype in which values of `dtype` are added, multiplied or, unless they are floats, compared: one that every backend reduces, and in
 /// which an avg's sum does not overflow where the avg itself would not.
 c10::ScalarType reduce_dtype(c10::ScalarType dtype, Reduce reduce);
+
+/// What leaves a reduction unchanged: 0 for sum and avg, 1 for product, the lowest value for max, the highest for min.
+c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype);
 
 struct ReduceForm {
   at::Tensor tensor;             // contiguous; shares the caller's memory where that is reduced as it is

@@ -22,15 +22,6 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 
-/// How many bytes of global tensors share messages, if a program does not say: what torch's DistributedDataParallel takes for a bucket.
-inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
-
-/// Several moves, whose exchanges and all-reduces of the same group share messages, up to `bucket_bytes` of global tensors at a time.
-/// Pre: lists of one length, in the same order on all ranks.
-std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
-                              c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options = {},
-                              int64_t bucket_bytes = kBucketBytes);
-
 /// What this thread kept from move to move.
 struct MoveCounters {
   int64_t plan_hits = 0;
@@ -41,8 +32,5 @@ struct MoveCounters {
   int64_t buffer_bytes = 0;  // kept now; at most BufferPool::kMaxKeptBytes
 };
 MoveCounters move_counters();
-
-/// What leaves a reduction unchanged: 0 for sum and avg, 1 for product, the lowest value for max, the highest for min.
-c10::Scalar identity_of(Reduce reduce, c10::ScalarType dtype);
 
 }  // namespace shardwise

@@ -1,0 +1,153 @@
+#include "runtime/redistribute/move_many.h"
+
+#include "runtime/comm/comm_trace.h"
+#include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/moving.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/traced_pieces.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+using Kind = Step::Kind;
+
+int64_t global_bytes(const OwnStep& own) { return own.from->numel() * own.from->element_bytes(); }
+
+/// Takes from the front of `rest` what shares messages with its first: those that are `like` it, up to `bucket_bytes` of global tensors.
+template <class Like>
+std::vector<Moving*> take_bucket(std::vector<Moving*>& rest, int64_t bucket_bytes, const Like& like) {
+  std::vector<Moving*> together, others;
+  int64_t n_bytes = 0;
+  for (Moving* moving : rest) {
+    const bool fits = moving->device() == rest[0]->device() && like(*moving) &&
+                      (together.empty() || n_bytes + global_bytes(moving->next()) <= bucket_bytes);
+    (fits ? together : others).push_back(moving);
+    if (fits) n_bytes += global_bytes(moving->next());
+  }
+  rest = std::move(others);
+  return together;
+}
+
+std::string words_of(const std::vector<Moving*>& movings) {
+  std::string result;
+  for (const Moving* moving : movings)
+    result += move_words(*moving->next().from, *moving->next().to, moving->options()) + "; ";
+  return result;
+}
+
+/// Runs the all-reduces that are the next steps of `movings` together, those of one group, dtype and operation.
+void reduce_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
+  while (!rest.empty()) {
+    const OwnStep& first = rest[0]->next();
+    const Reduce reduce = first.step.reduce;
+    const GroupPtr group = rest[0]->reducing_group();
+    const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
+      return moving.reducing_group() == group && moving.next().step.reduce == reduce &&
+             moving.next().from->dtype() == first.from->dtype();
+    });
+    const auto layouts = [&] { return words_of(together); };
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
+    std::vector<at::Tensor> flats;
+    for (Moving* moving : together)
+      for (at::Tensor& flat : moving->begin_reduction()) flats.push_back(std::move(flat));
+    if (flats.size() == 1) {
+      all_reduce(*group, flats[0], reduce);
+    } else {
+      const at::Tensor all = at::cat(flats);
+      all_reduce(*group, all, reduce);
+      int64_t begin = 0;
+      for (const at::Tensor& flat : flats) {
+        flat.copy_(all.narrow(0, begin, flat.numel()));
+        begin += flat.numel();
+      }
+    }
+    for (Moving* moving : together) moving->skip();
+  }
+}
+
+/// Runs the next exchanges of `movings` together, those of one group and number of rounds, in the order in which they came.
+void exchange_together(std::vector<Moving*> rest, int64_t bucket_bytes) {
+  while (!rest.empty()) {
+    const OwnStep& first = rest[0]->next();
+    const Party party = party_of(first);
+    const c10::Device device = rest[0]->device();
+    const auto together = take_bucket(rest, bucket_bytes, [&](const Moving& moving) {
+      const OwnStep& own = moving.next();
+      return own.is_local == first.is_local && party_of(own).group == party.group &&
+             own.step.n_rounds == first.step.n_rounds;
+    });
+    std::vector<ExchangeItem> items;
+    for (const Moving* moving : together) items.push_back(moving->item());
+    const auto layouts = [&] { return words_of(together); };
+    const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);  // the policy was asked
+    ExchangeRun exchange(party, std::move(items), device);
+    exchange.start();
+    auto results = exchange.finish();
+    for (size_t i = 0; i < together.size(); ++i) together[i]->arrive(std::move(results[i]));
+  }
+}
+
+/// move_many() where some tensors are traced: a message of its own for each.
+std::vector<Shards> moved_one_by_one(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                                     c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options) {
+  std::vector<Shards> results;
+  for (size_t i = 0; i < sources.size(); ++i) results.push_back(move(sources[i], shards[i], destinations[i], options));
+  return results;
+}
+
+/// move_many() where some tensors are on meta.
+std::vector<Shards> moved_apart(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                                c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
+  std::vector<Shards> results(sources.size()), rest;
+  std::vector<SpecPtr> from, to;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (destinations[i]->mesh()->is_meta()) {
+      results[i] = move(sources[i], shards[i], destinations[i], options);
+      continue;
+    }
+    from.push_back(sources[i]);
+    rest.push_back(shards[i]);
+    to.push_back(destinations[i]);
+    places.push_back(i);
+  }
+  auto moved = move_many(from, rest, to, options, bucket_bytes);
+  for (size_t i = 0; i < places.size(); ++i) results[places[i]] = std::move(moved[i]);
+  return results;
+}
+
+}  // namespace
+
+std::vector<Shards> move_many(c10::ArrayRef<SpecPtr> sources, const std::vector<Shards>& shards,
+                              c10::ArrayRef<SpecPtr> destinations, const PlanOptions& options, int64_t bucket_bytes) {
+  for (size_t i = 0; i < sources.size(); ++i) check_move(sources[i], destinations[i]);
+  BelowAutograd guard;
+  const auto is_on_meta = [](const SpecPtr& spec) { return spec->mesh()->is_meta(); };
+  if (std::ranges::any_of(shards, is_traced)) [[unlikely]]
+    return moved_one_by_one(sources, shards, destinations, options);
+  if (std::ranges::any_of(destinations, is_on_meta))
+    return moved_apart(sources, shards, destinations, options, bucket_bytes);
+  std::vector<Moving> movings;
+  for (size_t i = 0; i < sources.size(); ++i) movings.emplace_back(sources[i], shards[i], destinations[i], options);
+  while (true) {
+    std::vector<Moving*> reducing, exchanging;
+    for (Moving& moving : movings) {
+      while (!moving.is_done() && !takes_part(moving.next())) moving.skip();
+      while (!moving.is_done() && moving.next().step.kind == Kind::kMakePartial) moving.run_in_place();
+      if (!moving.is_done()) (has_boxes(moving.next()) ? exchanging : reducing).push_back(&moving);
+    }
+    if (reducing.empty() && exchanging.empty()) break;
+    reduce_together(std::move(reducing), bucket_bytes);
+    exchange_together(std::move(exchanging), bucket_bytes);
+  }
+  std::vector<Shards> results;
+  for (const Moving& moving : movings) results.push_back(moving.pieces());
+  return results;
+}
+
+}  // namespace shardwise

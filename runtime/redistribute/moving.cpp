@@ -1,0 +1,145 @@
+#include "runtime/redistribute/moving.h"
+
+#include "placements/partial.h"
+#include "runtime/comm/comm_policy.h"
+#include "runtime/comm/reduce_dtype.h"
+#include "runtime/redistribute/mesh_agreement.h"
+#include "runtime/tensor/flat_part.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/hash.h>
+#include <fmt/format.h>
+
+#include <numeric>
+
+namespace shardwise {
+namespace {
+
+using Kind = Step::Kind;
+
+}  // namespace
+
+void check_move(const SpecPtr& source, const SpecPtr& destination) {
+  TORCH_INTERNAL_ASSERT(source->sizes() == destination->sizes() && source->dtype() == destination->dtype(),
+                        to_string(*source), " cannot become ", to_string(*destination));
+  TORCH_CHECK_VALUE(
+      source->mesh()->world() == destination->mesh()->world() &&
+          source->mesh()->with_memory()->device_type() == destination->mesh()->with_memory()->device_type(),
+      fmt::format("[redistribute] the meshes {} and {} belong to different worlds or kinds of device. Make both "
+                  "of the current one.",
+                  to_string(*source->mesh()), to_string(*destination->mesh())));
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !source->mesh()->is_meta() || destination->mesh()->is_meta(),
+      fmt::format(
+          "[redistribute] Cannot copy out of meta tensor; no data! {} was to get memory. Use torch.empty_like(x, "
+          "device=...) or Module.to_empty(), and fill it.",
+          to_string(*source)));
+  if (source->mesh() != destination->mesh() && !destination->mesh()->is_meta())
+    check_same_meshes(*source->mesh(), *destination->mesh());
+}
+
+std::string move_words(const Spec& from, const Spec& to, const PlanOptions& options) {
+  std::string result = fmt::format("{} -> {}", to_string(from), to_string(to));
+  if (from.layout().in_pieces() || to.layout().in_pieces())  // of which the words show a beginning
+    result += fmt::format(" #{:x}", c10::get_hash(from.layout().hash(), to.layout().hash()));
+  return result + words_of(options);
+}
+
+bool has_boxes(const OwnStep& own) { return own.step.kind == Kind::kExchange || own.step.kind == Kind::kReduce; }
+
+bool takes_part(const OwnStep& own) { return own.from->is_member() || own.to->is_member(); }
+
+Party party_of(const OwnStep& own) {
+  if (own.is_local) return {};
+  const DeviceMesh &from = *own.from->mesh(), &to = *own.to->mesh();
+  if (from.grid() == to.grid() || has_all_ranks_of(from, to)) return {from.group()};
+  if (has_all_ranks_of(to, from)) return {to.group()};
+  std::vector<int64_t> everyone(from.world()->size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return {from.world()->group(everyone), /*is_whole=*/false};
+}
+
+Moving::Moving(const SpecPtr& source, Shards pieces, const SpecPtr& destination, const PlanOptions& options)
+    : plan_(PlanCache::of_thread().find_or_make(source, destination, options)),
+      pieces_(std::move(pieces)),
+      device_(pieces_.empty() ? source->mesh()->device() : pieces_[0].device()),
+      options_(options) {
+  const bool sends = plan_->last_sending >= 0 && !destination->mesh()->is_meta();
+  if (sends)
+    check_comm_policy(
+        [&] { return fmt::format("moves {} to {}", to_string(*source), to_string(destination->layout())); });
+  for (const OwnStep& own : plan_->steps)
+    if (own.step.kind == Kind::kReduce || own.step.kind == Kind::kAllReduce)
+      check_reducible(at::empty({0}, at::TensorOptions().dtype(source->dtype()).device(device_)), own.step.reduce);
+}
+
+void Moving::arrive(Shards pieces) {
+  pieces_ = std::move(pieces);
+  owns_ = true;
+  ++next_;
+}
+
+void Moving::run_in_place() {
+  for (const auto& reduction : start_in_place()) reduction->finish();
+}
+
+std::vector<std::unique_ptr<Reduction>> Moving::start_in_place() {
+  std::vector<std::unique_ptr<Reduction>> reductions;
+  if (next().step.kind == Kind::kAllReduce) {
+    for (const at::Tensor& flat : begin_reduction())
+      if (auto reduction = start_all_reduce(*reducing_group(), flat, next().step.reduce))
+        reductions.push_back(std::move(reduction));
+  } else {
+    own();
+    make_partial(next());
+  }
+  ++next_;
+  return reductions;
+}
+
+std::vector<at::Tensor> Moving::begin_reduction() {
+  own();
+  if (const Spec& from = *next().from; from.flat_sizes()) {
+    pieces_ = joined(from, std::move(pieces_));
+    return {flat_part(from, pieces_).view(-1)};
+  }
+  std::vector<at::Tensor> flats;
+  for (at::Tensor& piece : pieces_) {
+    if (piece.strides() != dense_strides(piece.sizes(), next().from->strides()))  // on all ranks alike
+      piece = empty_piece(*next().from, piece.sizes(), device_).copy_(piece);
+    flats.push_back(piece.as_strided({piece.numel()}, {1}));
+  }
+  return flats;
+}
+
+void Moving::run(bool stops_at_last_sending) {
+  while (!is_done()) {
+    const bool is_last = static_cast<int>(next_) == plan_->last_sending;
+    if (!takes_part(next())) {
+      skip();
+    } else if (stops_at_last_sending && is_last) {
+      return;
+    } else if (!has_boxes(next())) {
+      run_in_place();
+    } else {
+      ExchangeRun exchange = begin();
+      exchange.start();
+      arrive(std::move(exchange.finish()[0]));
+    }
+  }
+}
+
+void Moving::own() {
+  if (!owns_)
+    for (at::Tensor& piece : pieces_) piece = piece.resolve_conj().resolve_neg().clone();
+  owns_ = true;
+}
+
+void Moving::make_partial(const OwnStep& own) {
+  const Reduce reduce = own.step.reduce;
+  const bool keeps = reduce != Reduce::kSum && reduce != Reduce::kProduct;
+  if (keeps || (*own.from->mesh()->coord())[own.step.mesh_dim] == 0) return;
+  for (at::Tensor& piece : pieces_) piece.fill_(identity_of(reduce, own.from->dtype()));
+}
+
+}  // namespace shardwise
