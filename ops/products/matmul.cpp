@@ -169,7 +169,10 @@ void describe_trilinear(const OpCall& call, Signature& signature) {
 void register_matmul(RuleTable& table) {
   define_operator("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
                   &matrix_by_vector);
-  define_operator("matmul(Tensor left, Tensor right) -> Tensor", &compute, &compute_shape);
+  define_operator("matmul(Tensor left, Tensor right) -> Tensor",
+                  {.compute = [] { return torch::CppFunction(&compute); },
+                   .shape = [] { return torch::CppFunction(&compute_shape); },
+                   .traced = [] { return torch::CppFunction(&compute); }});
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());

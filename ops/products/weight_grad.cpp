@@ -53,8 +53,10 @@ at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
 }
 
 void register_weight_grad(RuleTable& table) {
-  define_differentiable_operator("linear_weight_grad(Tensor grad, Tensor input) -> Tensor", &compute_weight_grad,
-                                 &differentiable);
+  const auto compute = [] { return torch::CppFunction(&compute_weight_grad); };
+  define_operator(
+      "linear_weight_grad(Tensor grad, Tensor input) -> Tensor",
+      {.compute = compute, .derivative = [] { return torch::CppFunction(&differentiable); }, .traced = compute});
   table.add("shardwise::linear_weight_grad", Rule("…n,…k->nk", describe_weight_grad).multilinear());
 }
 

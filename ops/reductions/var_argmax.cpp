@@ -10,7 +10,7 @@
 #include "ops/support/own_operator.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
-#include "runtime/redistribute/execute.h"
+#include "runtime/comm/reduce_dtype.h"
 #include "runtime/rules/propagate.h"
 
 #include <ATen/ops/amax.h>

@@ -15,6 +15,7 @@ struct OwnKernels {
   std::function<torch::CppFunction()> compute;
   std::function<torch::CppFunction()> shape;
   std::function<torch::CppFunction()> derivative;  // above autograd, of distributed tensors
+  std::function<torch::CppFunction()> traced;      // of torch's operators, which stand in compiled graphs in its place
 };
 
 /// Defines shardwise::`schema` for the plain tensors of every device; distributed ones go by its rule. Called while the library
@@ -23,17 +24,18 @@ void define_operator(const char* schema, const OwnKernels& kernels);
 
 template <class Compute>
 void define_operator(const char* schema, Compute* compute) {
-  define_operator(schema, OwnKernels{[=] { return torch::CppFunction(compute); }, {}, {}});
+  define_operator(schema, OwnKernels{.compute = [=] { return torch::CppFunction(compute); }});
 }
 template <class Compute, class Shape>
 void define_operator(const char* schema, Compute* compute, Shape* shape) {
-  define_operator(schema, {[=] { return torch::CppFunction(compute); }, [=] { return torch::CppFunction(shape); }, {}});
+  define_operator(schema, OwnKernels{.compute = [=] { return torch::CppFunction(compute); },
+                                     .shape = [=] { return torch::CppFunction(shape); }});
 }
 /// ... with a kernel above autograd.
 template <class Compute, class Derivative>
 void define_differentiable_operator(const char* schema, Compute* compute, Derivative* derivative) {
-  define_operator(schema,
-                  {[=] { return torch::CppFunction(compute); }, {}, [=] { return torch::CppFunction(derivative); }});
+  define_operator(schema, OwnKernels{.compute = [=] { return torch::CppFunction(compute); },
+                                     .derivative = [=] { return torch::CppFunction(derivative); }});
 }
 
 }  // namespace shardwise

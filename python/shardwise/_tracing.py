@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._library.opaque_object import MemberType, register_opaque_type
 
 from shardwise import _C
+from shardwise._torch_versions import register_constant
 
 __all__ = ["names_of_pieces", "refuse_cache", "register_placements", "run_traced", "static", "unflatten"]
 
@@ -67,9 +67,13 @@ class NoPiece:
 _NO_PIECE = "_no_piece"
 
 
-def names_of_pieces(cls: type, layout: _C.TensorLayout) -> list[str]:
-    """The names of the attributes that hold this rank's pieces; at least one."""
+def names_of_pieces(tensor: torch.Tensor, layout: _C.TensorLayout) -> list[str]:
+    """The names of the attributes that hold this rank's pieces; at least one. Tracers ask before all else: a move may come first."""
+    _register_move()
+    cls = type(tensor)
     if layout.n_pieces == 0:
+        if torch._guards.TracingContext.try_get() is not None and not _is_traced(tensor):
+            _leave_to_eager(layout)
         if not hasattr(cls, _NO_PIECE):
             setattr(cls, _NO_PIECE, NoPiece())
         return [_NO_PIECE]
@@ -80,10 +84,27 @@ def names_of_pieces(cls: type, layout: _C.TensorLayout) -> list[str]:
     return names
 
 
+def _leave_to_eager(layout: _C.TensorLayout) -> None:
+    """Has torch.compile run the function as it is written: there is nothing to compile. Raises what says so with fullgraph=True."""
+    from torch._dynamo.exc import unimplemented
+
+    unimplemented(
+        gb_type="DTensor without pieces on this rank",
+        context=str(layout),
+        explanation="This rank is outside of the tensor's mesh and computes nothing with it.",
+        hints=["Call the compiled function on the ranks of the mesh only.", "Leave out fullgraph=True."],
+        skip_frame=True,
+    )
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    return torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+
+
 def unflatten(pieces: dict[str, torch.Tensor], layout: _C.TensorLayout) -> torch.Tensor:
     """The DTensor of these pieces: a traced one of a tracer's pieces."""
     values = [static(piece) for name, piece in pieces.items() if name != _NO_PIECE]
-    is_traced = _NO_PIECE in pieces and torch._C._dispatch_keys(pieces[_NO_PIECE]).has(torch._C.DispatchKey.Python)
+    is_traced = _NO_PIECE in pieces and _is_traced(pieces[_NO_PIECE])
     return layout.wrap(values, is_traced)
 
 
@@ -129,5 +150,4 @@ def register_placements() -> None:
     """Makes placements constants of graphs: a graph is for the placements that it was made with."""
     _C.Placement.__fx_repr__ = lambda self: (repr(self), {type(self).__name__: type(self)})  # type: ignore[attr-defined]
     for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
-        members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
-        register_opaque_type(kind, typ="value", members={**members, "__eq__": MemberType.USE_REAL})
+        register_constant(kind)

@@ -9,7 +9,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, KeysView, Mapping, Set, ValuesView
 from contextlib import contextmanager
 from enum import Enum
@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.utils.hooks import RemovableHandle
 
 from shardwise import _C
 from shardwise.dtensor import DTensor
@@ -38,6 +39,8 @@ _OPAQUE = (
     torch.device, torch.Stream, torch.Event, dist.ProcessGroup, TorchMesh, types.ModuleType, logging.Logger, logging.Handler,
     io.IOBase, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ReferenceType,
 )  # fmt: skip
+# The id of both hooks in every module, as torch would give it: torch.compile makes one graph for modules whose hooks have the same ids.
+_HOOK_ID = RemovableHandle(OrderedDict()).id
 # In the place of what cannot be looked into: it has no values to compare.
 _UNKNOWN = torch.empty(0, device="meta")
 
@@ -50,8 +53,10 @@ def open_around_forward(module: nn.Module) -> None:
         if not any(isinstance(tensor, DTensor) for tensor in tensors):
             continue
         if not enters_last(submodule):
-            submodule.register_forward_pre_hook(_enter, with_kwargs=True)
-            submodule.register_forward_hook(_leave, always_call=True)
+            submodule._forward_pre_hooks[_HOOK_ID] = _enter
+            submodule._forward_pre_hooks_with_kwargs[_HOOK_ID] = True
+            submodule._forward_hooks[_HOOK_ID] = _leave
+            submodule._forward_hooks_always_called[_HOOK_ID] = True
 
 
 def enters_last(module: nn.Module) -> bool:

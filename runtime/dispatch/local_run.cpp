@@ -2,6 +2,7 @@
 
 #include "runtime/api/local_kind.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/reduce_dtype.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/operand_move.h"
 #include "runtime/dispatch/view_begin.h"

@@ -5,8 +5,10 @@ import copy
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from functorch.compile import make_boxed_func
 from torch import nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torchrun import run_parts
 
 import shardwise as sw
@@ -104,6 +106,84 @@ def tensor_parallel(_):
         torch.testing.assert_close(ours.full_tensor(), theirs)
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = x * 2
+        return self.o(self.q(x) * self.k(x) + self.v(x))
+
+
+def few_moves(_):
+    """Layers of one plain input reduce its gradient once; what sends nothing is made of torch's own operators."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dense, ours, graphs = Heads(), Heads(), []
+    ours.load_state_dict(dense.state_dict())
+    plan = {"o": RowwiseParallel()} | dict.fromkeys("qkv", ColwiseParallel())
+    ours = parallelize_module(ours, mesh_of(), plan)
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(ours, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)
+    inputs = [random(3, 4).requires_grad_() for _ in range(2)]
+    for module, x in zip((dense, compiled), inputs, strict=True):
+        module(x).square().sum().backward()
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
+    for parameter, expected in zip(ours.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad)
+    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    moves = [node for graph in graphs for node in graph.graph.nodes if torch.ops.shardwise.move.default in node.args]
+    assert len(moves) == 2, moves  # the sum that o gives, and the gradient of x
+    assert not [target for target in targets if target.startswith("shardwise.")], targets
+
+
+def moves_without_messages(_):
+    def moved(x, to):
+        return (x.redistribute(placements=[to]) if isinstance(x, DTensor) else x) * 2
+
+    uneven = Shard(0, sizes=[4, *[0] * (dist.get_world_size() - 2), 1])
+    for placement in (Shard(1), uneven, Partial()):
+        expect_dense(lambda x, to=placement: moved(x.sin(), to), [(5, 3)], [[Replicate()]])
+
+
+def expect_one_graph(model, x, mesh, compile_in_place, shard):
+    """The layers of `model` are one graph, but that the first one's input may need no gradient; gradients are those of the dense model."""
+    torch._dynamo.reset()
+    dense = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    parallelize_module(model, mesh["tp"], {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()})
+    for i, layer in enumerate(model):
+        if compile_in_place:
+            layer.compile(backend=counter, fullgraph=True)
+        else:
+            model[i] = torch.compile(layer, backend=counter, fullgraph=True)
+        shard(model[i])
+    shard(model)
+    for _ in range(2):
+        model.zero_grad()
+        model(x).square().sum().backward()
+    dense(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+    assert counter.frame_count == 2, counter.frame_count
+
+
+def layers_share_graphs(_):
+    """Hooks of each layer are functions of their own, and yet the graph is one; fully_shard gathers outside of it."""
+    mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    x = random(3, 4)
+    for in_place in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Layer() for _ in range(4)))
+        expect_one_graph(copy.deepcopy(model), x, mesh, in_place, lambda module: module)
+        expect_one_graph(model, x, mesh, in_place, lambda module: sw.fully_shard(module, mesh=mesh["dp"]))
+
+
 def methods(_):
     """redistribute, to_local, full_tensor, from_local and what is asked of a tensor, in one graph."""
     torch._dynamo.reset()
@@ -170,6 +250,36 @@ def breaks(_):
     first, second = dropped(x).full_tensor(), dropped(x).full_tensor()
     assert not torch.equal(first, second)
     assert set(first.unique().tolist()) == {0.0, 4.0}
+
+
+def ranks_outside(_):
+    """A rank outside of the mesh runs the function as it is written; it cannot have one graph of it."""
+    torch._dynamo.reset()
+    mesh = sw.DeviceMesh("cpu", [0, 2])
+    x, w = random(5, 4), random(4, 7)
+    ours = [
+        sw.distribute_tensor(value, mesh, [placement]).requires_grad_()
+        for value, placement in ((x, Replicate()), (w, Shard(1)))
+    ]
+    dense = [value.clone().requires_grad_() for value in (x, w)]
+
+    def function(x, w):
+        return torch.relu(x @ w) * 2
+
+    result = torch.compile(function, backend=EAGER_GRAPH)(*ours)
+    torch.testing.assert_close(result.full_tensor(), function(x, w) if mesh.get_coordinate() else torch.empty(0))
+    result.sum().backward()
+    function(*dense).sum().backward()
+    for given, expected in zip(ours, dense, strict=True):
+        torch.testing.assert_close(given.grad.full_tensor(), expected.grad if mesh.get_coordinate() else torch.empty(0))
+    torch._dynamo.reset()  # it keeps which functions it has left alone
+    if dist.get_rank() == 1:
+        try:
+            torch.compile(function, backend=EAGER_GRAPH, fullgraph=True)(*ours)
+        except torch._dynamo.exc.Unsupported as error:
+            assert "outside of the tensor's mesh" in str(error), error
+        else:
+            raise AssertionError("a graph of nothing")
 
 
 def plain_tensors(_):

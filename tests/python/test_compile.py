@@ -15,15 +15,22 @@ def on_ranks(check, n_ranks):
     run_ranks(n_ranks, lambda rank: check(sw.init_device_mesh("cpu", (n_ranks,))))
 
 
-PARTS = "pointwise_and_products,partial_results,methods,recompiles,writes_and_views,breaks,plain_tensors"
+PARTS = (
+    "pointwise_and_products,partial_results,few_moves,moves_without_messages,methods,recompiles,writes_and_views,breaks,"
+    "plain_tensors,ranks_outside"
+)
 
 
 def test_graphs_give_what_dense_programs_give(tmp_path):
     expect_all_well("compile_program.py", 3, PARTS, tmp_path, timeout=600)
 
 
+def test_the_first_operator_of_a_program_may_be_a_move(tmp_path):
+    expect_all_well("compile_program.py", 3, "methods", tmp_path, timeout=600)
+
+
 def test_meshes_of_two_dims(tmp_path):
-    expect_all_well("compile_program.py", 4, "two_mesh_dims", tmp_path, timeout=600)
+    expect_all_well("compile_program.py", 4, "two_mesh_dims,layers_share_graphs", tmp_path, timeout=600)
 
 
 def test_inductor_and_training_a_tensor_parallel_layer(tmp_path):

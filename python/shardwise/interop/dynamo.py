@@ -8,16 +8,25 @@ import torch
 from shardwise import _C, forward_scope
 from shardwise._tracing import static
 from shardwise.dtensor import DTensor
+from shardwise.fsdp import unit
 
 __all__ = ["teach"]
 
 
 def teach(dynamo: ModuleType) -> None:
-    """Has graphs take DTensor.from_local, and leaves the hooks around forwards, where they are called by a program, alone."""
+    """Has graphs take DTensor.from_local and the plain inputs of layers, and leaves the hooks around forwards, where a program calls
+    them, alone."""
     dynamo.allow_in_graph(_from_local_in_graph)
     dynamo.substitute_in_graph(DTensor.from_local, skip_signature_check=True)(_from_local)
+    dynamo.allow_in_graph(_layer_input_in_graph)
+    dynamo.substitute_in_graph(_C.layer_input, skip_signature_check=True)(_layer_input)
     forward_scope._open = dynamo.disable(forward_scope._open)
-    for hook in (forward_scope._enter, forward_scope._leave):
+    for name in ("enter", "leave"):
+        disabled = dynamo.disable(
+            getattr(unit.Unit, name), reason="fully_shard gathers and frees parameters between graphs"
+        )
+        setattr(unit.Unit, name, disabled)
+    for hook in (forward_scope._enter, forward_scope._leave, unit._before_forward, unit._after_forward):
         dynamo.eval_frame.skip_code(hook.__code__)
 
 
@@ -45,7 +54,19 @@ def _from_local_in_graph(
         static(local_tensor),
         device_mesh,
         placements,
-        shape=None if shape is None else [int(size) for size in shape],
-        stride=None if stride is None else [int(step) for step in stride],
+        shape=_numbers(shape),
+        stride=_numbers(stride),
         grad_placements=grad_placements,
     )
+
+
+def _layer_input(local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any = None) -> torch.Tensor:
+    return _layer_input_in_graph(local_tensor, device_mesh, placements, shape)
+
+
+def _layer_input_in_graph(local_tensor: torch.Tensor, device_mesh: Any, placements: Any, shape: Any) -> torch.Tensor:
+    return _C.layer_input(static(local_tensor), device_mesh, placements, _numbers(shape))
+
+
+def _numbers(sizes: Any) -> list[int] | None:
+    return None if sizes is None else [int(size) for size in sizes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -20,26 +21,20 @@ def teach(module: ModuleType) -> None:
 
 
 def _mapping(original: Any, torchs: type) -> Any:
+    names = [each.name for each in signature(original).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+
     @functools.wraps(original)
-    def mapped(
-        func: Any,
-        out_placements: Any,
-        in_placements: Any,
-        in_grad_placements: Any,
-        device_mesh: Any,
-        redistribute_inputs: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        options = (out_placements, in_placements, in_grad_placements, device_mesh)
+    def mapped(*given: Any, **kwargs: Any) -> Any:
+        options, args = dict(zip(names, given, strict=False)), given[len(names) :]
         values = pytree.tree_leaves((args, kwargs))
         if not any(isinstance(value, DTensor) for value in values):
-            return original(func, *options, redistribute_inputs, *args, **kwargs)
+            return original(*given, **kwargs)
         if any(isinstance(value, torchs) for value in values):
             raise TypeError(
                 "[local_map] got DTensors of Shardwise and of torch.distributed.tensor together. Convert the latter with "
                 "shardwise.from_torch."
             )
-        return local_map(func, *options, redistribute_inputs=redistribute_inputs)(*args, **kwargs)
+        options.pop("enable_spmd_types", None)  # torch 2.14: only has annotations of the function's results compared
+        return local_map(**options)(*args, **kwargs)
 
     return mapped
