@@ -13,8 +13,8 @@ using Groups = std::vector<ParameterGroupPtr>;
 
 ParameterGroupPtr create(const std::vector<std::string>& names, const std::vector<at::Tensor>& parameters,
                          const MeshPtr& mesh, const MeshPtr& root, std::optional<c10::ScalarType> param_dtype,
-                         std::optional<c10::ScalarType> reduce_dtype) {
-  return ParameterGroup::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype});
+                         std::optional<c10::ScalarType> reduce_dtype, const Placements& along) {
+  return ParameterGroup::create(names, parameters, {mesh, root}, {param_dtype, reduce_dtype}, along);
 }
 
 std::vector<std::weak_ptr<ParameterGroup>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
@@ -23,7 +23,7 @@ void bind_groups(py::module_& module) {
   py::class_<ParameterGroup, ParameterGroupPtr>(
       module, "ParameterGroup", "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
       .def(py::init(&create), py::arg("names"), py::arg("parameters"), py::arg("mesh"), py::arg("root"),
-           py::arg("param_dtype"), py::arg("reduce_dtype"))
+           py::arg("param_dtype"), py::arg("reduce_dtype"), py::arg("along"))
       .def("with_sharded", torch::wrap_pybind_function(&ParameterGroup::with), py::arg("sharded"))
       .def_property_readonly("sharded", &ParameterGroup::sharded)
       .def_property("leaves", &ParameterGroup::leaves, &ParameterGroup::set_leaves)
@@ -41,6 +41,7 @@ void bind_schedules(py::module_& module) {
   py::class_<Settings, std::shared_ptr<Settings>>(module, "GroupSchedule", "What a program sets of one group.")
       .def(py::init())
       .def_readwrite("reshards_after_forward", &Settings::reshards_after_forward)
+      .def_readwrite("n_keeping", &Settings::n_keeping)
       .def_readwrite("reshards_after_backward", &Settings::reshards_after_backward)
       .def_readwrite("reduces", &Settings::reduces)
       .def_readwrite("fills_unused", &Settings::fills_unused)

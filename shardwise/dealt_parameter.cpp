@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -44,8 +45,20 @@ MeshPtr joined_mesh(const Spec& spec, const DataMesh& data) {
   return names == data.root->names() ? data.root : data.root->submesh(names);
 }
 
-/// `spec` with its first tensor dim split among the sharding ranks, within what each of them has.
-SpecPtr dealt_spec(const std::string& name, const Spec& spec, const DataMesh& data) {
+/// `along` with its dim in [0, dim), and 0 for a parameter of 0 dims.
+Placement resolved(const std::string& name, const at::Tensor& parameter, const Placement& along) {
+  TORCH_CHECK_VALUE(along.is_shard(),
+                    fmt::format("[fully_shard] {} is to be placed as {}, which is no Shard. Give Shard(dim).", name,
+                                to_string(along)));
+  const int64_t n_dims = std::max<int64_t>(parameter.dim(), 1);
+  TORCH_CHECK_INDEX(along.dim() >= -n_dims && along.dim() < n_dims,
+                    fmt::format("[fully_shard] {} is to be placed as {}: it has the shape [{}]. Use a dim in [{}, {}).",
+                                name, to_string(along), fmt::join(parameter.sizes(), ", "), -n_dims, n_dims));
+  return along.with_dim(along.dim() < 0 ? along.dim() + n_dims : along.dim());
+}
+
+/// `spec` split as `along` says among the sharding ranks, within what each of them has.
+SpecPtr dealt_spec(const std::string& name, const Spec& spec, const DataMesh& data, const Placement& along) {
   const MeshPtr mesh = joined_mesh(spec, data);
   WrittenPlacements written{Placements(mesh->ndim()), std::vector<int64_t>(mesh->ndim(), 1)};
   for (int64_t dim = 0; dim < spec.mesh()->ndim(); ++dim)
@@ -53,22 +66,26 @@ SpecPtr dealt_spec(const std::string& name, const Spec& spec, const DataMesh& da
   if (spec.dim() > 0) {
     const int64_t shard_dim = mesh->dim_of(data.mesh->names().back());
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim)
-      TORCH_CHECK_VALUE(!written.placements[dim].is_shard(0) || written.placements[dim].sizes().empty(),
-                        fmt::format("[fully_shard] {} is placed as {}: parts of given sizes along dim 0 cannot be "
-                                    "split again. Leave it out, with ignored_params={{...}}, or shard it evenly.",
-                                    name, to_string(spec.placements())));
-    written.placements[shard_dim] = Placement::shard(0);
+      TORCH_CHECK_VALUE(
+          !written.placements[dim].is_shard(along.dim()) ||
+              (written.placements[dim].sizes().empty() && along.sizes().empty()),
+          fmt::format(
+              "[fully_shard] {} is placed as {}: parts of given sizes along dim {} cannot be split again, nor parts "
+              "into given sizes. Give it another dim, with shard_placement_fn, shard it evenly, or leave it out, "
+              "with ignored_params={{...}}.",
+              name, to_string(spec.placements()), along.dim()));
+    written.placements[shard_dim] = along;
     for (int64_t later = shard_dim + 1; later < mesh->ndim(); ++later)
-      if (written.placements[later].is_shard(0)) written.split_factors[shard_dim] *= mesh->size(later);
+      if (written.placements[later].is_shard(along.dim())) written.split_factors[shard_dim] *= mesh->size(later);
   }
   const Home home = home_of(mesh, written, spec.dim());
   return Spec::intern(home.mesh->on(spec.mesh()->device_type()), spec.sizes(), home.placements, spec.strides(),
                       spec.dtype());
 }
 
-SpecPtr dealt_plain_spec(const at::Tensor& tensor, const DataMesh& data) {
+SpecPtr dealt_plain_spec(const at::Tensor& tensor, const DataMesh& data, const Placement& along) {
   Placements placements(data.mesh->ndim());
-  if (tensor.dim() > 0) placements.back() = Placement::shard(0);
+  if (tensor.dim() > 0) placements.back() = along;
   return Spec::intern(data.mesh->on(tensor.device().type()), tensor.sizes(), std::move(placements), tensor.strides(),
                       tensor.scalar_type());
 }
@@ -82,22 +99,25 @@ void check_data_mesh(const DataMesh& data) {
                                 to_string(*data.mesh), data.mesh->ndim()));
 }
 
-DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data)
+DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
+                               const Placement& along)
     : is_sharded_(parameter.dim() > 0) {
+  const Placement split = resolved(name, parameter, along);
+  dim_ = split.dim();
   int64_t begin = 0;
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
     check_slice(name, *whole_, data);
     const auto splits_dims = [](const Placement& each) { return each.is_replicate() || each.is_shard(); };
     TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
-                      fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim 0 as a whole. "
+                      fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
-                                  name, to_string(whole_->placements())));
-    spec_ = dealt_spec(name, *whole_, data);
+                                  name, to_string(whole_->placements()), dim_));
+    spec_ = dealt_spec(name, *whole_, data, split);
     sizes_ = whole_->is_member() ? whole_->boxes()[0].sizes : Dims(parameter.sizes());
-    if (whole_->is_member() && is_sharded_) begin = whole_->boxes()[0].offsets[0];
+    if (whole_->is_member() && is_sharded_) begin = whole_->boxes()[0].offsets[dim_];
   } else {
-    spec_ = dealt_plain_spec(parameter, data);
+    spec_ = dealt_plain_spec(parameter, data, split);
     sizes_ = Dims(parameter.sizes());
   }
   strides_ = dense_strides(sizes_, parameter.strides());
@@ -105,11 +125,11 @@ DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parame
   index_ = data.shard_group()->index;
   for (const int64_t rank : data.shard_group()->ranks) {
     if (!is_sharded_) {
-      rows_.emplace_back();
+      ranges_.emplace_back();
       continue;
     }
     const Box box = spec_->layout().boxes(rank)[0];
-    rows_.push_back({box.sizes[0] > 0 ? box.offsets[0] - begin : 0, box.sizes[0]});
+    ranges_.push_back({box.sizes[dim_] > 0 ? box.offsets[dim_] - begin : 0, box.sizes[dim_]});
   }
 }
 
@@ -136,12 +156,18 @@ SpecPtr DealtParameter::whole_spec(c10::ScalarType dtype) const {
 }
 
 at::Tensor DealtParameter::part(const at::Tensor& whole, int64_t index) const {
-  return is_sharded_ ? whole.narrow(0, rows_[index].begin, rows_[index].size) : whole;
+  return is_sharded_ ? whole.narrow(dim_, ranges_[index].begin, ranges_[index].size) : whole;
+}
+
+at::Tensor DealtParameter::slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const {
+  if (!is_sharded_) return whole;
+  const int64_t size = whole.size(dim_), begin = size * index / n_slices;
+  return whole.narrow(dim_, begin, size * (index + 1) / n_slices - begin);
 }
 
 Dims DealtParameter::part_sizes(int64_t index) const {
   Dims sizes = sizes_;
-  if (is_sharded_) sizes[0] = rows_[index].size;
+  if (is_sharded_) sizes[dim_] = ranges_[index].size;
   return sizes;
 }
 

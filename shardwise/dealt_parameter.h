@@ -1,6 +1,6 @@
 // shardwise/dealt_parameter.h: a parameter that ranks along a mesh share: where it lives, and which part of it each of them has.
 //
-// A parameter of 10 rows over "dp" (4): rows [0,3) [3,6) [6,9) [9,10). One of 0 dims: all of it on each.
+// A parameter of 10 rows over "dp" (4): rows [0,3) [3,6) [6,9) [9,10). One of 0 dims: all of it on each. Along Shard(1): columns.
 // One that ColwiseParallel sharded over "tp" (2) on a root ("dp", "tp") of 4 ranks: this rank's five rows over "dp" (2): [0,3) [3,5).
 #pragma once
 
@@ -26,18 +26,19 @@ struct DataMesh {
 /// Throws: c10::ValueError, alike on all ranks, for a mesh of other numbers of dims.
 void check_data_mesh(const DataMesh& data);
 
-/// A run of rows of this rank's whole parameter.
-struct RowRange {
+/// A run of indices along the dealt dim of this rank's whole parameter.
+struct DealtRange {
   int64_t begin = 0;
   int64_t size = 0;
 };
 
 class DealtParameter {
  public:
-  /// Of `parameter`, plain or on a mesh beside `data.mesh`. Nothing is sent.
-  /// Throws: c10::ValueError, alike on all ranks and naming it as `name`, for one that is on the mesh already, or on a mesh that has no root in
-  /// common with it, that is Partial, or in pieces.
-  DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data);
+  /// Of `parameter`, plain or on a mesh beside `data.mesh`, which is split as `along` says, a Shard. Nothing is sent.
+  /// Throws, alike on all ranks and naming it as `name`: c10::ValueError for one that is on the mesh already, or on a mesh that has no root in
+  /// common with it, that is Partial, or in pieces, and for an `along` that is no Shard; c10::IndexError for a dim that it lacks.
+  DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
+                 const Placement& along = Placement::shard(0));
 
   /// This rank's part of `parameter`, a leaf with memory of its own that requires a gradient where `parameter` does. Sends nothing: each
   /// rank takes its part of its own copy.
@@ -52,10 +53,10 @@ class DealtParameter {
   c10::IntArrayRef strides() const { return strides_; }
   /// False for a parameter of 0 dims, of which each rank has all.
   bool is_sharded() const { return is_sharded_; }
-  /// The rows of the member at `index` of the sharding group.
-  const RowRange& rows(int64_t index) const { return rows_[index]; }
   /// The part of the member at `index` of `whole`, a tensor of sizes(); a view.
   at::Tensor part(const at::Tensor& whole, int64_t index) const;
+  /// The one at `index` of `n_slices` of about the same size; a view.
+  at::Tensor slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const;
   int64_t n_elements(int64_t index) const;
   Dims part_sizes(int64_t index) const;
 
@@ -64,8 +65,9 @@ class DealtParameter {
   SpecPtr whole_;  // null where it is plain
   Dims sizes_, strides_;
   bool is_sharded_ = true;
+  int64_t dim_ = 0;  // that is split
   int64_t index_ = 0;
-  std::vector<RowRange> rows_;
+  std::vector<DealtRange> ranges_;  // by member of the sharding group
 };
 
 }  // namespace shardwise

@@ -41,6 +41,7 @@ void GatherSchedule::listen(const ParameterGroupPtr& group) {
       [self] {
         const auto schedule = self.lock();
         if (!schedule) return;
+        schedule->begin_backward();  // it may have come by no module's output: by what a module keeps of its forward
         schedule->finish_reduction();
         schedule->gather_ahead_in_backward();
       },
@@ -75,6 +76,7 @@ void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
     entered_before_ = std::exchange(entered_, {});
   }
   if (group->is_stale()) group->release();
+  group->follow_requires_grad();
   group->gather();
   Member& member = member_of(*group);
   ++n_open_;
@@ -102,18 +104,25 @@ void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases
   if (of.n_forwards > 0) --of.n_forwards;
   if (of.n_forwards == 0) {
     group->put_back();
-    if (releases && of.settings->reshards_after_forward) group->release();
+    if (releases && of.settings->reshards_after_forward) {
+      if (of.settings->n_keeping > 0)
+        group->release_to(of.settings->n_keeping);
+      else
+        group->release();
+    }
   }
   if (n_open_ > 0) return;
   for (const Member& member : members_)  // gathered ahead for modules that did not run
     if (member.group->is_on_its_way()) member.group->release();
 }
 
+void GatherSchedule::begin_backward() {
+  if (std::exchange(is_in_backward_, true)) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_backward(); });
+}
+
 void GatherSchedule::before_backward(const ParameterGroupPtr& group) {
-  if (!is_in_backward_) {
-    is_in_backward_ = true;
-    torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_backward(); });
-  }
+  begin_backward();
   Member& member = member_of(*group);
   if (member.settings->gathers_in_backward) group->gather();
   ++member.n_backwards;
@@ -166,6 +175,7 @@ void GatherSchedule::end_backward() {
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
     member->n_backwards = 1;  // of inputs without gradients nobody tells the end
     after_backward(member->group);
+    if (member->settings->reduces && member->group->has_accumulated()) settle_gradients(*member);  // it did not run now
     member->is_unsettled = false;
     if (member->group->is_on_its_way()) member->group->release();
   }

@@ -19,6 +19,7 @@ using ParameterGroupPtr = std::shared_ptr<ParameterGroup>;
 /// What a program sets of one group.
 struct GroupSchedule {
   bool reshards_after_forward = true;
+  int64_t n_keeping = 0;  // ranks that keep slices then, from which they gather for the backward; 0: none keeps any
   bool reshards_after_backward = true;
   bool reduces = true;        // else gradients are added up, whole, on each rank
   bool fills_unused = false;  // parameters without a gradient are reduced as zeros
@@ -65,6 +66,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   Member& member_of(const ParameterGroup& group);
   void gather_ahead_in_forward(const GroupSchedule& settings);
   void gather_ahead_in_backward();
+  void begin_backward();
   void listen(const ParameterGroupPtr& group);
   void finish_reduction();
   /// Reduces what has come, or adds it up.

@@ -3,7 +3,7 @@
 #include "shardwise/released_memory.h"
 
 #include "runtime/comm/comm_trace.h"
-#include "runtime/redistribute/execute.h"
+#include "runtime/redistribute/move_many.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,6 @@
 #include "shardwise/parameter_group.h"
 
+#include "shardwise/gradient_reduction.h"
 #include "shardwise/released_memory.h"
 
 #include "runtime/api/redistribute.h"
@@ -12,6 +13,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/real.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -66,7 +69,6 @@ class GradientArrived final : public torch::autograd::PostAccumulateGradHook {
 };
 
 constexpr auto kGathering = [] { return "all_gather"; };
-constexpr auto kReducing = [] { return "reduce_scatter"; };
 
 }  // namespace
 
@@ -91,69 +93,13 @@ class ParameterGroup::Arrivals {
   std::function<void()> first_, all_;
 };
 
-/// Gradients on their way to those who have the parameter's part.
-class ParameterGroup::Reduction {
- public:
-  Reduction(const ParameterGroup& group, std::vector<at::Tensor> gradients)
-      : messages_(group.wholes_[0].device()), gradients_(std::move(gradients)) {
-    const Group& ranks = *group.data_.shard_group();
-    for (size_t i = 0; i < gradients_.size(); ++i) {
-      at::Tensor& gradient = gradients_[i];
-      if (!gradient.defined()) continue;
-      // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
-      const auto& reduced_as = group.precision_.reduce_dtype;
-      if (reduced_as && c10::elementSize(*reduced_as) < c10::elementSize(gradient.scalar_type()))
-        gradient = gradient.to(*reduced_as);
-      which_.push_back(i);
-    }
-    for (int64_t member = 0; member < ranks.size(); ++member) {
-      if (member == ranks.index) continue;
-      for (const size_t i : which_) {
-        const DealtParameter& dealt = group.dealt_[i];
-        messages_.send(ranks.ranks[member], dealt.part(gradients_[i], member));
-        arrivals_.push_back(
-            messages_.receive_apart(ranks.ranks[member], dealt.part_sizes(ranks.index), gradients_[i].scalar_type()));
-      }
-    }
-    const CommScope scope("fully_shard", CommScope::Cause::kProgram);
-    const MessagePattern pattern(kReducing);
-    if (ranks.size() > 1) messages_.start(ranks);
-  }
-
-  const std::vector<size_t>& which() const { return which_; }
-
-  /// Waits, and adds the parts of this rank, all ranks' in their order, into `sums[k]` for parameter `which()[k]`.
-  void finish(const ParameterGroup& group, const std::vector<at::Tensor>& sums) {
-    const Group& ranks = *group.data_.shard_group();
-    messages_.finish();
-    for (size_t k = 0; k < which_.size(); ++k) {
-      const size_t i = which_[k];
-      for (int64_t member = 0; member < ranks.size(); ++member) {
-        const int64_t before = member < ranks.index ? member : member - 1;  // others before this one
-        const at::Tensor term = member == ranks.index ? group.dealt_[i].part(gradients_[i], member)
-                                                      : messages_.arrived(arrivals_[before * which_.size() + k]);
-        if (member == 0)
-          sums[k].copy_(term);
-        else
-          sums[k].add_(term);
-      }
-    }
-    gradients_.clear();
-  }
-
- private:
-  PackedMessages messages_;
-  std::vector<at::Tensor> gradients_;
-  std::vector<size_t> which_;
-  std::vector<size_t> arrivals_;  // by member but this one, then by which_
-};
-
 std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::string>& names,
                                                        const std::vector<at::Tensor>& parameters, const DataMesh& data,
-                                                       const GroupPrecision& precision) {
+                                                       const GroupPrecision& precision, const Placements& along) {
   check_data_mesh(data);
   std::vector<DealtParameter> dealt;
-  for (size_t i = 0; i < parameters.size(); ++i) dealt.emplace_back(names[i], parameters[i], data);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    dealt.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);
   std::vector<at::Tensor> sharded;
   for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].deal(parameters[i]));
   return std::shared_ptr<ParameterGroup>(
@@ -181,8 +127,7 @@ ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<Dealt
       data_(std::move(data)),
       precision_(precision),
       arrivals_(std::make_shared<Arrivals>()),
-      accumulated_(sharded_.size()),
-      is_unreplicated_(sharded_.size()) {
+      accumulated_(sharded_.size()) {
   if (data_.mesh->is_member() && !dealt_.empty()) make_memory();
 }
 
@@ -216,6 +161,20 @@ void ParameterGroup::make_memory() {
 
 void ParameterGroup::set_leaves(std::vector<at::Tensor> leaves) {
   leaves_ = std::move(leaves);
+  listen();
+}
+
+void ParameterGroup::follow_requires_grad() {
+  bool has_changed = false;
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    if (leaves_[i].requires_grad() == sharded_[i].requires_grad()) continue;
+    leaves_[i].requires_grad_(sharded_[i].requires_grad());
+    has_changed = true;
+  }
+  if (has_changed) listen();
+}
+
+void ParameterGroup::listen() {
   size_t n_trained = 0;
   for (const at::Tensor& leaf : leaves_) {
     if (!leaf.requires_grad()) continue;
@@ -255,29 +214,43 @@ void ParameterGroup::start_gather() {
   const c10::InferenceMode not_inference(false);
   const BelowAutograd guard;
   const uint64_t n_writes_now = n_writes();
-  if (n_writes_now != n_writes_)  // what autograd saved of other values is an error to use
-    for (const at::Tensor& leaf : leaves_) leaf.unsafeGetTensorImpl()->bump_version();
+  if (n_writes_now != n_writes_) {
+    slices_.clear();
+    for (const at::Tensor& leaf : leaves_)  // what autograd saved of other values is an error to use
+      leaf.unsafeGetTensorImpl()->bump_version();
+  }
   n_writes_ = n_writes_now;
   if (!has_memory_)
     give_memory(*memory_.unsafeGetStorageImpl(), c10::GetAllocator(memory_.device_type())->allocate(n_bytes_));
   has_memory_ = true;
+  start_messages();
+  state_ = State::kGathering;
+}
+
+void ParameterGroup::start_messages() {
   const Group& ranks = *data_.shard_group();
+  // Of all ranks each has a part, or of a few in a row each a slice.
+  const bool is_among_few = !slices_.empty();
+  const int64_t begin = is_among_few ? ranks.index / n_slices_ * n_slices_ : 0;
+  const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();
+  const auto range_at = [&](size_t i, int64_t member) {
+    return is_among_few ? dealt_[i].slice(wholes_[i], member - begin, n_slices_) : dealt_[i].part(wholes_[i], member);
+  };
   messages_ = std::make_unique<PackedMessages>(wholes_[0].device());
   std::vector<at::Tensor> own;
-  for (size_t i = 0; i < dealt_.size(); ++i) own.push_back(own_part(i));
-  for (int64_t member = 0; member < ranks.size(); ++member) {
+  for (size_t i = 0; i < dealt_.size(); ++i) own.push_back(is_among_few ? slices_[i] : own_part(i));
+  for (int64_t member = begin; member < end; ++member) {
     if (member == ranks.index) continue;
     for (size_t i = 0; i < dealt_.size(); ++i) {
       if (!dealt_[i].is_sharded()) continue;
-      messages_->receive(ranks.ranks[member], dealt_[i].part(wholes_[i], member));
+      messages_->receive(ranks.ranks[member], range_at(i, member));
       messages_->send(ranks.ranks[member], own[i]);
     }
   }
   const CommScope scope("fully_shard", CommScope::Cause::kProgram);
   const MessagePattern pattern(kGathering);
   if (ranks.size() > 1) messages_->start(ranks);
-  state_ = State::kGathering;
-  for (size_t i = 0; i < dealt_.size(); ++i) dealt_[i].part(wholes_[i], ranks.index).copy_(own[i]);
+  for (size_t i = 0; i < dealt_.size(); ++i) range_at(i, ranks.index).copy_(own[i]);
 }
 
 void ParameterGroup::gather() {
@@ -303,6 +276,25 @@ void ParameterGroup::put_back() {
 }
 
 void ParameterGroup::release() {
+  slices_.clear();
+  free_memory();
+}
+
+void ParameterGroup::release_to(int64_t n_ranks) {
+  if (state_ == State::kGathered && (slices_.empty() || n_slices_ != n_ranks)) {
+    const c10::InferenceMode not_inference(false);
+    const at::NoGradGuard no_grad;
+    const BelowAutograd guard;
+    n_slices_ = n_ranks;
+    slices_.clear();
+    for (size_t i = 0; i < dealt_.size(); ++i)
+      slices_.push_back(
+          dealt_[i].slice(wholes_[i], own_index() % n_ranks, n_ranks).clone(at::MemoryFormat::Contiguous));
+  }
+  free_memory();
+}
+
+void ParameterGroup::free_memory() {
   put_back();
   if (state_ == State::kSharded) return;
   finish_messages();
@@ -312,6 +304,10 @@ void ParameterGroup::release() {
 
 bool ParameterGroup::has_gradients() const {
   return std::ranges::any_of(leaves_, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
+}
+
+bool ParameterGroup::has_accumulated() const {
+  return std::ranges::any_of(accumulated_, [](const at::Tensor& sum) { return sum.defined(); });
 }
 
 std::vector<at::Tensor> ParameterGroup::take_gradients() {
@@ -340,6 +336,7 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
 
 void ParameterGroup::accumulate() {
   const at::NoGradGuard no_grad;
+  was_accumulated_ = true;
   auto gradients = take_gradients();
   const BelowAutograd guard;
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -358,17 +355,26 @@ void ParameterGroup::start_reduce(bool fills) {
   const c10::InferenceMode not_inference(false);
   auto gradients = take_gradients();
   const BelowAutograd guard;
-  bool has_any = false;
+  const bool were_accumulated = std::exchange(was_accumulated_, false);
+  std::vector<bool> has;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (accumulated_[i].defined()) {
       if (gradients[i].defined()) accumulated_[i].add_(gradients[i]);
       gradients[i] = std::exchange(accumulated_[i], {});
     }
-    if (!gradients[i].defined() && fills && leaves_[i].requires_grad())
-      gradients[i] = at::zeros(wholes_[i].sizes(), wholes_[i].options());
-    has_any |= gradients[i].defined();
+    has.push_back(gradients[i].defined() || (fills && leaves_[i].requires_grad()));
   }
-  if (has_any) reduction_ = std::make_unique<Reduction>(*this, std::move(gradients));
+  if (std::ranges::count(has, true) == 0) return;
+  const auto& reduced_as = precision_.reduce_dtype;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    at::Tensor& gradient = gradients[i];
+    if (!gradient.defined() && !leaves_[i].requires_grad()) continue;
+    if (!gradient.defined()) gradient = at::zeros(wholes_[i].sizes(), wholes_[i].options());  // others may have one
+    // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
+    if (reduced_as && (were_accumulated || c10::elementSize(*reduced_as) < c10::elementSize(gradient.scalar_type())))
+      gradient = gradient.to(*reduced_as);
+  }
+  reduction_ = std::make_unique<GradientReduction>(*data_.shard_group(), dealt_, std::move(gradients), has);
 }
 
 void ParameterGroup::finish_reduce() {
@@ -388,35 +394,40 @@ void ParameterGroup::finish_reduce() {
       dtype = c10::promoteTypes(dtype, summed_as(precision_.reduce_dtype.value_or(wholes_[i].scalar_type())));
     std::vector<int64_t> begins;
     int64_t n_elements = 0;
-    for (size_t i = 0; i < dealt_.size(); ++i) {
+    for (const size_t i : which) {
       begins.push_back(n_elements);
-      const bool counts = has_replicas || std::ranges::count(which, i) > 0;
-      if (counts) n_elements += static_cast<int64_t>(aligned(dealt_[i].n_elements(own)));
+      n_elements += static_cast<int64_t>(aligned(dealt_[i].n_elements(own)));
     }
+    const int64_t n_flags = has_replicas ? static_cast<int64_t>(which.size()) : 0;
     const at::TensorOptions options = wholes_[0].options().dtype(dtype);
-    at::Tensor flat = has_replicas ? at::zeros({n_elements}, options) : at::empty({n_elements}, options);
-    const auto range = [&](size_t i) {
-      const Dims sizes = dealt_[i].part_sizes(own);
-      return flat.as_strided(sizes, dense_strides(sizes, dealt_[i].strides()), begins[i]);
-    };
+    at::Tensor flat = has_replicas ? at::zeros({n_elements + n_flags}, options) : at::empty({n_elements}, options);
     std::vector<at::Tensor> sums;
-    for (const size_t i : which) sums.push_back(range(i));
-    reduction->finish(*this, sums);
+    for (size_t k = 0; k < which.size(); ++k) {
+      const Dims sizes = dealt_[which[k]].part_sizes(own);
+      sums.push_back(flat.as_strided(sizes, dense_strides(sizes, dealt_[which[k]].strides()), begins[k]));
+    }
+    auto has = reduction->finish(sums);
     if (has_replicas) {
+      const at::Tensor flags = flat.narrow(0, n_elements, n_flags);  // how many ranks' groups have a gradient
+      flags.copy_(at::tensor(has, at::TensorOptions(at::kByte)));
       if (unreplicated_.defined()) flat.add_(std::exchange(unreplicated_, {}));
-      for (const size_t i : which) is_unreplicated_[i] = true;
       if (!all_reduces_) {
         unreplicated_ = flat;
         return;
       }
       const CommScope scope("fully_shard", CommScope::Cause::kProgram);
       all_reduce(*data_.replica_group(), flat, Reduce::kSum);
+      if (std::ranges::count(has, 0) > 0) {
+        const at::Tensor known = at::real(flags).ne(0).cpu();
+        for (size_t k = 0; k < which.size(); ++k) has[k] = known.const_data_ptr<bool>()[k];
+      }
     }
     flat.div_(divide_factor_.value_or(static_cast<double>(data_.n_ranks())));
-    for (const size_t i : which) parts[i] = range(i).to(sharded_[i].scalar_type());
-    for (size_t i = 0; i < parts.size(); ++i)
-      if (is_unreplicated_[i]) parts[i] = range(i).to(sharded_[i].scalar_type());
-    is_unreplicated_.assign(parts.size(), false);
+    for (size_t k = 0; k < which.size(); ++k)
+      if (has[k]) {
+        const c10::ScalarType as = sharded_[which[k]].scalar_type();
+        parts[which[k]] = (c10::isComplexType(as) ? sums[k] : at::real(sums[k])).to(as);
+      }
   }
   for (size_t i = 0; i < parts.size(); ++i)
     if (parts[i].defined()) deliver(i, parts[i]);
@@ -437,7 +448,7 @@ void ParameterGroup::drop_gradients() {
   arrivals_->restart();
   reduction_.reset();
   unreplicated_ = at::Tensor();
-  is_unreplicated_.assign(sharded_.size(), false);
+  was_accumulated_ = false;
   for (at::Tensor& each : accumulated_) each = at::Tensor();
   for (at::Tensor& leaf : leaves_) leaf.mutable_grad() = at::Tensor();
 }

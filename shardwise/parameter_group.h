@@ -11,7 +11,8 @@
 //
 // All whole parameters are ranges of one piece of memory, and all reduced gradients of another, at multiples of 64 bytes. Between two ranks
 // goes what one has of all parameters: no padding, whatever the sizes. Received per rank: what it lacks, (n-1)/n of an even split, to gather,
-// and n-1 times its part to reduce. Large parts travel from where they lie to where they belong; the others share a message.
+// and n-1 times its part to reduce, and a byte per parameter that says who has a gradient. Large parts travel from where they lie to where they
+// belong; the others share a message.
 #pragma once
 
 #include "shardwise/dealt_parameter.h"
@@ -25,6 +26,7 @@
 
 namespace shardwise {
 
+class GradientReduction;
 class PackedMessages;
 
 /// In which dtypes a group computes and reduces, if not in that of its parameters.
@@ -36,10 +38,11 @@ struct GroupPrecision {
 class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
  public:
   /// Deals `parameters`: each rank takes its part of its own, and nothing is sent. They must be of the same sizes and dtypes on all ranks.
+  /// `along[i]`, a Shard, says how parameter i is split; without any all are along their first dim.
   /// Of none, all below does nothing. Throws: as DealtParameter, before any is dealt.
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
                                                 const std::vector<at::Tensor>& parameters, const DataMesh& data,
-                                                const GroupPrecision& precision = {});
+                                                const GroupPrecision& precision = {}, const Placements& along = {});
   /// The same with other parts: `sharded[i]` in the place of sharded()[i], of its layout, perhaps of another dtype or on another device.
   /// Throws: c10::ValueError where one is of another layout.
   std::shared_ptr<ParameterGroup> with(const std::vector<at::Tensor>& sharded) const;
@@ -73,10 +76,18 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   void put_back();
   /// Puts the sharded ones in place and frees the memory of the whole ones, on its way or there. Sends nothing.
   void release();
+  /// The same, but each rank keeps a slice of the whole ones until a release(): of `n_ranks` ranks that follow each other each a different
+  /// one. The next gather is among these alone, if the sharded ones are not written to before. Pre: n_ranks divides the number of sharding ranks.
+  void release_to(int64_t n_ranks);
 
-  /// True where a gradient has come since the last start_reduce().
+  /// The whole parameters require gradients where the sharded ones do. Pre: no backward is running.
+  void follow_requires_grad();
+  /// True where a gradient has come since the last start_reduce() or accumulate().
   bool has_gradients() const;
-  /// Takes the gradients that have come and starts to reduce them. `fills`: zeros for parameters that got none.
+  /// True where accumulate() has some for a later start_reduce().
+  bool has_accumulated() const;
+  /// Takes the gradients that have come and starts to reduce them, for which all ranks must have some. Of a parameter that only other ranks
+  /// have a gradient of, this one's counts as zeros; one that nobody has stays without. `fills`: zeros for that, too.
   void start_reduce(bool fills = false);
   bool is_reducing() const { return reduction_ != nullptr; }
   /// Waits, and adds them to .grad of sharded().
@@ -93,14 +104,17 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kGathered };
-  class Reduction;
   class Arrivals;
 
   ParameterGroup(std::vector<std::string> names, std::vector<DealtParameter> dealt, std::vector<at::Tensor> sharded,
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
   void check_has_memory() const;
+  void start_messages();
   void finish_messages();
+  void free_memory();
+  /// Hooks of the leaves that require gradients.
+  void listen();
   int64_t own_index() const { return data_.shard_group()->index; }
   /// This rank's part of parameter `i` as it is sent.
   at::Tensor own_part(size_t i) const;
@@ -127,11 +141,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool is_in_place_ = false;  // the whole parameters are
   uint64_t n_writes_ = 0;     // when it was gathered last
   std::unique_ptr<PackedMessages> messages_;
+  std::vector<at::Tensor> slices_;  // that were kept, by parameter, or none
+  int64_t n_slices_ = 0;            // of a whole parameter
 
   std::vector<at::Tensor> accumulated_;  // whole gradients by parameter; undefined where there is none
-  std::unique_ptr<Reduction> reduction_;
-  at::Tensor unreplicated_;  // reduced among the sharding ranks, not yet among replicas: all parameters in a row
-  std::vector<bool> is_unreplicated_;  // by parameter
+  std::unique_ptr<GradientReduction> reduction_;
+  bool was_accumulated_ = false;  // since the last reduction
+  at::Tensor
+      unreplicated_;  // reduced among the sharding ranks, not yet among replicas: all in a row, and which have a gradient
   std::optional<double> divide_factor_;
   bool all_reduces_ = true;
 };

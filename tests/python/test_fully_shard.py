@@ -147,7 +147,8 @@ def test_bytes_are_at_the_bound():
             for of in (model, model.blocks)
         ]
         assert forward.bytes_received() == n_bytes - own[0]
-        assert backward.bytes_received() == inner - own[1] + 3 * own[0] + 3 * 4 * n_scalars
+        n_flags = sum(each.requires_grad for each in model.parameters())  # a byte: there is a gradient
+        assert backward.bytes_received() == inner - own[1] + 3 * own[0] + 3 * (4 * n_scalars + n_flags)
 
     run_ranks(4, body)
 
@@ -645,9 +646,26 @@ def test_what_is_refused():
             (lambda: fully_shard("model", mesh=mesh), TypeError, "no nn.Module"),
             (lambda: fully_shard([], mesh=mesh), ValueError, "has no modules"),
             (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2),
-                NotImplementedError,
-                "smaller mesh",
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=3),
+                ValueError,
+                r"no multiple of it\. Give one of \[1, 2\]",
+            ),
+            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=0), ValueError, "no multiple"),
+            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="2"), TypeError, "of type str"),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1)),
+                IndexError,
+                r"bias is to be placed as Shard\(1\): it has the shape \[2\]",
+            ),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Replicate()),
+                ValueError,
+                "is no Shard",
+            ),
+            (
+                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: 1),
+                TypeError,
+                "gave int for weight",
             ),
             (
                 lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16),
@@ -665,7 +683,7 @@ def test_what_is_refused():
 
         outer = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         fully_shard(outer, mesh=mesh)
-        with pytest.raises(ValueError, match="inner modules first"):
+        with pytest.raises(ValueError, match="inner and shared modules first"):
             fully_shard(outer[0], mesh=mesh)
         tied = seeded(Tied)
         fully_shard(tied.head, mesh=mesh)

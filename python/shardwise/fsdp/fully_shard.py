@@ -1,6 +1,6 @@
 """fully_shard: what it is given, checked, and the group of parameters that it makes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -11,7 +11,8 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
-from shardwise.fsdp.unit import Places, Unit, dealt_by, unit_of
+from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of
+from shardwise.placement_types import Placement, Shard
 
 __all__ = ["fully_shard"]
 
@@ -22,7 +23,8 @@ def fully_shard(
     module: M,
     *,
     mesh: DeviceMesh | None = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
@@ -35,18 +37,26 @@ def fully_shard(
     `reshard_after_forward` is True (None: for all but the outermost module). Their gradients are reduced in one exchange to the mean over
     the ranks, and are sharded as the parameters. So call it on inner modules first. A list of modules is one group.
 
+    `reshard_after_forward` as a number, a divisor of the number of ranks: each rank keeps that fraction of the gathered parameters after a
+    forward, and gathers for the backward among that many ranks that follow each other, those of one machine, say. The DTensors in the
+    module stay those of all ranks. 1 is False, and the number of ranks is True.
+    `shard_placement_fn`: gives the Shard of a parameter, of another dim, or of given sizes, or None for Shard(0). It must say the same on
+    all ranks.
+
     `mesh`: of one dim, or of two: parameters are replicated over the first and sharded over the second. Without one all ranks. As a slice,
     mesh["dp"], beside other dims on which parameters are DTensors already (parallelize_module on mesh["tp"]): those are sharded further, and
     stay DTensors on these during the forward. `ignored_params` stay as they are, and their gradients, too: those of a
     DistributedEmbedding, say. Parameters that modules share stay one where all these modules are in one call.
 
     Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective
-    over the mesh. Per rank and step they receive what it lacks of the parameters, twice (once without resharding), and n-1 times its part
-    in gradients: for n even parts 3 (n-1)/n of the whole.
+    over the mesh: all ranks call the same modules, and of a module's parameters may use others. Per rank and step they receive what it
+    lacks of the parameters, twice (once without resharding), and n-1 times its part in gradients with a byte per parameter: for n even
+    parts 3 (n-1)/n of the whole.
 
     Raises ValueError, alike on all ranks and before anything is sharded, for a module that is fully sharded already or has no
-    parameters left, an inner module after the outer one, parameters that other groups share, and meshes of more dims or without a common root
-    with a parameter's; TypeError and NotImplementedError for arguments of other types.
+    parameters left, an inner module after the outer one, parameters that other groups share, meshes of more dims or without a common root
+    with a parameter's, and numbers of ranks to reshard to that do not divide; IndexError for a Shard of a dim that a parameter lacks;
+    TypeError for arguments of other types.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
@@ -56,8 +66,9 @@ def fully_shard(
     ((Shard(0),), torch.Size([2, 8]), (Shard(0),))
     """
     modules = _modules(module)
-    _check_policies(reshard_after_forward, mp_policy, offload_policy)
+    _check_policies(mp_policy, offload_policy)
     mesh = mesh_or_world(mesh)
+    resharding = _resharding(reshard_after_forward, mesh)
     for each in modules:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
             raise ValueError(
@@ -69,6 +80,7 @@ def fully_shard(
                 f"[fully_shard] {type(each).__name__} is fully sharded already. Call fully_shard once per module."
             )
     found = _parameters(modules, ignored_params or set())
+    along = [_along(name, places, shard_placement_fn) for name, places in found]
     inner = list(_inner_units(modules))
     if not found and not inner:
         raise ValueError(
@@ -76,11 +88,13 @@ def fully_shard(
             "out."
         )
     unit = Unit(
-        modules, [name for name, _ in found], [places for _, places in found], mesh, mp_policy or MixedPrecisionPolicy(),
-        reshard_after_forward,
+        modules, [name for name, _ in found], [places for _, places in found], along, mesh,
+        mp_policy or MixedPrecisionPolicy(), resharding,
     )  # fmt: skip
     for contained in inner:
         unit.contain(contained)
+    for each, owner in _used_outside(modules, inner):
+        refuse_calls_outside(each, owner)
     for each in modules:
         become_fsdp_module(each)
     return module
@@ -95,15 +109,38 @@ def _modules(module: object) -> list[nn.Module]:
             )
     if not modules:
         raise ValueError("[fully_shard] the list has no modules. Give at least one.")
-    return modules
+    return list(dict.fromkeys(modules))
 
 
-def _check_policies(reshards: object, mp_policy: object, offload_policy: object) -> None:
-    if reshards is not None and not isinstance(reshards, bool):
-        raise NotImplementedError(
-            f"[fully_shard] reshard_after_forward={reshards!r}: parameters are not resharded to a smaller mesh. Give True, which saves "
-            "memory, or False, which saves messages."
+def _resharding(given: object, mesh: DeviceMesh) -> Resharding:
+    if given is None or isinstance(given, bool):
+        return Resharding(bool(given), is_automatic=given is None)
+    if not isinstance(given, int):
+        raise TypeError(
+            f"[fully_shard] reshard_after_forward is of type {type(given).__name__}. Give True, which saves memory, False, which saves "
+            "messages, or a number of ranks."
         )
+    n_ranks = mesh.size(mesh.ndim - 1)
+    if given < 1 or n_ranks % given != 0:
+        raise ValueError(
+            f"[fully_shard] reshard_after_forward={given}: the {n_ranks} ranks over which parameters are sharded on {mesh} are no "
+            f"multiple of it. Give one of {[n for n in range(1, n_ranks + 1) if n_ranks % n == 0]}, or True or False."
+        )
+    return Resharding(given > 1, n_keeping=given if 1 < given < n_ranks else 0)
+
+
+def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
+    (module, key), *_ = places
+    placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
+    if placement is not None and not hasattr(placement, "is_shard"):  # ours and torch's have it
+        raise TypeError(
+            f"[fully_shard] shard_placement_fn gave {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
+            "another mesh call fully_shard on the module that has the parameter."
+        )
+    return Shard(0) if placement is None else placement
+
+
+def _check_policies(mp_policy: object, offload_policy: object) -> None:
     names = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
     if mp_policy is not None and not all(hasattr(mp_policy, name) for name in names):
         raise TypeError(f"[fully_shard] mp_policy is of type {type(mp_policy).__name__}. Give a MixedPrecisionPolicy.")
@@ -121,6 +158,30 @@ def _inner_units(modules: Sequence[nn.Module]) -> Iterator[Unit]:
         if unit is not None and id(unit) not in seen:
             seen.add(id(unit))
             yield unit
+
+
+def _used_outside(modules: list[nn.Module], units: list[Unit]) -> Iterator[tuple[nn.Module, Unit]]:
+    """Modules with parameters of a unit, that are reached by no module of it."""
+    owners = {id(parameter): unit for unit in units for parameter in unit.sharded}
+    seen: set[tuple[nn.Module, frozenset[Unit]]] = set()
+
+    def visit(module: nn.Module, around: frozenset[Unit]) -> Iterator[tuple[nn.Module, Unit]]:
+        unit = unit_of(module)
+        if unit is not None:
+            around |= {unit}
+        if (module, around) in seen:
+            return
+        seen.add((module, around))
+        for parameter in module._parameters.values():
+            owner = owners.get(id(parameter))
+            if owner is not None and owner not in around:
+                yield module, owner
+                break
+        for child in module.children():
+            yield from visit(child, around)
+
+    for module in modules:
+        yield from visit(module, frozenset())
 
 
 def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tuple[str, Places]]:
@@ -150,8 +211,8 @@ def _check_free(name: str, parameter: torch.Tensor) -> None:
         return
     if isinstance(parameter, DTensor):
         raise ValueError(
-            f"[fully_shard] {name} is in the group of {owner}, the module around it, already. Call fully_shard on inner modules first, "
-            "and on the outer one last."
+            f"[fully_shard] {name} is in the group of {owner} already, a module that has it, too. Call fully_shard on inner and shared "
+            "modules first, and on those around them last."
         )
     raise ValueError(
         f"[fully_shard] {name} is shared with {owner}, which was fully sharded alone. Call it on all modules that share it: "

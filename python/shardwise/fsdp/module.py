@@ -104,6 +104,7 @@ class FSDPModule:
         for unit in _units(self, recurse):
             unit.is_automatic = False
             unit.settings.reshards_after_forward = reshard_after_forward
+            unit.settings.n_keeping = 0
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False keeps gathered parameters after a backward: for micro-batches between which no optimizer steps."""
@@ -128,7 +129,8 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
-        """True: a parameter without a gradient is reduced as zeros. Needed where ranks use different parameters of one module."""
+        """True: a parameter without a gradient is reduced as zeros, and gets zeros. Needed where a rank has gradients of none of a group's
+        parameters, and others of some."""
         for unit in _units(self, recurse):
             unit.settings.fills_unused = reduce_scatter_unused_params
 

@@ -1,7 +1,7 @@
 """A group of parameters and the modules that compute with them: the hooks of these modules."""
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,8 +12,9 @@ from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.nested_tensors import cast_floats, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
+from shardwise.placement_types import Placement
 
-__all__ = ["Places", "Unit", "dealt_by", "unit_of"]
+__all__ = ["Places", "Resharding", "Unit", "dealt_by", "unit_of"]
 
 Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
 
@@ -23,6 +24,14 @@ _dealt = WeakIdKeyDictionary()
 
 def unit_of(module: nn.Module) -> "Unit | None":
     return module.__dict__.get("_shardwise_unit")
+
+
+class Resharding(NamedTuple):
+    """What is freed after a forward."""
+
+    after_forward: bool
+    is_automatic: bool = False  # a module around it changes that
+    n_keeping: int = 0  # ranks that keep a slice each; 0: none does
 
 
 class Family:
@@ -47,29 +56,33 @@ class Unit:
         modules: list[nn.Module],
         names: list[str],
         places: list[Places],
+        along: list[Placement],
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
-        reshards_after_forward: bool | None,
+        resharding: Resharding,
     ) -> None:
         """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
         parameters = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.places, self.policy, self.mesh = modules, places, policy, mesh
-        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype)  # type: ignore[arg-type]
+        group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)  # type: ignore[arg-type]
         self.settings = _C.GroupSchedule()
-        self.is_automatic = reshards_after_forward is None
-        self.settings.reshards_after_forward = bool(reshards_after_forward)
+        self.is_automatic = resharding.is_automatic
+        self.settings.reshards_after_forward = resharding.after_forward
+        self.settings.n_keeping = resharding.n_keeping
         self.family = Family()
         self.family.units.append(self)
         self.calls: list[Call] = []  # that run, one within another
         self.waiting: set[nn.Module] = set()  # modules of several that did not run in this forward
         self.sharded = [nn.Parameter(each, requires_grad=each.requires_grad) for each in group.sharded]
+        self.dtypes = [each.dtype for each in self.sharded]
+        self.name = type(modules[0]).__name__
         self.group = group.with_sharded(self.sharded)
         self.family.schedule.add(self.group, self.settings)
         self._listen()
         for place, sharded, parameter in zip(places, self.sharded, parameters, strict=True):
             _keep(place, sharded)
-            _dealt[parameter] = _dealt[sharded] = type(modules[0]).__name__
+            _dealt[parameter] = _dealt[sharded] = self.name
         for module in modules:
             module.__dict__["_shardwise_unit"] = self
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
@@ -110,14 +123,16 @@ class Unit:
 
     def take_replacements(self, have_changed: bool = False) -> None:
         """Parameters that a program has put in the place of the parts, as loading with assign=True does, are the parts from now on.
-        `have_changed`: they may be others although they are the same objects."""
+        `have_changed`: they may be others although they are the same objects, as those are whose data has another dtype now."""
         if self.group.is_in_place:
             return
-        now = [module._parameters[name] for (module, name), *_ in self.places]
-        if not have_changed and all(new is old for new, old in zip(now, self.sharded, strict=True)):
+        now: list[Any] = [module._parameters[name] for (module, name), *_ in self.places]
+        if not have_changed and all(
+            new is old and new.dtype == dtype for new, old, dtype in zip(now, self.sharded, self.dtypes, strict=True)
+        ):
             return
-        fresh = self.group.with_sharded(now)  # type: ignore[arg-type]
-        self.sharded = now  # type: ignore[assignment]
+        fresh = self.group.with_sharded(now)
+        self.sharded, self.dtypes = now, [each.dtype for each in now]
         for place, sharded in zip(self.places, self.sharded, strict=True):
             _keep(place, sharded)
         self.family.schedule.replace(self.group, fresh)
@@ -125,6 +140,11 @@ class Unit:
         self._listen()
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self.mesh.get_coordinate() is None:
+            raise ValueError(
+                f"[fully_shard] {type(module).__name__} is called on a rank that is not on {self.mesh}, over which its parameters are "
+                "sharded: it has none of them. Call it on the ranks of the mesh alone."
+            )
         for tensor in tensors_in((args, kwargs)):
             if isinstance(tensor, DTensor) and self._is_over_data(tensor.device_mesh):
                 raise ValueError(
@@ -150,12 +170,12 @@ class Unit:
     def leave(self, module: nn.Module, output: Any) -> Any:
         self.waiting.discard(module)
         self.family.schedule.leave_forward(self.group, not self.waiting)
-        if self is self.family.units[0]:
+        call = self.calls.pop()
+        if self is self.family.units[0] and not self.calls:
             for unit in self.family.units:  # of several modules, not all of which ran
                 if unit.waiting:
                     unit.waiting.clear()
                     unit.group.release()
-        call = self.calls.pop()
         if torch.is_grad_enabled():
             call.watch_outputs(output)
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
@@ -172,7 +192,12 @@ class Call:
     def watch_inputs(self, inputs: Any) -> None:
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         self.n_missing = len(watched)
-        self.handles = [tensor.register_hook(self._input_arrived) for tensor in watched]
+        for tensor in watched:
+            handle = tensor.register_hook(self._input_arrived)
+            # This call's backward ends before that of the call that gave the tensor begins.
+            hooks: Any = tensor._backward_hooks
+            hooks.move_to_end(handle.id, last=False)
+            self.handles.append(handle)
 
     def watch_outputs(self, outputs: Any) -> None:
         for tensor in tensors_in(outputs):
@@ -204,6 +229,24 @@ def _keep(place: Places, parameter: torch.Tensor) -> None:
 def dealt_by(parameter: torch.Tensor) -> str | None:
     """The name of the module with which `parameter` was dealt, while other modules keep the whole of it."""
     return _dealt.get(parameter)
+
+
+def refuse_calls_outside(module: nn.Module, unit: Unit) -> None:
+    """`module`, whose parameters are in the unit's group, stands in a module outside of it, too: a call from there finds parts."""
+    watched = module.__dict__.setdefault("_shardwise_refuses_outside", set())
+    if id(unit) in watched:
+        return
+    watched.add(id(unit))
+
+    def check(module: nn.Module, args: Any) -> None:
+        if not unit.group.is_in_place:
+            raise ValueError(
+                f"[fully_shard] {type(module).__name__} is called outside of the group of {unit.name}, in which its parameters are: they "
+                "are not gathered. Call fully_shard on the module that is shared, before the modules that share it, or on all of these "
+                "at once: fully_shard([a, b])."
+            )
+
+    module.register_forward_pre_hook(check, prepend=True)
 
 
 # Functions of this module, and not methods of units: a module has its own unit.

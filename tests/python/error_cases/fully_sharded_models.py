@@ -50,9 +50,41 @@ CASES = [
         ValueError,
     ),
     case(
-        "resharding to a smaller mesh",
-        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=2)",
-        NotImplementedError,
+        "a module that another one shares",
+        "shared = nn.Linear(4, 4)\npair = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))\n"
+        "sw.fully_shard(pair[0], mesh=mesh)\nsw.fully_shard(pair, mesh=mesh)(torch.ones(2, 4))",
+        ValueError,
+    ),
+    case(
+        "a call on a rank that is not on the mesh",
+        'sw.fully_shard(nn.Linear(2, 2), mesh=sw.DeviceMesh("cpu", [0]))(torch.ones(2, 2))',
+        ValueError,
+        only_on=1,
+    ),
+    case(
+        "resharding to a number of ranks that does not divide",
+        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=3)",
+        ValueError,
+    ),
+    case(
+        "resharding to what is no number of ranks",
+        'sw.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="half")',
+        TypeError,
+    ),
+    case(
+        "a dim to shard that a parameter lacks",
+        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))",
+        IndexError,
+    ),
+    case(
+        "a placement of a parameter that is no Shard",
+        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Replicate())",
+        ValueError,
+    ),
+    case(
+        "a shard_placement_fn that gives no placement",
+        "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: 1)",
+        TypeError,
     ),
     case("a policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16)", TypeError),
     case("an offload policy that is none", "sw.fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3)", TypeError),

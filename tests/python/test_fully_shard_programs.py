@@ -1,0 +1,612 @@
+"""fully_shard in programs that do more than step: the results of the whole model, or an error that all ranks get."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fsdp_models import IDS, Model, expect_same, full, loss_of, rows_of, seeded, shard_blocks, trained_whole
+from torch import nn
+
+import shardwise as sw
+from shardwise import Shard
+from shardwise.fsdp import fully_shard
+from shardwise.parallel import ColwiseParallel, ExpertParallel, RowwiseParallel, parallelize_module
+from shardwise.testing import run_ranks
+
+X = torch.rand(12, 8, generator=torch.Generator().manual_seed(3))
+
+
+def expect_runs_as_whole(make, run, n_ranks=3, shard=lambda model, mesh: fully_shard(model, mesh=mesh), **tolerance):
+    """`run(model, part)`, where `part(x)` gives this rank's rows."""
+    given = seeded(make)
+    dense = copy.deepcopy(given)
+    run(dense, lambda x: x)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,), mesh_dim_names=("dp",))
+        model = shard(copy.deepcopy(given), mesh)
+        run(model, lambda x: x.chunk(n_ranks)[rank])
+        expect_same(model, dense, **tolerance)
+
+    run_ranks(n_ranks, body, timeout=60)
+
+
+def steps(n_steps, loss=lambda model, x: model(x).square().mean(), before=lambda model, step: None, x=X):
+    """A program that trains."""
+
+    def run(model, part):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(n_steps):
+            optimizer.zero_grad()
+            before(model, step)
+            loss(model, part(x)).backward()
+            if step < n_steps - 1:
+                optimizer.step()
+
+    return run
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def shard_layers(model, mesh, **options):
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+# Resharding to fewer ranks
+
+
+@pytest.mark.parametrize("n_keeping", [1, 2, 4])
+@pytest.mark.parametrize("width", [8, 6, 3])
+def test_slices_are_kept_among_fewer_ranks(n_keeping, width):
+    given = seeded(Model, width=width)
+    dense, _ = trained_whole(given, 2)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = shard_blocks(copy.deepcopy(given), mesh, reshard_after_forward=n_keeping)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for step, ids in enumerate(IDS[:2]):
+            loss_of(model, rows_of(ids, rank, 4)).backward()
+            with torch.no_grad():  # nothing is kept of it that a step makes old
+                model(ids)
+            optimizer.step()
+            if step == 0:
+                optimizer.zero_grad()
+        expect_same(model, dense)
+
+    run_ranks(4, body)
+
+
+def test_a_backward_gathers_what_the_few_ranks_lack():
+    given = seeded(Model, width=8, hidden=16, n_blocks=2)
+    inner = sum(each.numel() * 4 for each in given.blocks.parameters() if each.dim() > 0)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        received = {}
+        for kept in (True, 2, False):
+            model = copy.deepcopy(given)
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh, reshard_after_forward=kept)
+            fully_shard(model, mesh=mesh)
+            loss = loss_of(model, rows_of(IDS[0], rank, 4))
+            with sw.CommDebugMode() as comm:
+                loss.backward()
+            received[kept] = comm.bytes_received()
+        assert received[2] - received[False] == inner / 2
+        assert received[True] - received[False] == inner * 3 / 4
+        model.set_reshard_after_forward(True)
+        with sw.CommDebugMode() as comm:
+            loss_of(model, IDS[0]).backward()
+        assert comm.get_comm_counts()["all_gather"] == 3 + 3
+
+    run_ranks(4, body)
+
+
+@pytest.mark.parametrize("checkpointed", ["", "reentrant", "not reentrant"])
+def test_slices_of_replicas_and_of_parameters_beside_them(checkpointed):
+    given = seeded(Model, checkpointed=checkpointed)
+    dense = copy.deepcopy(given)
+    loss_of(dense, IDS[0]).backward()
+
+    def body(rank):
+        grid = sw.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
+        model = shard_blocks(copy.deepcopy(given), grid, reshard_after_forward=2)
+        loss_of(model, rows_of(IDS[0], rank, 8)).backward()
+        expect_same(model, dense)
+        grid = sw.init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
+        model = parallelize_module(
+            copy.deepcopy(given), grid["tp"], {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        )
+        shard_blocks(model, grid["dp"], reshard_after_forward=2)
+        loss_of(model, rows_of(IDS[0], grid.get_local_rank("dp"), 4)).backward()
+        expect_same(model, dense)
+
+    run_ranks(8, body)
+
+
+# Shards of other dims
+
+
+def by_last_dim(parameter):
+    return Shard(-1) if parameter.dim() > 1 else None
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_parameters_are_sharded_along_given_dims(n_ranks):
+    given = seeded(Model)
+    dense, _ = trained_whole(given)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,))
+        model = shard_blocks(copy.deepcopy(given), mesh, shard_placement_fn=by_last_dim)
+        up, norm = model.blocks[0].up, model.blocks[0].norm
+        assert up.weight.placements == (Shard(1),) and up.bias.placements == norm.weight.placements == (Shard(0),)
+        assert up.weight.to_local().shape == (10, -(-6 // n_ranks) if rank < 6 // -(-6 // n_ranks) else 0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for step, ids in enumerate(IDS):
+            loss_of(model, rows_of(ids, rank, n_ranks)).backward()
+            optimizer.step()
+            if step < 2:
+                optimizer.zero_grad()
+        expect_same(model, dense)
+
+    run_ranks(n_ranks, body)
+
+
+def test_parameters_are_sharded_into_given_sizes():
+    sizes = {8: [0, 7, 1], 5: [5, 0, 0], 7: [2, 2, 3], 3: [1, 1, 1]}
+    expect_runs_as_whole(
+        mlp,
+        steps(3),
+        shard=lambda model, mesh: shard_layers(
+            model,
+            mesh,
+            reshard_after_forward=3,
+            shard_placement_fn=lambda parameter: Shard(
+                parameter.dim() - 1, sizes=sizes[parameter.shape[parameter.dim() - 1]]
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize("names", [("dp", "tp"), ("tp", "dp")])
+def test_dims_of_parameters_beside_tensor_parallelism(names):
+    given = seeded(Model, hidden=7)
+    dense = copy.deepcopy(given)
+    loss_of(dense, IDS[0]).backward()
+
+    def body(rank):
+        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        model = parallelize_module(
+            copy.deepcopy(given), grid["tp"], {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+        )
+        shard_blocks(model, grid["dp"], shard_placement_fn=by_last_dim)
+        up, down = model.blocks[0].up.weight, model.blocks[0].down.weight
+        dp, tp = names.index("dp"), names.index("tp")
+        assert (up.placements[dp], up.placements[tp]) == (Shard(1), Shard(0))
+        assert down.to_local().shape[0] == 6 and down.to_local().shape[1] <= 2
+        loss_of(model, rows_of(IDS[0], grid.get_local_rank("dp"), 2)).backward()
+        expect_same(model, dense)
+
+    run_ranks(4, body)
+
+
+class Experts(nn.Module):
+    def __init__(self, n_experts):
+        super().__init__()
+        self.num_experts = n_experts
+        self.weight = nn.Parameter(torch.randn(n_experts, 8, 8))
+
+    def forward(self, x, num_tokens_per_expert):
+        return F.grouped_mm(x, self.weight, offs=num_tokens_per_expert.cumsum(0, dtype=torch.int32))
+
+
+class Mixture(nn.Module):
+    def __init__(self, n_experts):
+        super().__init__()
+        self.router, self.experts, self.out = nn.Linear(8, n_experts), Experts(n_experts), nn.Linear(8, 8)
+
+    def forward(self, x):
+        weights, ids = self.router(x).softmax(-1).max(-1)
+        order = ids.argsort(stable=True)
+        rows = self.experts(x[order], ids.bincount(minlength=self.router.out_features))
+        return self.out(torch.zeros_like(x).index_add(0, order, rows) * weights[:, None])
+
+
+@pytest.mark.parametrize("n_experts", [4, 3])
+def test_experts_that_are_sharded_further(n_experts):
+    """Three experts on two ranks are parts of given sizes along dim 0: the data's ranks split another dim."""
+    given = seeded(lambda: Mixture(n_experts))
+    dense = copy.deepcopy(given)
+    dense(X).square().mean().backward()
+
+    def body(rank):
+        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+        model = parallelize_module(copy.deepcopy(given), grid["ep"], {"experts": ExpertParallel()})
+        fully_shard(model.experts, mesh=grid["dp"], shard_placement_fn=lambda parameter: Shard(1))
+        model.experts.set_gradient_divide_factor(4)  # tokens are of all ranks, and losses means of them
+        fully_shard(model, mesh=grid["dp"])
+        model(X.chunk(4)[rank]).square().mean().backward()
+        assert model.experts.weight.placements[0] == Shard(1)
+        torch.testing.assert_close(full(model.experts.weight.grad), dense.experts.weight.grad, rtol=1e-4, atol=1e-5)
+
+    run_ranks(4, body)
+
+
+# Which parameters are trained
+
+
+@pytest.mark.parametrize("shard", [shard_layers, lambda model, mesh: fully_shard(model, mesh=mesh)])
+def test_parameters_frozen_and_thawed_later(shard):
+    def before(model, step):
+        model[2].requires_grad_(step in (0, 3))
+        model[0].weight.requires_grad_(step != 1)
+
+    expect_runs_as_whole(mlp, steps(5, before=before), shard=shard)
+
+
+def test_two_models_that_train_each_other():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.makes, self.judges = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def run(pair, part):
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (pair.makes, pair.judges)]
+        x = part(X)
+        for _ in range(3):
+            pair.judges.zero_grad()
+            (pair.judges(x).mean() - pair.judges(pair.makes(x).detach()).mean()).backward()
+            optimizers[1].step()
+            pair.judges.requires_grad_(False)
+            pair.makes.zero_grad()
+            pair.judges(pair.makes(x)).mean().backward()
+            optimizers[0].step()
+            pair.judges.requires_grad_(True)
+
+    def shard(pair, mesh):
+        fully_shard(pair.makes, mesh=mesh)
+        fully_shard(pair.judges, mesh=mesh)
+        return pair
+
+    expect_runs_as_whole(Pair, run, shard=shard)
+
+
+class Ways(nn.Module):
+    """Rows go through one of several layers, by themselves: ranks use other parameters, and one is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.ways = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.unused = nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = torch.tanh(self.first(x))
+        results = torch.zeros_like(x)
+        ways = (x[:, 0] * 1000 + self.calls).long() % 3
+        for number, way in enumerate(self.ways):
+            rows = (ways == number).nonzero().flatten()
+            if len(rows):
+                results = results.index_add(0, rows, way(x[rows]))
+        return results
+
+
+class ManyWays(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Ways(), Ways(), Ways()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+ROWS = torch.rand(4, 8, generator=torch.Generator().manual_seed(3))  # few: some way is not taken on each rank
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_ranks_that_use_other_parameters(shape, reshard):
+    given = seeded(ManyWays)
+    dense = copy.deepcopy(given)
+
+    def run(model, x, n_accumulated):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for step in range(n_accumulated):
+                if model is not dense:
+                    model.set_requires_gradient_sync(step == n_accumulated - 1)
+                model(x).square().mean().backward()
+            optimizer.step()
+
+    for n_accumulated in (1, 2):
+        dense = copy.deepcopy(given)
+        run(dense, ROWS, n_accumulated)
+
+        def body(rank, dense=dense, n_accumulated=n_accumulated):
+            mesh = sw.init_device_mesh("cpu", shape)
+            model = shard_blocks(copy.deepcopy(given), mesh, reshard_after_forward=reshard)
+            run(model, ROWS.chunk(mesh.size())[mesh.get_rank()], n_accumulated)
+            expect_same(model, dense)
+            assert model.blocks[0].unused.weight.grad is None
+
+        run_ranks(2 if shape == (2,) else 4, body, timeout=30)
+
+
+def test_a_unit_that_the_last_backward_does_not_reach():
+    def run(model, part):
+        for step in range(2):
+            if isinstance(model, sw.fsdp.FSDPModule):
+                model.set_requires_gradient_sync(step == 1)
+            y = model[0](part(X))
+            (model[2](y.tanh()).square().mean() if step == 0 else y.square().mean()).backward()
+
+    def shard(model, mesh):
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model[2], mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    expect_runs_as_whole(lambda: nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)), run, shard=shard)
+
+
+# Where gradients come from
+
+
+class Keeping(nn.Module):
+    """Blocks keep a loss of their own, as mixtures of experts do."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.layer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            gate = self.gate(x)
+            self.kept = gate
+            return self.layer(x * gate.sigmoid())
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block(), self.Block()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def kept_first(model, x):
+    y = model(x)
+    return sum(block.kept.square().mean() for block in model.blocks) + y.square().mean()
+
+
+def kept_alone(model, x):
+    model(x)
+    return model.blocks[0].kept.square().mean()
+
+
+@pytest.mark.parametrize("loss", [kept_first, kept_alone])
+@pytest.mark.parametrize("shard", [shard_blocks, lambda model, mesh: fully_shard(model, mesh=mesh)])
+def test_losses_of_what_a_module_keeps(loss, shard):
+    expect_runs_as_whole(Keeping, steps(3, loss), shard=shard)
+
+
+def test_outputs_that_are_inputs_and_changed_in_place():
+    class Through(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x).mul_(2).add_(1)
+            return x
+
+    expect_runs_as_whole(Through, steps(3), shard=shard_blocks)
+
+
+def test_gradients_of_gradients():
+    def loss(model, x):
+        x = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return grad.square().mean()
+
+    def shard(model, mesh):
+        fully_shard(model, mesh=mesh, reshard_after_forward=False).set_reshard_after_backward(False)
+        return model
+
+    expect_runs_as_whole(mlp, steps(1, loss), shard=shard)
+
+
+def test_an_optimizer_in_the_backward():
+    def run(model, part):
+        optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+        def step(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            model(part(X)).square().mean().backward()
+
+    expect_runs_as_whole(mlp, run, shard=shard_layers)
+
+
+# Modules
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_modules_that_list_their_parameters(kind):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = getattr(nn, kind)(8, 5, num_layers=2, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            return self.cells(x[:, None].expand(-1, 3, -1))[0]
+
+    expect_runs_as_whole(Recurrent, steps(3))
+
+
+def test_parametrized_weights():
+    expect_runs_as_whole(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 5))), steps(3))
+
+
+def test_parameters_of_other_strides_and_dtypes():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turned = nn.Parameter(torch.rand(5, 8).t())
+            self.pairs = nn.Parameter(torch.rand(4, 5, dtype=torch.complex64))
+            self.whole_numbers = nn.Parameter(torch.arange(5), requires_grad=False)
+            self.empty = nn.Parameter(torch.rand(0, 5))
+            self.filters = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+
+        def forward(self, x):
+            y = x @ self.turned + self.whole_numbers
+            image = x[:, :3, None, None].expand(-1, 3, 3, 3)
+            return (y.to(torch.complex64) @ self.pairs.t()).abs() + self.empty.sum() + self.filters(image).mean((2, 3))
+
+    for n_ranks in (3, 4):
+        expect_runs_as_whole(Odd, steps(2), n_ranks)
+
+
+@pytest.mark.parametrize("change", ["module", "inner module", "data"])
+def test_a_dtype_that_changes_later(change):
+    def run(model, part):
+        for step in range(2):
+            model.zero_grad()
+            model(part(X.double() if step else X)).square().mean().backward()
+            if step:
+                break
+            if change == "module":
+                model.double()
+            for layer in model:
+                if change == "inner module":
+                    layer.double()
+                elif change == "data":
+                    for parameter in layer.parameters():
+                        parameter.data = parameter.data.double()
+            model.zero_grad()
+
+    expect_runs_as_whole(mlp, run, rtol=1e-8, atol=1e-8)
+
+
+class Sharing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        shared = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(shared, nn.Tanh()), nn.Sequential(shared, nn.Linear(8, 8))])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def shared_first(model, mesh):
+    fully_shard(model.blocks[0][0], mesh=mesh)
+    fully_shard(model.blocks[1], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def those_that_share_together(model, mesh):
+    fully_shard([model.blocks[0], model.blocks[1], model.blocks[0]], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    "shard", [shared_first, those_that_share_together, lambda model, mesh: fully_shard(model, mesh=mesh)]
+)
+def test_modules_that_others_share(shard):
+    expect_runs_as_whole(Sharing, steps(3), shard=shard)
+
+
+def test_a_shared_module_is_not_called_outside_of_its_group():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = Sharing()
+        fully_shard(model.blocks[0], mesh=mesh)
+        with pytest.raises(ValueError, match="a module that has it, too"):
+            fully_shard(model.blocks[1], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(ValueError, match="Linear is called outside of the group of Sequential"):
+            model(X)
+        torch.testing.assert_close(model.blocks[0](X).shape, X.shape)
+
+    run_ranks(2, body)
+
+
+def test_a_list_of_modules_within_each_other():
+    expect_runs_as_whole(
+        mlp,
+        steps(3),
+        shard=lambda model, mesh: fully_shard([model, model[0], model[2]], mesh=mesh)[0],
+    )
+
+
+def test_ranks_outside_of_the_mesh():
+    given = seeded(mlp)
+    dense = copy.deepcopy(given)
+    dense(X).square().mean().backward()
+
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [2, 0])
+        model = shard_layers(copy.deepcopy(given), mesh)
+        assert model[0].weight.shape == (5, 8)
+        if rank == 1:
+            assert model[0].weight.to_local().numel() == 0
+            with pytest.raises(ValueError, match="is called on a rank that is not on"):
+                model(X)
+        else:
+            model(X.chunk(2)[mesh.get_local_rank()]).square().mean().backward()
+            expect_same(model, dense)
+        model.unshard()
+        model.reshard()
+        model.double()
+        assert set(model.state_dict()) == set(dense.state_dict())
+
+    run_ranks(3, body)
+
+
+def test_values_go_to_other_meshes():
+    given = seeded(Model)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        source = shard_blocks(copy.deepcopy(given), mesh)
+        loss_of(source, IDS[0])
+        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        with torch.device("meta"):
+            model = Model()
+        parallelize_module(model, grid["tp"], {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})
+        shard_blocks(model, grid["dp"], shard_placement_fn=by_last_dim)
+        model.to_empty(device="cpu")
+        for name, value in model.state_dict().items():
+            whole = source.state_dict()[name].full_tensor()
+            value.copy_(sw.distribute_tensor(whole, value.device_mesh, value.placements))
+        torch.testing.assert_close(full(model(IDS[0])), given(IDS[0]))
+        model.load_state_dict(
+            {
+                name: sw.distribute_tensor(given.state_dict()[name] * 0, value.device_mesh, value.placements)
+                for name, value in model.state_dict().items()
+            },
+            assign=True,
+        )
+        assert (full(model(IDS[0])) == 0).all()
+
+    run_ranks(4, body)
