@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor as TorchDTensor
 
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.interop.pipeline_batches import merge, split
+from shardwise.interop.pipeline_stages import checked, compared
 from shardwise.interop.replacements import replace_functions, replace_methods
 from shardwise.placement_types import Replicate
 
@@ -38,10 +40,14 @@ class _EitherDTensor(metaclass=_Kinds):
 def teach(module: ModuleType) -> None:
     if vars(module).get("DTensor") is TorchDTensor:
         vars(module)["DTensor"] = _EitherDTensor
-    replace_functions(module, {"_make_tensor_from_meta": _zeros})
+    replace_functions(module, {"_make_tensor_from_meta": _zeros, "_split_tensor": split, "merge_chunks": merge})
     replace_methods(
         module, {"_compute_input_grads": _laid_out_as_accumulated, "_prepare_forward_infra": _knowing_own_meshes}
     )
+    replace_methods(module, {"_initialize_stage": compared, "_initialize_stages": compared})
+    stage = vars(module).get("_PipelineStageBase")
+    if stage is not None and stage.__module__ == module.__name__:
+        stage.__init__ = checked(stage.__init__)
 
 
 def _zeros(original: Any, meta: Any, device: Any) -> torch.Tensor:
@@ -60,7 +66,8 @@ def _laid_out_as_accumulated(original: Any) -> Any:
 def _knowing_own_meshes(original: Any) -> Any:
     @functools.wraps(original)
     def prepare(stage: Any, *args: Any, **kwargs: Any) -> Any:
-        stage._mesh_cache.update_from_tensors(tuple(p for p in stage.submod.parameters() if isinstance(p, DTensor)))
+        if hasattr(stage, "_mesh_cache"):  # torch 2.11 sends no DTensors
+            stage._mesh_cache.update_from_tensors(tuple(p for p in stage.submod.parameters() if isinstance(p, DTensor)))
         return original(stage, *args, **kwargs)
 
     return prepare

@@ -1,0 +1,91 @@
+"""A batch that is a DTensor in the parts of a pipeline: the rows of a plain one in each, and outputs in the order of the batch.
+
+torch splits each rank's rows, so that a part would have some of each rank's: other rows than the same part of a plain target. Rows that are sharded move
+to their part's ranks here, each part laid out as all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from shardwise.dtensor import DTensor
+from shardwise.placement_types import Placement, Replicate, Shard
+
+
+def split(original: Any, tensor: Any, spec: Any, n_parts: int) -> Any:
+    """What _split_tensor gives."""
+    if not _is_split(tensor, spec.split_dim) or len(tensor) < n_parts:
+        return original(tensor, spec, n_parts)
+    dim = spec.split_dim % tensor.ndim
+    parts, begin = [], 0
+    quotient, remainder = divmod(tensor.shape[dim], n_parts)
+    for number in range(n_parts):
+        size = quotient + (number < remainder)
+        part = tensor.narrow(dim, begin, size).redistribute(placements=_along(tensor.placements, dim))
+        if tensor.requires_grad and tensor.is_leaf:
+            part.retain_grad()  # where torch reads it
+        parts.append(part)
+        begin += size
+    return parts
+
+
+def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
+    """What merge_chunks gives."""
+    if not chunks:
+        return original(chunks, chunk_spec)
+    first, structure = tree_flatten(chunks[0])
+    dims = (
+        [0] * len(first) if chunk_spec is None else [getattr(each, "split_dim", None) for each in _leaves(chunk_spec)]
+    )
+    moved = [
+        _along(value.placements, dim % value.ndim) if _is_split(value, dim) else None
+        for value, dim in zip(first, dims, strict=True)
+    ]
+    if not any(moved):
+        return original(chunks, chunk_spec)
+    whole = [
+        tree_unflatten(
+            [
+                value if placements is None else value.redistribute(placements=_whole(placements, dim % value.ndim))
+                for value, placements, dim in zip(_leaves(chunk), moved, dims, strict=True)
+            ],
+            structure,
+        )
+        for chunk in chunks
+    ]
+    merged = iter(moved)
+
+    def laid_out(value: Any) -> Any:
+        placements = next(merged)
+        return value if placements is None else value.redistribute(placements=placements)
+
+    return tree_map(laid_out, original(whole, chunk_spec))
+
+
+def _leaves(value: Any) -> list[Any]:
+    return tree_flatten(value)[0]
+
+
+def _is_split(tensor: Any, dim: int | None) -> bool:
+    """True where ranks have other indices of `dim`."""
+    if dim is None or not isinstance(tensor, DTensor):
+        return False
+    return any(_splits(placement, dim % tensor.ndim) for placement in tensor.placements)
+
+
+def _splits(placement: Placement, dim: int) -> bool:
+    if isinstance(placement, Shard):
+        return placement.dim == dim
+    return not placement.is_replicate() and not placement.is_partial()
+
+
+def _along(placements: Sequence[Placement], dim: int) -> list[Placement]:
+    """The same for any length of `dim`."""
+    return [Shard(dim) if _splits(placement, dim) else placement for placement in placements]
+
+
+def _whole(placements: Sequence[Placement], dim: int) -> list[Placement]:
+    return [Replicate() if _splits(placement, dim) else placement for placement in placements]
