@@ -16,7 +16,7 @@ constexpr int64_t kMaxRowSegments = 16;  // more rows of cells than that would f
 constexpr int64_t kUsualColumns = 48;    // inner columns of a grid of few cells
 constexpr int64_t kMaxSheetsBehind = 2;  // of a stack of terms
 constexpr int64_t kHidden = -1;          // the owner of a place in a left-out segment
-constexpr int64_t kOutside = -2;
+constexpr int64_t kOutside = -2;         // the owner of a place that no cell has
 
 int64_t n_digits(int64_t number) { return static_cast<int64_t>(fmt::formatted_size("{}", number)); }
 
@@ -38,7 +38,7 @@ int64_t coordinate(const std::vector<GridSegment>& segments, size_t line) {
 
 GridDrawing::GridDrawing(const TensorFigure& figure, const Slice& slice, int64_t max_width)
     : figure_(figure), slice_(slice) {
-  const int64_t n_dims = figure.layout.dim();
+  const auto n_dims = static_cast<int64_t>(figure.sizes.size());
   rows_ = leave_out_middle(slice.rows, kMaxRowSegments);
   line_rows_ = lines_around(extents(rows_, 1, usual_lines(rows_.size(), n_dims)), n_dims == 0 ? 0 : 1);
   margin_ = n_dims >= 2 ? 3 + n_digits(rows_.back().range.end) : 2;
@@ -113,7 +113,10 @@ int64_t GridDrawing::least_width() const {
 }
 
 void GridDrawing::assign_owners() {
-  owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kHidden));
+  owners_.assign(rows_.size(), std::vector<int64_t>(columns_.size(), kOutside));
+  for (size_t r = 0; r < rows_.size(); ++r)
+    for (size_t c = 0; c < columns_.size(); ++c)
+      if (rows_[r].n_left_out > 0 || columns_[c].n_left_out > 0) owners_[r][c] = kHidden;
   for (size_t i = 0; i < slice_.cells.size(); ++i) {
     const Interval rows = segments_within(rows_, slice_.cells[i].rows),
                    columns = segments_within(columns_, slice_.cells[i].columns);
@@ -175,10 +178,10 @@ void GridDrawing::draw_lines(TextCanvas& canvas) const {
 
 /// The coordinate of each grid line beside it: rows at the left, columns at the top.
 void GridDrawing::draw_coordinates(TextCanvas& canvas) const {
-  for (size_t r = 0; figure_.layout.dim() >= 2 && r < line_rows_.size(); ++r) {
+  for (size_t r = 0; figure_.sizes.size() >= 2 && r < line_rows_.size(); ++r) {
     canvas.text(line_rows_[r], 0, fmt::format("{:>{}}", coordinate(rows_, r), margin_ - 1));
   }
-  for (size_t c = 0; figure_.layout.dim() > 0 && c < line_columns_.size(); ++c) {
+  for (size_t c = 0; !figure_.sizes.empty() && c < line_columns_.size(); ++c) {
     canvas.text(0, line_columns_[c], fmt::format("{}", coordinate(columns_, c)));
   }
 }

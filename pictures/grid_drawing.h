@@ -50,7 +50,7 @@ class GridDrawing {
   bool brief_ = false;
   std::vector<GridSegment> rows_, columns_;
   std::vector<int64_t> line_rows_, line_columns_;  // on the canvas: the line before each segment, and the last
-  std::vector<std::vector<int64_t>> owners_;       // per segment of rows and of columns: a cell, or none where left out
+  std::vector<std::vector<int64_t>> owners_;       // per segment of rows and of columns: a cell, or that there is none
 };
 
 }  // namespace shardwise::detail

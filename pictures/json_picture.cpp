@@ -14,7 +14,7 @@ using nlohmann::json;
 json to_json(const TensorFigure& figure) {
   json slices = json::array();
   for (const Slice& slice : figure.slices) {
-    std::string where = figure.layout.dim() > 2 ? heading(slice, figure.layout.sizes()) : "";
+    std::string where = figure.sizes.size() > 2 ? heading(slice, figure.sizes) : "";
     if (slice.cells.empty())
       slices.push_back(
           {{"heading", fmt::format("{} left out: {} ranges of indices", where, slice.n_left_out)}, {"svg", ""}});

@@ -2,6 +2,7 @@
 
 #include "pictures/grid_segments.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -40,6 +41,16 @@ std::string heading_of(const MeshFigure& mesh, int64_t plane, int64_t n_leading)
 }
 
 }  // namespace
+
+MeshFigure mesh_figure(const RankGrid& grid, const std::vector<std::string>& dim_names) {
+  TORCH_CHECK_VALUE(dim_names.empty() || dim_names.size() == grid.shape.size(), "[picture] ", dim_names.size(),
+                    " names for a mesh of ", grid.shape.size(), " dims: each dim has one. Give as many, or none.");
+  return {grid, dim_names};
+}
+
+std::string mesh_dim_words(const std::vector<std::string>& dim_names, size_t mesh_dim) {
+  return dim_names.empty() ? fmt::format("mesh dim {}", mesh_dim) : dim_names[mesh_dim];
+}
 
 std::string caption(const MeshFigure& mesh) {
   std::vector<std::string> words;

@@ -8,8 +8,14 @@
 
 namespace shardwise::detail {
 
+/// Throws: c10::ValueError for another number of names than the grid has dims, but none.
+MeshFigure mesh_figure(const RankGrid& grid, const std::vector<std::string>& dim_names);
+
 /// "mesh of 2x3 ranks (dp=2, tp=3)", without the names where there are none.
 std::string caption(const MeshFigure& mesh);
+
+/// "tp", or "mesh dim 1" without names.
+std::string mesh_dim_words(const std::vector<std::string>& dim_names, size_t mesh_dim);
 
 inline constexpr int64_t kLeftOut = -1;
 

@@ -1,5 +1,6 @@
 #include "pictures/picture.h"
 
+#include "pictures/mesh_figure.h"
 #include "pictures/picture_formats.h"
 #include "pictures/rank_table.h"
 
@@ -30,16 +31,20 @@ Picture picture_of(const Layout& layout, int64_t element_bytes, const std::vecto
   TableFigure shares = detail::rank_table(tensor);
   return {"",
           {{"", false, std::move(tensor)},
-           {"", true, MeshFigure{layout.grid(), dim_names}},
+           {"", true, detail::mesh_figure(layout.grid(), dim_names)},
            {"", false, std::move(shares)}},
           {}};
 }
 
 Picture picture_of(const RankGrid& grid, const std::vector<std::string>& dim_names) {
   check(grid);
-  TORCH_CHECK_VALUE(dim_names.empty() || dim_names.size() == grid.shape.size(), "[picture] ", dim_names.size(),
-                    " names for a mesh of ", grid.shape.size(), " dims: each dim has one. Give as many, or none.");
-  return {"", {{"", false, MeshFigure{grid, dim_names}}}, {}};
+  return {"", {{"", false, detail::mesh_figure(grid, dim_names)}}, {}};
+}
+
+Picture picture_of(const LocalShards& shards, int64_t element_bytes) {
+  TensorFigure tensor = tensor_figure(shards, element_bytes);
+  TableFigure lines = detail::rank_table(tensor);
+  return {"", {{"", false, std::move(tensor)}, {"", false, std::move(lines)}}, {}};
 }
 
 std::string draw(const Picture& picture, const PictureOptions& options) {

@@ -63,18 +63,26 @@ struct PictureOptions {
 
 /// The grid of the distinct boxes, each naming its ranks; the mesh beside it; a line per rank (pieces' shape, offsets, bytes, share of
 /// the total), and the imbalance (largest rank's bytes over the mean). Tensors of more than 2 dims are slices of their last two.
-/// `dim_names`: those of the mesh, one per dim, or none.
+/// `dim_names`: those of the mesh, one per dim, or none. Throws: c10::ValueError for another number of names, as all of these do.
 Picture picture_of(const Layout& layout, int64_t element_bytes, const std::vector<std::string>& dim_names = {});
+
+/// What one rank holds, at true coordinates, and a line per shard.
+Picture picture_of(const LocalShards& shards, int64_t element_bytes);
 
 /// Ranks in their places. Throws: c10::ValueError for a grid whose shape does not hold its ranks.
 Picture picture_of(const RankGrid& grid, const std::vector<std::string>& dim_names = {});
 
+/// Names of mesh dims, one per dim, or none.
+struct MeshNames {
+  std::vector<std::string> source, destination;
+};
+
 /// The steps of a plan: the tensor before, and after each step that changes it, with what goes from which ranks to which others.
-/// Cost: O(messages), and that of a picture per step.
-Picture picture_of(const Plan& plan);
+/// `names`: of the dims of its meshes, where they have some. Cost: O(messages), and that of a picture per step.
+Picture picture_of(const Plan& plan, const MeshNames& names = {});
 
 /// The same from end to end: both layouts, all traffic of the plan between them, the bytes per link, and the boxes that move.
-Picture difference_of(const Plan& plan);
+Picture difference_of(const Plan& plan, const MeshNames& names = {});
 
 /// A tensor of a list, such as the parameters of a module.
 struct NamedTensor {
@@ -82,11 +90,12 @@ struct NamedTensor {
   Dims sizes;
   std::string dtype;
   int64_t element_bytes = 0;
-  std::optional<Layout> layout;  // none: an ordinary tensor, which every rank holds by itself
+  /// None of an ordinary tensor, which every rank holds by itself.
+  std::variant<std::monostate, Layout, LocalShards> place;
 };
 
 /// A line per tensor with its bytes and imbalance, then the bytes of each rank, all tensors together.
-/// `rank`: who holds ordinary tensors where no tensor has a layout.
+/// `rank`: this one, which holds local shards, and ordinary tensors where no tensor has a layout.
 Picture picture_of(const std::vector<NamedTensor>& tensors, int64_t rank = 0);
 
 /// Throws: c10::ValueError for an unknown format, naming the known ones.

@@ -1,3 +1,4 @@
+#include "pictures/mesh_figure.h"
 #include "pictures/picture.h"
 #include "plans/pattern.h"
 #include "plans/traffic.h"
@@ -18,10 +19,12 @@ constexpr int64_t kMaxBlocks = 64;  // of ranks in a heat map
 constexpr int64_t kMovesListed = 24;
 
 /// "step 2 of 3: reduce-scatter along mesh dim 1, 1,024 bytes".
-std::string heading_of(const Plan& plan, size_t number, int64_t n_bytes) {
+std::string heading_of(const Plan& plan, const MeshNames& names, size_t number, int64_t n_bytes) {
   const Step& step = plan.steps[number];
   std::string text = fmt::format("step {} of {}: {}", number + 1, plan.steps.size(), name_of(step));
-  if (step.mesh_dim >= 0) text += fmt::format(" along mesh dim {}", step.mesh_dim);
+  const bool is_at_source = step.from.grid() == plan.source.grid();
+  if (step.mesh_dim >= 0)
+    text += " along " + detail::mesh_dim_words(is_at_source ? names.source : names.destination, step.mesh_dim);
   if (step.n_rounds > 1) text += fmt::format(" in {} rounds", step.n_rounds);
   return text + fmt::format(", {} bytes", with_commas(n_bytes));
 }
@@ -39,7 +42,7 @@ std::string with_sampling(std::string heading, const TrafficMatrix& matrix) {
 }
 
 /// Bytes by the first mesh dim in which sender and receiver differ, as links are given.
-TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
+TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan, const MeshNames& names) {
   TableFigure table{{{"link"}, {"bytes", true}, {"share", true}}, {}, {}};
   const int64_t total = matrix.total();
   const int64_t most =
@@ -52,7 +55,8 @@ TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan) {
     line.fraction = most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0;
   };
   for (size_t mesh_dim = 0; mesh_dim < matrix.bytes_along.size(); ++mesh_dim)
-    add(fmt::format("along mesh dim {}, of {}", mesh_dim, plan.source.grid().shape[mesh_dim]),
+    add(fmt::format("along {}, of {}", detail::mesh_dim_words(names.source, mesh_dim),
+                    plan.source.grid().shape[mesh_dim]),
         matrix.bytes_along[mesh_dim]);
   if (matrix.bytes_across > 0) add("between the meshes", matrix.bytes_across);
   if (std::string sampling = sampling_of(matrix); !sampling.empty()) table.notes.push_back(std::move(sampling));
@@ -78,33 +82,36 @@ TableFigure moves_table(const Plan& plan) {
 
 }  // namespace
 
-Picture picture_of(const Plan& plan) {
+Picture picture_of(const Plan& plan, const MeshNames& names) {
+  MeshFigure mesh = detail::mesh_figure(plan.source.grid(), names.source);
+  detail::mesh_figure(plan.destination.grid(), names.destination);  // refuses names that do not fit
   Picture picture{to_string(plan), {}, {}};
   picture.figures.push_back({"before", false, tensor_figure(plan.source, plan.element_bytes)});
-  picture.figures.push_back({"", true, MeshFigure{plan.source.grid(), {}}});
+  picture.figures.push_back({"", true, std::move(mesh)});
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     TrafficMatrix matrix = traffic_matrix(plan, step, kMaxBlocks);
     const bool is_silent = matrix.total() == 0;
-    picture.figures.push_back({with_sampling(heading_of(plan, i, matrix.total()), matrix), false,
+    picture.figures.push_back({with_sampling(heading_of(plan, names, i, matrix.total()), matrix), false,
                                tensor_figure(step.to, plan.element_bytes)});
     if (!is_silent) picture.figures.push_back({"", true, TrafficFigure{std::move(matrix)}});
   }
   return picture;
 }
 
-Picture difference_of(const Plan& plan) {
+Picture difference_of(const Plan& plan, const MeshNames& names) {
+  MeshFigure from = detail::mesh_figure(plan.source.grid(), names.source);
+  MeshFigure to = detail::mesh_figure(plan.destination.grid(), names.destination);
   TrafficMatrix matrix = traffic_matrix(plan, kMaxBlocks);
-  TableFigure links = links_table(matrix, plan);
+  TableFigure links = links_table(matrix, plan, names);
   const bool is_silent = matrix.total() == 0;
   Picture picture{to_string(plan), {}, {}};
   picture.figures.push_back({"from", false, tensor_figure(plan.source, plan.element_bytes)});
   picture.figures.push_back({"to", true, tensor_figure(plan.destination, plan.element_bytes)});
   std::string heading = with_sampling("bytes from ranks to ranks", matrix);
   picture.figures.push_back({std::move(heading), false, TrafficFigure{std::move(matrix)}});
-  picture.figures.push_back({"", true, MeshFigure{plan.source.grid(), {}}});
-  if (!(plan.source.grid() == plan.destination.grid()))
-    picture.figures.push_back({"", true, MeshFigure{plan.destination.grid(), {}}});
+  picture.figures.push_back({"", true, std::move(from)});
+  if (!(plan.source.grid() == plan.destination.grid())) picture.figures.push_back({"", true, std::move(to)});
   if (is_silent) return picture;
   picture.figures.push_back({"bytes per link", false, std::move(links)});
   picture.figures.push_back({"what moves", false, moves_table(plan)});

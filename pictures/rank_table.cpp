@@ -64,10 +64,7 @@ std::vector<RankBytes> bytes_of(const std::vector<RankShare>& shares) {
 class RankLines {
  public:
   RankLines(const TensorFigure& figure, int64_t most, TableFigure& table)
-      : total_bytes_(Box::whole(figure.layout.sizes()).numel() * figure.element_bytes),
-        element_bytes_(figure.element_bytes),
-        most_(most),
-        table_(table) {}
+      : total_bytes_(bytes_of_tensor(figure)), element_bytes_(figure.element_bytes), most_(most), table_(table) {}
 
   void add(const RankShare& share) {
     const size_t n = share.boxes.size();
@@ -121,6 +118,9 @@ TableFigure rank_table(const TensorFigure& figure) {
   const std::vector<RankBytes> held = bytes_of(figure.shares);
   RankLines lines(figure, most_of(held), table);
   add_ranks(table, held, [&](size_t i) { lines.add(figure.shares[i]); });
+  if (!figure.layout)
+    table.notes = {
+        "the other ranks' shards are not known here: DTensor.from_local(wrapper, mesh, placements) joins them"};
   return table;
 }
 

@@ -15,7 +15,8 @@
 namespace shardwise::detail {
 
 /// A line per piece in the order of the grid, a sum for ranks of several pieces. Of many ranks (or pieces of a rank) the
-/// middle is left out, and a line says so. Shares are of the whole tensor's bytes, so replicas hold 100% each.
+/// middle is left out, and a line says so. Shares are of the whole tensor's bytes, so replicas hold 100% each, and shards of which
+/// the tensor is not known have none.
 TableFigure rank_table(const TensorFigure& figure);
 
 using RankBytes = std::pair<int64_t, int64_t>;  // a rank, and its bytes

@@ -73,7 +73,7 @@ class Slicing {
       CellNumbers meeting;
       for (size_t i = 0; i < inside.size(); ++i)
         if (ranges[i].begin < segment.range.end && segment.range.begin < ranges[i].end) meeting.push_back(inside[i]);
-      descend(meeting, narrower, dim + 1);
+      if (!meeting.empty()) descend(meeting, narrower, dim + 1);  // shards of one rank leave holes
     }
   }
 

@@ -19,8 +19,10 @@ constexpr int64_t kCaptionWidth = 72;
 class SvgColumn {
  public:
   void line(std::string_view words, std::string_view attributes = R"( class="sw-ink")") {
-    std::string shown(words.substr(0, kLongestLine));
-    if (shown.size() < words.size()) shown += "...";
+    size_t n = std::min(words.size(), kLongestLine);
+    while (n < words.size() && n > 0 && (words[n] & 0xC0) == 0x80) --n;  // names of mesh dims may be any text in UTF-8
+    std::string shown(words.substr(0, n));
+    if (n < words.size()) shown += "...";
     y_ += kLineHeight;
     out_.text(0, y_ - 5, shown, attributes);
     width_ = std::max(width_, text_width(shown));
@@ -56,7 +58,7 @@ class SvgColumn {
 
 SvgBlock svg_of_slice(const TensorFigure& figure, const Slice& slice) {
   SvgColumn column;
-  const std::string where = heading(slice, figure.layout.sizes());
+  const std::string where = heading(slice, figure.sizes);
   if (slice.cells.empty()) {
     column.line(fmt::format("{} left out", where), R"( class="sw-faint")");
   } else {
@@ -82,7 +84,7 @@ SvgBlock svg_of(const TensorFigure& figure) {
   SvgColumn column;
   column.line(caption(figure, kCaptionWidth));
   if (slices.empty()) column.line("no elements, nothing to draw", R"( class="sw-faint")");
-  if (slices.size() == 1 && figure.layout.dim() <= 2) {
+  if (slices.size() == 1 && figure.sizes.size() <= 2) {
     column.below(svg_of(figure, slices[0]));
   } else {
     for (size_t i = 0; i < std::min(slices.size(), kSlicesDrawn); ++i) {
@@ -91,8 +93,8 @@ SvgBlock svg_of(const TensorFigure& figure) {
     }
   }
   if (slices.size() > kSlicesDrawn)
-    column.line(fmt::format("... slices from {} to {} left out", heading(slices[kSlicesDrawn], figure.layout.sizes()),
-                            heading(slices.back(), figure.layout.sizes())),
+    column.line(fmt::format("... slices from {} to {} left out", heading(slices[kSlicesDrawn], figure.sizes),
+                            heading(slices.back(), figure.sizes)),
                 R"( class="sw-faint")");
   if (const std::string note = note_on_terms(figure); !note.empty()) column.line(note, R"( class="sw-faint")");
   return column.take();

@@ -28,11 +28,11 @@ std::string percent(int64_t part, int64_t whole) {
 
 /// What is to be known of a cell, a line each.
 std::string title_of(const TensorFigure& figure, const FigureCell& cell) {
-  const int64_t whole = Box::whole(figure.layout.sizes()).numel();
-  std::string text = fmt::format(
-      "{}: {}\noffsets: {}\nshape: {}\nbytes: {}\nshare: {} of the tensor", cell.ranks.size() == 1 ? "rank" : "ranks",
-      rank_list(cell.ranks), numbers(cell.box.offsets), numbers(cell.box.sizes),
-      with_commas(cell.box.numel() * figure.element_bytes), percent(cell.box.numel(), whole));
+  const int64_t n_bytes = cell.box.numel() * figure.element_bytes, whole = bytes_of_tensor(figure);
+  std::string text =
+      fmt::format("{}: {}\noffsets: {}\nshape: {}\nbytes: {}", cell.ranks.size() == 1 ? "rank" : "ranks",
+                  rank_list(cell.ranks), numbers(cell.box.offsets), numbers(cell.box.sizes), with_commas(n_bytes));
+  if (whole > 0) text += fmt::format("\nshare: {} of the tensor", percent(n_bytes, whole));
   if (cell.terms.empty()) {
     if (cell.ranks.size() > 1) text += fmt::format("\ncopies: {}", cell.ranks.size());
     return text;
@@ -59,7 +59,7 @@ class SliceDrawing {
         slice_(slice),
         rows_(leave_out_middle(slice.rows, kMaxSegments)),
         columns_(leave_out_middle(slice.columns, kMaxSegments)) {
-    const int64_t n_dims = figure.layout.dim();
+    const auto n_dims = static_cast<int64_t>(figure.sizes.size());
     column_lines_ = lines_of(extents(columns_, kLeastColumn, n_dims == 0 ? 140 : kUsualWidth));
     row_lines_ = lines_of(extents(rows_, kLeastRow, n_dims < 2 ? 60 : usual_height()));
     left_ = n_dims < 2 ? 0 : text_width(fmt::format("{}", slice.rows.back().end)) + 8;
@@ -69,8 +69,8 @@ class SliceDrawing {
   SvgBlock draw() {
     draw_left_out();
     for (const FigureCell& cell : slice_.cells) draw_cell(cell);
-    if (figure_.layout.dim() > 0) draw_column_coordinates();
-    if (figure_.layout.dim() > 1) draw_row_coordinates();
+    if (!figure_.sizes.empty()) draw_column_coordinates();
+    if (figure_.sizes.size() > 1) draw_row_coordinates();
     const int64_t overhang = text_width(fmt::format("{}", slice_.columns.back().end)) / 2;
     int64_t bottom = top_ + row_lines_.back() + 4;
     for (const std::string& note : {left_out_note(rows_, "rows"), left_out_note(columns_, "columns")}) {

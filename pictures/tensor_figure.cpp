@@ -45,20 +45,19 @@ int64_t term_at(const Layout& layout, int64_t index) {
 
 /// The distinct boxes that have elements: they are disjoint.
 std::vector<FigureCell> cells_of(const TensorFigure& figure) {
-  const Layout& layout = figure.layout;
+  const auto n_dims = static_cast<int64_t>(figure.sizes.size());
   std::map<std::vector<int64_t>, size_t> at_offsets;
   std::vector<FigureCell> cells;
   for (size_t index = 0; index < figure.shares.size(); ++index) {
     for (const Box& box : figure.shares[index].boxes) {
       if (box.empty()) continue;
       const auto [found, is_new] = at_offsets.try_emplace({box.offsets.begin(), box.offsets.end()}, cells.size());
-      if (is_new)
-        cells.push_back({range_or_one(box, layout.dim() - 2), range_or_one(box, layout.dim() - 1), box, {}, {}});
+      if (is_new) cells.push_back({range_or_one(box, n_dims - 2), range_or_one(box, n_dims - 1), box, {}, {}});
       FigureCell& cell = cells[found->second];
       cell.ranks.push_back(figure.shares[index].rank);
       if (figure.n_terms == 1) continue;
       cell.terms.resize(figure.n_terms);
-      cell.terms[term_at(layout, static_cast<int64_t>(index))].push_back(figure.shares[index].rank);
+      cell.terms[term_at(*figure.layout, static_cast<int64_t>(index))].push_back(figure.shares[index].rank);
     }
   }
   return cells;
@@ -82,11 +81,34 @@ std::string index_of(Interval range, int64_t size) {
 }  // namespace
 
 TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices) {
-  TensorFigure figure{layout, element_bytes, {}, reductions_of(layout), 1, shares_of(layout, element_bytes)};
+  TensorFigure figure;
+  figure.layout = layout;
+  figure.sizes = Dims(layout.sizes());
+  figure.element_bytes = element_bytes;
+  figure.reductions = reductions_of(layout);
+  figure.shares = shares_of(layout, element_bytes);
   for (size_t mesh_dim = 0; mesh_dim < layout.placements().size(); ++mesh_dim)
     if (layout.placements()[mesh_dim].is_partial()) figure.n_terms *= layout.grid().shape[mesh_dim];
   figure.slices = detail::slices_of(cells_of(figure), layout.sizes(), max_slices);
   return figure;
+}
+
+TensorFigure tensor_figure(const LocalShards& shards, int64_t element_bytes, int64_t max_slices) {
+  TensorFigure figure;
+  figure.element_bytes = element_bytes;
+  RankShare& share = figure.shares.emplace_back(RankShare{shards.rank, shards.boxes, 0});
+  for (const Box& box : shards.boxes) {
+    share.n_bytes += box.numel() * element_bytes;
+    figure.sizes.resize(box.sizes.size(), 0);
+    for (size_t dim = 0; dim < figure.sizes.size(); ++dim)
+      figure.sizes[dim] = std::max(figure.sizes[dim], box.offsets[dim] + box.sizes[dim]);
+  }
+  figure.slices = detail::slices_of(cells_of(figure), figure.sizes, max_slices);
+  return figure;
+}
+
+int64_t bytes_of_tensor(const TensorFigure& figure) {
+  return figure.layout ? Box::whole(figure.sizes).numel() * figure.element_bytes : 0;
 }
 
 std::string heading(const Slice& slice, c10::IntArrayRef sizes) {
@@ -101,11 +123,16 @@ std::string heading(const Slice& slice, c10::IntArrayRef sizes) {
 
 std::string caption(const TensorFigure& figure, int64_t max_width) {
   constexpr const char* kEllipsis = "...";
-  const Layout& layout = figure.layout;
-  const int64_t n_bytes = Box::whole(layout.sizes()).numel() * figure.element_bytes;
+  if (!figure.layout) {
+    const RankShare& share = figure.shares.front();
+    return fmt::format("LocalShardsWrapper of {} shard{} on rank {}, {} bytes", share.boxes.size(),
+                       share.boxes.size() == 1 ? "" : "s", share.rank, detail::with_commas(share.n_bytes));
+  }
+  const Layout& layout = *figure.layout;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string tail = fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()),
-                                       detail::rank_list(layout.grid().ranks), detail::with_commas(n_bytes));
+  const std::string tail =
+      fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()), detail::rank_list(layout.grid().ranks),
+                  detail::with_commas(bytes_of_tensor(figure)));
   std::string placements = to_string(layout.placements());
   if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
     placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());

@@ -1,10 +1,12 @@
-// pictures/tensor_figure.h: a layout as slices of 2 dims: which ranks hold which rows and columns, at which indices of the other dims.
+// pictures/tensor_figure.h: a layout, or what one rank holds, as slices of 2 dims: which ranks hold which rows and columns, at which
+// indices of the other dims.
 //
 // [4, 6, 5] with dim 0 sharded over 2 ranks: two slices, [0:2] and [2:4], of one cell each.
 #pragma once
 
 #include "placements/layout.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +36,15 @@ struct RankShare {
   int64_t n_bytes = 0;
 };
 
+/// What one rank holds of a tensor, where nothing is known of the others: the pieces of a LocalShardsWrapper.
+struct LocalShards {
+  int64_t rank = 0;
+  std::vector<Box> boxes;  // disjoint, of one dimensionality
+};
+
 struct TensorFigure {
-  Layout layout;
+  std::optional<Layout> layout;  // none of LocalShards
+  Dims sizes;                    // of the tensor; without a layout as far as the shards reach
   int64_t element_bytes = 0;
   std::vector<Slice> slices;      // by ascending indices; none for a tensor without elements
   std::string reductions;         // "sum" or "sum, max" of the Partial mesh dims; empty where there are none
@@ -47,10 +56,17 @@ struct TensorFigure {
 /// left out: at most about `max_slices` slices stay. Cost: O(boxes of all ranks * slices).
 TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices = 256);
 
+/// The same of one rank's shards, at their true coordinates: where it holds nothing there is no cell.
+TensorFigure tensor_figure(const LocalShards& shards, int64_t element_bytes, int64_t max_slices = 256);
+
+/// Bytes of the whole tensor; 0 where they are not known.
+int64_t bytes_of_tensor(const TensorFigure& figure);
+
 /// "[0:4, 2]", the indices of the leading dims as they are written in Python; a whole dim is ":". Several are joined by " and ".
 std::string heading(const Slice& slice, c10::IntArrayRef sizes);
 
-/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes". Placements of many sizes are shortened to the width, if one is given.
+/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", or "LocalShardsWrapper of 2 shards on rank 1, 64 bytes". Placements of many
+/// sizes are shortened to the width, if one is given.
 std::string caption(const TensorFigure& figure, int64_t max_width = 0);
 
 /// "a stack of 3 terms: their sum is the tensor", or nothing where there is one term.

@@ -17,24 +17,38 @@ using detail::with_commas;
 constexpr size_t kLongestPlacements = 48;
 constexpr int64_t kDetailSlices = 16;  // of a tensor that a line leads to
 
+const Layout* layout_of(const NamedTensor& tensor) { return std::get_if<Layout>(&tensor.place); }
+const LocalShards* shards_of(const NamedTensor& tensor) { return std::get_if<LocalShards>(&tensor.place); }
+
 std::string placements_in_brief(const NamedTensor& tensor) {
-  if (!tensor.layout) return "ordinary tensor";
-  std::string text = to_string(tensor.layout->placements());
-  if (tensor.layout->in_pieces() && !tensor.layout->is_ragged())
-    text = fmt::format("EnumerableShard of {} pieces", tensor.layout->pieces().size());
+  if (const LocalShards* shards = shards_of(tensor))
+    return fmt::format("LocalShardsWrapper of {} shard{}", shards->boxes.size(), shards->boxes.size() == 1 ? "" : "s");
+  const Layout* layout = layout_of(tensor);
+  if (!layout) return "ordinary tensor";
+  std::string text = to_string(layout->placements());
+  if (layout->in_pieces() && !layout->is_ragged())
+    text = fmt::format("EnumerableShard of {} pieces", layout->pieces().size());
   if (text.size() > kLongestPlacements) text = text.substr(0, kLongestPlacements - 3) + "...";
   return text;
+}
+
+/// Of the whole tensor; of local shards what this rank has.
+int64_t n_elements(const NamedTensor& tensor) {
+  const LocalShards* shards = shards_of(tensor);
+  if (!shards) return Box::whole(tensor.sizes).numel();
+  int64_t n = 0;
+  for (const Box& box : shards->boxes) n += box.numel();
+  return n;
 }
 
 /// Adds up what ranks hold, and makes the lines.
 class TensorList {
  public:
-  TensorList(const std::vector<NamedTensor>& tensors, int64_t rank) : tensors_(tensors) {
+  TensorList(const std::vector<NamedTensor>& tensors, int64_t rank) : tensors_(tensors), rank_(rank) {
     for (const NamedTensor& tensor : tensors)
-      if (tensor.layout)
-        for (const int64_t member : tensor.layout->grid().ranks)
-          if (places_.try_emplace(member, held_.size()).second) held_.emplace_back(member, 0);
-    if (held_.empty()) held_.emplace_back(rank, 0);
+      if (const Layout* layout = layout_of(tensor))
+        for (const int64_t member : layout->grid().ranks) add_rank(member);
+    if (held_.empty() || std::ranges::any_of(tensors, shards_of)) add_rank(rank);
   }
 
   Picture run() && {
@@ -50,6 +64,10 @@ class TensorList {
   }
 
  private:
+  void add_rank(int64_t rank) {
+    if (places_.try_emplace(rank, held_.size()).second) held_.emplace_back(rank, 0);
+  }
+
   int64_t on_all_ranks() const {
     int64_t sum = 0;
     for (const auto& [rank, n_bytes] : held_) sum += n_bytes;
@@ -57,40 +75,48 @@ class TensorList {
   }
 
   void add(const NamedTensor& tensor) {
-    const int64_t n_bytes = Box::whole(tensor.sizes).numel() * tensor.element_bytes;
+    const int64_t n_bytes = n_elements(tensor) * tensor.element_bytes;
     total_ += n_bytes;
     TableFigure::Line& line = table_.lines.emplace_back();
     line.words = {tensor.name, fmt::format("[{}]", fmt::join(tensor.sizes, ", ")), tensor.dtype,
                   placements_in_brief(tensor), with_commas(n_bytes)};
-    if (!tensor.layout) {
+    if (std::holds_alternative<std::monostate>(tensor.place)) {
       for (auto& [rank, held] : held_) held += n_bytes;
       line.words.insert(line.words.end(), {with_commas(n_bytes), ""});
       return;
     }
     line.detail = detail_of(tensor);
     int64_t most = 0, sum = 0;
-    for (const RankShare& share : details_[line.detail].shares) {
+    const std::vector<RankShare>& shares = details_[line.detail].shares;
+    for (const RankShare& share : shares) {
       held_[places_.at(share.rank)].second += share.n_bytes;
       most = std::max(most, share.n_bytes);
       sum += share.n_bytes;
     }
-    const double mean = static_cast<double>(sum) / static_cast<double>(tensor.layout->grid().size());
-    line.words.insert(line.words.end(),
-                      {with_commas(most), sum > 0 ? fmt::format("{:.2f}", static_cast<double>(most) / mean) : "-"});
+    const double mean = static_cast<double>(sum) / static_cast<double>(shares.size());
+    const bool has_imbalance = sum > 0 && layout_of(tensor);
+    line.words.insert(
+        line.words.end(),
+        {with_commas(most), has_imbalance ? fmt::format("{:.2f}", static_cast<double>(most) / mean) : "-"});
   }
 
   /// Tensors of equal layout and element size share one.
   int64_t detail_of(const NamedTensor& tensor) {
-    auto& candidates = known_[tensor.layout->hash()];
+    if (const LocalShards* shards = shards_of(tensor)) {
+      details_.push_back(tensor_figure(LocalShards{rank_, shards->boxes}, tensor.element_bytes, kDetailSlices));
+      return static_cast<int64_t>(details_.size()) - 1;
+    }
+    const Layout& layout = *layout_of(tensor);
+    auto& candidates = known_[layout.hash()];
     for (const int64_t number : candidates)
-      if (details_[number].layout == *tensor.layout && details_[number].element_bytes == tensor.element_bytes)
-        return number;
+      if (details_[number].layout == layout && details_[number].element_bytes == tensor.element_bytes) return number;
     candidates.push_back(static_cast<int64_t>(details_.size()));
-    details_.push_back(tensor_figure(*tensor.layout, tensor.element_bytes, kDetailSlices));
+    details_.push_back(tensor_figure(layout, tensor.element_bytes, kDetailSlices));
     return candidates.back();
   }
 
   const std::vector<NamedTensor>& tensors_;
+  int64_t rank_;
   std::vector<detail::RankBytes> held_;  // of every rank that a layout names
   std::map<int64_t, size_t> places_;     // of ranks in it
   int64_t total_ = 0;

@@ -13,7 +13,7 @@ namespace shardwise::detail {
 namespace {
 
 constexpr size_t kMaxSlices = 5, kFirstSlices = 3, kLastSlices = 1;
-constexpr int64_t kMaxMeshRows = 16, kMaxMeshPlanes = 6, kMaxTrafficBlocks = 10;
+constexpr int64_t kMaxMeshRows = 16, kMaxMeshPlanes = 6, kMaxTrafficBlocks = 10, kFewestTrafficBlocks = 2;
 
 /// Draws the figures of a picture one below the other.
 class TextDrawing {
@@ -71,10 +71,17 @@ class TextDrawing {
     return text;
   }
 
-  /// A line per sending block, a column per receiving one.
+  /// A line per sending block, a column per receiving one: as many blocks as the width has room for.
   std::string draw(const TrafficFigure& traffic) const {
-    const TrafficMatrix matrix = folded(traffic.matrix, kMaxTrafficBlocks);
-    if (matrix.total() == 0) return "  nothing is sent\n";
+    if (traffic.matrix.total() == 0) return "  nothing is sent\n";
+    for (int64_t n_blocks = kMaxTrafficBlocks;; --n_blocks) {
+      std::string text = draw_matrix(folded(traffic.matrix, n_blocks));
+      if (n_blocks == kFewestTrafficBlocks || static_cast<int64_t>(text.find('\n')) <= options_.max_width) return text;
+    }
+  }
+
+ private:
+  static std::string draw_matrix(const TrafficMatrix& matrix) {
     std::vector<std::string> names;
     for (const auto& block : matrix.blocks) names.push_back(rank_list(block));
     std::vector<TextTable::Column> columns{{"from \\ to", Align::kRight}};
@@ -101,7 +108,6 @@ class TextDrawing {
     return table.to_string();
   }
 
- private:
   /// "tp 3".
   static std::string place(const std::string& axis, int64_t index) {
     if (axis.empty()) return "";
@@ -109,15 +115,15 @@ class TextDrawing {
   }
 
   std::string draw_slice(const TensorFigure& figure, const Slice& slice) const {
-    const std::string where = heading(slice, figure.layout.sizes());
+    const std::string where = heading(slice, figure.sizes);
     if (slice.cells.empty()) return fmt::format("  {} left out: {} ranges of indices\n", where, slice.n_left_out);
     const GridDrawing drawing(figure, slice, options_.max_width);
-    return (figure.layout.dim() > 2 ? "  " + where + "\n" : "") + drawing.draw(options_.color) + drawing.notes();
+    return (figure.sizes.size() > 2 ? "  " + where + "\n" : "") + drawing.draw(options_.color) + drawing.notes();
   }
 
   static std::string left_out(const TensorFigure& figure, size_t first, size_t end) {
-    return fmt::format("  ... slices from {} to {} left out\n", heading(figure.slices[first], figure.layout.sizes()),
-                       heading(figure.slices[end - 1], figure.layout.sizes()));
+    return fmt::format("  ... slices from {} to {} left out\n", heading(figure.slices[first], figure.sizes),
+                       heading(figure.slices[end - 1], figure.sizes));
   }
 
   const PictureOptions& options_;

@@ -12,12 +12,16 @@ namespace {
 
 using Names = std::vector<std::string>;
 using Place = std::variant<at::Tensor, Layout>;
+/// Offsets and sizes of the pieces of a LocalShardsWrapper.
+using Pieces = std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>;
 /// Name, shape, name of the dtype, bytes of an element, and where it lives.
-using ListedTensor = std::tuple<std::string, std::vector<int64_t>, std::string, int64_t, std::optional<Place>>;
+using ListedTensor = std::tuple<std::string, std::vector<int64_t>, std::string, int64_t,
+                                std::variant<std::monostate, at::Tensor, Layout, Pieces>>;
 
-const Layout& layout_of_place(const Place& place) {
-  if (const auto* layout = std::get_if<Layout>(&place)) return *layout;
-  return spec_of(std::get<at::Tensor>(place))->layout();
+LocalShards shards_of(int64_t rank, const Pieces& pieces) {
+  LocalShards shards{rank, {}};
+  for (const auto& [offsets, sizes] : pieces) shards.boxes.push_back({Dims(offsets), Dims(sizes)});
+  return shards;
 }
 
 /// `element_bytes`: those of the tensor where it is one.
@@ -36,23 +40,38 @@ Picture picture_of_mesh(std::vector<int64_t> shape, std::vector<int64_t> ranks, 
 Picture picture_of_tensors(const std::vector<ListedTensor>& tensors, int64_t rank) {
   std::vector<NamedTensor> named;
   for (const auto& [name, shape, dtype, element_bytes, place] : tensors) {
-    std::optional<Layout> layout;
-    if (place) layout = layout_of_place(*place);
-    named.push_back({name, Dims(shape), dtype, element_bytes, std::move(layout)});
+    NamedTensor& tensor = named.emplace_back(NamedTensor{name, Dims(shape), dtype, element_bytes, {}});
+    if (const auto* distributed = std::get_if<at::Tensor>(&place)) tensor.place = spec_of(*distributed)->layout();
+    if (const auto* layout = std::get_if<Layout>(&place)) tensor.place = *layout;
+    if (const auto* pieces = std::get_if<Pieces>(&place)) tensor.place = shards_of(rank, *pieces);
   }
   return picture_of(named, rank);
 }
 
-Picture picture_of_plan(py::handle plan) {
-  const Plan& made = plan_of(plan);
-  const py::gil_scoped_release no_gil;
-  return picture_of(made);
+Picture picture_of_shards(int64_t rank, const Pieces& pieces, int64_t element_bytes) {
+  return picture_of(shards_of(rank, pieces), element_bytes);
 }
 
-Picture difference_of_plan(py::handle plan) {
+/// Names that are given go before those that the plan knows.
+MeshNames names_for(py::handle plan, Names source, Names destination) {
+  MeshNames names = mesh_names_of(plan);
+  if (!source.empty()) names.source = std::move(source);
+  if (!destination.empty()) names.destination = std::move(destination);
+  return names;
+}
+
+Picture picture_of_plan(py::handle plan, Names source_names, Names destination_names) {
   const Plan& made = plan_of(plan);
+  const MeshNames names = names_for(plan, std::move(source_names), std::move(destination_names));
   const py::gil_scoped_release no_gil;
-  return difference_of(made);
+  return picture_of(made, names);
+}
+
+Picture difference_of_plan(py::handle plan, Names source_names, Names destination_names) {
+  const Plan& made = plan_of(plan);
+  const MeshNames names = names_for(plan, std::move(source_names), std::move(destination_names));
+  const py::gil_scoped_release no_gil;
+  return difference_of(made, names);
 }
 
 }  // namespace
@@ -75,8 +94,12 @@ void bind_picture(py::module_& module) {
              py::arg("dim_names") = Names());
   module.def("picture_of_tensors", wrap_pybind_function_no_gil(&picture_of_tensors), py::arg("tensors"),
              py::arg("rank") = 0);
-  module.def("picture_of_plan", wrap_pybind_function(&picture_of_plan), py::arg("plan"));
-  module.def("difference_of_plan", wrap_pybind_function(&difference_of_plan), py::arg("plan"));
+  module.def("picture_of_shards", wrap_pybind_function_no_gil(&picture_of_shards), py::arg("rank"), py::arg("pieces"),
+             py::arg("element_bytes"));
+  module.def("picture_of_plan", wrap_pybind_function(&picture_of_plan), py::arg("plan"),
+             py::arg("source_names") = Names(), py::arg("destination_names") = Names());
+  module.def("difference_of_plan", wrap_pybind_function(&difference_of_plan), py::arg("plan"),
+             py::arg("source_names") = Names(), py::arg("destination_names") = Names());
 }
 
 }  // namespace shardwise

@@ -26,9 +26,11 @@ using Destination = std::variant<at::Tensor, Layout, WrittenPlacements>;
 /// A plan, and what was found out about it so far. Shared by Python threads.
 class PyPlan {
  public:
-  PyPlan(Plan plan, double planning_us) : plan_(std::move(plan)), planning_us_(planning_us) {}
+  PyPlan(Plan plan, MeshNames names, double planning_us)
+      : plan_(std::move(plan)), names_(std::move(names)), planning_us_(planning_us) {}
 
   const Plan& plan() const { return plan_; }
+  const MeshNames& names() const { return names_; }
   double planning_us() const { return planning_us_; }
   /// Over all ranks; worked out at first use.
   const Summary& summary() const {
@@ -39,6 +41,7 @@ class PyPlan {
 
  private:
   Plan plan_;
+  MeshNames names_;
   double planning_us_;
   mutable std::mutex mutex_;
   mutable std::optional<Summary> summary_;
@@ -122,6 +125,20 @@ Layout layout_of(const Destination& place, const Place& src, const Layout& sourc
   return Layout(layout.sizes(), source.grid_ptr(), layout.placements().vec());
 }
 
+std::vector<std::string> names_of(const Place& place) {
+  const auto* tensor = std::get_if<at::Tensor>(&place);
+  return tensor ? spec_of(*tensor)->mesh()->names() : std::vector<std::string>{};
+}
+
+/// As layout_of() takes the destination's mesh.
+std::vector<std::string> names_of(const Destination& place, const Place& src, const Layout& source) {
+  if (const auto* tensor = std::get_if<at::Tensor>(&place)) return names_of(Place(*tensor));
+  const auto* written = std::get_if<WrittenPlacements>(&place);
+  const auto* tensor = std::get_if<at::Tensor>(&src);
+  if (!written || !tensor) return {};
+  return home_of(written_of(*spec_of(*tensor)).mesh, *written, source.dim()).mesh->names();
+}
+
 at::ScalarType dtype_of(const Place& place) {
   const auto* tensor = std::get_if<at::Tensor>(&place);
   return tensor ? tensor->scalar_type() : c10::get_default_dtype_as_scalartype();
@@ -137,7 +154,8 @@ std::shared_ptr<PyPlan> plan_redistribution(const Place& src, const Destination&
   const auto start = std::chrono::steady_clock::now();
   Plan made = plan(source, destination, element_bytes, options);
   const std::chrono::duration<double, std::micro> planning = std::chrono::steady_clock::now() - start;
-  return std::make_shared<PyPlan>(std::move(made), planning.count());
+  return std::make_shared<PyPlan>(std::move(made), MeshNames{names_of(src), names_of(dst, src, source)},
+                                  planning.count());
 }
 
 std::string text_of(const PyPlan& self) {
@@ -312,6 +330,11 @@ PlanOptions plan_options(const char* op, const std::string& objective, const May
 const Plan& plan_of(py::handle object) {
   TORCH_INTERNAL_ASSERT(py::isinstance<PyPlan>(object));
   return object.cast<const PyPlan&>().plan();
+}
+
+const MeshNames& mesh_names_of(py::handle object) {
+  TORCH_INTERNAL_ASSERT(py::isinstance<PyPlan>(object));
+  return object.cast<const PyPlan&>().names();
 }
 
 void bind_plan(py::module_& module) {

@@ -79,7 +79,7 @@ TEST(JsonPictureTest, LinesOfTensorsLeadToTheirPictures) {
   const json page = data_of(picture_of({{"a", {4, 4}, "float32", 4, rows},
                                         {"b", {4, 4}, "float32", 4, rows},
                                         {"c", {4, 4}, "float64", 8, rows},
-                                        {"d", {4}, "float32", 4, std::nullopt}}));
+                                        {"d", {4}, "float32", 4, {}}}));
   std::vector<int64_t> details;
   for (const json& line : page["figures"][0]["lines"]) details.push_back(line["detail"]);
   EXPECT_EQ(details, (std::vector<int64_t>{0, 0, 1, -1}));
@@ -88,12 +88,25 @@ TEST(JsonPictureTest, LinesOfTensorsLeadToTheirPictures) {
 
 TEST(TensorListTest, OrdinaryTensorsAreHeldByEveryRank) {
   const Layout rows({4, 4}, grid({2}, {7, 5}), {P::shard(0, {1, 3})});
-  expect_words(draw(picture_of({{"a", {4, 4}, "float32", 4, rows}, {"b", {2}, "float32", 4, std::nullopt}})),
+  expect_words(draw(picture_of({{"a", {4, 4}, "float32", 4, rows}, {"b", {2}, "float32", 4, {}}})),
                {"2 tensors, 72 bytes; 80 bytes on 2 ranks", "[Shard(0, sizes=[1, 3])]", "ordinary tensor", "1.50",
                 "     7     24", "     5     56"});
-  expect_words(draw(picture_of({{"b", {2}, "float32", 4, std::nullopt}}, 3)),
+  expect_words(draw(picture_of({{"b", {2}, "float32", 4, {}}}, 3)),
                {"1 tensor, 8 bytes; 8 bytes on 1 rank", "     3      8"});
   expect_words(draw(picture_of(std::vector<NamedTensor>{})), {"0 tensors, 0 bytes"});
+}
+
+TEST(TensorListTest, LocalShardsAreThoseOfThisRank) {
+  const LocalShards shards{0, {{{6, 0}, {1, 4}}, {{0, 0}, {2, 4}}}};
+  const Layout rows({4, 4}, grid({2}), {P::shard(0)});
+  const Picture list = picture_of({{"a", {3, 4}, "float32", 4, shards},
+                                   {"b", {4, 4}, "float32", 4, rows},
+                                   {"c", {0, 4}, "float32", 4, LocalShards{}}},
+                                  1);
+  expect_words(draw(list), {"3 tensors, 112 bytes; 112 bytes on 2 ranks", "LocalShardsWrapper of 2 shards     48",
+                            "LocalShardsWrapper of 0 shards      0", "     0     32", "     1     80"});
+  const json page = data_of(list);
+  expect_words(page["details"][0]["caption"], {"LocalShardsWrapper of 2 shards on rank 1"});
 }
 
 TEST(PlanPictureTest, StepsHaveAPictureAndTraffic) {
@@ -114,6 +127,28 @@ TEST(PlanPictureTest, ADifferenceTellsWhatMovesAndByWhichLink) {
   const Plan away = plan(Layout({8}, grid({2}), {P::shard(0)}), Layout({8}, grid({2}, {2, 3}), {P::shard(0)}), 4);
   expect_words(draw(difference_of(away)),
                {"between the meshes", "     0   2  [0:4]     16", "     1   3  [4:8]     16"});
+}
+
+TEST(PlanPictureTest, MeshDimsGoByTheirNames) {
+  const auto square = grid({2, 2});
+  const Plan made = plan(Layout({8}, square, {P::shard(0), P::partial()}), Layout({8}, grid({4}), {P::shard(0)}), 4);
+  const MeshNames names{{"dp", "tp"}, {"world"}};
+  expect_words(draw(difference_of(made, names)), {"along dp, of 2", "along tp, of 2"});
+  expect_words(draw(difference_of(made, names), {.format = "svg"}), {"(dp=2, tp=2)", "(world=4)", "place: dp 1, tp 0"});
+  expect_words(draw(picture_of(made, names)), {"reduce along tp, "});
+  EXPECT_THROW(difference_of(made, {{"dp"}, {}}), c10::ValueError);
+  EXPECT_THROW(picture_of(Layout({8}, square, {P(), P()}), 4, {"dp"}), c10::ValueError);
+}
+
+TEST(PlanPictureTest, AMatrixOfManyBytesFitsTheWidth) {
+  const Plan made =
+      plan(Layout({4096, 4096}, grid({16}), {P::shard(0)}), Layout({4096, 4096}, grid({16}), {P::shard(1)}), 4);
+  for (const int64_t width : {120, 100, 80, 60}) {
+    const std::string text = draw(difference_of(made), {.max_width = width});
+    const size_t begin = text.find("  from \\ to");
+    ASSERT_NE(begin, std::string::npos);
+    EXPECT_LE(static_cast<int64_t>(text.find('\n', begin) - begin), width);
+  }
 }
 
 /// Large meshes are folded, in every format.

@@ -62,7 +62,7 @@ std::vector<Case> cases() {
   all.push_back({"tensors", picture_of({{"up.weight", {8, 16}, "float32", 4, rows},
                                         {"down.weight", {8, 16}, "float32", 4, columns},
                                         {"up.again", {8, 16}, "float32", 4, rows},
-                                        {"norm.weight", {16}, "bfloat16", 2, std::nullopt}})});
+                                        {"norm.weight", {16}, "bfloat16", 2, {}}})});
   return all;
 }
 

@@ -328,6 +328,42 @@ TEST(PictureTest, AMeshWithTheWrongNumberOfNamesIsRefused) {
                {"[picture] 1 names for a mesh of 2 dims"});
 }
 
+/// Of the table it knows these shards alone: nothing stands where others may be.
+TEST(PictureTest, LocalShardsStandAtTheirTrueCoordinates) {
+  const LocalShards shards{2, {{{6, 0}, {1, 4}}, {{0, 0}, {2, 4}}}};
+  EXPECT_EQ(draw(picture_of(shards, 4), {.max_width = 60}), R"(
+LocalShardsWrapper of 2 shards on rank 2, 48 bytes
+    0                                                4
+  0 ┌────────────────────────────────────────────────┐
+    │                                                │
+    │                     rank 2                     │
+    │                                                │
+  2 └────────────────────────────────────────────────┘
+
+
+
+
+
+
+
+  6 ┌────────────────────────────────────────────────┐
+    │                     rank 2                     │
+    │                                                │
+  7 └────────────────────────────────────────────────┘
+  rank  shape     offsets  bytes  share
+     2  [1, 4]    [6, 0]      16      -
+        [2, 4]    [0, 0]      32      -
+        2 pieces              48      -
+  the other ranks' shards are not known here: DTensor.from_local(wrapper, mesh, placements) joins them
+)" + 1);
+  expect_no_words(draw(picture_of(shards, 4), {.format = "svg"}), {"of the tensor", "imbalance"});
+  expect_words(draw(picture_of(LocalShards{0, {}}, 4)),
+               {"LocalShardsWrapper of 0 shards on rank 0, 0 bytes", "no piece"});
+  const LocalShards cube{1, {{{4, 0, 0}, {1, 2, 2}}, {{0, 3, 3}, {1, 2, 2}}}};  // no shard has index 1 of the first dim
+  EXPECT_EQ(tensor_figure(cube, 4).slices.size(), 2U);
+  for (const char* format : {"text", "svg", "json"}) draw(picture_of(cube, 4), {.format = format});
+}
+
 TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
   expect_words(message_of<c10::ValueError>([] { picture(Layout({2}, grid({2}), {P()}), {.format = "png"}); }),
                {"[picture] format 'png' is unknown", "Use one of text, svg, json."});

@@ -101,7 +101,7 @@ MISTAKES = [
     (lambda path: picture(3), TypeError, r"\[picture\] int has no layout"),
     (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
     (
-        lambda path: picture(sw.LocalShardsWrapper([torch.zeros(2, 2)], [(0, 0)])),
+        lambda path: diff(sw.LocalShardsWrapper([torch.zeros(2, 2)], [(0, 0)]), LAYOUT),
         TypeError,
         r"DTensor\.from_local\(value, mesh, placements\)",
     ),
@@ -196,7 +196,10 @@ model = torch.nn.Linear(6, 4)
 model.weight = torch.nn.Parameter(x)
 sw.visualize_sharding(model)
 sw.visualize_mesh(mesh)
-print(sw.debug.diff(x, [Replicate(), Replicate()]))
+moved = sw.debug.diff(x, [Replicate(), Replicate()])
+print(moved)
+assert "(dp=1, tp=1)" in moved.draw("svg")
+assert "(dp=1, tp=1)" in sw.debug.diff(x, sw.Layout((4, 6), (1,), [sw.Shard(0)])).draw("svg")
 dist.destroy_process_group()
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -233,6 +236,61 @@ def test_ragged_and_empty_pieces_of_local_shards_are_shown():
     assert "2 pieces" in text and "no piece" in text and "imbalance 1.50: ranks 0,2 hold 48 bytes" in text
 
 
+def test_local_shards_are_shown_as_this_rank_has_them(capsys):
+    def body(rank):
+        sw.init_device_mesh("cpu", (2,))
+        shards = [torch.ones(2, 4), torch.ones(1, 4)] if rank == 1 else []
+        wrapper = sw.LocalShardsWrapper(shards, [(0, 0), (6, 0)][: len(shards)])
+        model = nn.Module()
+        model.table, model.bias = nn.Parameter(wrapper), nn.Parameter(torch.ones(2))
+        return picture(wrapper), picture(model)
+
+    (nothing, _), (shards, model) = run_ranks(2, body)
+    assert str(shards).startswith("LocalShardsWrapper of 2 shards on rank 1, 48 bytes\n")
+    assert "[1, 4]    [6, 0]      16" in str(shards) and "imbalance" not in str(shards)
+    assert "0 shards on rank 0, 0 bytes\n  no elements" in str(nothing)
+    for drawn in (shards, nothing, model):
+        assert drawn.draw("html") and drawn.draw("svg")
+    lines = {line.split()[0]: line.split() for line in str(model).splitlines() if line.startswith("  ")}
+    assert lines["table"][4:] == ["LocalShardsWrapper", "of", "2", "shards", "48", "48", "-"]
+    assert lines["1"][1] == str(48 + 8) and "ordinary" in lines["bias"]
+
+
+def test_torchs_local_shards_are_shown_alike():
+    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+    theirs = LocalShardsWrapper([torch.ones(2, 4)], [(3, 0)])
+    assert str(picture(theirs)) == str(picture(sw.LocalShardsWrapper([torch.ones(2, 4)], [(3, 0)])))
+    assert "no piece" in str(picture(LocalShardsWrapper([], [])))
+
+
+def test_differences_and_plans_name_the_dims_of_meshes():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        row = sw.init_device_mesh("cpu", (4,), mesh_dim_names=("world",))
+        x = sw.DTensor.from_local(torch.zeros(4, 4), mesh, [Partial(), Shard(0)])
+        there = sw.zeros(8, 4, device_mesh=row, placements=[Shard(0)])
+        moved = diff(x, [Replicate(), Shard(1)])
+        return moved, diff(x, there), picture(sw.plan_redistribution(x, [Replicate(), Shard(1)]))
+
+    moved, away, steps = run_ranks(4, body)[0]
+    for drawn in (moved, away):
+        assert "along dp, of 2" in str(drawn) and "along tp, of 2" in str(drawn)
+        assert "(dp=2, tp=2)" in drawn.draw("svg") and "mesh dim" not in str(drawn)
+    assert "(world=4)" in away.draw("svg") and "(world=4)" not in moved.draw("svg")
+    assert "along dp, " in str(steps) and "(dp=2, tp=2)" in steps.draw("svg")
+    assert "along mesh dim 0, of 4" in str(diff(Layout((8,), (4,), [Shard(0)]), [Replicate()]))
+
+
+def test_output_that_takes_no_lines_gets_plain_ones(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    visualize_sharding(Layout((4, 2), (2, 2), [Shard(0), Shard(1)]), header="größe")
+    written.flush()
+    text = written.buffer.getvalue().decode("ascii")
+    assert text.startswith("gr??e\n[4, 2] as") and "  0 +----" in text and "|         rank 0" in text
+
+
 def command(*words):
     """What the command prints. Raises SystemExit for errors of usage."""
     lines = io.StringIO()
@@ -256,6 +314,15 @@ def test_the_command_show_draws_a_layout_or_a_mesh(tmp_path):
         "show", "--mesh", "2x2", "--names", "dp,tp", "--ranks", "3,2,1,0"
     )
     assert "[] as [Partial(sum)]" in command("show", "--shape", "scalar", "--mesh", "4", "--placements", "P")
+    with pytest.raises(SystemExit, match="0"):
+        command("--version")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    show = [sys.executable, "-m", "shardwise", "show", "--mesh", "100x100"]
+    with subprocess.Popen(show, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
+        started.stdout.close()
+        assert started.stderr.read() == b""
 
 
 def test_the_command_diff_draws_a_move(tmp_path):
@@ -263,7 +330,13 @@ def test_the_command_diff_draws_a_move(tmp_path):
     diff_words = ["diff", "--shape", "9x4", "--mesh", "4", "--from", "S0", "--to", "S1"]
     assert command(*diff_words) == f"{diff(source, [Shard(1)])}\n"
     assert "step 1 of 1: all-to-all" in command(*diff_words, "--steps")
-    assert "between the meshes" in command(*diff_words, "--to-mesh", "2", "--to-ranks", "8,9")
+    away = [*diff_words, "--to-mesh", "2", "--to-ranks", "8,9"]
+    assert "between the meshes" in command(*away)
+    assert "along dp, of 4" in command(*diff_words, "--names", "dp")
+    named = command(*away, "--names", "dp", "--to-names", "tp", "--format", "svg")
+    assert "(dp=4)" in named and "(tp=2)" in named
+    reduced = ["diff", "--shape", "8", "--mesh", "2", "--from", "P", "--to", "R"]
+    assert "all-reduce along dp, " in command(*reduced, "--names", "dp", "--steps")
 
 
 # the command, words of the error
@@ -279,6 +352,14 @@ USAGE = [
     (["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--format", "png"], "invalid choice"),
     (["show", "--mesh", "2", "--shape", "4", "--placements", "S0", "--file", "/none/a.svg"], "No such file"),
     (["show", "--mesh", "2", "--names", "dp,tp"], "2 names for a mesh of 1 dims"),
+    (["show", "--mesh", "2x2", "--names", "dp,"], "does not name mesh dims"),
+    (["show", "--mesh", "2x2", "--names", "dp,dp"], "does not name mesh dims"),
+    (["show", "--mesh", "2", "--ranks", "5-4"], "5-4 has no ranks: it ends before it begins. Write 4-5."),
+    (["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "R", "--names", "a,b"], "2 names for a mesh of 1"),
+    (
+        ["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "R", "--to-names", "a"],
+        "--to-mesh, which is miss",
+    ),
     (["show", "--mesh", "2", "--ranks", "0,1,2"], "ranks"),
     (["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "X"], '"X" is no placement'),
 ]

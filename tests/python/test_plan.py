@@ -245,4 +245,8 @@ MISTAKES = [
 def test_a_mistake_on_the_command_line_is_an_error_of_usage(arguments, words):
     result = run("plan", *PLAN, *arguments)
     assert result.returncode == 2 and not result.stdout
-    assert words in result.stderr and "usage: python -m shardwise" in result.stderr and "Traceback" not in result.stderr
+    assert (
+        words in result.stderr
+        and "python -m shardwise plan: error: " in result.stderr
+        and "Traceback" not in result.stderr
+    )

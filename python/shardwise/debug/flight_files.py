@@ -94,6 +94,15 @@ def _read(path: Path) -> Flight:
         raise ValueError(
             f"[hang] {path} is no file of shardwise.debug.dump(), or one of another version. Use this one's."
         )
+    try:
+        return _flight(path, dump)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"[hang] {path} is damaged: {type(error).__name__} {error}. Leave it out, or let its rank write it anew: kill -USR1 PID."
+        ) from None
+
+
+def _flight(path: Path, dump: dict[str, Any]) -> Flight:
     groups = [tuple(group["ranks"]) for group in dump["groups"]]
     return Flight(
         path=path,

@@ -9,17 +9,20 @@ import torch
 from torch import nn
 
 from shardwise._C import Layout
-from shardwise.debug.places import place_of
+from shardwise.debug.places import Pieces, pieces_of, place_of
 from shardwise.dtensor import DTensor
-from shardwise.interop.torch_tensors import is_torch_dtensor
+from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 
 __all__ = ["listed_tensors"]
 
-Listed = tuple[str, list[int], str, int, "Layout | DTensor | None"]
+Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
 
 
 def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Listed]:
-    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once."""
+    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once.
+
+    Of a LocalShardsWrapper the shards of this rank take the place of the layout.
+    """
     listed: list[Listed] = []
     states = dict(_states(optimizer)) if optimizer is not None else {}
     for name, parameter in module.named_parameters():
@@ -38,7 +41,10 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[
 
 
 def _listed(name: str, tensor: Any) -> Listed:
-    is_distributed = isinstance(tensor, DTensor) or is_torch_dtensor(tensor)
-    layout = place_of(tensor, None).layout if is_distributed else None
+    place: Layout | DTensor | Pieces | None = None
+    if isinstance(tensor, DTensor) or is_torch_dtensor(tensor):
+        place = place_of(tensor, None).layout
+    elif is_local_shards(tensor):
+        place = pieces_of(tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return name, list(tensor.shape), dtype, tensor.dtype.itemsize, layout
+    return name, list(tensor.shape), dtype, tensor.dtype.itemsize, place

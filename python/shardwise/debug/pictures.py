@@ -12,9 +12,10 @@ from shardwise import _C
 from shardwise._C import Layout, Placement, Plan, plan_redistribution
 from shardwise.debug.module_picture import listed_tensors
 from shardwise.debug.picture import File, Picture
-from shardwise.debug.places import Place, place_of
+from shardwise.debug.places import Place, own_rank, pieces_of, place_of
 from shardwise.debug.printing import made, shown_picture
 from shardwise.dtensor import DTensor
+from shardwise.interop.torch_tensors import is_local_shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -37,8 +38,8 @@ def picture(
     """Who holds what of `shown`, as a Picture: print it, let a notebook show it, or save it.
 
     `shown`: a DTensor (of torch, too) or a Layout, which needs no process group: its boxes at true coordinates, in slices where it has
-    more than 2 dims, and a line per rank; a DeviceMesh: its ranks; a module: its parameters and buffers, and with `optimizer` that
-    one's state, with the bytes of each rank; a Plan: its steps.
+    more than 2 dims, and a line per rank; a LocalShardsWrapper: the shards of this rank; a DeviceMesh: its ranks; a module: its
+    parameters and buffers, and with `optimizer` that one's state, with the bytes of each rank; a Plan: its steps.
 
     >>> drawn = sw.debug.picture(sw.Layout((10, 7), (2, 2), [sw.Shard(0), sw.Shard(1)]))
     >>> str(drawn).splitlines()[0]
@@ -49,7 +50,7 @@ def picture(
     `dtype`: of a Layout, float32 if none is given. `format`: "text", "svg", "html" or "json"; that of the suffix of `file`, which is
     written at once, else text. `color`, `max_width` (columns): of text.
 
-    Sends nothing, and is equal on every rank. Raises TypeError for anything else, ValueError for an unknown format and for a file
+    Sends nothing, and is equal on every rank, but where local shards are shown. Raises TypeError for anything else, ValueError for an unknown format and for a file
     whose suffix contradicts it.
     """
     return made(_figures_of(shown, optimizer, dtype), format, file, color, max_width)
@@ -79,8 +80,7 @@ def diff(
 
     Raises ValueError where the shapes differ, and as picture() does.
     """
-    plan = _plan(source, destination, dtype, objective, links)
-    return made(_C.difference_of_plan(plan), format, file, color, max_width)
+    return made(_difference(source, destination, dtype, objective, links), format, file, color, max_width)
 
 
 def visualize_mesh(
@@ -123,7 +123,7 @@ def visualize_sharding(
     if isinstance(header, str):
         figures, title = _figures_of(dtensor, optimizer, dtype), header
     else:
-        figures, title = _C.difference_of_plan(_plan(dtensor, header, dtype)), ""
+        figures, title = _difference(dtensor, header, dtype), ""
     return shown_picture(figures, title, use_rich, format, file)
 
 
@@ -134,8 +134,7 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
             "the module."
         )
     if isinstance(shown, nn.Module):
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        return _C.picture_of_tensors(listed_tensors(shown, optimizer), rank)
+        return _C.picture_of_tensors(listed_tensors(shown, optimizer), own_rank())
     if isinstance(shown, Plan):
         return _C.picture_of_plan(shown)
     if isinstance(shown, DTensor):
@@ -143,25 +142,31 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
     if hasattr(shown, "mesh_dim_names") and hasattr(shown, "mesh"):
         names = list(shown.mesh_dim_names or ())
         return _C.picture_of_mesh(list(shown.mesh.shape), shown.mesh.flatten().tolist(), names)
+    if is_local_shards(shown):
+        return _C.picture_of_shards(own_rank(), pieces_of(shown), shown.dtype.itemsize)
     place = place_of(shown, dtype)
     return _C.picture_of_tensor(place.layout, place.dtype.itemsize, place.dim_names)
 
 
-def _plan(
+def _difference(
     source: Any,
     destination: Any,
     dtype: torch.dtype | None,
     objective: str = "bytes",
     links: Sequence[tuple[float, float]] | None = None,
-) -> Plan:
-    """Of ours as they are, of torch's tensors by their layouts."""
+) -> _C.Figures:
+    """Of ours as they are, of torch's tensors by their layouts and the names of their meshes."""
     src, dst = source, destination
+    names: list[str] = []
     if not isinstance(source, DTensor):
         place: Place = place_of(source, dtype)
-        src, dtype = place.layout, place.dtype
+        src, dtype, names = place.layout, place.dtype, place.dim_names
+    names_there = names if _are_placements(destination) else []
     if not isinstance(destination, DTensor | Layout) and not _are_placements(destination):
-        dst = place_of(destination, None).layout
-    return plan_redistribution(src, dst, dtype=dtype, objective=objective, links=links)
+        there = place_of(destination, None)
+        dst, names_there = there.layout, there.dim_names
+    plan = plan_redistribution(src, dst, dtype=dtype, objective=objective, links=links)
+    return _C.difference_of_plan(plan, names, names_there)
 
 
 def _are_placements(value: object) -> bool:

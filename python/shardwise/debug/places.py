@@ -7,18 +7,34 @@ from typing import Any
 
 import torch
 
+from shardwise import _C
 from shardwise._C import Layout
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Pieces", "Place", "own_rank", "pieces_of", "place_of"]
 
 
 @dataclass
 class Place:
     layout: Layout | DTensor
     dtype: torch.dtype
-    dim_names: list[str] = field(default_factory=list)  # of the mesh
+    dim_names: list[str] = field(default_factory=list)  # of the mesh, where the layout does not know them
+
+
+def own_rank() -> int:
+    """Of this process, or of this thread where ranks are threads; 0 where no ranks have been started."""
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _C.world_rank() or (torch.distributed.get_rank() if has_group else 0)
+
+
+Pieces = list[tuple[list[int], list[int]]]
+
+
+def pieces_of(wrapper: Any) -> Pieces:
+    """Offsets and sizes of what a LocalShardsWrapper, ours or torch's, holds on this rank."""
+    sizes = [list(shard.shape) for shard in wrapper.local_shards()]
+    return list(zip(map(list, wrapper.local_offsets()), sizes, strict=False))  # torch's without shards has an offset
 
 
 def place_of(value: Any, dtype: torch.dtype | None) -> Place:

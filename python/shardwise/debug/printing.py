@@ -27,6 +27,20 @@ def made(
     return drawn
 
 
+# For those whose output has no others: the lines of drawings.
+PLAIN_LINES = str.maketrans("┌┬┐├┼┤└┴┘╵╷╴╶│─⋮⋯…", "+" * 9 + "||--|-:..")
+
+
+def printable(text: str) -> str:
+    """`text` in the characters that standard output can take."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return text.translate(PLAIN_LINES).encode(encoding, "replace").decode(encoding)
+
+
 def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str | None, file: File | None) -> Picture:
     """The picture, printed under `header` where it is not written to `file`. Text is in colour with `use_rich`, and on terminals that
     have colours: as wide as these are."""
@@ -34,9 +48,9 @@ def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str 
     if file is not None:
         return drawn
     if header:
-        print(header)
+        print(printable(header))
     if drawn.format != "text" or not (use_rich or sys.stdout.isatty()):
-        print(drawn)
+        print(printable(str(drawn)))
         return drawn
     from rich.console import Console
     from rich.text import Text
@@ -45,5 +59,5 @@ def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str 
     if not use_rich:
         drawn.max_width = console.width
     drawn.color = console.color_system is not None
-    console.print(Text.from_ansi(str(drawn)), soft_wrap=True)
+    console.print(Text.from_ansi(printable(str(drawn))), soft_wrap=True)
     return drawn

@@ -91,11 +91,11 @@ def unasked(communications: Iterable[CommunicationSpan]) -> dict[tuple[str, str]
 def unasked_table(communications: Iterable[CommunicationSpan], limit: int = 20) -> str:
     """A line per line of the program and operator."""
     rows = list(unasked(communications).items())
+    if not rows:
+        return "no communication that you did not ask for\n"
     return table_text(
-        "communication you did not ask for" + _left_out(len(rows), limit)
-        if rows
-        else "no communication that you did not ask for",
-        ["line", "operator", "collectives", "what", "calls", "us", "bytes received"] if rows else [],
+        "communication you did not ask for" + _left_out(len(rows), limit),
+        ["line", "operator", "collectives", "what", "calls", "us", "bytes received"],
         (
             (
                 _short(source) or "(in a backward pass, or outside of Python)",

@@ -11,7 +11,7 @@ d = sw.distribute_tensor(x, mesh, [Shard(0)])
 """
 CASES = [
     case("a picture of a plain tensor", "sw.debug.picture(x)", TypeError),
-    case("a picture of local shards", "sw.debug.picture(LocalShardsWrapper([x], [(0, 0)]))", TypeError),
+    case("where local shards would go", "sw.debug.diff(LocalShardsWrapper([x], [(0, 0)]), [Shard(0)])", TypeError),
     case(
         "an optimizer beside a tensor",
         "sw.debug.picture(d, optimizer=torch.optim.SGD([torch.ones(1)], lr=0.1))",
@@ -44,6 +44,18 @@ CASES = [
     case(
         "a dump that is no JSON",
         "from pathlib import Path\nfrom shardwise.debug.flight_files import read_flights\nread_flights([Path('/dev/null')])",
+        ValueError,
+    ),
+    case(
+        "a dump that is damaged",
+        """
+        import tempfile
+        from pathlib import Path
+        from shardwise.debug.flight_files import read_flights
+        file = Path(tempfile.mkdtemp()) / "dump.json"
+        file.write_text('{"version": 1, "communications": []}')
+        read_flights([file])
+        """,
         ValueError,
     ),
     case(
