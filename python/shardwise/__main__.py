@@ -14,10 +14,13 @@ Shells complete commands and options by argcomplete: eval "$(register-python-arg
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
 import argcomplete
 
+from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
 from shardwise._commands.help import HelpFormatter
 
@@ -35,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
         "R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:\n"
         "RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions).",
     )
+    main.add_argument("--version", action="version", version=f"shardwise {__version__}")
     commands = main.add_subparsers(dest="command", required=True)
     for each in COMMANDS:
         each.add_to(commands)
@@ -46,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     argcomplete.autocomplete(commands)
     options = commands.parse_args(arguments)
     try:
-        lines = options.run(options)
+        for line in options.run(options):
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as `head`; the interpreter would write the rest when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        commands.error(str(error).split("\n")[0])
-    for line in lines:
-        print(line)
+        message = str(error).split("\n")[0]
+        commands.exit(2, f"{commands.prog} {options.command}: error: {message}\n")
 
 
 if __name__ == "__main__":

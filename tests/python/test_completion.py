@@ -69,4 +69,4 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
 def test_every_command_is_offered(tmp_path: Path) -> None:
     (commands,) = parser()._subparsers._group_actions
     assert len(commands.choices) >= len(COMMANDS)
-    assert set(completions("shardwise ", tmp_path)) - {"-h", "--help"} == set(commands.choices)
+    assert set(completions("shardwise ", tmp_path)) - {"-h", "--help", "--version"} == set(commands.choices)

@@ -263,8 +263,29 @@ def test_nothing_that_hangs_is_said_to(tmp_path, capsys):
     assert re.search(r"^0 +runs +last all_reduce", text, re.MULTILINE)
 
 
+# What the file of a rank says besides its communications and groups.
+FACTS = {
+    "version": 1,
+    "rank": 0,
+    "ranks": 2,
+    "pid": 1,
+    "host": "a",
+    "reason": "",
+    "time": 5.0,
+    "line": "",
+    "stack": [],
+}
+
+
 def test_files_that_are_none_are_refused(tmp_path, capsys):
-    for name, text in (("a.json", "nonsense"), ("b.json", "{}"), ("c.json", '{"version": 99, "communications": []}')):
+    for name, text in (
+        ("a.json", "nonsense"),
+        ("b.json", "{}"),
+        ("c.json", '{"version": 99, "communications": []}'),
+        ("d.json", json.dumps(FACTS | {"communications": []})),
+        ("e.json", json.dumps(FACTS | {"communications": [], "groups": "none"})),
+        ("f.json", json.dumps(FACTS | {"communications": [{"group": 5}], "groups": []})),
+    ):
         path = tmp_path / name
         path.write_text(text)
         with pytest.raises(SystemExit):
@@ -272,6 +293,9 @@ def test_files_that_are_none_are_refused(tmp_path, capsys):
         assert f"[hang] {path}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path / "missing.json")])
+    with pytest.raises(SystemExit):
+        main(["hang", str(tmp_path)])
+    assert f"[hang] {tmp_path} has no files of ranks" in capsys.readouterr().err
 
 
 def test_the_newest_file_of_a_rank_counts(tmp_path):
@@ -280,19 +304,10 @@ def test_the_newest_file_of_a_rank_counts(tmp_path):
         return sw.ones(4, device_mesh=mesh).sum().item()
 
     run_ranks(1, body)
-    old = {
-        "version": 1,
-        "rank": 0,
-        "ranks": 2,
-        "pid": 1,
-        "host": "a",
-        "reason": "",
-        "time": 5.0,
-        "line": "",
-        "stack": [],
-    }
     for name, moment in (("a", 5.0), ("b", 7.0), ("c", 6.0)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({**old, "time": moment, "groups": [], "communications": []}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({**FACTS, "time": moment, "groups": [], "communications": []})
+        )
     flights = read_flights(sorted(tmp_path.glob("*.json")))
     assert flights[0].path.name == "b.json"
     assert describe_hang(flights) == "No rank of 1 waits for another; rank 1 left no file."

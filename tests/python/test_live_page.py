@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import shardwise as sw
 from shardwise.live import feed as live_feed
@@ -18,6 +20,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from shardwise.live.server import Board, slowest
+from shardwise.live.snapshot import Surveyor
 
 PROGRAM = Path(__file__).with_name("live_program.py")
 WEIGHT = "Sequential.0.weight"
@@ -90,6 +93,8 @@ def test_what_is_no_snapshot_is_refused(port):
     assert ask(port, "POST", "/feed", "{}", **as_json)[0] == 400
     assert ask(port, "POST", "/feed", "[1", **as_json)[0] == 400
     assert ask(port, "POST", "/feed", json.dumps({"rank": -1, "time": 0, "job": "", "groups": []}), **as_json)[0] == 400
+    no_number = '{"rank": 0, "time": NaN, "pid": 1, "job": "", "groups": []}'  # the page's JSON has none
+    assert ask(port, "POST", "/feed", no_number, **as_json)[0] == 400
     assert ask(port, "POST", "/feed", "{}", Content_Type="text/plain")[0] == 415  # what another page may send
     assert ask(port, "POST", "/feed", " " * (1 << 20) + "{}", **as_json)[0] == 413
     assert ask(port, "GET", "/state", Host="example.com")[0] == 400
@@ -111,6 +116,14 @@ def test_a_taken_port_is_an_error(port):
 def snapshot_of(rank, time, seconds, pid=1):
     group = {"ranks": [0, 1], "calls": 10 * time, "sent": 0, "received": 100 * time, "seconds": seconds}
     return {"job": "a", "rank": rank, "pid": pid, "time": time, "groups": [group]}
+
+
+def test_a_buffer_that_is_computed_is_surveyed_without_a_warning():
+    module = torch.nn.Module()
+    module.register_buffer("scaled", torch.ones(3, requires_grad=True) * 2)
+    with warnings.catch_warnings(action="error"):
+        assert Surveyor().seen(0)["n_tensors"] >= 0
+    assert module.scaled is not None
 
 
 def test_rates_are_those_between_two_snapshots():

@@ -137,10 +137,27 @@ def ranks(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise argparse.ArgumentTypeError(f"{part} has no ranks: it ends before it begins. Write {last}-{first}.")
         if int(last or first) >= MAX_RANKS:
             raise argparse.ArgumentTypeError(f"rank {last or first} is out of range. Give ranks below {MAX_RANKS:,}.")
         found.extend(range(int(first), int(last or first) + 1))
     return found
+
+
+def names(text: str) -> list[str]:
+    """dp,tp."""
+    found = text.split(",")
+    if not all(name.strip() for name in found) or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f'"{text}" does not name mesh dims. Write different names, as in dp,tp.')
+    return found
+
+
+def check_names(option: str, given: list[str] | None, mesh: tuple[int, ...]) -> list[str]:
+    """The names, or none. Raises ValueError for another number than the mesh has dims."""
+    if given is not None and len(given) != len(mesh):
+        raise ValueError(f"{option} has {len(given)} names for a mesh of {len(mesh)} dims. Give one per dim.")
+    return given or []
 
 
 def dtype(text: str) -> torch.dtype:

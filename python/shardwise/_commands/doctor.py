@@ -14,9 +14,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from shardwise import _C, _build_facts
 from shardwise._commands import link_speed
@@ -263,6 +260,10 @@ def own_variable(name: str, value: str) -> Finding:
 
 
 def show(found: Sequence[Finding]) -> None:
+    from rich.console import Console  # 0.1 s, which other commands need not take
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)

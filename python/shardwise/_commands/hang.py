@@ -15,12 +15,26 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog="A program writes them where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID) and by "
         "shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank the newest counts.",
     )
-    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="shardwise-rank*.json of all ranks")
+    command.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="shardwise-rank*.json of all ranks, or their folder"
+    )
     command.set_defaults(run=run)
 
 
+def files_of(given: Path) -> list[Path]:
+    """Of a folder the files of ranks in it. Raises ValueError where it has none."""
+    if not given.is_dir():
+        return [given]
+    found = sorted(given.glob("shardwise-rank*.json"))
+    if not found:
+        raise ValueError(
+            f"[hang] {given} has no files of ranks. Give the folder of shardwise-rank*.json, or these files."
+        )
+    return found
+
+
 def run(options: argparse.Namespace) -> list[str]:
-    flights = read_flights(options.files)
+    flights = read_flights([file for given in options.files for file in files_of(given)])
     return [describe_hang(flights), "", shown(hang_rows(flights))]
 
 

@@ -7,7 +7,16 @@ from pathlib import Path
 import torch
 
 from shardwise import _C
-from shardwise._commands.arguments import dtype, layout, mesh_extents, placements, ranks, shape
+from shardwise._commands.arguments import (
+    check_names,
+    dtype,
+    layout,
+    mesh_extents,
+    names,
+    placements,
+    ranks,
+    shape,
+)
 from shardwise._commands.help import HelpFormatter
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS
@@ -23,7 +32,7 @@ SHOW_EXAMPLES = """examples:
 DIFF_EXAMPLES = """examples:
   python -m shardwise diff --shape 4097x1023 --mesh 2x2 --from "S0,S1" --to "S1,R"
   python -m shardwise diff --shape 4096x4096 --mesh 1024 --from S0 --to S1 --file move.html
-  python -m shardwise diff --shape 4096x4096 --mesh 4x2 --from "S0,P" --to "R,S1" --steps"""
+  python -m shardwise diff --shape 4096x4096 --mesh 4x2 --names dp,tp --from "S0,P" --to "R,S1" --steps"""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,7 +48,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--mesh", type=mesh_extents, required=True, help="extents, as in 2x2")
     add("--placements", type=placements, metavar="PLACEMENTS", help='as in "S0,S1"')
     add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
-    add("--names", type=lambda text: text.split(","), help="of the mesh dims, as in dp,tp")
+    add("--names", type=names, help="of the mesh dims, as in dp,tp")
     add("--dtype", type=dtype, default=torch.float32, help="default: float32")
     _add_output(show)
     show.set_defaults(run=run_show)
@@ -52,6 +61,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         formatter_class=HelpFormatter,
     )
     add_move(diff)
+    diff.add_argument("--names", type=names, help="of the dims of --mesh, as in dp,tp")
+    diff.add_argument("--to-names", type=names, metavar="NAMES", help="of the dims of --to-mesh")
     diff.add_argument("--steps", action="store_true", help="each step of the plan, in place of the whole move")
     _add_output(diff)
     diff.set_defaults(run=run_diff)
@@ -67,19 +78,22 @@ def run_show(options: argparse.Namespace) -> list[str]:
         raise ValueError(
             "--shape and --placements belong together: a layout needs both. Give both, or neither to see the mesh."
         )
-    names = options.names or []
-    if names and len(names) != len(options.mesh):
-        raise ValueError(f"--names has {len(names)} names for a mesh of {len(options.mesh)} dims. Give one per dim.")
+    dim_names = check_names("--names", options.names, options.mesh)
     if options.shape is None:
         order = options.ranks or list(range(prod(options.mesh)))
-        return _shown(_C.picture_of_mesh(options.mesh, order, names), options)
+        return _shown(_C.picture_of_mesh(options.mesh, order, dim_names), options)
     placed = layout(options.shape, options.mesh, options.ranks, options.placements)
-    return _shown(_C.picture_of_tensor(placed, options.dtype.itemsize, names), options)
+    return _shown(_C.picture_of_tensor(placed, options.dtype.itemsize, dim_names), options)
 
 
 def run_diff(options: argparse.Namespace) -> list[str]:
+    source = check_names("--names", options.names, options.mesh)
+    if options.to_mesh is None and options.to_names is not None:
+        raise ValueError("--to-names are those of --to-mesh, which is missing. Give both.")
+    target = source if options.to_mesh is None else check_names("--to-names", options.to_names, options.to_mesh)
     plan = planned(options)
-    return _shown(_C.picture_of_plan(plan) if options.steps else _C.difference_of_plan(plan), options)
+    draw = _C.picture_of_plan if options.steps else _C.difference_of_plan
+    return _shown(draw(plan, source, target), options)
 
 
 def _shown(figures: _C.Figures, options: argparse.Namespace) -> list[str]:

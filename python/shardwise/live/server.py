@@ -85,6 +85,11 @@ def slowest(ranks: list[Json]) -> int | None:
     return least if max(taken.values()) - taken[least] > 0.1 else None
 
 
+def _refuse(constant: str) -> float:
+    """NaN and infinities, which a browser's JSON has not."""
+    raise ValueError(constant)
+
+
 def application(board: Board) -> Starlette:
     async def page(request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-store"})
@@ -102,7 +107,7 @@ def application(board: Board) -> Starlette:
             if len(body) > MOST_BYTES:
                 return JSONResponse({"error": f"more than {MOST_BYTES} bytes"}, status_code=413)
         try:
-            board.take(json.loads(body))
+            board.take(json.loads(body, parse_constant=_refuse))
         except (KeyError, TypeError, ValueError) as error:
             return JSONResponse({"error": f"no snapshot: {error}"}, status_code=400)
         return JSONResponse({})

@@ -177,7 +177,7 @@ def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
         for name, tensor in (*root.named_parameters(), *root.named_buffers()):
             path = f"{type(root).__name__}.{name}"
             yield id(tensor), path
-            if tensor.grad is not None:
+            if tensor.is_leaf and tensor.grad is not None:  # torch warns of the others, which have none
                 yield id(tensor.grad), f"{path}.grad"
 
 
