@@ -1,5 +1,7 @@
 """torch.optim over parameters of several meshes and plain ones, in all its forms: what the dense step gives."""
 
+from inspect import signature
+
 import pytest
 import torch
 from small_models import (
@@ -215,6 +217,25 @@ def test_lbfgs_searches_as_on_dense_tensors(kind, search):
         expect_same(train(distributed_parameters(kind)), expected, 1e-4)
 
     run_ranks(4, on_rank)
+
+
+@pytest.mark.skipif("maximize" not in signature(torch.optim.LBFGS).parameters, reason="new in torch 2.14")
+@pytest.mark.parametrize("kind", KINDS)
+def test_lbfgs_climbs_as_on_dense_tensors(kind):
+    def train(parameters):
+        optimizer = torch.optim.LBFGS(parameters, lr=0.1, max_iter=3, maximize=True)
+
+        def closure():
+            optimizer.zero_grad()
+            for i, parameter in enumerate(parameters):
+                (-((parameter - i) ** 2)).sum().backward()
+            return torch.tensor(0.0)
+
+        optimizer.step(closure)
+        return parameters
+
+    expected = train(dense_parameters())
+    run_ranks(4, lambda rank: expect_same(train(distributed_parameters(kind)), expected, 1e-4))
 
 
 SCHEDULES = {

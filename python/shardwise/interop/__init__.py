@@ -33,6 +33,7 @@ _LESSONS = {
     "torch.distributed.pipelining._utils": "pipelines",
     "torch.distributed.pipelining.microbatch": "pipelines",
     "torch.distributed.pipelining.stage": "pipelines",
+    "torch.distributed.pipelining.schedules": "pipelines",
     "torch.distributed.fsdp._fully_shard._fsdp_init": "data_parallel",
     "torch.distributed.optim.zero_redundancy_optimizer": "data_parallel",
     "torch.nn.parallel.distributed": "data_parallel",

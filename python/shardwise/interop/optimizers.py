@@ -198,6 +198,8 @@ def _gather_flat_grad(original: Any) -> Any:
                 else DTensor.from_local(grad, mesh, everywhere)
             )
         flat: Any = torch.cat(parts)
+        if self.param_groups[0].get("maximize", False):  # torch 2.14 and later
+            flat = -flat
         return flat.redistribute(placements=[Shard(0)] * mesh.ndim)
 
     return gather_flat_grad

@@ -1,0 +1,16 @@
+"""What differs between the versions of torch that Shardwise runs with (2.11 to 2.15), by one name each. For C++: runtime/comm/torch_versions.h."""
+
+from torch._library import opaque_object
+from torch._library.opaque_object import MemberType
+
+__all__ = ["register_constant"]
+
+
+def register_constant(kind: type) -> None:
+    """Values of this class are constants of graphs: a tracer uses their methods and attributes as they are."""
+    members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
+    members["__eq__"] = MemberType.USE_REAL
+    if hasattr(opaque_object, "register_custom_class"):  # torch 2.14: new names; the old ones log warnings
+        opaque_object.register_custom_class(kind, typ="constant", members=members)
+    else:
+        opaque_object.register_opaque_type(kind, typ="value", members=members)
