@@ -9,7 +9,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor, zeros
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import context_parallel, local_map
@@ -73,6 +75,53 @@ def tensors(folder):
     assert out.size(2) * dist.get_world_size() == dense.size(2)
 
 
+def fully_sharded(folder):
+    """fully_shard over one mesh dim of a block that styles sharded over the other: the dense gradients, on other samples per rank, and the
+    dense state."""
+    from torch.distributed._composable.fsdp import fully_shard as by_old_name
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    block = Block()
+    dense = copy.deepcopy(block)
+    parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    by_old_name(block.up, mesh=mesh["dp"])
+    assert fully_shard(block, mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy()) is block
+    assert isinstance(block, FSDPModule) and isinstance(block.up, FSDPModule) and not isinstance(block.down, FSDPModule)
+    x = torch.randn(6, 8)
+    samples = x.chunk(2)[mesh.get_local_rank("dp")]
+    torch.testing.assert_close(block(samples), dense(samples))
+    for model, given in ((block, samples), (dense, x)):
+        model(given).square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for ours, theirs in zip(block.parameters(), dense.parameters(), strict=True):
+        assert isinstance(ours, DTensor)
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+    state = get_model_state_dict(block, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        torch.testing.assert_close(state, dict(dense.state_dict()))
+
+
+def saved(folder):
+    """save_pretrained of a model of transformers that styles and fully_shard have sharded: transformers loads the whole values."""
+    from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=37, hidden_size=12, num_hidden_layers=2, num_attention_heads=4, intermediate_size=18)
+    model = BertForSequenceClassification(config)
+    expected = copy.deepcopy(dict(model.state_dict()))
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    plan = {"intermediate.dense": ColwiseParallel(), "output.dense": RowwiseParallel()}
+    for layer in model.bert.encoder.layer:
+        fully_shard(parallelize_module(layer, mesh["tp"], plan), mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    model.save_pretrained(folder)
+    dist.barrier()
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder)
+    torch.testing.assert_close(dict(loaded.state_dict()), expected, rtol=0, atol=0)
+    assert loaded.config.architectures == ["BertForSequenceClassification"]
+
+
 def tp_plan(folder):
     """transformers loads a Llama by its tensor-parallel plan: the dense logits, loss and gradients."""
     from transformers import AutoModelForCausalLM
@@ -95,7 +144,9 @@ def tp_plan(folder):
 if __name__ == "__main__":
     part, folder = sys.argv[1:]
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    {"parallel": parallel, "tensors": tensors, "tp_plan": tp_plan}[part](folder)
+    {"parallel": parallel, "tensors": tensors, "fully_sharded": fully_sharded, "saved": saved, "tp_plan": tp_plan}[
+        part
+    ](folder)
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.write(f"{part}-{os.environ['RANK']} {DTensor.__module__}\n")

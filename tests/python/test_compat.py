@@ -74,6 +74,17 @@ def test_no_public_name_is_missing(name):
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["fsdp", "fsdp._fully_shard", "_composable.fsdp", "_composable.fsdp.fully_shard"])
+def test_fully_shard_is_ours_and_what_only_torch_has_stays_torchs(name):
+    module = importlib.import_module(f"torch.distributed.{name}")
+    assert module.fully_shard is sw.fully_shard and module.FSDPModule is sw.fsdp.FSDPModule
+    assert module.register_fsdp_forward_method is sw.fsdp.register_fsdp_forward_method
+    if name == "fsdp":
+        assert module.FullyShardedDataParallel.__module__.startswith("torch.") and module.share_comm_ctx
+        assert module.MixedPrecisionPolicy is sw.fsdp.MixedPrecisionPolicy
+
+
+@pytest.mark.usefixtures("installed")
 def test_private_names_and_torchs_own_modules_stay_torchs(theirs):
     assert theirs.DTensor.__module__ == "torch.distributed.tensor"
     module = importlib.import_module("torch.distributed.tensor")
@@ -180,7 +191,7 @@ def test_a_module_runs_with_its_arguments(folder, monkeypatch, capsys):
     assert "Name a script" in main(monkeypatch, "--nothing") and "Name a script" in main(monkeypatch)
 
 
-@pytest.mark.parametrize("part", ["parallel", "tensors"])
+@pytest.mark.parametrize("part", ["parallel", "tensors", "fully_sharded"])
 def test_an_unchanged_program(part, tmp_path):
     result = torchrun("compat_program.py", 4, part, tmp_path, on_shardwise=True)
     assert result.returncode == 0, result.stderr
@@ -201,6 +212,13 @@ def test_transformers_tensor_parallel_plans(tmp_path):
     result = torchrun("compat_program.py", 2, "tp_plan", tmp_path, on_shardwise=True)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"tp_plan-{rank} shardwise.dtensor" for rank in range(2)]
+
+
+def test_transformers_loads_what_a_sharded_model_saved(tmp_path):
+    pytest.importorskip("transformers")
+    result = torchrun("compat_program.py", 4, "saved", tmp_path, on_shardwise=True)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"saved-{rank} shardwise.dtensor" for rank in range(4)]
 
 
 def test_names_that_torch_keeps_in_two_modules_are_ours_in_both(theirs):

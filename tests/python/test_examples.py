@@ -1,15 +1,17 @@
 """The examples do what their head comments say: each `$ command` there runs, and prints what stands below it."""
 
+import math
 import os
 import platform
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 from pages import assert_same_text
+from torchrun import LAUNCHER, forked_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -39,19 +41,27 @@ def sessions(source: Path) -> list[tuple[str, str]]:
     return [(command, "\n".join(lines).strip()) for command, lines in found]
 
 
-def run(command: str, *options: str) -> str:
-    torchrun, *arguments = shlex.split(command)
-    assert torchrun == "torchrun"
-    finished = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def run(command: str) -> str:
+    launcher, *arguments = shlex.split(command)
+    assert launcher == "torchrun"
+    if {"--no-python", "-m"} & set(arguments) or "sharded_embedding" in command:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        finished = subprocess.run(
+            [*LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+    else:  # the same without the time that torchrun and the imports of its ranks take
+        option, n_ranks, program, *words = arguments
+        assert option == "--nproc-per-node"
+        finished = forked_ranks(
+            ROOT / program, int(n_ranks), *words, imported=("torch", "shardwise"), timeout=600
+        )  # inductor compiles for some
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +115,45 @@ def test_two_towers_learn_alike_on_one_rank_and_on_four() -> None:
     assert_same_text(one, four)
 
 
+def losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss (\d\.\d{3})", printed)]
+
+
+@pytest.mark.parametrize(("options", "other"), [("", "3 1"), ("--compile", "1 2")], ids=["as written", "compiled"])
+def test_a_transformer_learns_as_on_one_process_and_goes_on_on_another_mesh(
+    options: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import train_transformer as example
+
+    torch.manual_seed(0)
+    reader = example.Reader()
+    model = example.Transformer(len(reader.alphabet))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=example.RATE)
+    dense = torch.zeros(2, example.SHOWN)
+    for step in range(dense.numel()):
+        loss = example.loss_sum(model, reader.next_batch()) / (example.BATCH * example.LENGTH)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), example.LONGEST)
+        optimizer.step()
+        dense.view(-1)[step] = loss.detach()
+    expected = dense.mean(1).tolist()
+    assert expected[1] < expected[0] - 0.3
+
+    program = f"examples/train_transformer.py --folder {tmp_path} --steps {dense.numel()} {options}"
+    whole = run(f"torchrun --nproc-per-node 4 {program} --mesh 2 2 --save-at {example.SHOWN}")
+    assert losses_in(whole) == pytest.approx(expected, abs=1.5e-3)
+    n_ranks = math.prod(map(int, other.split()))
+    resumed = run(f"torchrun --nproc-per-node {n_ranks} {program} --mesh {other} --resume")
+    assert f"resumed after step {example.SHOWN}" in resumed
+    assert losses_in(resumed) == pytest.approx(expected[1:], abs=1.5e-3)
+
+
 def test_every_example_has_a_session() -> None:
     assert {source.name for source in EXAMPLES.iterdir() if source.is_file() and sessions(source)} == {
         "dlrm.py",
+        "finetune_hf.py",
         "first_program.cpp",
         "growing_vocabulary.py",
         "moe.py",
@@ -119,6 +165,7 @@ def test_every_example_has_a_session() -> None:
         "sharded_embedding.py",
         "torchrec_sharding.cpp",
         "torchrec_sharding.py",
+        "train_transformer.py",
         "train_word_vectors.py",
         "two_tower.py",
         "unmodified_models.py",

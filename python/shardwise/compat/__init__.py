@@ -3,8 +3,8 @@
     python -m shardwise.compat train.py --lr 0.1                             # or -m a.module
     torchrun --nproc-per-node 4 -m shardwise.compat train.py --lr 0.1
 
-runs train.py, in which `torch.distributed.tensor`, its submodules, `torch.distributed._tensor` and torch.distributed's meshes are
-Shardwise's. So they are in the libraries that it imports, and in processes that it spawns. A program can do so itself, best
+runs train.py, in which `torch.distributed.tensor`, its submodules, `torch.distributed._tensor`, torch.distributed's meshes and
+torch.distributed.fsdp's `fully_shard` are Shardwise's. So they are in the libraries that it imports, and in processes that it spawns. A program can do so itself, best
 before it imports them:
 
     import shardwise.compat

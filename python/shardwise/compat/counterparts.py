@@ -27,6 +27,14 @@ _STANDS_FOR = {
         "tensor.experimental._context_parallel",
         "tensor.experimental._context_parallel._attention",
     ),
+    "shardwise.fsdp": (
+        "fsdp",
+        "fsdp._fully_shard",
+        "fsdp._fully_shard._fully_shard",
+        "fsdp._fully_shard._fsdp_api",
+        "_composable.fsdp",
+        "_composable.fsdp.fully_shard",
+    ),
     "shardwise.parallel": (
         "tensor.parallel",
         "tensor.parallel.api",
