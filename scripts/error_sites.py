@@ -49,7 +49,6 @@ ELSEWHERE = {
         " reads the values of its operands, and a traced program has none",
         " takes a DTensor that the graph did not make",
     ),
-    "no case yet": (" has its pieces on a mesh of several dims", "the route is of no dispatch_tokens()"),
     IN_CPP: (
         # meshes and layouts
         "mesh is null",
@@ -107,6 +106,7 @@ ELSEWHERE = {
         "[parallel_weight] mesh dim ",
         "[parallel_weight] dim ",
         " does not exist: the mesh is ",
+        "the route is of no dispatch_tokens()",
     ),
 }
 

@@ -516,6 +516,7 @@ class ParameterGroup:
         root: _Mesh,
         param_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
+        along: Sequence[Placement],
     ) -> None: ...
     def with_sharded(self, sharded: Sequence[torch.Tensor]) -> ParameterGroup: ...
     @property
@@ -531,6 +532,7 @@ class ParameterGroup:
 
 class GroupSchedule:
     reshards_after_forward: bool
+    n_keeping: int
     reshards_after_backward: bool
     reduces: bool
     fills_unused: bool
@@ -732,6 +734,12 @@ def from_local(
     stride: Sequence[int] | None = None,
     grad_placements: Sequence[Placement] | None = None,
 ) -> DTensor: ...
+def layer_input(
+    local_tensor: torch.Tensor,
+    device_mesh: _Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int] | None = None,
+) -> DTensor: ...
 def from_pieces(
     pieces: Sequence[torch.Tensor],
     device_mesh: _Mesh,
@@ -848,6 +856,8 @@ def randn(
     requires_grad: bool,
 ) -> DTensor: ...
 
+_Pieces = Sequence[tuple[Sequence[int], Sequence[int]]]  # offsets and sizes of each
+
 class Figures:
     def draw(self, format: str = "text", color: bool = False, max_width: int = 100) -> str: ...
 
@@ -857,10 +867,13 @@ def picture_of_tensor(
 ) -> Figures: ...
 def picture_of_mesh(shape: Sequence[int], ranks: Sequence[int], dim_names: Sequence[str] = []) -> Figures: ...
 def picture_of_tensors(
-    tensors: Sequence[tuple[str, Sequence[int], str, int, torch.Tensor | Layout | None]], rank: int = 0
+    tensors: Sequence[tuple[str, Sequence[int], str, int, torch.Tensor | Layout | _Pieces | None]], rank: int = 0
 ) -> Figures: ...
-def picture_of_plan(plan: Plan) -> Figures: ...
-def difference_of_plan(plan: Plan) -> Figures: ...
+def picture_of_shards(rank: int, pieces: _Pieces, element_bytes: int) -> Figures: ...
+def picture_of_plan(plan: Plan, source_names: Sequence[str] = [], destination_names: Sequence[str] = []) -> Figures: ...
+def difference_of_plan(
+    plan: Plan, source_names: Sequence[str] = [], destination_names: Sequence[str] = []
+) -> Figures: ...
 def mp_copy(
     input: torch.Tensor, mesh: _Mesh | None = None, mesh_dim: int | str = 0, reduce_op: str = "sum"
 ) -> torch.Tensor: ...

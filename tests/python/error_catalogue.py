@@ -30,7 +30,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 SECTIONS = [
     *("placements", "meshes", "tensors", "wrappers", "moves", "operators", "rules", "lookups", "embedding_plans"),
-    *("many_tables", "ids", "parallel_models", "fully_sharded_models", "experts", "traced_programs", "checkpoints"),
+    *(
+        "many_tables",
+        "ids",
+        "parallel_models",
+        "fully_sharded_models",
+        "experts",
+        "pipelines",
+        "traced_programs",
+        "checkpoints",
+    ),
     *("pictures", "ranks"),
 ]
 NAMES = (

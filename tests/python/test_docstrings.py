@@ -2,14 +2,12 @@
 
 import inspect
 import re
-import subprocess
 import sys
-from pathlib import Path
 
-import docstring_examples
 import pytest
 from docstring_examples import NEED_PROCESSES, complaint, examples_of, public_names, run_examples
 from pages import ROOT, StreamOfThread
+from torchrun import forked_ranks
 
 from shardwise.testing import run_ranks
 
@@ -37,9 +35,7 @@ def test_examples_print_what_they_say(name, monkeypatch, tmp_path):
 
 def test_examples_that_need_processes():
     assert set(NAMES) >= NEED_PROCESSES
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    program = Path(docstring_examples.__file__)
-    finished = subprocess.run([*launcher, program], capture_output=True, text=True, timeout=300, check=False)
+    finished = forked_ranks("docstring_examples.py", 4)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == ""
 

@@ -98,6 +98,7 @@ def test_blocks_nest_and_nothing_outside_is_seen():
         assert [each.op for each in inner.operators] == ["aten::mul.Tensor"]
         assert [each.op for each in outer.operators][:2] == ["aten::mm", "aten::mul.Tensor"]
         assert not inner.communications and len(outer.communications) == 1
+        assert inner.unasked() == "no communication that you did not ask for\n" and inner.unasked() in str(inner)
         with outer:  # anew
             a * 2
         assert [each.op for each in outer.operators] == ["aten::mul.Tensor"]

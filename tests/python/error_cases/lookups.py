@@ -125,6 +125,14 @@ CASES = [
     case("quantising integers", "sw.quantize_rows(sw.ones(3, 2, device_mesh=mesh, dtype=torch.int64))", TypeError),
     case("quantising to 4 bits", "sw.quantize_rows(table.detach(), torch.uint8)", TypeError),
     case("quantising what is not finite", "sw.quantize_rows(table.detach() / 0)", ValueError),
+    case(
+        "quantising ranges on a mesh of several dims",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        sw.quantize_rows(sw.ones(10, 4, device_mesh=grid, placements=[RaggedShard((0, 1), (1, 2)), Replicate()]))
+        """,
+        NotImplementedError,
+    ),
     case("quantising a sum", "sw.quantize_rows(DTensor.from_local(torch.ones(10, 4), mesh, [Partial()]))", ValueError),
     case(
         "quantising a table on meta",
