@@ -426,9 +426,7 @@ void bind_methods(py::module_& module) {
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("run_check") = false,
              py::arg("shape") = none, py::arg("stride") = none, py::arg("grad_placements") = none);
   module.def("layer_input", wrap_pybind_function_no_gil(&py_layer_input),
-             "from_local() of the plain input of a layer: where several layers take the same one, their gradients are "
-             "added and "
-             "reduced once.",
+             "from_local() of a layer's plain input. Layers that share it reduce the sum of their gradients once.",
              py::arg("local_tensor"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape") = none);
   module.def("to_local", wrap_pybind_function(&py_to_local), kToLocal, py::is_method(module), py::kw_only(),
              py::arg("grad_placements") = none);
