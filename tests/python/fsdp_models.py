@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import shardwise as sw
+from shardwise.testing import run_ranks
 
 
 class Block(nn.Module):
@@ -103,3 +104,51 @@ def expect_same(model: nn.Module, dense: nn.Module, **tolerance: float) -> None:
             torch.testing.assert_close(
                 full(parameter.grad), expected.grad, msg=lambda t, n=name: f"{n}.grad: {t}", **tolerance
             )
+
+
+X = torch.rand(12, 8, generator=torch.Generator().manual_seed(3))
+
+
+def expect_runs_as_whole(make, run, n_ranks=3, shard=lambda model, mesh: sw.fully_shard(model, mesh=mesh), **tolerance):
+    """`run(model, part)`, where `part(x)` gives this rank's rows."""
+    given = seeded(make)
+    dense = copy.deepcopy(given)
+    run(dense, lambda x: x)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,), mesh_dim_names=("dp",))
+        model = shard(copy.deepcopy(given), mesh)
+        run(model, lambda x: x.chunk(n_ranks)[rank])
+        expect_same(model, dense, **tolerance)
+
+    run_ranks(n_ranks, body, timeout=60)
+
+
+def steps(n_steps, loss=lambda model, x: model(x).square().mean(), before=lambda model, step: None, x=X):
+    """A program that trains."""
+
+    def run(model, part):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(n_steps):
+            optimizer.zero_grad()
+            before(model, step)
+            loss(model, part(x)).backward()
+            if step < n_steps - 1:
+                optimizer.step()
+
+    return run
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def shard_layers(model, mesh, **options):
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            sw.fully_shard(layer, mesh=mesh, **options)
+    return sw.fully_shard(model, mesh=mesh, **options)
+
+
+def by_last_dim(parameter):
+    return sw.Shard(-1) if parameter.dim() > 1 else None

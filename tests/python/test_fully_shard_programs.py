@@ -4,241 +4,27 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from fsdp_models import IDS, Model, expect_same, full, loss_of, rows_of, seeded, shard_blocks, trained_whole
+from fsdp_models import (
+    IDS,
+    Model,
+    X,
+    by_last_dim,
+    expect_runs_as_whole,
+    expect_same,
+    full,
+    loss_of,
+    mlp,
+    seeded,
+    shard_blocks,
+    shard_layers,
+    steps,
+)
 from torch import nn
 
 import shardwise as sw
-from shardwise import Shard
 from shardwise.fsdp import fully_shard
-from shardwise.parallel import ColwiseParallel, ExpertParallel, RowwiseParallel, parallelize_module
+from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
-
-X = torch.rand(12, 8, generator=torch.Generator().manual_seed(3))
-
-
-def expect_runs_as_whole(make, run, n_ranks=3, shard=lambda model, mesh: fully_shard(model, mesh=mesh), **tolerance):
-    """`run(model, part)`, where `part(x)` gives this rank's rows."""
-    given = seeded(make)
-    dense = copy.deepcopy(given)
-    run(dense, lambda x: x)
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (n_ranks,), mesh_dim_names=("dp",))
-        model = shard(copy.deepcopy(given), mesh)
-        run(model, lambda x: x.chunk(n_ranks)[rank])
-        expect_same(model, dense, **tolerance)
-
-    run_ranks(n_ranks, body, timeout=60)
-
-
-def steps(n_steps, loss=lambda model, x: model(x).square().mean(), before=lambda model, step: None, x=X):
-    """A program that trains."""
-
-    def run(model, part):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for step in range(n_steps):
-            optimizer.zero_grad()
-            before(model, step)
-            loss(model, part(x)).backward()
-            if step < n_steps - 1:
-                optimizer.step()
-
-    return run
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-
-
-def shard_layers(model, mesh, **options):
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
-
-
-# Resharding to fewer ranks
-
-
-@pytest.mark.parametrize("n_keeping", [1, 2, 4])
-@pytest.mark.parametrize("width", [8, 6, 3])
-def test_slices_are_kept_among_fewer_ranks(n_keeping, width):
-    given = seeded(Model, width=width)
-    dense, _ = trained_whole(given, 2)
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh, reshard_after_forward=n_keeping)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        for step, ids in enumerate(IDS[:2]):
-            loss_of(model, rows_of(ids, rank, 4)).backward()
-            with torch.no_grad():  # nothing is kept of it that a step makes old
-                model(ids)
-            optimizer.step()
-            if step == 0:
-                optimizer.zero_grad()
-        expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
-def test_a_backward_gathers_what_the_few_ranks_lack():
-    given = seeded(Model, width=8, hidden=16, n_blocks=2)
-    inner = sum(each.numel() * 4 for each in given.blocks.parameters() if each.dim() > 0)
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        received = {}
-        for kept in (True, 2, False):
-            model = copy.deepcopy(given)
-            for block in model.blocks:
-                fully_shard(block, mesh=mesh, reshard_after_forward=kept)
-            fully_shard(model, mesh=mesh)
-            loss = loss_of(model, rows_of(IDS[0], rank, 4))
-            with sw.CommDebugMode() as comm:
-                loss.backward()
-            received[kept] = comm.bytes_received()
-        assert received[2] - received[False] == inner / 2
-        assert received[True] - received[False] == inner * 3 / 4
-        model.set_reshard_after_forward(True)
-        with sw.CommDebugMode() as comm:
-            loss_of(model, IDS[0]).backward()
-        assert comm.get_comm_counts()["all_gather"] == 3 + 3
-
-    run_ranks(4, body)
-
-
-@pytest.mark.parametrize("checkpointed", ["", "reentrant", "not reentrant"])
-def test_slices_of_replicas_and_of_parameters_beside_them(checkpointed):
-    given = seeded(Model, checkpointed=checkpointed)
-    dense = copy.deepcopy(given)
-    loss_of(dense, IDS[0]).backward()
-
-    def body(rank):
-        grid = sw.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
-        model = shard_blocks(copy.deepcopy(given), grid, reshard_after_forward=2)
-        loss_of(model, rows_of(IDS[0], rank, 8)).backward()
-        expect_same(model, dense)
-        grid = sw.init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
-        model = parallelize_module(
-            copy.deepcopy(given), grid["tp"], {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-        )
-        shard_blocks(model, grid["dp"], reshard_after_forward=2)
-        loss_of(model, rows_of(IDS[0], grid.get_local_rank("dp"), 4)).backward()
-        expect_same(model, dense)
-
-    run_ranks(8, body)
-
-
-# Shards of other dims
-
-
-def by_last_dim(parameter):
-    return Shard(-1) if parameter.dim() > 1 else None
-
-
-@pytest.mark.parametrize("n_ranks", [2, 4])
-def test_parameters_are_sharded_along_given_dims(n_ranks):
-    given = seeded(Model)
-    dense, _ = trained_whole(given)
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (n_ranks,))
-        model = shard_blocks(copy.deepcopy(given), mesh, shard_placement_fn=by_last_dim)
-        up, norm = model.blocks[0].up, model.blocks[0].norm
-        assert up.weight.placements == (Shard(1),) and up.bias.placements == norm.weight.placements == (Shard(0),)
-        assert up.weight.to_local().shape == (10, -(-6 // n_ranks) if rank < 6 // -(-6 // n_ranks) else 0)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        for step, ids in enumerate(IDS):
-            loss_of(model, rows_of(ids, rank, n_ranks)).backward()
-            optimizer.step()
-            if step < 2:
-                optimizer.zero_grad()
-        expect_same(model, dense)
-
-    run_ranks(n_ranks, body)
-
-
-def test_parameters_are_sharded_into_given_sizes():
-    sizes = {8: [0, 7, 1], 5: [5, 0, 0], 7: [2, 2, 3], 3: [1, 1, 1]}
-    expect_runs_as_whole(
-        mlp,
-        steps(3),
-        shard=lambda model, mesh: shard_layers(
-            model,
-            mesh,
-            reshard_after_forward=3,
-            shard_placement_fn=lambda parameter: Shard(
-                parameter.dim() - 1, sizes=sizes[parameter.shape[parameter.dim() - 1]]
-            ),
-        ),
-    )
-
-
-@pytest.mark.parametrize("names", [("dp", "tp"), ("tp", "dp")])
-def test_dims_of_parameters_beside_tensor_parallelism(names):
-    given = seeded(Model, hidden=7)
-    dense = copy.deepcopy(given)
-    loss_of(dense, IDS[0]).backward()
-
-    def body(rank):
-        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
-        model = parallelize_module(
-            copy.deepcopy(given), grid["tp"], {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
-        )
-        shard_blocks(model, grid["dp"], shard_placement_fn=by_last_dim)
-        up, down = model.blocks[0].up.weight, model.blocks[0].down.weight
-        dp, tp = names.index("dp"), names.index("tp")
-        assert (up.placements[dp], up.placements[tp]) == (Shard(1), Shard(0))
-        assert down.to_local().shape[0] == 6 and down.to_local().shape[1] <= 2
-        loss_of(model, rows_of(IDS[0], grid.get_local_rank("dp"), 2)).backward()
-        expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
-class Experts(nn.Module):
-    def __init__(self, n_experts):
-        super().__init__()
-        self.num_experts = n_experts
-        self.weight = nn.Parameter(torch.randn(n_experts, 8, 8))
-
-    def forward(self, x, num_tokens_per_expert):
-        return F.grouped_mm(x, self.weight, offs=num_tokens_per_expert.cumsum(0, dtype=torch.int32))
-
-
-class Mixture(nn.Module):
-    def __init__(self, n_experts):
-        super().__init__()
-        self.router, self.experts, self.out = nn.Linear(8, n_experts), Experts(n_experts), nn.Linear(8, 8)
-
-    def forward(self, x):
-        weights, ids = self.router(x).softmax(-1).max(-1)
-        order = ids.argsort(stable=True)
-        rows = self.experts(x[order], ids.bincount(minlength=self.router.out_features))
-        return self.out(torch.zeros_like(x).index_add(0, order, rows) * weights[:, None])
-
-
-@pytest.mark.parametrize("n_experts", [4, 3])
-def test_experts_that_are_sharded_further(n_experts):
-    """Three experts on two ranks are parts of given sizes along dim 0: the data's ranks split another dim."""
-    given = seeded(lambda: Mixture(n_experts))
-    dense = copy.deepcopy(given)
-    dense(X).square().mean().backward()
-
-    def body(rank):
-        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
-        model = parallelize_module(copy.deepcopy(given), grid["ep"], {"experts": ExpertParallel()})
-        fully_shard(model.experts, mesh=grid["dp"], shard_placement_fn=lambda parameter: Shard(1))
-        model.experts.set_gradient_divide_factor(4)  # tokens are of all ranks, and losses means of them
-        fully_shard(model, mesh=grid["dp"])
-        model(X.chunk(4)[rank]).square().mean().backward()
-        assert model.experts.weight.placements[0] == Shard(1)
-        torch.testing.assert_close(full(model.experts.weight.grad), dense.experts.weight.grad, rtol=1e-4, atol=1e-5)
-
-    run_ranks(4, body)
-
 
 # Which parameters are trained
 
