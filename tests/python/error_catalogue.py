@@ -22,6 +22,7 @@ import torch.distributed.tensor
 import torch.nn.functional as F
 from error_cases import Case
 from torch.distributed.checkpoint.api import CheckpointException
+from torchrun import torchrun
 
 import shardwise as sw
 from shardwise.testing import run_ranks
@@ -124,9 +125,7 @@ def provoke(setup: str, case: Case) -> list[tuple[BaseException | None, bool]]:
 @functools.cache
 def of_processes() -> tuple[list[str], dict[str, tuple[str, str]]]:
     """What two processes complain about, and by title the type and the words of what only processes have: one launch."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    program = Path(__file__).with_name("error_program.py")
-    finished = subprocess.run([*launcher, program], capture_output=True, text=True, timeout=300, check=False)
+    finished = torchrun("error_program.py", 2)
     assert finished.returncode == 0, finished.stderr
     complaints, messages = json.loads(finished.stdout)
     return complaints, messages

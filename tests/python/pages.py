@@ -33,6 +33,7 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
+from torchrun import LAUNCHER
 
 import shardwise
 from shardwise.testing import run_ranks
@@ -234,7 +235,7 @@ def run_command(command: str, folder: Path, *options: str) -> str:
     launcher, *arguments = shlex.split(command)
     launchers = {
         "python": [sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", *options],
+        "torchrun": [*LAUNCHER, *options],
     }
     assert launcher in launchers, f"{command}: pages show the output of torchrun and python only"
     arguments = [str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchrun import LAUNCHER
 
 import shardwise as sw
 from shardwise.live import feed as live_feed
@@ -56,7 +57,7 @@ def state_when(port, is_so):
 
 
 def test_a_program_feeds_the_page(port, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM)]
+    command = [*LAUNCHER, "--nproc-per-node", "2", str(PROGRAM)]
     environment = {**os.environ, "SHARDWISE_WATCH": f"{port}"}
     with subprocess.Popen([*command, str(tmp_path)], env=environment, stderr=subprocess.PIPE) as program:
         try:
