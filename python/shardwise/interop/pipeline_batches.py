@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
@@ -38,7 +38,9 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
         return original(chunks, chunk_spec)
     first, structure = tree_flatten(chunks[0])
     dims = (
-        [0] * len(first) if chunk_spec is None else [getattr(each, "split_dim", None) for each in _leaves(chunk_spec)]
+        [0] * len(first)
+        if chunk_spec is None
+        else [getattr(each, "split_dim", None) for each in tree_leaves(chunk_spec)]
     )
     moved = [
         _along(value.placements, dim % value.ndim) if _is_split(value, dim) else None
@@ -50,7 +52,7 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
         tree_unflatten(
             [
                 value if placements is None else value.redistribute(placements=_whole(placements, dim % value.ndim))
-                for value, placements, dim in zip(_leaves(chunk), moved, dims, strict=True)
+                for value, placements, dim in zip(tree_leaves(chunk), moved, dims, strict=True)
             ],
             structure,
         )
@@ -63,10 +65,6 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
         return value if placements is None else value.redistribute(placements=placements)
 
     return tree_map(laid_out, original(whole, chunk_spec))
-
-
-def _leaves(value: Any) -> list[Any]:
-    return tree_flatten(value)[0]
 
 
 def _is_split(tensor: Any, dim: int | None) -> bool:
