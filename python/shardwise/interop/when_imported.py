@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -12,6 +13,7 @@ __all__ = ["when_imported"]
 
 Action = Callable[[ModuleType], None]
 _waiting: dict[str, list[Action]] = {}
+_searches: set[tuple[int, str]] = set()  # of a thread for a module, among the other finders
 
 
 def when_imported(name: str, action: Action) -> None:
@@ -28,24 +30,23 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        actions = _waiting.pop(fullname, None)
-        if actions is None:
+        search = (threading.get_ident(), fullname)
+        if fullname not in _waiting or search in _searches:
             return None
-        spec = importlib.util.find_spec(fullname)  # does not come back here: nobody waits for the module now
+        _searches.add(search)
+        try:
+            spec = importlib.util.find_spec(fullname)  # comes back here, and goes on with the other finders
+        finally:
+            _searches.remove(search)
         if spec is None or spec.loader is None:
-            _waiting[fullname] = actions
             return spec
         loader: Any = spec.loader
         execute = loader.exec_module
 
         def execute_and_act(module: ModuleType) -> None:
             loader.exec_module = execute
-            try:
-                execute(module)
-            except BaseException:
-                _waiting[fullname] = actions  # the next import may succeed
-                raise
-            for action in actions:
+            execute(module)
+            for action in _waiting.pop(fullname, []):  # not before: who looks for a module need not import it
                 action(module)
 
         loader.exec_module = execute_and_act
