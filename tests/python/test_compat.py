@@ -1,6 +1,7 @@
 """Programs for torch.distributed.tensor that run on Shardwise unchanged."""
 
 import importlib
+import os
 import runpy
 import subprocess
 import sys
@@ -173,6 +174,31 @@ def test_a_script_runs_with_its_arguments_and_its_children(folder):
     first, second = result.stdout.splitlines()
     assert first == "['--lr', '0.1', 'spawn', '7'] shardwise.dtensor __main__ shardwise.dtensor"
     assert second == "child 0 hello shardwise.dtensor shardwise.dtensor"
+
+
+def test_children_of_a_package_do_not_run_it_again(tmp_path):
+    """As multiprocessing has it: `python -m package` names its main module package.__main__, which has no `if __name__`."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "children.py").write_text(
+        "import torch.multiprocessing as mp\n"
+        "from torch.distributed.tensor import DTensor\n"
+        "def grandchild(rank): print('grandchild', DTensor.__module__, flush=True)\n"
+        "def child(rank):\n"
+        "    print('child', DTensor.__module__, flush=True)\n"
+        "    mp.spawn(grandchild, nprocs=1)\n"
+    )
+    (tmp_path / "package" / "__main__.py").write_text(
+        "import torch.multiprocessing as mp\n"
+        "from package.children import child\n"
+        "print('main', flush=True)\n"
+        "mp.spawn(child, nprocs=1, daemon=False)\n"
+    )
+    command = [sys.executable, "-m", "shardwise.compat", "-m", "package"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["main", "child shardwise.dtensor", "grandchild shardwise.dtensor"]
 
 
 def main(monkeypatch, *arguments):

@@ -30,7 +30,10 @@ def run_program(arguments: list[str], *, is_module: bool) -> None:
 def run_as_main() -> dict[str, Any]:
     """In a process that the program spawned: what its main module defines when it is imported there."""
     install()
+    _have_children_install()
     kind, _, main = os.environ[_OF_CHILDREN].partition(":")
+    if kind == "name" and main.endswith(".__main__"):  # a package's: multiprocessing does not run it again
+        return {}
     run: Callable[..., dict[str, Any]] = runpy.run_module if kind == "name" else runpy.run_path
     return run(main, run_name="__mp_main__")
 
