@@ -95,6 +95,28 @@ def test_a_full_state_dict_of_thread_ranks():
     run_ranks(3, body)
 
 
+def test_tensors_that_lie_in_the_same_memory_share_a_full_one_only_where_they_are_equal():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        local = torch.tensor([[1 + 2j, 3 - 1j]]) + rank
+        x = sw.DTensor.from_local(local, mesh["dp"], [Shard(0)])
+        tensors = {
+            "x": x,
+            "conjugate": x.conj(),
+            "tied": x.detach(),
+            "of other ranks": sw.DTensor.from_local(local, mesh["tp"], [Shard(0)]),
+        }
+        model = nn.Module()
+        for name, tensor in tensors.items():
+            model.register_buffer(name, tensor)
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        for name, tensor in tensors.items():
+            assert torch.equal(full[name], tensor.full_tensor()), name
+        assert full["tied"].data_ptr() == full["x"].data_ptr()
+
+    run_ranks(4, body)
+
+
 IMPORTED_LATER = """
 import sys
 import shardwise as sw

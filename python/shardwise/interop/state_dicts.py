@@ -37,19 +37,23 @@ def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = 
     def gather(path: str, tensor: DTensor) -> torch.Tensor | None:
         full = _full_tensor(path, tensor, cpu_offload, keep)
         memory = _memory_of(tensor)
-        return (
-            known.setdefault((tensor.placements, tensor.stride(), *memory), full)
-            if memory and full is not None
-            else full
-        )
+        if full is None or not memory:
+            return full
+        return known.setdefault((tensor.device_mesh, tensor.shape, tensor.stride(), tensor.placements, *memory), full)
 
     return _with(DTensor, state_dict, gather)
 
 
 def _memory_of(tensor: DTensor) -> list[Any]:
-    """Where this rank's elements lie. Known to it alone, so that nothing which ranks do together depends on it."""
-    pieces = _C.detached_pieces(tensor, "state_dict")
-    return [(piece.data_ptr(), piece.shape, piece.stride()) for piece in pieces if piece.numel() > 0]
+    """Where this rank's elements lie and how they are read; nothing on meta. Known to it alone, so that nothing which ranks do
+    together depends on it."""
+    if tensor.is_meta:
+        return []
+    return [
+        (piece.data_ptr(), piece.shape, piece.stride(), piece.dtype, piece.is_conj(), piece.is_neg())
+        for piece in _C.detached_pieces(tensor, "state_dict")
+        if piece.numel() > 0
+    ]
 
 
 def _full_tensor(path: str, tensor: DTensor, cpu_offload: bool, keep: bool) -> torch.Tensor | None:
