@@ -307,3 +307,17 @@ def test_plain_labels_are_this_ranks_part_of_the_batch():
         torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(dense, labels))
 
     run_ranks(4, body)
+
+
+def test_plain_labels_are_replicas_beside_logits_that_are_partial():
+    x, weight, labels = seeded(torch.rand, 6, 4), seeded(torch.rand, 4, 5), seeded(torch.randint, 5, (6,))
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        logits = sw.distribute_tensor(x, mesh, [Shard(1)]) @ sw.distribute_tensor(weight, mesh, [Shard(0)])
+        assert logits.placements[0].is_partial()
+        with loss_parallel():
+            loss = F.cross_entropy(logits, labels)
+        torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(x @ weight, labels))
+
+    run_ranks(2, body)

@@ -73,6 +73,8 @@ class ExpertParallel(ParallelStyle):
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             tokens, *of_tokens = _arguments(layer, args, kwargs)
+            while calls:  # one that ended in KeyboardInterrupt, after which torch calls no hooks
+                calls.pop().end(layer)
             is_plain = not isinstance(tokens, DTensor)
             if is_plain and not self.input_layouts[0].is_shard():
                 tokens = DTensor.from_local(tokens, mesh, self.input_layouts)
@@ -152,9 +154,14 @@ class _Call(NamedTuple):
                     held.append((part, key, parameter))
         experts = held[0][2]
         is_by_counts = len(of_tokens) == 1
+        mistake = None
         if is_by_counts:
-            of_tokens = [_experts_of_rows(tokens, of_tokens[0], experts)]
-        routed = dispatch_tokens(tokens, *of_tokens, experts=experts)
+            ids, mistake = _experts_of_rows(tokens, of_tokens[0], experts)
+            of_tokens = [ids]
+        try:
+            routed = dispatch_tokens(tokens, *of_tokens, experts=experts)
+        except ValueError as error:  # on all ranks
+            raise error if mistake is None else ValueError(mistake) from None
         (n_own, *_), (first, *_) = compute_local_shape_and_global_offset(
             experts.shape, experts.device_mesh, experts.placements
         )
@@ -188,13 +195,18 @@ class _Call(NamedTuple):
         return result.to_local() if self.gives_plain and isinstance(result, DTensor) else result
 
 
-def _experts_of_rows(tokens: torch.Tensor, counts: torch.Tensor, experts: DTensor) -> torch.Tensor:
-    """The expert of each row, where `counts` are those of the experts in order. Raises ValueError."""
+def _experts_of_rows(tokens: torch.Tensor, counts: torch.Tensor, experts: DTensor) -> tuple[torch.Tensor, str | None]:
+    """The expert of each row, where `counts` are those of the experts in order, and None; or what is wrong, and ids that
+    dispatch_tokens() refuses on all ranks: others, whose counts fit, must not wait for this one's tokens."""
     whole = counts.full_tensor() if isinstance(counts, DTensor) else counts
-    ids = torch.arange(len(whole), device=whole.device).repeat_interleave(whole.long())
-    if whole.shape != experts.shape[:1] or len(ids) != len(tokens):
-        raise ValueError(
-            f"[ExpertParallel] num_tokens_per_expert of shape {list(whole.shape)}, {len(ids)} in all, came with {len(tokens)} rows for "
-            f"{len(experts)} experts. Give a number for each expert, which add up to the rows."
+    fits = whole.shape == experts.shape[:1] and bool((whole >= 0).all()) and int(whole.sum()) == len(tokens)
+    mistake = None
+    if fits:
+        ids = torch.arange(len(whole), device=whole.device).repeat_interleave(whole.long())
+    else:
+        ids = torch.zeros(len(tokens) + 1, dtype=torch.long, device=tokens.device)
+        mistake = (
+            f"[ExpertParallel] num_tokens_per_expert of shape {list(whole.shape)}, {int(whole.sum())} in all, came with {len(tokens)} rows "
+            f"for {len(experts)} experts. Give a number for each expert, none negative, which add up to the rows."
         )
-    return DTensor.from_local(ids, tokens.device_mesh) if isinstance(tokens, DTensor) else ids
+    return (DTensor.from_local(ids, tokens.device_mesh) if isinstance(tokens, DTensor) else ids), mistake

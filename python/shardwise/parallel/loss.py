@@ -75,7 +75,9 @@ def _check_fit(labels: torch.Tensor, logits: DTensor, is_class: bool) -> None:
 
 
 def _of_labels(placement: Placement, n_dims: int, is_class: bool) -> Placement:
-    """How labels lie beside logits of `placement`: they lack its dim of classes, unless they are probabilities."""
+    """How labels lie beside logits of `placement`: they lack its dim of classes, unless they are probabilities. They are no terms of a sum."""
+    if placement.is_partial():
+        return Replicate()
     class_dim = 1 if n_dims > 1 else 0
     if not is_class or not isinstance(placement, Shard) or placement.dim < class_dim:
         return placement
