@@ -15,6 +15,18 @@ using Placements = std::vector<Placement>;
 /// True where two reductions along different mesh dims may be done in either order.
 bool commute(Reduce a, Reduce b) { return a == b || (is_linear(a) && is_linear(b)); }
 
+/// True where terms of `outer` cannot be made of a sum along a later mesh dim: it would make the ones that a product asks for their number.
+bool spoils(Reduce outer, Reduce inner) { return outer == Reduce::kProduct && inner == Reduce::kSum; }
+
+/// True where mesh dim `m` cannot become a Partial of `reduce` before the later mesh dims are reduced.
+bool is_spoiled(const Layout& layout, size_t m, Reduce reduce) {
+  for (size_t later = m + 1; later < layout.placements().size(); ++later) {
+    const Placement& inner = layout.placements()[later];
+    if (inner.is_partial() && spoils(reduce, inner.reduce())) return true;
+  }
+  return false;
+}
+
 /// True where a reduction along `m` would come before one along a later mesh dim that must be done first.
 bool is_out_of_turn(const Layout& layout, size_t m) {
   for (size_t later = m + 1; later < layout.placements().size(); ++later) {
@@ -74,12 +86,14 @@ class DirectRoute {
   DirectRoute(const Layout& source, const Layout& destination) : now_(source), end_(destination) {
     std::vector<bool> leaves(now_.placements().size());
     for (size_t m = leaves.size(); m-- > 0;) {
-      if (!now_.placements()[m].is_partial() || now_.placements()[m] == end_.placements()[m]) continue;
-      leaves[m] = true;
-      for (size_t later = m + 1; later < leaves.size();
-           ++later) {  // what stays Partial is reduced first, and made anew
+      const Placement &before = now_.placements()[m], &after = end_.placements()[m];
+      if (before == after) continue;
+      if (before.is_partial()) leaves[m] = true;
+      for (size_t later = m + 1; later < leaves.size(); ++later) {  // what stays Partial is reduced first, and made anew
         const Placement& inner = now_.placements()[later];
-        if (inner.is_partial() && !commute(now_.placements()[m].reduce(), inner.reduce())) leaves[later] = true;
+        if (!inner.is_partial()) continue;
+        const bool is_first = before.is_partial() && !commute(before.reduce(), inner.reduce());
+        if (is_first || (after.is_partial() && spoils(after.reduce(), inner.reduce()))) leaves[later] = true;
       }
     }
     for (size_t m = 0; m < leaves.size(); ++m)
@@ -249,7 +263,7 @@ class FastestRoute {
     next[m] = static_cast<int>(choice);
     const Placement& placement = candidates_[m][choice];
     const bool is_right_partial = placement == destination_.placements()[m] && here.placements()[m].is_replicate();
-    if (placement.is_partial() && !is_right_partial) return;
+    if (placement.is_partial() && (!is_right_partial || is_spoiled(here, m, placement.reduce()))) return;
     if (here.placements()[m].is_partial() && is_out_of_turn(here, m)) return;
     std::optional<Layout> there;
     try {

@@ -145,10 +145,12 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
-  const Dims strides = options.stride ? *options.stride
-                       : !is_sparse && local.dim() == static_cast<int64_t>(sizes.size())
-                           ? dense_strides(sizes, local.strides())
-                           : row_major_strides(sizes);
+  // Terms of a sum are reduced as they lie in memory, and other ranks' may lie otherwise.
+  const bool is_partial = std::ranges::any_of(placements, &Placement::is_partial);
+  const bool has_own_strides = !is_sparse && !is_partial && local.dim() == static_cast<int64_t>(sizes.size());
+  const Dims strides = options.stride    ? *options.stride
+                       : has_own_strides ? dense_strides(sizes, local.strides())
+                                         : row_major_strides(sizes);
   TORCH_CHECK_NOT_IMPLEMENTED(
       !is_sparse || !is_ragged,
       fmt::format("[from_local] {} of a sparse tensor has no meaning: a range is of dense memory. "

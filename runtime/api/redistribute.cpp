@@ -102,16 +102,13 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto specs = ctx->saved_data.at("specs").toListRef();
     variable_list result(grads.size() + 3), defined;
-    std::vector<SpecPtr> to;
+    std::vector<Placements> to;
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       defined.push_back(grads[i]);
-      to.push_back(to_spec(specs[i]));
+      to.push_back(to_spec(specs[i])->placements().vec());
     }
-    const int64_t bucket_bytes = ctx->saved_data.at("bucket_bytes").toInt();
-    auto moved = torch::autograd::GradMode::is_enabled()
-                     ? RedistributeMany::apply(at::TensorList(defined), to, PlanOptions(), bucket_bytes)
-                     : moved_together(defined, to, {}, bucket_bytes);
+    const auto moved = redistribute_many(defined, to, {}, ctx->saved_data.at("bucket_bytes").toInt());
     auto next = moved.begin();
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined()) result[i] = *next++;

@@ -268,3 +268,41 @@ def test_ranks_receive_what_the_plan_says(shape, source, target):
     assert [counted for counted, *_ in results] == [planned for _, planned, *_ in results]
     assert sum(counted for counted, *_ in results) == results[0][2]
     assert results[0][3] == 1 or Partial() in source  # a Partial of nested shards takes a detour
+
+
+SUMS_AND_PRODUCTS = [R, Partial(), Partial("product"), Partial("max"), Partial("avg"), S0]
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "time"}], ids=str)
+def test_terms_of_sums_of_products_and_products_of_sums(options):
+    """Along a mesh dim that becomes a Partial of one kind while another stays one of another kind."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        for source in itertools.product(SUMS_AND_PRODUCTS, repeat=2):
+            tensor = sw.distribute_tensor(DENSE, mesh, source)
+            for target in itertools.product(SUMS_AND_PRODUCTS, repeat=2):
+                moved = tensor.redistribute(placements=target, **options)
+                assert torch.equal(moved.full_tensor(), DENSE), (source, target)
+
+    run_ranks(4, body)
+
+
+def test_sparse_gradients_of_many_tensors_go_back():
+    dense = torch.arange(12.0).view(6, 2)
+    ids = torch.tensor([4, 0, 4])
+    reference = dense.clone().requires_grad_()
+    torch.nn.functional.embedding(ids, reference).square().sum().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.distribute_tensor(dense, mesh, [S0]).requires_grad_()
+        other = sw.distribute_tensor(dense, mesh, [S0]).requires_grad_()
+        whole, beside = sw.redistribute_many([table, other], [R])
+        rows = torch.nn.functional.embedding(sw.distribute_tensor(ids, mesh, [R]), whole, sparse=True)
+        (rows.square().sum() + beside.sum()).backward()
+        grad = table.grad.to_dense() if table.grad.is_sparse else table.grad
+        assert torch.equal(grad.full_tensor(), reference.grad)
+        assert torch.equal(other.grad.full_tensor(), torch.ones(6, 2))
+
+    run_ranks(2, body)

@@ -322,3 +322,17 @@ def test_a_distributed_module_loads_plain_values():
         assert not copied[0].weight.full_tensor().any() and model[0].weight.full_tensor().any()
 
     run_ranks(3, body)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_terms_that_lie_otherwise_on_each_rank_are_reduced_by_index(reduce):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        terms = [torch.arange(6.0).view(2, 3), (torch.arange(6.0).view(3, 2) * 10).t()]
+        whole = terms[0] + terms[1] if reduce == "sum" else torch.maximum(*terms)
+        for placements in ([Replicate()], [Shard(0)], [Shard(1)]):
+            tensor = DTensor.from_local(terms[rank], mesh, [Partial(reduce)])
+            assert torch.equal(tensor.redistribute(placements=placements).full_tensor(), whole)
+        assert torch.equal((DTensor.from_local(terms[rank], mesh, [Partial(reduce)]) + 1).full_tensor(), whole + 1)
+
+    run_ranks(2, body)
