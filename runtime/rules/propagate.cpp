@@ -4,6 +4,7 @@
 #include "runtime/rules/move_bytes.h"
 #include "runtime/tensor/reordered_mesh.h"
 
+#include <ATen/ExpandUtils.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -362,15 +363,17 @@ std::optional<Propagation> propagate(const OpCall& call, const Signature& signat
   return Chooser(call, signature).run();
 }
 
-Propagation propagate_per_element(const OpCall& call) {
+std::optional<Propagation> propagate_per_element(const OpCall& call) {
   Propagation result;
   std::vector<const Operand*> leaders;
   for (const Operand& operand : call.operands) {
     if (operand.arg == call.operands[0].arg) leaders.push_back(&operand);
     const Operand* leader = operand.index < leaders.size() ? leaders[operand.index] : nullptr;
+    const bool is_of_list = leader && call.args[operand.arg].isTensorList();
+    if (is_of_list && !at::is_expandable_to(operand.sizes, leader->sizes)) return std::nullopt;
     SpecPtr moved;
     if (operand.spec && leader && leader->spec) {
-      const bool follows = operand.sizes == leader->sizes && call.args[operand.arg].isTensorList();
+      const bool follows = is_of_list && operand.sizes == leader->sizes;
       const MeshPtr& mesh = leader->spec->mesh();
       auto spec = follow(call, operand, mesh)->replicated();
       if (follows) spec = spec->with_placements(without_partial(leader->spec->placements()));

@@ -23,7 +23,7 @@ struct Propagation {
 std::optional<Propagation> propagate(const OpCall& call, const Signature& signature);
 
 /// The same for rules stated per list element (foreach, fused optimizers).
-Propagation propagate_per_element(const OpCall& call);
+std::optional<Propagation> propagate_per_element(const OpCall& call);
 /// The same for rules that read only the shape of the first operand (zeros_like).
 Propagation propagate_shape(const OpCall& call);
 

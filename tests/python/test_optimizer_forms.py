@@ -283,3 +283,22 @@ def test_state_dicts_go_on_where_they_were(name):
         return list(model.parameters())
 
     expect_as_dense(train, model=MLP)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Shard(0, sizes=[0, 1])], ids=str)
+def test_lists_whose_first_tensors_are_broadcast(placement):
+    """Results are larger than the tensors of the first list, whose layout they otherwise take."""
+    a, b = torch.full((1, 4), 2.0), torch.arange(8.0).view(2, 4)
+
+    def on_rank(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.distribute_tensor(a, mesh, [placement])
+        for wide in (Shard(0), Shard(1), Replicate(), Partial()):
+            y = sw.distribute_tensor(b, mesh, [wide])
+            (product,) = torch._foreach_mul([x], [y])
+            assert product.shape == b.shape and torch.equal(product.full_tensor(), a * b)
+            with pytest.raises(RuntimeError, match="shape|broadcast"):
+                torch._foreach_mul_([x], [y])
+        assert torch.equal(x.full_tensor(), a)
+
+    run_ranks(2, on_rank)
