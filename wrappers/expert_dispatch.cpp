@@ -5,6 +5,7 @@
 #include "runtime/comm/group_backend.h"
 #include "wrappers/token_route.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -69,13 +70,19 @@ std::string mistake_in(const LocalTokens& local) {
   return "";
 }
 
+/// True where gradients are sent back, which all ranks then take part in.
+bool takes_gradient(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
+}
+
 /// A number that differs where this rank's part is of another kind than others'.
 int64_t kind_of_part(const LocalTokens& local) {
   if (!mistake_in(local).empty()) return -1;
   const int64_t n_choices = local.expert_ids.dim() == 1 ? 1 : local.expert_ids.size(1);
   const int64_t of_weights = local.weights.defined() ? static_cast<int64_t>(local.weights.scalar_type()) + 1 : 0;
-  return ((local.tokens.size(1) * 64 + static_cast<int64_t>(local.tokens.scalar_type())) * 64 + of_weights) * 4096 +
-         n_choices;
+  const int64_t of_gradients = (takes_gradient(local.tokens) ? 2 : 0) + (takes_gradient(local.weights) ? 1 : 0);
+  const int64_t of_tokens = local.tokens.size(1) * 64 + static_cast<int64_t>(local.tokens.scalar_type());
+  return ((of_tokens * 64 + of_weights) * 4 + of_gradients) * 4096 + n_choices;
 }
 
 /// How many rows each rank has for each expert, and of how many tokens, which all ranks tell each other first.
@@ -130,8 +137,8 @@ class Counts {
                                       : mistake));
       TORCH_CHECK_VALUE(
           at(i, 0) == at(0, 0),
-          fmt::format("[{}] features, dtypes or the number of experts per token differ between ranks {} and "
-                      "{}. Give all ranks parts of one tensor.",
+          fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ between ranks {} "
+                      "and {}. Give all ranks parts of one tensor.",
                       kDispatch, group_.ranks[0], group_.ranks[i]));
     }
     for (int64_t i = 0; i < group_.size(); ++i)

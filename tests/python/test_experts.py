@@ -249,3 +249,55 @@ def test_parameters_are_whole_again_after_a_call_that_fails():
         assert experts.num_experts == 4
 
     run_ranks(2, body, timeout=60)
+
+
+def test_parameters_are_whole_in_the_call_after_one_that_was_interrupted():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+
+        class Interrupted(Experts):
+            is_interrupted = True
+
+            def forward(self, x, num_tokens_per_expert):
+                if self.is_interrupted:
+                    raise KeyboardInterrupt  # torch then calls no forward hook
+                return super().forward(x, num_tokens_per_expert)
+
+        experts = parallelize_module(Interrupted(5), mesh, ExpertParallel())
+        x, counts = torch.linspace(0, 1, 24).view(3, 8), torch.tensor([1, 0, 1, 0, 1])
+        with pytest.raises(KeyboardInterrupt):
+            experts(x, counts)
+        experts.is_interrupted = False
+        torch.testing.assert_close(experts(x, counts), Experts(5)(x, counts))
+        assert isinstance(experts.weight, DTensor)
+        assert experts.num_experts == 5
+
+    run_ranks(2, body, timeout=60)
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 0, 0], [3, -1, 0, 0], [2, 0]], ids=["sum", "negative", "too few"])
+def test_counts_that_fit_on_one_rank_alone_are_an_error_on_both(counts):
+    def body(rank):
+        experts = parallelize_module(Experts(4), sw.init_device_mesh("cpu", (2,)), ExpertParallel())
+        fitting = torch.tensor([1, 1, 1, 0])
+        text = r"\[ExpertParallel\] num_tokens_per_expert of shape" if rank else "shapes do not fit on rank 1"
+        with pytest.raises(ValueError, match=text):
+            experts(torch.ones(3, 8), torch.tensor(counts) if rank else fitting)
+        assert experts(torch.ones(3, 8), fitting).shape == (3, 8)
+
+    run_ranks(2, body, timeout=60)
+
+
+def test_tokens_that_need_gradients_on_one_rank_alone_are_an_error():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        experts = sw.ones(4, 3, 3, device_mesh=mesh, placements=[Shard(0)])
+        tokens, ids = torch.ones(2, 3, requires_grad=rank == 1), torch.zeros(2, 1, dtype=torch.long)
+        with pytest.raises(ValueError, match=r"requires_grad .*differ between ranks 0 and 1"):
+            dispatch_tokens(tokens, ids, experts=experts)
+        with pytest.raises(ValueError, match=r"requires_grad .*differ between ranks 0 and 1"):
+            dispatch_tokens(tokens.detach(), ids, torch.ones(2, 1, requires_grad=rank == 0), experts=experts)
+        with torch.no_grad():
+            assert dispatch_tokens(tokens, ids, experts=experts).rows.shape == (4, 3)
+
+    run_ranks(2, body, timeout=60)
