@@ -45,8 +45,8 @@ std::string with_sampling(std::string heading, const TrafficMatrix& matrix) {
 TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan, const MeshNames& names) {
   TableFigure table{{{"link"}, {"bytes", true}, {"share", true}}, {}, {}};
   const int64_t total = matrix.total();
-  const int64_t most =
-      std::max(*std::max_element(matrix.bytes_along.begin(), matrix.bytes_along.end()), matrix.bytes_across);
+  int64_t most = matrix.bytes_across;
+  for (const int64_t n_bytes : matrix.bytes_along) most = std::max(most, n_bytes);
   const auto add = [&](std::string link, int64_t n_bytes) {
     TableFigure::Line& line = table.lines.emplace_back();
     line.words = {
