@@ -57,7 +57,9 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   file.close();
   std::error_code error;
   if (file) std::filesystem::rename(partial, path, error);
-  TORCH_CHECK(file && !error, fmt::format("[dump] {} cannot be written. Name a folder that can: SHARDWISE_DUMP_FOLDER, "
+  const bool is_written = file && !error;
+  if (!is_written) std::filesystem::remove(partial, error);
+  TORCH_CHECK(is_written, fmt::format("[dump] {} cannot be written. Name a folder that can: SHARDWISE_DUMP_FOLDER, "
                                           "or dump(folder).",
                                           path.string()));
 }
@@ -127,7 +129,8 @@ std::vector<std::string> dump_flights(const std::filesystem::path& folder, const
   std::filesystem::create_directories(folder, error);  // where it fails, so does the file
   std::vector<std::string> written;
   for (const FlightRecorder* recorder : FlightRecorder::all()) {
-    const auto path = folder / fmt::format("shardwise-rank{}-pid{}.json", recorder->rank(), ::getpid());
+    const char* const kind = recorder->is_thread() ? "-thread" : "";  // of a process that has a rank of its own, too
+    const auto path = folder / fmt::format("shardwise-rank{}{}-pid{}.json", recorder->rank(), kind, ::getpid());
     write_file(path, flight_json(*recorder, reason));
     written.push_back(path.string());
   }

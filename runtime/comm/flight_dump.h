@@ -22,7 +22,8 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
 /// The environment's SHARDWISE_DUMP_FOLDER, or the current folder.
 std::filesystem::path dump_folder();
 
-/// Writes shardwise-rank<rank>-pid<pid>.json for each rank of this process, in place of an earlier one. Makes the folder.
+/// Writes shardwise-rank<rank>-pid<pid>.json for each rank of this process (shardwise-rank<rank>-thread-pid<pid>.json where ranks are
+/// threads), in place of an earlier one. Makes the folder.
 /// Throws: c10::Error naming a file that cannot be written.
 std::vector<std::string> dump_flights(const std::filesystem::path& folder, const std::string& reason);
 

@@ -81,6 +81,8 @@ class FlightRecorder {
   static std::vector<FlightRecorder*> all();
 
   int64_t rank() const { return rank_; }
+  /// Communications up to the one of this number are of an earlier world.
+  uint64_t first() const { return first_.load(std::memory_order_relaxed); }
   /// Of the world that the rank belongs to; 0 where nobody said.
   int64_t n_ranks() const { return n_ranks_.load(std::memory_order_relaxed); }
   bool is_thread() const { return is_thread_; }
@@ -133,7 +135,7 @@ class FlightRecorder {
   std::atomic<int64_t> n_ranks_{0};
   std::atomic<uint64_t> thread_{0};
   std::atomic<uint64_t> n_begun_{0};
-  std::atomic<uint64_t> first_{0};  // communications up to this one are of an earlier world
+  std::atomic<uint64_t> first_{0};
   const std::unique_ptr<Slot[]> slots_;
   mutable std::mutex mutex_;  // of what follows
   std::vector<std::unique_ptr<GroupCalls>> groups_;

@@ -31,6 +31,7 @@ const std::vector<GroupTraffic>& TrafficMeter::read() {
     last_ = 0;
   }
   if (recorder_ == nullptr) return traffic_;
+  last_ = std::max(last_, recorder_->first());
   for (auto each = open_.begin(); each != open_.end();) {
     const auto record = recorder_->find(each->first);
     if (record && record->end != 0) of(*each->second).seconds += seconds_between(record->begin, record->end);

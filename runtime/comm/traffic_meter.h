@@ -10,7 +10,7 @@
 
 namespace shardwise {
 
-/// Of the communications of this rank with a set of ranks, since the meter was made.
+/// Of the communications of this rank with a set of ranks, from the beginning of the world in which the meter was first read.
 struct GroupTraffic {
   std::vector<int64_t> ranks;  // by group order
   double n_calls = 0;
