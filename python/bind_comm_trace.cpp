@@ -73,7 +73,9 @@ class PlainCollectives {
 /// A CommTrace that Python opens and closes, on one thread; what it saw stays.
 class PyCommTrace {
  public:
+  /// Throws: c10::ValueError where it is open.
   void open() {
+    TORCH_CHECK_VALUE(!trace_, "[CommDebugMode] is open: it counts one block at a time. Make another one for a block within it.");
     trace_.emplace();
     plain_ = shared_plain().lock();
     if (!plain_) shared_plain() = plain_ = std::make_shared<PlainCollectives>();

@@ -17,7 +17,9 @@ namespace {
 /// What Python opens and closes, on one thread; what it saw stays.
 class PyProfile {
  public:
+  /// Throws: c10::ValueError where it is open.
   void open() {
+    TORCH_CHECK_VALUE(!sent_, "[profile] is open: it records one block at a time. Make another one for a block within it.");
     sent_.emplace();  // names what exchanges amount to
     comm_.emplace();
     ops_.emplace();
