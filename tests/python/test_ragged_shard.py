@@ -640,3 +640,20 @@ def test_an_expanded_view_sees_what_is_written_to_pieces(placement):
         assert torch.equal(view.full_tensor(), (2 * x).expand(3, -1, -1))
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("other", [Replicate(), Partial(), Shard(1)], ids=str)
+@pytest.mark.parametrize("lists", [False, True], ids=["operator", "list"])
+def test_operands_that_lie_otherwise_in_memory_are_brought_in_a_row(lists, other):
+    a, b = dense_of((7, 5)), dense_of((5, 7)).t()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        x = sw.distribute_tensor(a, mesh, [RaggedShard((0, 1), UNITS)])
+        y = sw.distribute_tensor(b.t(), mesh, [Shard(0) if other == Shard(1) else other]).t()
+        assert list(y.placements) == [other] and y.stride() == b.stride()
+        difference = torch._foreach_sub([x], [y])[0] if lists else x - y
+        assert torch.equal(difference.full_tensor(), a - b)
+        assert torch.equal(y.full_tensor(), b)
+
+    run_ranks(4, body)
