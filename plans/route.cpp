@@ -89,7 +89,8 @@ class DirectRoute {
       const Placement &before = now_.placements()[m], &after = end_.placements()[m];
       if (before == after) continue;
       if (before.is_partial()) leaves[m] = true;
-      for (size_t later = m + 1; later < leaves.size(); ++later) {  // what stays Partial is reduced first, and made anew
+      for (size_t later = m + 1; later < leaves.size();
+           ++later) {  // what stays Partial is reduced first, and made anew
         const Placement& inner = now_.placements()[later];
         if (!inner.is_partial()) continue;
         const bool is_first = before.is_partial() && !commute(before.reduce(), inner.reduce());

@@ -75,7 +75,8 @@ class PyCommTrace {
  public:
   /// Throws: c10::ValueError where it is open.
   void open() {
-    TORCH_CHECK_VALUE(!trace_, "[CommDebugMode] is open: it counts one block at a time. Make another one for a block within it.");
+    TORCH_CHECK_VALUE(
+        !trace_, "[CommDebugMode] is open: it counts one block at a time. Make another one for a block within it.");
     trace_.emplace();
     plain_ = shared_plain().lock();
     if (!plain_) shared_plain() = plain_ = std::make_shared<PlainCollectives>();

@@ -19,7 +19,8 @@ class PyProfile {
  public:
   /// Throws: c10::ValueError where it is open.
   void open() {
-    TORCH_CHECK_VALUE(!sent_, "[profile] is open: it records one block at a time. Make another one for a block within it.");
+    TORCH_CHECK_VALUE(!sent_,
+                      "[profile] is open: it records one block at a time. Make another one for a block within it.");
     sent_.emplace();  // names what exchanges amount to
     comm_.emplace();
     ops_.emplace();

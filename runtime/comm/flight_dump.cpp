@@ -60,8 +60,8 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
   const bool is_written = file && !error;
   if (!is_written) std::filesystem::remove(partial, error);
   TORCH_CHECK(is_written, fmt::format("[dump] {} cannot be written. Name a folder that can: SHARDWISE_DUMP_FOLDER, "
-                                          "or dump(folder).",
-                                          path.string()));
+                                      "or dump(folder).",
+                                      path.string()));
 }
 
 }  // namespace

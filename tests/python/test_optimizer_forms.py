@@ -297,7 +297,7 @@ def test_lists_whose_first_tensors_are_broadcast(placement):
             y = sw.distribute_tensor(b, mesh, [wide])
             (product,) = torch._foreach_mul([x], [y])
             assert product.shape == b.shape and torch.equal(product.full_tensor(), a * b)
-            with pytest.raises(RuntimeError, match="shape|broadcast"):
+            with pytest.raises(RuntimeError, match=r"shape|broadcast"):
                 torch._foreach_mul_([x], [y])
         assert torch.equal(x.full_tensor(), a)
 
