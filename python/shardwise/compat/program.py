@@ -11,6 +11,7 @@ from shardwise.compat.installation import install
 
 __all__ = ["run_as_main", "run_program"]
 
+_CHILD = "shardwise.compat.child"
 _OF_CHILDREN = "SHARDWISE_COMPAT_MAIN"  # "path:script.py" or "name:module", for processes that the program spawns
 
 
@@ -47,8 +48,9 @@ def _have_children_install() -> None:
         for kind in ("name", "path"):
             main = data.pop(f"init_main_from_{kind}", None)
             if main is not None:
-                os.environ[_OF_CHILDREN] = f"{kind}:{main}"
-                data["init_main_from_name"] = "shardwise.compat.child"
+                if main != _CHILD:  # in a child, whose own children have the same main module
+                    os.environ[_OF_CHILDREN] = f"{kind}:{main}"
+                data["init_main_from_name"] = _CHILD
         return data
 
     spawn.get_preparation_data = prepare_with_names
