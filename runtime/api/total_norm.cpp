@@ -121,6 +121,13 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
       all_reduce(*mesh.group(), own[i], sum.reduce());
       sums.push_back(own[i]);
     }
+  // Not before: members of all parts, as all ranks are where the meshes are slices of one, wait for the others' terms.
+  const auto outside = std::ranges::find_if(parts, [](const Part& part) { return !part.mesh->is_member(); });
+  TORCH_CHECK_VALUE(parts.size() == 1 || outside == parts.end(),
+                    fmt::format("[total_norm] tensors are on {} meshes, none of which has the ranks of all others, and "
+                                "rank {} is outside {}: "
+                                "it does not know the norm of all. Clip the tensors of each mesh by themselves.",
+                                parts.size(), outside->mesh->rank(), to_string(*outside->mesh)));
   return sums;
 }
 

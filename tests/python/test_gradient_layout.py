@@ -516,3 +516,26 @@ def test_an_optimizer_reduces_a_partial_gradient_once():
                 torch.testing.assert_close(parameter.detach().full_tensor(), dense.detach())
 
             run_ranks(2, check)
+
+
+@pytest.mark.parametrize("second", [[2, 3], [1, 2]], ids=["disjoint", "overlapping"])
+def test_the_norm_over_meshes_that_no_rank_knows_is_an_error(second):
+    """Not on ranks of all the meshes, which know it, as all ranks of slices of one mesh do."""
+
+    def body(rank):
+        parameters = []
+        for ranks in ([0, 1], second):
+            mesh = sw.DeviceMesh("cpu", ranks)
+            parameter = nn.Parameter(sw.ones(4, device_mesh=mesh, placements=[Shard(0)]))
+            parameter.grad = sw.ones(4, device_mesh=mesh, placements=[Shard(0)])
+            parameters.append(parameter)
+        if rank in second and rank < 2:
+            assert nn.utils.get_total_norm([each.grad for each in parameters]).item() == pytest.approx(8**0.5)
+        else:
+            with pytest.raises(
+                ValueError, match=rf"none of which has the ranks of all others, and rank {rank} is outside"
+            ):
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+        assert torch.equal(parameters[0].grad.to_local(), torch.ones(2 if rank < 2 else 0))
+
+    run_ranks(4, body, timeout=60)
