@@ -67,19 +67,36 @@ bool are_alike(const Group& group, const std::vector<int64_t>& numbers) {
   return rows.eq(rows[0]).all().item<bool>();
 }
 
-/// Dtype, sizes and kind of the tensor, compared before values are sent. True where there are none: all ranks' tensors are on meta.
-bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
+Dims strides_of(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided ? dense_strides(tensor.sizes(), tensor.strides())
+                                          : row_major_strides(tensor.sizes());
+}
+
+/// What all ranks take of the root's tensor.
+struct Agreed {
+  bool is_on_meta = false;  // it has no values, and no other rank's has
+  Dims strides;
+};
+
+/// Dtype, sizes and kind of the tensor, compared before values are sent.
+Agreed agree(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
+  const Dims strides = strides_of(tensor);
   std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type()),
                             ends_a_gradient(tensor)};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
+  mine.insert(mine.end(), strides.begin(), strides.end());
   mine.push_back(tensor.is_meta());
   const Group& group = *mesh.group();
-  if (are_alike(group, mine)) return tensor.is_meta();
+  if (are_alike(group, mine)) return {tensor.is_meta(), strides};
   auto all = all_gather_numbers(group, mine);
   std::vector<bool> is_on_meta;
+  std::vector<Dims> all_strides;
   for (auto& numbers : all) {
     is_on_meta.push_back(numbers.back() != 0);
     numbers.pop_back();
+    const auto begin = numbers.end() - (static_cast<int64_t>(numbers.size()) - 3) / 2;  // as many as sizes
+    all_strides.emplace_back(begin, numbers.end());
+    numbers.erase(begin, numbers.end());
   }
   const auto words = [](const std::vector<int64_t>& numbers) {
     return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
@@ -97,7 +114,7 @@ bool agree_on_meta(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t roo
       fmt::format("[distribute_tensor] rank {}, whose values count, gives a tensor on meta, rank {} one with values. "
                   "Name a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
                   root, group.ranks[filled - is_on_meta.begin()]));
-  return !has_values;
+  return {!has_values, all_strides[group.index_of(root)]};
 }
 
 /// The result is a leaf: a gradient would end there.
@@ -118,7 +135,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
   BelowAutograd guard;
   at::NoGradGuard no_grad;
   const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
-  bool is_on_meta = tensor.is_meta();
+  Agreed agreed{tensor.is_meta(), strides_of(tensor)};
   int64_t root = given_mesh->rank();
   if (scatters) {
     TORCH_CHECK_VALUE(
@@ -126,13 +143,12 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
         fmt::format("[distribute_tensor] src_data_rank {} is no place in the mesh {} of {} ranks. Use [0, {}) or none.",
                     *src_data_rank, to_string(*given_mesh), given_mesh->size(), given_mesh->size()));
     root = given_mesh->grid().ranks[*src_data_rank];
-    is_on_meta = agree_on_meta(tensor, *given_mesh, root);
+    agreed = agree(tensor, *given_mesh, root);
   }
   check_plain(tensor);
   check_leaf(tensor);
-  const MeshPtr mesh = is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
-  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), dense_strides(tensor.sizes(), tensor.strides()),
-                           tensor.scalar_type());
+  const MeshPtr mesh = agreed.is_on_meta ? given_mesh->on_meta() : given_mesh->with_memory();
+  auto spec = Spec::intern(mesh, tensor.sizes(), std::move(placements), agreed.strides, tensor.scalar_type());
   auto scattered = spec->with_placements(without_partial(spec->placements()));
   const bool is_read = root == mesh->rank() && tensor.device().type() != mesh->device_type();
   const at::Tensor source = is_read ? tensor.detach().to(mesh->device()) : tensor.detach();

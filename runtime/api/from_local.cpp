@@ -122,6 +122,13 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
   return result;
 }
 
+/// `result`, whose gradient goes to `local` also where `piece`, of which it was made, is another rank's values in its place.
+at::Tensor with_history_of(const at::Tensor& local, const at::Tensor& piece, at::Tensor result,
+                           const GradientOptions& gradient) {
+  if (records(local) && !records(piece)) record_history(result, {local}, gradient);
+  return result;
+}
+
 }  // namespace
 
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placements placements,
@@ -160,7 +167,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   at::Tensor piece = local;
   if (options.run_check) {
     check_ranks_agree(local, *spec);
-    piece = records(local) ? local : with_equal_replicas(local, *spec);
+    piece = with_equal_replicas(local, *spec);
   }
   const bool is_given = options.grad_placements && records(local);
   GradientOptions gradient{.adds = options.adds_gradients};
@@ -168,13 +175,13 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
   if (spec->flat_sizes()) {
     check_flat_part(piece, *spec);
     gradient.is_flat = true;
-    return wrap_pieces({piece}, spec, gradient);
+    return with_history_of(local, piece, wrap_pieces({piece}, spec, gradient), gradient);
   }
   std::vector<at::Tensor> pieces;
-  if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(std::move(piece));
+  if (mesh->is_member() && !(spec->boxes().empty() && local.numel() == 0)) pieces.push_back(piece);
   check_pieces(pieces, *spec);
   if (is_sparse && pieces.empty()) return wrap_sparse(spec, {}, {local.sparse_dim()});
-  return wrap_pieces(pieces, spec, gradient);
+  return with_history_of(local, piece, wrap_pieces(pieces, spec, gradient), gradient);
 }
 
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {

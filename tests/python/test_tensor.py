@@ -54,9 +54,14 @@ def test_from_local_takes_even_shards_where_no_shape_is_given():
 def test_from_local_with_run_check_makes_replicas_equal():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (3,))
-        return DTensor.from_local(torch.tensor([rank]), mesh, [Replicate()], run_check=True).to_local().item()
+        local = torch.full((1,), float(rank), requires_grad=True)
+        recorded = DTensor.from_local(local, mesh, [Replicate()], run_check=True)
+        (recorded * 3).sum().backward()
+        assert local.item() == rank and local.grad.item() == 3
+        plain = DTensor.from_local(torch.tensor([rank]), mesh, [Replicate()], run_check=True)
+        return plain.to_local().item(), recorded.to_local().item()
 
-    assert run_ranks(3, body) == [0, 0, 0]
+    assert run_ranks(3, body) == [(0, 0)] * 3
 
 
 def test_distribute_tensor_takes_the_values_of_the_source_rank():
@@ -334,5 +339,20 @@ def test_terms_that_lie_otherwise_on_each_rank_are_reduced_by_index(reduce):
             tensor = DTensor.from_local(terms[rank], mesh, [Partial(reduce)])
             assert torch.equal(tensor.redistribute(placements=placements).full_tensor(), whole)
         assert torch.equal((DTensor.from_local(terms[rank], mesh, [Partial(reduce)]) + 1).full_tensor(), whole + 1)
+
+    run_ranks(2, body)
+
+
+def test_distribute_tensor_takes_the_strides_of_the_source_rank():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        values = torch.arange(24.0).view(4, 6).t()
+        given = values if rank == 0 else torch.empty(6, 4)
+        x = sw.distribute_tensor(given, mesh, [Shard(0)])
+        assert x.stride() == (1, 6) and torch.equal(x.full_tensor(), values)
+        with pytest.raises(RuntimeError, match="view"):
+            x.view(24)
+        of_other = sw.distribute_tensor(given, mesh, [Shard(0)], src_data_rank=1)
+        assert of_other.stride() == (4, 1) and of_other.view(24).shape == (24,)
 
     run_ranks(2, body)
