@@ -97,23 +97,29 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
   return number < 0 ? number + mesh.ndim() : number;
 }
 
+/// That of the innermost `with` block, of our meshes or torch's own; null outside of such blocks.
+static MeshPtr current_mesh() {
+  {
+    const py::gil_scoped_acquire gil;
+    const py::object innermost = py::module_::import(kModule).attr("current_torch_mesh")();  // ours are there, too
+    if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
+  }
+  return active_meshes.empty() ? nullptr : active_meshes.back();
+}
+
 MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
-  if (mesh || !active_meshes.empty()) return mesh_or_current(mesh);
+  if (mesh) return *mesh;
+  if (MeshPtr current = current_mesh()) return current;
   python_world();  // initialises torch.distributed where nobody did
   return world_mesh(device_type_of(device_type));
 }
 
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh) {
   if (mesh) return *mesh;
-  if (active_meshes.empty()) {
-    const py::gil_scoped_acquire gil;
-    const py::object torchs = py::module_::import(kModule).attr("current_torch_mesh")();
-    if (!torchs.is_none()) return to_mesh(torchs);
-  }
+  MeshPtr current = current_mesh();
   TORCH_CHECK_VALUE(
-      !active_meshes.empty(),
-      "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
-  return active_meshes.back();
+      current, "[device_mesh] no mesh is given and none is active. Pass device_mesh=, or work under `with mesh:`.");
+  return current;
 }
 
 WrittenPlacements placements_or_replicate(std::optional<WrittenPlacements> placements, const DeviceMesh& mesh) {

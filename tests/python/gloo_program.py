@@ -74,6 +74,11 @@ def torch_meshes(folder):
     cube = torch_init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("a", "b", "c"))
     half = cube["b", "c"]
     assert torch.equal(sw.distribute_tensor(x, half, [Shard(0), Shard(1)]).full_tensor(), x)
+    ours = sw.init_device_mesh("cpu", (4,))
+    with ours, grid:
+        assert sw.zeros(4).device_mesh.shape == (2, 2)
+        with ours:
+            assert sw.zeros(4).device_mesh is ours
     assert sw.distribute_tensor(x, cube["a", "b"]._flatten("ab"), [Shard(0)]).device_mesh.size() == 2
     dist.destroy_process_group()
 
