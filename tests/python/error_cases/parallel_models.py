@@ -166,6 +166,17 @@ CASES = [
         ValueError,
     ),
     case(
+        "clipping to the norm of gradients that no rank has all of",
+        """
+        parameters = [nn.Parameter(sw.ones(2, device_mesh=sw.DeviceMesh("cpu", [each]))) for each in range(2)]
+        for p in parameters:
+            p.grad = p.detach()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        """,
+        ValueError,
+        is_of_rank=True,
+    ),
+    case(
         "clipping beside gradients of other ranks",
         """
         far = nn.Parameter(sw.ones(2, device_mesh=sw.DeviceMesh("cpu", [0])))

@@ -25,6 +25,8 @@ CASES = [
     ),
     case("a report of a step without gradients", "sw.step_report(torch.nn.Identity(), x)", TypeError),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
+    case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
+    case("a profile within itself", "profile = sw.profile()\nwith profile, profile: pass", ValueError),
     case("a live page on a port that is none", "sw.debug.watch(70_000)", ValueError),
     case("a live page of no interval", "sw.debug.watch(8000, every=0)", ValueError),
     case(
