@@ -264,6 +264,13 @@ def test_torchs_local_shards_are_shown_alike():
     assert "no piece" in str(picture(LocalShardsWrapper([], [])))
 
 
+@pytest.mark.parametrize("form", ["text", "svg", "html"])
+def test_a_difference_of_meshes_without_dims(form):
+    one, two = sw.Layout((4,), (), []), sw.Layout((4,), (2,), [Shard(0)])
+    assert "nothing is sent" in sw.debug.diff(one, one).draw(form)
+    assert "between the meshes" in sw.debug.diff(one, two).draw(form)
+
+
 def test_differences_and_plans_name_the_dims_of_meshes():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

@@ -1,7 +1,9 @@
 #include "runtime/comm/traffic_meter.h"
 
+#include "runtime/comm/collectives.h"
 #include "tests/support/ranks.h"
 
+#include <ATen/ops/ones.h>
 #include <c10/util/ApproximateClock.h>
 #include <gtest/gtest.h>
 
@@ -66,6 +68,16 @@ TEST(TrafficMeterTest, RecordsThatAreLeftStandForThoseThatAreGone) {
   EXPECT_NEAR(traffic[0].n_calls, 3500, 1e-6);
   EXPECT_NEAR(traffic[0].bytes_sent, 4 * 3500, 1e-6);
   EXPECT_NEAR(traffic[0].bytes_received, 6 * 3500, 1e-6);
+}
+
+TEST(TrafficMeterTest, CallsInAnEarlierWorldDoNotCount) {
+  for (const int n_calls : {1500, 3})
+    run_ranks(2, [n_calls](World& world) {
+      const at::Tensor number = at::ones({1});
+      for (int i = 0; i < n_calls; ++i) all_reduce(*everyone(world), number, Reduce::kMax);
+      TrafficMeter meter(&FlightRecorder::of_thread(world.rank()));
+      EXPECT_NEAR(meter.read().at(0).n_calls, n_calls, 1e-6);
+    });
 }
 
 TEST(TrafficMeterTest, WaitsAreThoseOfNowTheLongestFirst) {
