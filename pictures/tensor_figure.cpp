@@ -121,12 +121,16 @@ std::string heading(const Slice& slice, c10::IntArrayRef sizes) {
   return fmt::format("{}", fmt::join(places, " and "));
 }
 
+std::string name_of_local_shards(size_t n_shards) {
+  return fmt::format("LocalShardsWrapper of {} shard{}", n_shards, n_shards == 1 ? "" : "s");
+}
+
 std::string caption(const TensorFigure& figure, int64_t max_width) {
   constexpr const char* kEllipsis = "...";
   if (!figure.layout) {
     const RankShare& share = figure.shares.front();
-    return fmt::format("LocalShardsWrapper of {} shard{} on rank {}, {} bytes", share.boxes.size(),
-                       share.boxes.size() == 1 ? "" : "s", share.rank, detail::with_commas(share.n_bytes));
+    return fmt::format("{} on rank {}, {} bytes", name_of_local_shards(share.boxes.size()), share.rank,
+                       detail::with_commas(share.n_bytes));
   }
   const Layout& layout = *figure.layout;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));

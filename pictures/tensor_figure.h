@@ -65,6 +65,9 @@ int64_t bytes_of_tensor(const TensorFigure& figure);
 /// "[0:4, 2]", the indices of the leading dims as they are written in Python; a whole dim is ":". Several are joined by " and ".
 std::string heading(const Slice& slice, c10::IntArrayRef sizes);
 
+/// "LocalShardsWrapper of 2 shards".
+std::string name_of_local_shards(size_t n_shards);
+
 /// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", or "LocalShardsWrapper of 2 shards on rank 1, 64 bytes". Placements of many
 /// sizes are shortened to the width, if one is given.
 std::string caption(const TensorFigure& figure, int64_t max_width = 0);

@@ -1,5 +1,6 @@
 #include "pictures/picture.h"
 #include "pictures/rank_table.h"
+#include "pictures/tensor_figure.h"
 #include "text/rank_names.h"
 #include "text/table.h"
 
@@ -21,8 +22,7 @@ const Layout* layout_of(const NamedTensor& tensor) { return std::get_if<Layout>(
 const LocalShards* shards_of(const NamedTensor& tensor) { return std::get_if<LocalShards>(&tensor.place); }
 
 std::string placements_in_brief(const NamedTensor& tensor) {
-  if (const LocalShards* shards = shards_of(tensor))
-    return fmt::format("LocalShardsWrapper of {} shard{}", shards->boxes.size(), shards->boxes.size() == 1 ? "" : "s");
+  if (const LocalShards* shards = shards_of(tensor)) return name_of_local_shards(shards->boxes.size());
   const Layout* layout = layout_of(tensor);
   if (!layout) return "ordinary tensor";
   std::string text = to_string(layout->placements());

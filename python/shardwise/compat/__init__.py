@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 -m shardwise.compat train.py --lr 0.1
 
 runs train.py, in which `torch.distributed.tensor`, its submodules, `torch.distributed._tensor`, torch.distributed's meshes and
-torch.distributed.fsdp's `fully_shard` are Shardwise's. So they are in the libraries that it imports, and in processes that it spawns. A program can do so itself, best
-before it imports them:
+torch.distributed.fsdp's `fully_shard` are Shardwise's. So they are in the libraries that it imports, and in processes that it spawns.
+A program can do so itself, best before it imports them:
 
     import shardwise.compat
     shardwise.compat.install()
