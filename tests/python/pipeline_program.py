@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _split_tensor, split_args_kwargs_into_chunks
 from torchrun import run_parts
 
 import shardwise as sw
@@ -219,6 +220,22 @@ def without_backward(folder):
         if number == 1:
             assert output.placements == (Shard(0),)
             torch.testing.assert_close(output.full_tensor(), layers(inputs[0]), rtol=1e-4, atol=1e-6)
+
+
+def batches_split_along_another_dim(folder):
+    mesh = sw.init_device_mesh("cpu", (2,))
+    dense = torch.arange(16.0).view(2, 8)
+    batch = sw.distribute_tensor(dense, mesh, [Shard(1)])
+    given, _ = split_args_kwargs_into_chunks((batch,), None, 4, (TensorChunkSpec(1),))
+    for (part,), expected in zip(given, torch.tensor_split(dense, 4, 1), strict=True):
+        assert torch.equal(part.full_tensor(), expected)
+    narrow = sw.distribute_tensor(torch.ones(8, 3), mesh, [Shard(1)])
+    try:
+        _split_tensor(narrow, TensorChunkSpec(1), 4)
+    except AssertionError as error:
+        assert "Tensor size 3 is smaller" in str(error)
+    else:
+        raise RuntimeError("three columns were split into four parts")
 
 
 if __name__ == "__main__":

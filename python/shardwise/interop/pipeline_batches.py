@@ -17,7 +17,7 @@ from shardwise.placement_types import Placement, Replicate, Shard
 
 def split(original: Any, tensor: Any, spec: Any, n_parts: int) -> Any:
     """What _split_tensor gives."""
-    if not _is_split(tensor, spec.split_dim) or len(tensor) < n_parts:
+    if not _is_split(tensor, spec.split_dim) or tensor.shape[spec.split_dim] < n_parts:
         return original(tensor, spec, n_parts)
     dim = spec.split_dim % tensor.ndim
     parts, begin = [], 0
