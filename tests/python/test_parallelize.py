@@ -292,21 +292,64 @@ def test_labels_are_plain_where_logits_are_sharded_by_class(reduction, n_classes
     run_ranks(4, body)
 
 
-def test_plain_labels_are_this_ranks_part_of_the_batch():
-    dense, labels = seeded(torch.rand, 6, 5, 3), seeded(torch.randint, 5, (6, 3))
+@pytest.mark.parametrize("n_rows", [6, 5, 1], ids=["even", "uneven", "empty pieces"])
+def test_plain_labels_are_this_ranks_part_of_the_batch(n_rows):
+    values, labels = seeded(torch.rand, n_rows, 5, 3), seeded(torch.randint, 5, (n_rows, 3))
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        logits = sw.distribute_tensor(dense, mesh, [Shard(0), Shard(1)])
+        dense = values.clone().requires_grad_()
+        logits = sw.distribute_tensor(values, mesh, [Shard(0), Shard(1)]).requires_grad_()
+        own = (*labels.chunk(2), labels[:0])[rank // 2]
         with loss_parallel():
-            loss = F.cross_entropy(logits, labels.chunk(2)[rank // 2])
+            loss = F.cross_entropy(logits, own)
             with pytest.raises(
-                ValueError, match=r"\[loss_parallel\] plain labels of shape \[6, 3\] do not fit .* \[3, ., 3\]"
+                ValueError, match=r"\[loss_parallel\] plain labels of shape \[7, 3\] do not fit .* \[., ., 3\]"
             ):
-                F.cross_entropy(logits, labels)
-        torch.testing.assert_close(loss.full_tensor(), F.cross_entropy(dense, labels))
+                F.cross_entropy(logits, torch.zeros(7, 3, dtype=torch.int64))
+        loss.backward()
+        expected = F.cross_entropy(dense, labels)
+        expected.backward()
+        torch.testing.assert_close(loss.full_tensor(), expected)
+        torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("n_rows", [6, 5], ids=["even", "uneven"])
+def test_plain_probabilities_are_of_all_classes_and_this_ranks_part_of_the_batch(n_rows):
+    values, labels = seeded(torch.rand, n_rows, 5), seeded(torch.rand, n_rows, 5).softmax(1)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        dense = values.clone().requires_grad_()
+        logits = sw.distribute_tensor(values, mesh, [Shard(0), Shard(1)]).requires_grad_()
+        own = labels.chunk(2)[rank // 2]
+        with loss_parallel():
+            loss = F.cross_entropy(logits, own)
+            with pytest.raises(ValueError, match=r"\[loss_parallel\] plain labels of shape \[., 2\] do not fit"):
+                F.cross_entropy(logits, own[:, :2])
+        loss.backward()
+        expected = F.cross_entropy(dense, labels)
+        expected.backward()
+        torch.testing.assert_close(loss.full_tensor(), expected)
+        torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
+
+    run_ranks(4, body)
+
+
+def test_plain_labels_of_ranks_outside_the_mesh_are_ignored():
+    dense, labels = seeded(torch.rand, 6, 5), seeded(torch.randint, 5, (6,))
+
+    def body(rank):
+        logits = sw.distribute_tensor(dense, sw.DeviceMesh("cpu", [0]), [Shard(0)])
+        with loss_parallel():
+            loss = F.cross_entropy(logits, labels)
+        assert loss.shape == ()
+        if rank == 0:
+            torch.testing.assert_close(loss.to_local(), F.cross_entropy(dense, labels))
+
+    run_ranks(2, body)
 
 
 def test_plain_labels_are_replicas_beside_logits_that_are_partial():

@@ -24,7 +24,8 @@ class loss_parallel(TorchFunctionMode):
             loss.backward()
 
     Plain labels are this rank's: of its part of the batch where logits are sharded along the batch, replicas along other mesh
-    dims. Plain class weights are replicas. Raises ValueError for labels that do not fit this rank's logits. Logits that are sharded by class are never gathered, in the block or outside it.
+    dims, so that probabilities are of all classes. Plain class weights are replicas. Raises ValueError for labels that do not fit
+    this rank's logits. Logits that are sharded by class are never gathered, in the block or outside it.
 
     >>> logits = sw.zeros(2, 10, device_mesh=mesh, placements=[sw.Shard(-1)])
     >>> with sw.parallel.loss_parallel():
@@ -57,7 +58,8 @@ def _distribute_labels(arguments: dict[str, Any]) -> None:
         is_class = labels.dim() < logits.dim()
         _check_fit(labels, logits, is_class)
         placements = [_of_labels(placement, logits.dim(), is_class) for placement in logits.placements]
-        arguments["target"] = DTensor.from_local(labels, logits.device_mesh, placements)
+        shape = _label_shape(logits.shape, logits, is_class)
+        arguments["target"] = DTensor.from_local(labels, logits.device_mesh, placements, shape=shape)
     if isinstance(weight, torch.Tensor) and not isinstance(weight, DTensor):
         replicas = [Replicate()] * logits.device_mesh.ndim
         arguments["weight"] = DTensor.from_local(weight, logits.device_mesh, replicas)
@@ -65,20 +67,33 @@ def _distribute_labels(arguments: dict[str, Any]) -> None:
 
 def _check_fit(labels: torch.Tensor, logits: DTensor, is_class: bool) -> None:
     """Raises ValueError where labels are not of this rank's logits."""
-    piece = list(logits._local_tensor.shape)
-    class_dim = 1 if logits.dim() > 1 else 0
-    if is_class and list(labels.shape) != piece[:class_dim] + piece[class_dim + 1 :]:
+    if logits.device_mesh.get_coordinate() is None:
+        return
+    piece = logits._local_tensor.shape
+    if list(labels.shape) != _label_shape(piece, logits, is_class):
         raise ValueError(
-            f"[loss_parallel] plain labels of shape {list(labels.shape)} do not fit this rank's logits of shape {piece}, placed as "
+            f"[loss_parallel] plain labels of shape {list(labels.shape)} do not fit this rank's logits of shape {list(piece)}, placed as "
             f"{list(logits.placements)}. Give this rank's labels, or a DTensor."
         )
 
 
+def _label_shape(shape: torch.Size, logits: DTensor, is_class: bool) -> list[int]:
+    """That of the labels of logits of `shape`, which is all logits' or a piece's: without the dim of classes, or, of probabilities, with
+    all classes."""
+    class_dim = _class_dim(logits.dim())
+    classes = [] if is_class else [logits.size(class_dim)]
+    return [*shape[:class_dim], *classes, *shape[class_dim + 1 :]]
+
+
 def _of_labels(placement: Placement, n_dims: int, is_class: bool) -> Placement:
-    """How labels lie beside logits of `placement`: they lack its dim of classes, unless they are probabilities. They are no terms of a sum."""
-    if placement.is_partial():
+    """How labels lie beside logits of `placement`: they lack its dim of classes, or have all classes. They are no terms of a sum."""
+    class_dim = _class_dim(n_dims)
+    if placement.is_partial() or placement.is_shard(class_dim):
         return Replicate()
-    class_dim = 1 if n_dims > 1 else 0
-    if not is_class or not isinstance(placement, Shard) or placement.dim < class_dim:
-        return placement
-    return Replicate() if placement.dim == class_dim else Shard(placement.dim - 1, placement.sizes)
+    if is_class and isinstance(placement, Shard) and placement.dim > class_dim:
+        return Shard(placement.dim - 1, placement.sizes)
+    return placement
+
+
+def _class_dim(n_dims: int) -> int:
+    return 1 if n_dims > 1 else 0
