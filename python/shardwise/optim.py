@@ -25,6 +25,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from shardwise import _C
+from shardwise.interop.state_dicts import placed_as
 
 __all__ = ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedSGD"]
 
@@ -72,26 +73,41 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another layout is moved to this one's. It keeps its dtype. Raises ValueError, with nothing loaded, where a
-        table's state lacks what this optimizer keeps."""
+        """As torch's: state of another layout is moved to this one's, plain state, alike on all ranks, is laid out as it. It keeps its
+        dtype. Raises ValueError, with nothing loaded, where a table's state lacks what this optimizer keeps, or is of another shape."""
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
-        for name in names:
-            missing = [kind for kind in self._state_names if kind not in state_dict["state"].get(name, {})]
-            if missing:
-                raise ValueError(
-                    f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: it is of another optimizer, or not of "
-                    "all its tables. Nothing was loaded. Load one that this class has saved."
-                )
+        tables = [table for group in self.param_groups for table in group["params"]]
+        state = dict(state_dict["state"])
+        for name, table in zip(names, tables, strict=False):  # torch says where there are not as many
+            state[name] = self._placed(name, state.get(name, {}), self._rows[table].state)
         for rows in self._rows.values():
             rows.write_back()  # `state_dict` may hold this one's own tensors
-        super().load_state_dict(state_dict)
-        tables = [table for group in self.param_groups for table in group["params"]]
+        super().load_state_dict({**state_dict, "state": state})
         for name, table in zip(names, tables, strict=True):
-            saved, rows = state_dict["state"].get(name, {}), self._rows[table]
-            rows.n_steps = int(saved.get("step", 0))
+            rows = self._rows[table]
+            rows.n_steps = int(state[name].get("step", 0))
             for kind, own in zip(self._state_names, rows.state, strict=True):
-                own.copy_(saved[kind])
+                own.copy_(state[name][kind])
                 self.state[table][kind] = own
+
+    def _placed(self, name: Any, saved: dict[str, Any], state: list[Any]) -> dict[str, Any]:
+        """What was saved of a table, with plain tensors laid out as those of its `state`."""
+        missing = [kind for kind in self._state_names if kind not in saved]
+        if missing:
+            raise ValueError(
+                f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: it is of another optimizer, or not of "
+                "all its tables. Nothing was loaded. Load one that this class has saved."
+            )
+        placed = {}
+        for kind, own in zip(self._state_names, state, strict=True):
+            if saved[kind].shape != own.shape:
+                raise ValueError(
+                    f'[{type(self).__name__}] the state "{kind}" of parameter {name} has shape {list(saved[kind].shape)}, and '
+                    f"{list(own.shape)} is needed. Nothing was loaded. Load one that was saved of a table of the same shape, with the same "
+                    "row_wise."
+                )
+            placed[kind] = placed_as(saved[kind], own)
+        return {**saved, **placed}
 
     def close(self) -> None:
         """Lookups give gradients again, and this optimizer does nothing from now on."""

@@ -243,6 +243,66 @@ def test_training_goes_on_from_state_in_another_layout(name, saved_as, loaded_as
     run_ranks(3, body)
 
 
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_training_goes_on_from_full_plain_state(name):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+
+        def new(dense):
+            table = nn.Parameter(sw.distribute_tensor(dense, mesh, [Shard(0)]))
+            return table, CHECKPOINTED[name]([table])
+
+        def train(table, steps):
+            for step in steps:
+                step_with(table, sw.distribute_tensor(some_ids(step), mesh, [Replicate()]))
+
+        first, optimizer = new(dense_table())
+        train(first, range(2))
+        whole = optimizer.state_dict()
+        state = {
+            key: value.full_tensor() if isinstance(value, sw.DTensor) else value
+            for key, value in whole["state"][0].items()
+        }
+        plain = {**whole, "state": {0: state}}
+        second, resumed = new(first.detach().full_tensor())
+        resumed.load_state_dict(plain)
+        train(first, range(2, 4))
+        train(second, range(2, 4))
+        assert_equal(second.detach(), first.detach().full_tensor())
+        optimizer.close()
+        resumed.close()
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_state_of_another_shape_is_an_error_with_nothing_loaded(is_plain):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        tables = [nn.Parameter(sw.distribute_tensor(dense_table(), mesh, [Shard(0)])) for _ in range(2)]
+        optimizer = sw.optim.FusedAdagrad(tables, lr=0.1)
+        step_with(tables[0], sw.distribute_tensor(ALL, mesh, [Replicate()]))
+        own = optimizer.state[tables[0]]["sum"]
+        before = own.full_tensor()
+        other = torch.zeros(N_ROWS)
+        if not is_plain:
+            other = sw.distribute_tensor(other, mesh, [Shard(0)])
+        saved = optimizer.state_dict()
+        zeros = torch.zeros_like(own)
+        saved = {
+            "state": {0: {"sum": zeros}, 1: {"sum": other}},
+            "param_groups": [{**saved["param_groups"][0], "lr": 0.2}],
+        }
+        words = rf'the state "sum" of parameter 1 has shape \[{N_ROWS}\]'
+        with pytest.raises(ValueError, match=words):
+            optimizer.load_state_dict(saved)
+        assert optimizer.state[tables[0]]["sum"] is own and optimizer.param_groups[0]["lr"] == 0.1
+        assert_equal(own, before)
+        optimizer.close()
+
+    run_ranks(2, body)
+
+
 def test_checkpoints_load_on_other_numbers_of_ranks(tmp_path):
     expect_all_well("fused_optimizer_program.py", 3, "save", tmp_path)
     expect_all_well("fused_optimizer_program.py", 2, "load", tmp_path)
