@@ -55,6 +55,35 @@ def test_results_are_sharded_as_unevenly_as_arguments(placement):
     run_ranks(3, body)
 
 
+# the argument's rows and placements on a mesh, what the function makes of a piece, and the rows of the results, of which each rank has the
+# same number unless extents are given
+SHORTENED = [
+    (7, (2,), [Shard(0)], lambda p: p[:3], [0, 1, 2, 4, 5, 6], None),
+    (7, (2,), [Shard(0)], lambda p: p[p[:, 0] > 2], [3, 4, 5, 6], (1, 3)),
+    (6, (2, 2), [Shard(0), Shard(0)], lambda p: p[:1], [0, 2, 3, 5], None),
+    (6, (2, 2), [Shard(0), Shard(0)], lambda p: p + 0, range(6), None),
+    (7, (2, 2), [Shard(0), Replicate()], lambda p: p[1:], [1, 2, 3, 5, 6], None),
+]
+
+
+@pytest.mark.parametrize(("n_rows", "mesh_shape", "placements", "function", "rows", "sizes"), SHORTENED)
+def test_results_of_other_lengths_than_uneven_arguments_are_the_pieces_in_order(
+    n_rows, mesh_shape, placements, function, rows, sizes
+):
+    dense = torch.arange(float(n_rows)).view(n_rows, 1)
+
+    def body(rank):
+        x = sw.distribute_tensor(dense, sw.init_device_mesh("cpu", mesh_shape), placements)
+        with sw.CommDebugMode() as comm:
+            y = local_map(function, out_placements=placements)(x)
+        assert y.shape == (len(rows), 1) and torch.equal(y.full_tensor(), dense[list(rows)])
+        if sizes is not None:
+            assert y.placements == (Shard(0, sizes=sizes),)
+        assert comm.get_comm_counts() == {"all_gather": 1}
+
+    run_ranks(torch.Size(mesh_shape).numel(), body)
+
+
 def test_arguments_are_moved_if_that_is_wanted():
     def body(rank):
         mesh = mesh_of(2)
@@ -98,6 +127,20 @@ def test_what_does_not_fit_is_an_error():
             local_map(lambda piece: x, rows)(x)
 
     run_ranks(2, body)
+
+
+def test_results_that_no_placements_describe_are_an_error_on_all_ranks():
+    failed = []
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        x = sw.distribute_tensor(torch.arange(7.0), mesh, [Shard(0), Replicate()])
+        with pytest.raises(ValueError, match=r"pieces of \[\[4, 1\], \[3, 3\]\] along dim 0"):
+            local_map(lambda piece: piece[:1] if rank == 1 else piece, [Shard(0), Replicate()])(x)
+        failed.append(rank)
+
+    run_ranks(4, body)
+    assert sorted(failed) == [0, 1, 2, 3]
 
 
 def test_torchs_local_map_gives_functions_the_pieces_of_our_tensors():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -36,10 +37,11 @@ def local_map(
     `in_placements`: those that each positional argument must have, in pytree order; None for what is no DTensor; without them
     nothing is checked. `in_grad_placements`: how the gradients of the pieces are laid out, if not as the arguments.
     `device_mesh`: the results', by default the first argument's. `redistribute_inputs`: arguments of other placements are moved
-    first. Results that are as long as an unevenly sharded argument is on this rank are sharded as it is.
+    first. Where an argument is sharded unevenly, results may be, too: their lengths on all ranks are gathered, a few numbers of each
+    rank. Those of an argument are sharded as it is. Otherwise results are as long on each rank, and nothing is sent.
 
-    A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, AssertionError, as torch
-    does, where placements do not fit what there is.
+    A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, and for lengths that no
+    placements describe, AssertionError, as torch does, where placements do not fit what there is.
 
     >>> def count(piece):
     ...     return torch.tensor([piece.numel()])
@@ -180,24 +182,81 @@ def _distributed_one(value: Any, placements: Placements | None, mesh: DeviceMesh
     if placements is None:
         return value
     resolved = [_resolved(placement, value.dim()) for placement in placements]
-    shape = list(value.shape)
-    for mesh_dim, placement in enumerate(resolved):
-        if isinstance(placement, Shard):
-            like = _uneven_like(value.size(placement.dim), mesh, mesh_dim, given)
-            shape[placement.dim] = like[0] if like else shape[placement.dim] * mesh.size(mesh_dim)
-            resolved[mesh_dim] = Shard(placement.dim, like[1]) if like else placement
+    shape, resolved = _whole(value, resolved, mesh, given)
     return DTensor.from_local(value, mesh, resolved, shape=shape)
 
 
-def _uneven_like(
-    length: int, mesh: DeviceMesh, mesh_dim: int, given: list[DTensor]
-) -> tuple[int, tuple[int, ...] | None] | None:
-    """The whole length and the extents of a dim that an argument has sharded unevenly, and of which this rank has `length`."""
-    for argument in given:
-        placement = argument.placements[mesh_dim] if argument.device_mesh == mesh else None
-        if not isinstance(placement, Shard) or argument._local_tensor.size(placement.dim) != length:
+def _whole(
+    value: torch.Tensor, placements: list[Placement], mesh: DeviceMesh, given: list[DTensor]
+) -> tuple[list[int], list[Placement]]:
+    """The shape of the result whose piece is `value`, and its placements with the extents of dims that are sharded unevenly. It has
+    such dims only where arguments do: the ranks then tell each other the lengths of their pieces."""
+    shape, placements = list(value.shape), list(placements)
+    given = [argument for argument in given if argument.device_mesh == mesh]
+    sharded = _sharded_dims(placements)
+    uneven = {dim: _uneven_along(mesh_dims, given) for dim, mesh_dims in sharded.items()}
+    own = {(argument, dim): argument._local_tensor.size(dim) for each in uneven.values() for argument, dim in each}
+    lengths = _on_all_ranks([*value.shape, *own.values()], mesh) if own else []
+    of_arguments = dict(zip(own, lengths[value.dim() :], strict=True))
+    for dim, mesh_dims in sharded.items():
+        if not uneven[dim]:
+            shape[dim] *= prod(mesh.size(mesh_dim) for mesh_dim in mesh_dims)
             continue
-        whole = argument.size(placement.dim)
-        if placement.sizes is not None or whole % mesh.size(mesh_dim) != 0:
-            return whole, placement.sizes
-    return None
+        for argument, as_dim in uneven[dim]:
+            if _sharded_dims(argument.placements)[as_dim] == mesh_dims and torch.equal(
+                lengths[dim], of_arguments[argument, as_dim]
+            ):
+                shape[dim] = argument.size(as_dim)
+                for mesh_dim in mesh_dims:
+                    placements[mesh_dim] = Shard(dim, cast(Shard, argument.placements[mesh_dim]).sizes)
+                break
+        else:
+            shape[dim], sizes = _extents(lengths[dim], dim, mesh_dims)
+            for mesh_dim in mesh_dims:
+                placements[mesh_dim] = Shard(dim, sizes)
+    return shape, placements
+
+
+def _sharded_dims(placements: Placements) -> dict[int, list[int]]:
+    """The mesh dims that shard each tensor dim."""
+    result: dict[int, list[int]] = {}
+    for mesh_dim, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            result.setdefault(placement.dim, []).append(mesh_dim)
+    return result
+
+
+def _uneven_along(mesh_dims: list[int], given: list[DTensor]) -> list[tuple[DTensor, int]]:
+    """The arguments that some of `mesh_dims` shard unevenly, and the dims of theirs: the same on all ranks."""
+    found = []
+    for argument in given:
+        for dim, own in _sharded_dims(argument.placements).items():
+            n_parts = prod(argument.device_mesh.size(mesh_dim) for mesh_dim in own)
+            has_sizes = any(cast(Shard, argument.placements[mesh_dim]).sizes is not None for mesh_dim in own)
+            if not set(own).isdisjoint(mesh_dims) and (has_sizes or argument.size(dim) % n_parts != 0):
+                found.append((argument, dim))
+    return found
+
+
+def _on_all_ranks(numbers: list[int], mesh: DeviceMesh) -> list[torch.Tensor]:
+    """Each of this rank's numbers beside the other ranks', in the mesh's shape. Collective; zeros on ranks outside the mesh."""
+    if mesh.get_coordinate() is None:
+        return [torch.zeros(mesh.shape)] * len(numbers)
+    own = torch.tensor([numbers], device=mesh.device_type)
+    gathered = DTensor.from_local(own, mesh, [Shard(0)] * mesh.ndim).full_tensor().cpu()
+    return list(gathered.T.reshape(len(numbers), *mesh.shape))
+
+
+def _extents(lengths: torch.Tensor, dim: int, mesh_dims: list[int]) -> tuple[int, list[int] | None]:
+    """The whole length of the tensor dim that `mesh_dims` shard, where pieces have those lengths, and its extents if it is not even."""
+    n_parts = prod(lengths.size(mesh_dim) for mesh_dim in mesh_dims)
+    first = int(lengths.flatten()[0])
+    if (lengths == first).all():
+        return first * n_parts, None
+    lines = lengths.movedim(mesh_dims[0], -1).reshape(-1, lengths.size(mesh_dims[0]))
+    if len(mesh_dims) > 1 or not (lines == lines[0]).all():
+        raise ValueError(
+            f"[local_map] the function gave pieces of {lengths.tolist()} along dim {dim}, which mesh dims {mesh_dims} shard: lengths "
+            "other than an argument's may differ along one mesh dim only. Return pieces as long as an argument's, or shard that dim over one mesh dim."
+        )
+    return sum(lines[0].tolist()), lines[0].tolist()
