@@ -60,6 +60,8 @@ def test_what_is_no_row_major_tensor_is_left_to_torch():
         {"a": torch.ones(2)},
         torch.eye(3).to_sparse(),
         [torch.ones(2), torch.ones(3)],
+        torch.tensor([1 + 2j]).conj(),
+        torch._neg_view(torch.arange(3.0)),
     ):
         assert saved(value)[1] is None
     views = torch.arange(12.0).view(3, 4)[1:]
@@ -77,6 +79,8 @@ def test_plain_state_dicts_are_loaded_as_by_torchs_reader(tmp_path):
         "number": torch.tensor(4),
         "text": "words",
         "nothing": torch.empty(0, 3),
+        "conjugate": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        "negative": torch._neg_view(torch.arange(3.0)),
     }
     dcp.save(state, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
     for options in ({}, {"verify": True}, {"strict": True}):
@@ -88,6 +92,14 @@ def test_plain_state_dicts_are_loaded_as_by_torchs_reader(tmp_path):
         assert loaded.pop("text") == "words"
         for name, tensor in loaded.items():
             assert torch.equal(tensor, state[name])
+
+
+def test_what_is_read_as_a_conjugate_is_its_values():
+    values = torch.tensor([1 + 2j, 3 - 4j, 5j])
+    file, record = saved(values)
+    target = torch.zeros(2, dtype=torch.complex64).conj()
+    records.read_box(file, record, (1,), target)
+    assert torch.equal(target, values[1:])
 
 
 def test_a_line_of_progress_needs_tqdm(tmp_path, monkeypatch):

@@ -86,6 +86,8 @@ def find_record(file: FilePart, begin: int) -> TensorRecord | None:
             tensor = unpickler.load()
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or len(keys) != 1 or not tensor.is_contiguous():
             return None
+        if tensor.is_conj() or tensor.is_neg():
+            return None
         member = members[f"data/{keys[0]}"]
         if member.compress_type != zipfile.ZIP_STORED:
             return None
@@ -148,6 +150,7 @@ def read_run(
 ) -> None:
     """Rows from byte `begin` of the file."""
     is_memory = target.is_cpu and target.is_contiguous() and target.dtype == record.dtype
+    is_memory = is_memory and not target.is_conj() and not target.is_neg()
     step = max(1, BUFFER_BYTES // max(1, record.row_bytes))
     file.seek(begin)
     for row in range(0, len(target), step):
