@@ -301,3 +301,39 @@ def test_tokens_that_need_gradients_on_one_rank_alone_are_an_error():
             assert dispatch_tokens(tokens, ids, experts=experts).rows.shape == (4, 3)
 
     run_ranks(2, body, timeout=60)
+
+
+class Doubled(nn.Module):
+    """Some of its experts are in a submodule."""
+
+    def __init__(self, n_experts):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_experts, 4, 4))
+        self.second = nn.Module()
+        self.second.weight = nn.Parameter(torch.randn(n_experts, 4, 4))
+
+    def forward(self, x, num_tokens_per_expert):
+        offs = num_tokens_per_expert.cumsum(0, dtype=torch.int32)
+        return F.grouped_mm(F.grouped_mm(x, self.weight, offs=offs), self.second.weight, offs=offs)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_plain_values_are_loaded(assign):
+    torch.manual_seed(0)
+    given, x, counts = Doubled(3), torch.randn(4, 4), torch.tensor([1, 0, 3])
+    expected = given(x, counts).detach()
+    plain = {name: value.detach().clone() for name, value in given.state_dict().items()}
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        with torch.device("meta" if assign else "cpu"):
+            model = Doubled(3)
+        parallelize_module(model, mesh, ExpertParallel(input_layouts=Replicate()))
+        placements = model.weight.placements
+        model.load_state_dict(plain, assign=assign)
+        for name, parameter in model.named_parameters():
+            assert parameter.placements == placements
+            assert torch.equal(parameter.full_tensor(), plain[name])
+        torch.testing.assert_close(model(x, counts), expected)
+
+    run_ranks(2, body)

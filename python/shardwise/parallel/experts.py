@@ -11,6 +11,7 @@ from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens
 from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.interop.state_dicts import take_plain_values
 from shardwise.parallel.style import ParallelStyle, one_dim
 from shardwise.placement_types import Placement, Shard
 
@@ -26,7 +27,8 @@ class ExpertParallel(ParallelStyle):
     Its parameters become DTensors sharded along dim 0. Its forward runs on each rank as if the experts of that rank were all:
     parameters are plain there and hold this rank's experts, and it is given the tokens that want them, in the same two ways, each token
     once per expert. The number of experts, where the module keeps it in an attribute `num_experts`, is that of this rank meanwhile.
-    No expert is gathered, no token dropped. Experts need not divide by the number of ranks, but each rank needs one.
+    No expert is gathered, no token dropped. Experts need not divide by the number of ranks, but each rank needs one. The module's
+    load_state_dict() takes plain values, too, alike on all ranks: each takes its experts.
 
     `input_layouts`: what plain tokens are: Shard(0), this rank's own (the default), any number of them, or Replicate(), the same on all
     ranks. The output is laid out as the tokens were. `use_local_output`: it is plain where the tokens
@@ -67,6 +69,7 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         mesh = one_dim(self, device_mesh)
         _shard_by_expert(module, mesh, self.src_data_rank)
+        take_plain_values(module)
         calls: list[_Call] = []
 
         def enter(
