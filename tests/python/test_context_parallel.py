@@ -123,6 +123,16 @@ def test_buffers_hold_this_ranks_positions_in_the_block():
     run_ranks(2, body)
 
 
+def test_a_buffer_may_be_named_twice():
+    def body(rank):
+        q = torch.arange(8.0).view(1, 1, 8, 1)
+        with context_parallel(mesh_of(2), buffers=[q, q], buffer_seq_dims=[2, 2]):
+            assert q.flatten().tolist() == [[0, 1, 6, 7], [2, 3, 4, 5]][rank]
+        assert torch.equal(q, torch.arange(8.0).view(1, 1, 8, 1))
+
+    run_ranks(2, body)
+
+
 def test_errors_come_before_any_buffer_changes():
     def body(rank):
         mesh, x = mesh_of(2), torch.zeros(4, 6)

@@ -64,9 +64,10 @@ def context_parallel(
     splits = [_split(buffer.size(dim), mesh) for buffer, dim in zip(buffers, dims, strict=True)]
     _check_told_apart(splits, mesh.size())
     before = [buffer.data for buffer in buffers]
-    for buffer, split, dim in zip(buffers, splits, dims, strict=True):
-        buffer.data = split.part(buffer.data, dim, rank)
+    parts = [split.part(values, dim, rank) for values, split, dim in zip(before, splits, dims, strict=True)]
     try:
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.data = part
         with SequenceAttention(mesh, splits, is_balanced=options.enable_load_balance):
             yield
     finally:
