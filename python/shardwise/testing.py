@@ -18,7 +18,8 @@ def run_ranks(
     """Calls `fn(rank)` in `n_ranks` threads, each a rank of its own world, and returns the results by rank.
 
     A failure is raised here as it was there, with a note that names the rank; of several, the first. The other ranks are
-    released from the collectives they wait in. `timeout`: seconds that a rank waits for the others in one collective.
+    released from the collectives they wait in; Ctrl-C releases all. `timeout`: seconds that a rank waits for the others in one
+    collective.
 
     `strict`: ranks communicate as over NCCL: what would hang there, or read what has not arrived, is an error here that names
     ranks and calls. None: as the environment's SHARDWISE_THREADS=strict says.
@@ -52,10 +53,18 @@ def run_ranks(
             hub.leave()
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(n_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C, or no more threads: ranks would wait for each other until the timeout
+        for rank in range(n_ranks):
+            hub.abort(rank, f"{type(error).__name__}: {error}")
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        raise
     if failures:
         raise failures[0]
     return [results[rank] for rank in range(n_ranks)]

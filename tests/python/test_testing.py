@@ -1,5 +1,6 @@
 """Ranks as threads."""
 
+import threading
 import time
 
 import pytest
@@ -57,6 +58,36 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout():
 
     with pytest.raises(torch.distributed.DistBackendError, match=r"rank 0|rank 1"):
         run_ranks(2, body, timeout=0.5)
+
+
+def test_an_interruption_releases_the_ranks(monkeypatch):
+    released, may_end = [], threading.Event()
+    join, joined = threading.Thread.join, []
+
+    def interrupted_once(thread, *args):
+        joined.append(thread)
+        if len(joined) == 1:
+            raise KeyboardInterrupt
+        join(thread, *args)
+
+    def body(rank):
+        tensor = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        if rank == 1:
+            may_end.wait(20)
+            return
+        try:
+            tensor.full_tensor()
+        except torch.distributed.DistBackendError as error:
+            released.append(str(error))
+            raise
+        finally:
+            may_end.set()
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(2, body)
+    assert not any(thread.is_alive() for thread in joined)
+    assert len(joined) == 3 and len(released) == 1 and "KeyboardInterrupt" in released[0]
 
 
 def test_strict_ranks_name_what_would_hang_over_nccl():
