@@ -106,6 +106,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._root_mesh = None
         self._flatten_mapping: dict[str, Any] = {}
         self._flattened_dims: dict[str, tuple[str, ...]] = {}
+        self._slices: dict[tuple[str, ...], Any] = {}
         self._pg_registry: dict[str, ProcessGroup] = {}
         self._rank = self.get_rank()
         self._coordinate_on_dim = self.get_coordinate()
@@ -189,6 +190,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         part._has_groups = self._has_groups
         if part is not self and part._root_mesh is None:
             part._root_mesh = root
+            root._slices[names] = (
+                part  # C++ gives the meshes of tensors out as the objects that live: they know their root
+            )
             part._layout = _MeshLayout([self._layout[self.mesh_dim_names.index(name)] for name in names])
             part._rank_map, part._flatten_rank_map = root._rank_map, root._flatten_rank_map
         return part
@@ -289,7 +293,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _C.DeviceMesh.__reduce__(self)
+        root: Any = self._root_mesh
+        if root is None:
+            return _C.DeviceMesh.__reduce__(self)
+        names: Any = self.mesh_dim_names
+        dims = tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
+        return rebuild_slice, (root, dims, self.mesh, names)
 
 
 @_reading_ranks
@@ -347,6 +356,13 @@ def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Se
 def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]) -> DeviceMesh:
     """Unpickles a mesh: the same grid in the current world."""
     return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
+
+
+def rebuild_slice(root: DeviceMesh, dims: tuple[str, ...], mesh: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """Unpickles a mesh of some `dims` of `root`: the groups of all such parts are made, as other ranks unpickle theirs."""
+    part = root[dims]
+    is_this_ranks = part.mesh_dim_names == names and torch.equal(part.mesh, mesh)
+    return part if is_this_ranks else DeviceMesh(root.device_type, mesh, mesh_dim_names=names)
 
 
 def from_torch(mesh: object) -> DeviceMesh:

@@ -199,5 +199,35 @@ def partials(folder):
     assert isinstance(same, TorchDeviceMesh) and same is theirs.device_mesh
 
 
+def slices(folder):
+    """Of one mesh on each rank, over its groups: those of the ranks have one name otherwise, and mix up their messages."""
+    grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for name in ("tp", "dp"):
+        own = X + dist.get_rank() // 2 if name == "tp" else X + dist.get_rank() % 2
+        ours = sw.distribute_tensor(own, grid[name], [Shard(0)])
+        theirs = sw.to_torch(ours)
+        assert torch.equal(theirs.full_tensor(), own)
+        assert theirs.device_mesh.get_group() is grid.get_group(name)
+        back = sw.from_torch(theirs)
+        assert back.device_mesh == grid[name] and torch.equal(back.full_tensor(), own)
+        torch.save(ours, f"{folder}/{name}{dist.get_rank()}")
+    torch.save(grid["tp"], f"{folder}/mesh{dist.get_rank()}")
+    flat = grid["dp", "tp"]._flatten("all")
+    torch.save(sw.distribute_tensor(X, flat, [Shard(0)]), f"{folder}/all{dist.get_rank()}")
+
+
+def slices_loaded(folder):
+    """Where the mesh that they are of has not been made."""
+    rank = dist.get_rank()
+    for name, own in (("tp", X + rank // 2), ("dp", X + rank % 2), ("all", X)):
+        loaded = torch.load(f"{folder}/{name}{rank}", weights_only=name == "tp")
+        assert torch.equal(loaded.full_tensor(), own) and loaded.device_mesh.mesh_dim_names == (name,)
+        groups = [None] * 4
+        dist.all_gather_object(groups, loaded.device_mesh.get_group().group_name)
+        assert len(set(groups)) == 4 // loaded.device_mesh.size()  # each group has a name of its own
+    others = torch.load(f"{folder}/mesh{(rank + 2) % 4}")
+    assert others.mesh.tolist() == ([2, 3] if rank < 2 else [0, 1])
+
+
 if __name__ == "__main__":
     run_parts(globals())

@@ -14,6 +14,11 @@ def test_four_processes(tmp_path):
     expect_all_well("conversion_program.py", 4, "layouts,torchs_own,given_by_mistake,modules,loaded,partials", tmp_path)
 
 
+def test_slices_of_a_mesh_keep_its_groups(tmp_path):
+    expect_all_well("conversion_program.py", 4, "slices", tmp_path)
+    expect_all_well("conversion_program.py", 4, "slices_loaded", tmp_path)
+
+
 X = torch.arange(12.0).view(6, 2)
 PIECES = [ShardMetadata((0, 0), (2, 1), 1), ShardMetadata((2, 0), (4, 1), 1), ShardMetadata((0, 1), (6, 1), 0)]
 

@@ -70,8 +70,8 @@ def to_torch(value: DTensor | nn.Module) -> Any:
 
     Of a module: converts its parameters, buffers and their gradients in place, and returns it, as from_torch does.
 
-    Collective over the world for the first tensor of a mesh, of which it makes torch's mesh; nothing else is sent.
-    Raises ValueError, before that, for what torch cannot hold: Shards with explicit sizes or along ranks that are not in
+    Nothing is sent: torch's mesh has the groups of ours.
+    Raises ValueError for what torch cannot hold: Shards with explicit sizes or along ranks that are not in
     increasing order, EnumerableShard, RaggedShard, sparse tensors and ranks that are threads; a module is then left as it was. Raises
     TypeError for other values.
 
@@ -237,7 +237,14 @@ def _torchs_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
             raise ValueError(
                 "[to_torch] ranks are threads here, which torch.distributed.tensor knows nothing of. Start them with torchrun."
             )
-        _torchs_meshes[mesh] = TorchDeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+        # torch would make groups of this rank's part of a sliced mesh, under the name that other ranks give to those of theirs.
+        made: Any = TorchDeviceMesh(
+            mesh.device_type, mesh.mesh, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False
+        )
+        if mesh._has_groups:
+            made._dim_group_names = mesh._dim_group_names
+            made._pg_registry.update(zip(made._dim_group_names, mesh.get_all_groups(), strict=False))
+        _torchs_meshes[mesh] = made
     return _torchs_meshes[mesh]
 
 
