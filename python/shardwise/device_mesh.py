@@ -217,26 +217,38 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             )
         if self.ndim == 1 and name == self.mesh_dim_names[0]:
             return self
-        overrides = None if backend_override is None else [backend_override]
-        flat = DeviceMesh(
-            self.device_type,
-            self.mesh.flatten(),
-            mesh_dim_names=(name,),
-            backend_override=overrides,
-            _init_backend=self._has_groups,
-        )
-        known: DeviceMesh = root._flatten_mapping.setdefault(name, flat)
-        if known != flat:
-            raise ValueError(
-                f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "
-                "mesh_dim_name."
+        known: DeviceMesh | None = root._flatten_mapping.get(name)
+        if known is not None:
+            if known.mesh.tolist() != self.mesh.flatten().tolist():
+                raise ValueError(
+                    f"[device_mesh] a flattened mesh {name!r} of other ranks has been created before. Specify another valid "
+                    "mesh_dim_name."
+                )
+            return known
+        dims = self._dims_of_root()
+        groups: GroupsByRanks = {}
+        if backend_override is not None and self._has_groups:
+            kept = [root.mesh_dim_names.index(dim) for dim in dims]
+            parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
+            groups = _overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
+        with given_groups(groups):
+            flat = DeviceMesh(
+                self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), _init_backend=self._has_groups
             )
-        root._flattened_dims[name] = self.mesh_dim_names
+        flat._given = groups
+        root._flatten_mapping[name] = flat
+        root._flattened_dims[name] = dims
         if flat._root_mesh is None and flat is not root:
             flat._root_mesh = root
             flat._layout = _MeshLayout([self._layout.collapse()])
             flat._rank_map, flat._flatten_rank_map = root._rank_map, root._flatten_rank_map
-        return known
+        return flat
+
+    def _dims_of_root(self) -> tuple[str, ...]:
+        """The dims of the mesh that this one was sliced or flattened from."""
+        root: Any = self._get_root_mesh()
+        names: Any = self.mesh_dim_names
+        return tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
 
     @classmethod
     @_reading_ranks
@@ -296,9 +308,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         root: Any = self._root_mesh
         if root is None:
             return _C.DeviceMesh.__reduce__(self)
-        names: Any = self.mesh_dim_names
-        dims = tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
-        return rebuild_slice, (root, dims, self.mesh, names)
+        return rebuild_slice, (root, self._dims_of_root(), self.mesh, self.mesh_dim_names)
 
 
 @_reading_ranks

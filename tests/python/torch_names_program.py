@@ -71,6 +71,16 @@ def slices():
     assert flat.mesh_dim_names == ("dp_tp",) and flat.mesh.tolist() == cube["tp"].mesh.tolist()
     assert cube["dp_tp"] is flat and cube["dp", "tp"]._flatten("dp_tp") is flat
     assert cube._flatten("world").mesh.tolist() == [0, 1, 2, 3]
+    own = cube["tp"]._flatten("own", backend_override="gloo")
+    total = torch.tensor([rank])
+    dist.all_reduce(total, group=own.get_group())
+    assert total.item() == (1 if rank < 2 else 5) and own.get_group() is not cube.get_group("tp")
+    groups = [None] * 4
+    dist.all_gather_object(groups, own.get_group().group_name)
+    assert len(set(groups)) == 2  # each group has a name of its own
+    assert cube["tp"]._flatten("own", backend_override="gloo") is own is cube["own"]
+    again = flat._flatten("again", backend_override="gloo")
+    assert cube["pp", "again"].mesh.tolist() == [[0, 1], [2, 3]]
     raises(ValueError, "'tp' already exists", lambda: cube["pp", "dp"]._flatten("tp"))
     raises(ValueError, "of other ranks", lambda: cube["pp", "dp"]._flatten("world"))
     raises(KeyError, "no mesh dim is called 'cp'", lambda: cube["cp"])
@@ -81,7 +91,7 @@ def slices():
     partly = cube["pp", "dp_tp"]
     assert partly.mesh.tolist() == [[0, 1], [2, 3]] and partly.mesh_dim_names == ("pp", "dp_tp")
     assert cube.get_group("dp_tp") is flat.get_group() is partly.get_group("dp_tp")
-    for mesh in (cube["pp", "tp"], cube["dp", "tp"], flat, cube["world"], cube["tp"], cube, partly):
+    for mesh in (cube["pp", "tp"], cube["dp", "tp"], flat, cube["world"], cube["tp"], cube, partly, own, again):
         works(mesh)
 
 
