@@ -120,6 +120,11 @@ CASES = [
         "import shardwise.optim\nfirst = sw.optim.FusedSGD([table], lr=0.1)\nstate = first.state_dict()\nfirst.close()\nsw.optim.FusedAdagrad([table], lr=0.1).load_state_dict(state)",
         ValueError,
     ),
+    case(
+        "a state of another shape",
+        "import shardwise.optim\noptimizer = sw.optim.FusedAdagrad([table], lr=0.1)\nsaved = optimizer.state_dict()\nsaved['state'][0]['sum'] = torch.zeros(3)\noptimizer.load_state_dict(saved)",
+        ValueError,
+    ),
     case("quantising a plain table", "sw.quantize_rows(torch.ones(3, 2))", TypeError),
     case("quantising a vector", "sw.quantize_rows(sw.ones(3, device_mesh=mesh))", ValueError),
     case("quantising integers", "sw.quantize_rows(sw.ones(3, 2, device_mesh=mesh, dtype=torch.int64))", TypeError),

@@ -30,6 +30,15 @@ CASES = [
         AssertionError,
     ),
     case(
+        "results of local_map of lengths that two mesh dims cannot share out",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        uneven = sw.distribute_tensor(torch.arange(3.0), grid, [Shard(0), Shard(0)])
+        sw.experimental.local_map(lambda x: x[1:], out_placements=[Shard(0), Shard(0)])(uneven)
+        """,
+        ValueError,
+    ),
+    case(
         "in_placements of another number",
         "sw.experimental.local_map(lambda x: x, out_placements=[Shard(0)], in_placements=([Shard(0)], [Shard(0)]), device_mesh=mesh)(d)",
         AssertionError,
