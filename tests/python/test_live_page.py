@@ -3,6 +3,8 @@
 import http.client
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ from shardwise.live import feed as live_feed
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from shardwise.live.server import Board, slowest
+from shardwise.live.server import MOST_BYTES, Board, slowest
 from shardwise.live.snapshot import Surveyor
 
 PROGRAM = Path(__file__).with_name("live_program.py")
@@ -28,14 +30,20 @@ WEIGHT = "Sequential.0.weight"
 
 
 @pytest.fixture
-def port():
-    """Of a page of its own."""
+def server():
+    """A page's own process, and its port. It must not complain."""
     command = [sys.executable, "-m", "shardwise", "watch", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
-            yield int(server.stdout.readline().split(":")[2].split("/")[0])
+            yield started, int(started.stdout.readline().split(":")[2].split("/")[0])
         finally:
-            server.terminate()
+            started.terminate()
+        assert started.stderr.read() == ""
+
+
+@pytest.fixture
+def port(server):
+    return server[1]
 
 
 def ask(port, method, path, body=None, **headers):
@@ -89,17 +97,50 @@ def test_a_program_feeds_the_page(port, tmp_path):
             program.terminate()
 
 
+WHOLE = """{"job": "a", "rank": 0, "pid": 1, "time": 1.0,
+    "groups": [{"ranks": [0, 1], "calls": 10, "sent": 0, "received": 100, "seconds": 0}]}"""
+# what stands in it, what stands there instead
+DAMAGES = [
+    (WHOLE, "{}"),
+    (WHOLE, "[1"),
+    ('"rank": 0', '"rank": -1'),
+    ('"rank": 0', '"rank": 1e999'),
+    ('"pid": 1, ', ""),
+    ("1.0", "NaN"),  # the page's JSON has none
+    ("1.0", "1e999"),
+    ('"calls": 10, ', ""),
+    ('"calls": 10', '"calls": "10"'),
+    ('"a"', '"\\ud800"'),  # no text
+    ('"a"', "[" * 100_000 + "]" * 100_000),
+]
+
+
 def test_what_is_no_snapshot_is_refused(port):
     as_json = {"Content_Type": "application/json"}
-    assert ask(port, "POST", "/feed", "{}", **as_json)[0] == 400
-    assert ask(port, "POST", "/feed", "[1", **as_json)[0] == 400
-    assert ask(port, "POST", "/feed", json.dumps({"rank": -1, "time": 0, "job": "", "groups": []}), **as_json)[0] == 400
-    no_number = '{"rank": 0, "time": NaN, "pid": 1, "job": "", "groups": []}'  # the page's JSON has none
-    assert ask(port, "POST", "/feed", no_number, **as_json)[0] == 400
-    assert ask(port, "POST", "/feed", "{}", Content_Type="text/plain")[0] == 415  # what another page may send
-    assert ask(port, "POST", "/feed", " " * (1 << 20) + "{}", **as_json)[0] == 413
+    for whole, damaged in DAMAGES:
+        assert ask(port, "POST", "/feed", WHOLE.replace(whole, damaged), **as_json)[0] == 400, damaged[:20]
+        status, state = ask(port, "GET", "/state")
+        assert status == 200 and json.loads(state)["jobs"] == [], damaged[:20]
+    assert ask(port, "POST", "/feed", WHOLE, Content_Type="text/plain")[0] == 415  # what another page may send
+    assert ask(port, "POST", "/feed", " " * MOST_BYTES + WHOLE, **as_json)[0] == 413
     assert ask(port, "GET", "/state", Host="example.com")[0] == 400
     assert json.loads(ask(port, "GET", "/state")[1])["ranks"] == []
+    assert ask(port, "POST", "/feed", WHOLE, **as_json)[0] == 200
+    assert json.loads(ask(port, "GET", "/state")[1])["jobs"] == ["a"]
+
+
+def test_a_client_that_hangs_up_is_no_complaint(port):
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"POST /feed HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Content-Length: 100\r\n\r\n{")
+    assert ask(port, "GET", "/state")[0] == 200
+
+
+def test_an_interrupt_ends_the_page_without_a_complaint(server):
+    started, port = server
+    assert ask(port, "GET", "/state")[0] == 200
+    started.send_signal(signal.SIGINT)
+    assert started.wait(60) == 0
 
 
 def test_the_page_stands_alone(port):

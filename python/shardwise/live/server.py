@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -12,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -21,7 +22,7 @@ __all__ = ["Board", "application", "serve"]
 Json = dict[str, Any]
 
 PAGE = Path(__file__).parent / "page.html"
-MOST_BYTES = 1 << 20  # of one snapshot
+MOST_BYTES = 16 << 20  # of one snapshot: meshes and groups name their ranks, up to 0.4 MB each
 MOST_RANKS = 1 << 16
 FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
 
@@ -33,22 +34,21 @@ class Board:
         self._jobs: dict[str, dict[int, Json]] = {}
 
     def take(self, snapshot: Json) -> None:
-        """Raises KeyError, TypeError, ValueError for what is no snapshot."""
-        rank, now = int(snapshot["rank"]), float(snapshot["time"])
+        """Raises KeyError, TypeError, ValueError, OverflowError for what is no snapshot, which leaves no trace."""
+        job, rank, pid, now = str(snapshot["job"]), int(snapshot["rank"]), snapshot["pid"], float(snapshot["time"])
         if not 0 <= rank < MOST_RANKS:
             raise ValueError(f"rank {rank}")
         groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
-        ranks = self._jobs.setdefault(str(snapshot["job"]), {})
-        before = ranks.get(rank)
-        if before is not None and before["pid"] != snapshot["pid"]:
+        before = self._jobs.get(job, {}).get(rank)
+        if before is not None and before["pid"] != pid:
             before = None
-        snapshot["rates"] = [
+        per_group = [
             rates(group, before["by_group"].get(key) if before else None, now - before["time"] if before else 0.0)
             for key, group in groups.items()
         ]
-        snapshot["by_group"] = groups
-        snapshot["heard"] = time.time()
-        ranks[rank] = snapshot
+        taken = {**snapshot, "rank": rank, "time": now, "rates": per_group, "heard": time.time()}
+        json.dumps(taken, allow_nan=False, ensure_ascii=False).encode()  # as the page will be told of it
+        self._jobs.setdefault(job, {})[rank] = {**taken, "by_group": groups}
 
     def state(self, job: str | None = None) -> Json:
         """What the page shows of a job, by default of the one that spoke last."""
@@ -70,7 +70,7 @@ def rates(group: Json, before: Json | None, seconds: float) -> Json:
     """Per second, since the snapshot before."""
     per_second = 1 / seconds if before is not None and seconds > 0 else 0.0
     rate = {
-        key: max(0.0, group[key] - before[key]) * per_second if before is not None else 0.0
+        key: max(0.0, group[key] - (before or group)[key]) * per_second
         for key in ("calls", "sent", "received", "seconds")
     }
     return {"ranks": group["ranks"], **rate, "total_calls": group["calls"], "total_received": group["received"]}
@@ -85,11 +85,6 @@ def slowest(ranks: list[Json]) -> int | None:
     return least if max(taken.values()) - taken[least] > 0.1 else None
 
 
-def _refuse(constant: str) -> float:
-    """NaN and infinities, which a browser's JSON has not."""
-    raise ValueError(constant)
-
-
 def application(board: Board) -> Starlette:
     async def page(request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-store"})
@@ -102,13 +97,17 @@ def application(board: Board) -> Starlette:
         if request.headers.get("content-type") != "application/json":
             return JSONResponse({"error": "send application/json"}, status_code=415)
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                return JSONResponse({"error": f"more than {MOST_BYTES} bytes"}, status_code=413)
         try:
-            board.take(json.loads(body, parse_constant=_refuse))
-        except (KeyError, TypeError, ValueError) as error:
+            async for part in request.stream():  # all of it: who is still sending does not read the answer
+                if len(body) <= MOST_BYTES:
+                    body += part
+        except ClientDisconnect:
+            return Response(status_code=400)
+        if len(body) > MOST_BYTES:
+            return JSONResponse({"error": f"more than {MOST_BYTES} bytes"}, status_code=413)
+        try:
+            board.take(json.loads(body))
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             return JSONResponse({"error": f"no snapshot: {error}"}, status_code=400)
         return JSONResponse({})
 
@@ -126,4 +125,5 @@ def serve(port: int) -> None:
         listener.listen()  # who reads the line below may come at once
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl+C ends it)", flush=True)
         config = uvicorn.Config(application(Board()), log_level="warning", access_log=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
