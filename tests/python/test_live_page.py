@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from shardwise.live import feed as live_feed
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from shardwise.live.server import MOST_BYTES, Board, slowest
+from shardwise.live.server import MOST_BYTES, PAGE, Board, slowest
 from shardwise.live.snapshot import Surveyor
 
 PROGRAM = Path(__file__).with_name("live_program.py")
@@ -210,3 +211,37 @@ def test_an_environment_that_says_nothing_of_sense(monkeypatch):
     monkeypatch.setenv("SHARDWISE_WATCH", "yes")
     with pytest.raises(ValueError, match=r'SHARDWISE_WATCH is "yes"'):
         live_feed.port_from_environment()
+
+
+LINKS = """
+const [page, states] = process.argv.slice(1);
+const script = require("fs").readFileSync(page, "utf8").split("<script>")[1].split("</script>")[0];
+const nothing = {getElementById: () => ({}), createElement: () => ({})};
+const there = require("vm").createContext({document: nothing, fetch: () => new Promise(() => {}), shown: []});
+require("vm").runInContext(script, there);
+there.sparkline = values => [...values];
+there.table = (place, heads, rows) => there.shown.push(rows.map(row => [row[1], row[2], row[3], row[6]]));
+for (const state of JSON.parse(states)) there.showLinks(state);
+console.log(JSON.stringify(there.shown));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_links_are_those_of_programs_that_run():
+    def state(job, now, *received):
+        rates = [
+            {"ranks": [0, 1], "calls": 1, "seconds": 0.1, "received": each, "total_received": 500} for each in received
+        ]
+        mesh = {"shape": [2], "names": ["tp"], "ranks": [0, 1]}
+        ranks = [{"rank": 0, "heard": 100, "rates": [rate], "meshes": [mesh]} for rate in rates]
+        return {"job": job, "now": now, "ranks": ranks}
+
+    states = [state("a", 101, 30, 10), state("b", 101, 7), state("a", 3000, 30, 10)]
+    command = ["node", "-e", LINKS, "--", str(PAGE), json.dumps(states)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(shown) == [
+        # link, now, last minute, in all
+        [["tp", "40 B/s", [40], "1 kB"]],
+        [["tp", "7 B/s", [7], "500 B"]],
+        [["tp", "0 B/s", [40, 0], "1 kB"]],
+    ]
