@@ -1,8 +1,10 @@
 """The live page: what a program of two processes feeds it, what the server refuses, and that nothing runs where it is off."""
 
+import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,12 +21,13 @@ from torchrun import LAUNCHER
 
 import shardwise as sw
 from shardwise.live import feed as live_feed
+from shardwise.live.feed import Feed
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from shardwise.live.server import MOST_BYTES, PAGE, Board, slowest
-from shardwise.live.snapshot import Surveyor
+from shardwise.live.snapshot import LastError, Surveyor
 
 PROGRAM = Path(__file__).with_name("live_program.py")
 WEIGHT = "Sequential.0.weight"
@@ -169,6 +172,79 @@ def test_a_buffer_that_is_computed_is_surveyed_without_a_warning():
     assert module.scaled is not None
 
 
+def test_a_module_that_is_half_made_is_no_error():
+    half = torch.nn.Module.__new__(torch.nn.Module)
+    assert Surveyor().seen(0)["n_tensors"] >= 0
+    assert isinstance(half, torch.nn.Module)
+
+
+@contextlib.contextmanager
+def open_feed(port):
+    """One that sends when it is told to."""
+    feed = Feed(port, every=1000)
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+def test_a_port_of_another_program_is_no_error():
+    def answer():
+        with contextlib.closing(listener.accept()[0]) as client:
+            client.recv(1 << 16)
+            client.sendall(b"who is there?\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer).start()
+        with open_feed(listener.getsockname()[1]) as feed:
+            assert not feed.send()
+            listener.close()
+
+
+def test_large_meshes_are_shown(port, monkeypatch):
+    ranks = list(range(1 << 16))
+    group = {"ranks": ranks, "calls": 0, "sent": 0, "received": 0, "seconds": 0.0}
+    meshes = [{"shape": [256, 256], "names": [], "ranks": ranks}, {"shape": [1 << 16], "names": [], "ranks": ranks}]
+    large = {"job": "a", "rank": 0, "pid": 1, "time": 1.0, "groups": [group], "meshes": meshes}
+    monkeypatch.setattr(live_feed, "PATIENCE", 60)
+    monkeypatch.setattr(live_feed, "snapshot", lambda *of: large)
+    with open_feed(port) as feed:
+        assert feed.send()
+    assert json.loads(ask(port, "GET", "/state")[1])["ranks"][0]["meshes"] == meshes
+
+
+def test_a_snapshot_that_the_page_does_not_take_is_told_once(port, monkeypatch):
+    monkeypatch.setattr(live_feed, "PATIENCE", 60)
+    monkeypatch.setattr(live_feed, "snapshot", lambda *of: {"text": "x" * MOST_BYTES})
+    with open_feed(port) as feed:
+        with pytest.warns(RuntimeWarning, match=r"\[watch\] this rank is not shown: .* bytes"):
+            assert not feed.send()
+        with warnings.catch_warnings(action="error"):
+            assert not feed.send()
+
+
+def test_the_programs_own_hook_runs_whatever_the_feed_does(monkeypatch):
+    hooked = []
+    monkeypatch.setattr(sys, "excepthook", lambda *of: hooked.append(of))
+    error = LastError()
+    error.on_error = lambda: 1 / 0
+    sys.excepthook(ValueError, ValueError("enough"), None)
+    error.close()
+    assert len(hooked) == 1 and error.last["text"] == "ValueError: enough"
+
+
+@pytest.mark.parametrize("call", ["torch.nn.Linear(2, 2)(torch.zeros(3))", "sw.debug.watch(70_000)"])
+def test_the_line_of_an_error_is_the_programs(call, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", lambda *of: None)
+    error = LastError()
+    try:
+        exec(compile(f"\n{call}", "/x/shardwise-demo/train.py", "exec"), {"torch": torch, "sw": sw})
+    except (RuntimeError, ValueError) as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    error.close()
+    assert error.last["line"] == "/x/shardwise-demo/train.py:2"
+
+
 def test_rates_are_those_between_two_snapshots():
     board = Board()
     board.take(snapshot_of(0, 10.0, 0.0))
@@ -192,8 +268,9 @@ def test_the_slowest_rank_is_the_one_whose_communications_take_least():
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"\[watch\] port 70000 is none"):
         sw.debug.watch(70000)
-    with pytest.raises(ValueError, match=r"\[watch\] every is 0 seconds"):
-        sw.debug.watch(every=0)
+    for every in (0, float("nan"), float("inf"), 1e300):
+        with pytest.raises(ValueError, match=rf"\[watch\] every is {re.escape(str(every))} seconds"):
+            sw.debug.watch(every=every)
 
 
 def test_nothing_runs_where_it_is_off():

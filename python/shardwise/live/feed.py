@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import http.client
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 
 from shardwise._C import TrafficMeter
 from shardwise.live.snapshot import LastError, Surveyor, snapshot
@@ -33,13 +35,16 @@ class Feed:
     def __init__(self, port: int = DEFAULT_PORT, every: float = 1.0) -> None:
         if not 0 < port < 1 << 16:
             raise ValueError(f"[watch] port {port} is none. Give one from 1 to 65535.")
-        if not every > 0:
-            raise ValueError(f"[watch] every is {every} seconds. Give more than 0.")
+        if not 0 < every <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"[watch] every is {every} seconds. Give more than 0, at most {threading.TIMEOUT_MAX:.0f}."
+            )
         self.port = port
         self.every = every
         self._began = time.time()
         self._surveyor = Surveyor()
         self._meter = TrafficMeter()
+        self._is_told = False  # that the page does not take its snapshots
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._error = LastError()
@@ -50,15 +55,25 @@ class Feed:
     def send(self) -> bool:
         """Sends a snapshot now. True where a page took it."""
         with self._lock:
-            body = json.dumps(snapshot(self._surveyor, self._meter, self._error, self._began)).encode()
+            now = snapshot(self._surveyor, self._meter, self._error, self._began)
+            body = json.dumps(now, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
             request = urllib.request.Request(
                 f"http://127.0.0.1:{self.port}/feed", data=body, headers={"Content-Type": "application/json"}
             )
             try:
                 with _direct.open(request, timeout=PATIENCE):
                     return True
-            except (urllib.error.URLError, OSError):
-                return False
+            except (OSError, http.client.HTTPException) as error:  # the port may be another program's
+                is_too_large = isinstance(error, urllib.error.HTTPError) and error.code == 413
+        if is_too_large and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"[watch] this rank is not shown: its snapshot has {len(body)} bytes, more than the page takes. Keep "
+                "fewer meshes and groups of many ranks.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return False
 
     @property
     def is_closed(self) -> bool:
@@ -100,7 +115,7 @@ def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
     of the program. `port`: the page's, 8765 or what SHARDWISE_WATCH says. The page shows meshes, the largest tensors, bytes per second by group,
     what each rank waits for and its last error. Sends nothing to other ranks. Cost: a thread, and a look at the program's objects now and
     then, for 1 % of the time. Returns the feed, of which close() stops it; a second call gives the same. Raises ValueError for a
-    port or a time that cannot be.
+    port or a time that cannot be; warns of a snapshot that is larger than the page takes.
     """
     global _open
     chosen = port if port is not None else port_from_environment() or DEFAULT_PORT

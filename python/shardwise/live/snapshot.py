@@ -98,14 +98,19 @@ class LastError:
 
     def _note(self, kind: type[BaseException], value: BaseException | None, trace: Any) -> None:
         where = traceback.extract_tb(trace)
-        own = [frame for frame in where if "site-packages" not in frame.filename and "shardwise" not in frame.filename]
+        own = [frame for frame in where if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
         place = next(reversed(own or where), None)
         self.last = {
             "text": "".join(traceback.format_exception_only(kind, value)).strip()[:4000],
             "line": f"{place.filename}:{place.lineno}" if place else "",
             "time": time.time(),
         }
-        self.on_error()
+        with contextlib.suppress(Exception):  # the hooks of the program come after it
+            self.on_error()
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(os.path.dirname(_C.__file__) + os.sep)
 
 
 class Surveyor:
@@ -120,7 +125,7 @@ class Surveyor:
         """The meshes, and the tensors of which this rank holds most bytes."""
         if time.monotonic() >= self._next:
             began = time.thread_time()
-            with contextlib.suppress(RuntimeError):  # the program changed a module's names meanwhile: next time
+            with contextlib.suppress(Exception):  # the program changes or makes a module meanwhile: next time
                 self._found = self._survey(rank)
             self._next = time.monotonic() + (time.thread_time() - began) / SHARE_OF_TIME
         return self._found
