@@ -13,6 +13,7 @@ from torch import nn
 import shardwise as sw
 from shardwise import Replicate, Shard
 from shardwise.debug import MergedProfile
+from shardwise.debug.layer_times import _own_bytes
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
@@ -271,6 +272,70 @@ def test_a_step_report_tells_layers_times_and_memory_of_all_ranks(as_batch):
         and re.search(r"^ +down ", text, re.MULTILINE)
         and re.search(r"^1 ", text, re.MULTILINE)
     )
+
+
+def test_a_step_report_counts_sparse_gradients_on_ranks_with_and_without_pieces():
+    def body(rank):
+        mesh = sw.DeviceMesh("cpu", [0, 1])
+        model = nn.Embedding(6, 4, sparse=True)
+        model.weight = nn.Parameter(sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]))
+        ids = sw.distribute_tensor(torch.tensor([0, 0, 5, 1]), mesh, [Replicate()])
+        layer = sw.step_report(model, ids).ranks[0].layers[-1]
+        if rank == 2:
+            return layer.gradient_bytes, 0
+        piece = model.weight.grad.to_local()
+        assert piece.is_sparse and piece._nnz() > 0
+        return layer.gradient_bytes, piece._values().nbytes + piece._indices().nbytes
+
+    for told, held in run_ranks(3, body):
+        assert told == held
+
+
+def test_a_step_report_counts_the_part_of_torchs_tensors_that_a_rank_has():
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, init_device_mesh
+    from torch.distributed.tensor import Shard as TorchsShard
+
+    assert not dist.is_initialized()
+    dist.init_process_group("fake", rank=1, world_size=2)
+    try:
+        whole = DTensor.from_local(torch.ones(3, 4), init_device_mesh("cpu", (2,)), [TorchsShard(0)], run_check=False)
+        assert whole.shape == (6, 4) and _own_bytes(whole) == _own_bytes(nn.Parameter(whole)) == 3 * 4 * 4
+    finally:
+        dist.destroy_process_group()
+
+
+class Attentive(nn.Module):
+    """Uses parameters of modules whose forward it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.scales = nn.ParameterList([torch.ones(8), torch.ones(8)])
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.norm(self.attention(x, x, x)[0] * self.scales[0] * self.scales[1])
+
+
+def test_a_step_report_counts_the_memory_of_modules_that_do_not_run():
+    def body(rank):
+        model = Attentive()
+        report = sw.step_report(model, torch.ones(4, 8))
+        held = [*model.parameters(), *(each.grad for each in model.parameters()), *model.buffers()]
+        return report.ranks[0], sum(tensor.nbytes for tensor in held)
+
+    report, n_bytes = run_ranks(1, body)[0]
+    assert report.memory_bytes == n_bytes
+    assert [(layer.path, layer.depth) for layer in report.layers] == [
+        ("Global", 0),
+        ("Attentive", 1),
+        ("Attentive.attention", 2),
+        ("Attentive.attention.out_proj", 3),
+        ("Attentive.norm", 2),
+        ("Attentive.scales", 2),
+    ]
+    assert report.layers[3].seconds == 0 and report.layers[3].parameter_bytes == (8 * 8 + 8) * 4
 
 
 def test_a_batch_with_nothing_to_differentiate_is_refused():

@@ -17,6 +17,7 @@ from shardwise.debug.process_memory import peak_of_process
 from shardwise.debug.profiling import profile
 from shardwise.debug.text_tables import table_text
 from shardwise.dtensor import DTensor
+from shardwise.interop.torch_tensors import is_torch_dtensor
 
 __all__ = ["LayerReport", "RankReport", "StepReport", "step_report"]
 
@@ -56,7 +57,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank: its layers in the order in which they ran first.
+    """One rank: its layers in the order in which they ran first. Those that hold parameters and did not run follow the module they are in.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -227,7 +228,7 @@ def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: 
     return [
         LayerReport(
             path=path,
-            depth=told["depth"],
+            depth=depth,
             forward_seconds=seconds.get((path, False), 0.0),
             backward_seconds=seconds.get((path, True), 0.0),
             waited_seconds=sum(each.waited_ns for each in sent.get(path, ())) * 1e-9,
@@ -237,8 +238,22 @@ def _layers(model: nn.Module, tracker: ModuleTracker, recorded: profile, begin: 
             gradient_bytes=memory.get(path, (0, 0, 0))[1],
             buffer_bytes=memory.get(path, (0, 0, 0))[2],
         )
-        for path, told in tracker.module_helper_dict.items()
+        for path, depth in _with_those_that_did_not_run(tracker, memory).items()
     ]
+
+
+def _with_those_that_did_not_run(tracker: ModuleTracker, memory: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The depth of each path. A module may use another's parameters without a call of its forward: nn.MultiheadAttention does."""
+    depths = {path: told["depth"] for path, told in tracker.module_helper_dict.items()}
+    paths = list(depths)
+    for path, sizes in memory.items():
+        if path in depths or not any(sizes):
+            continue
+        depths[path] = path.count(".") + 1
+        around = f"{path.rpartition('.')[0]}."
+        before = max((i for i, each in enumerate(paths) if f"{each}.".startswith(around)), default=len(paths) - 1)
+        paths.insert(before + 1, path)
+    return {path: depths[path] for path in paths}
 
 
 def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
@@ -265,7 +280,12 @@ def _memory(model: nn.Module) -> dict[str, tuple[int, int, int]]:
     return result
 
 
-def _own_bytes(tensor: torch.Tensor) -> int:
+def _own_bytes(tensor: Any) -> int:
+    """Of this rank's part."""
     if isinstance(tensor, DTensor):
-        return sum(piece.nbytes for piece in _C.to_pieces(tensor.detach()))
-    return tensor.nbytes if not tensor.is_sparse else tensor._values().nbytes + tensor._indices().nbytes
+        pieces = _C.to_pieces(tensor.detach())
+    else:
+        pieces = [tensor.to_local() if is_torch_dtensor(tensor) else tensor]
+    return sum(
+        piece._values().nbytes + piece._indices().nbytes if piece.is_sparse else piece.nbytes for piece in pieces
+    )
