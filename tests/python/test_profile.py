@@ -14,6 +14,7 @@ import shardwise as sw
 from shardwise import Replicate, Shard
 from shardwise.debug import MergedProfile
 from shardwise.debug.layer_times import _own_bytes
+from shardwise.debug.text_tables import table_text
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
@@ -336,6 +337,18 @@ def test_a_step_report_counts_the_memory_of_modules_that_do_not_run():
         ("Attentive.scales", 2),
     ]
     assert report.layers[3].seconds == 0 and report.layers[3].parameter_bytes == (8 * 8 + 8) * 4
+
+
+def test_tables_show_names_as_they_are(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    names = ["[cls]", "[/a]", "a:100:", "x" * 100]
+    text = table_text("layers [bold]", ["layer", "[ms]"], [(name, "1" * 30) for name in names], 1)
+    assert text.splitlines()[0] == "layers [bold]" and "[ms]" in text.splitlines()[1]
+    assert [line.split() for line in text.splitlines()[2:]] == [[name, "1" * 30] for name in names]
+    text = table_text("", ["layer", "ms"], [(name, "1" * 30) for name in names], 1, total=("all", "2"))
+    assert all(f"{name} " in text for name in names) and text.count("1" * 30) == 4
 
 
 def test_a_batch_with_nothing_to_differentiate_is_refused():

@@ -42,5 +42,14 @@ def table_text(
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    Console(file=text, width=WIDTH if total is None else UNFOLDED, color_system=None).print(table)
+    Console(  # plain text, whatever the environment and the texts are
+        file=text,
+        width=WIDTH if total is None else UNFOLDED,
+        height=25,  # with the width it keeps a dumb terminal from having its own
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+    ).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
