@@ -106,6 +106,7 @@ MISTAKES = [
         r"DTensor\.from_local\(value, mesh, placements\)",
     ),
     (lambda path: diff(LAYOUT, Layout((4, 3), (2,), [Shard(0)])), ValueError, "sizes"),
+    (lambda path: diff(LAYOUT, Shard(1)), TypeError, r"\[picture\] Shard\(1\) is one placement.* \[Shard\(1\)\]"),
 ]
 
 
@@ -206,6 +207,45 @@ dist.destroy_process_group()
     assert result.returncode == 0, result.stderr
     for words in ("[4, 6] as [Shard(0), Replicate()] on 1 rank (0), 96 bytes", "weight", "dp 0", "nothing is sent"):
         assert words in result.stdout
+
+
+def test_tensors_of_torch_that_split_against_the_order_of_the_mesh_are_shown_where_they_are():
+    program = """
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, init_device_mesh, Shard, Replicate
+from torch.distributed.tensor.placement_types import _StridedShard
+import shardwise as sw
+dist.init_process_group("fake", rank=0, world_size=6)
+mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
+plain, reordered = [Shard(0), Replicate()], [_StridedShard(0, split_factor=3), Shard(0)]
+
+def tensor(n_rows, n_here, placements, mesh=mesh):
+    return DTensor.from_local(torch.zeros(n_here, 4), mesh, placements, run_check=False, shape=(n_rows, 4), stride=(4, 1))
+
+names, other_names = "(dp=2, tp=3)", "(1st: tp=3, 2nd: dp=2)"
+x, y = tensor(12, 6, plain), tensor(12, 2, reordered)
+assert names in sw.debug.picture(x).draw("svg") and other_names in sw.debug.picture(y).draw("svg")
+for moved in (sw.debug.diff(x, reordered), sw.debug.diff(y, plain), sw.debug.diff(x, y), sw.debug.diff(y, x)):
+    drawn = moved.draw("svg")
+    assert names in drawn and other_names in drawn, drawn
+assert str(sw.debug.diff(x, reordered)) == str(sw.debug.diff(x, y))
+assert str(sw.debug.diff(y, plain)) == str(sw.debug.diff(y, x))
+unnamed = tensor(12, 2, reordered, init_device_mesh("cpu", (2, 3)))
+assert "(1st: dim 1=3, 2nd: dim 0=2)" in sw.debug.picture(unnamed).draw("svg")
+
+mesh, uneven = init_device_mesh("cpu", (3, 2)), [_StridedShard(0, split_factor=2), Shard(0)]
+here, moved = tensor(7, 2, uneven, mesh), tensor(7, 3, plain, mesh)
+for show in (lambda: sw.debug.picture(here), lambda: sw.debug.diff(moved, uneven)):
+    try:
+        show()
+    except ValueError as error:
+        assert "[picture] " in str(error) and "evenly" in str(error), error
+    else:
+        raise AssertionError("torch deals these rows otherwise")
+dist.destroy_process_group()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_commands_and_drawings_of_the_page_on_pictures(tmp_path):

@@ -12,10 +12,10 @@ from shardwise import _C
 from shardwise._C import Layout, Placement, Plan, plan_redistribution
 from shardwise.debug.module_picture import listed_tensors
 from shardwise.debug.picture import File, Picture
-from shardwise.debug.places import Place, own_rank, pieces_of, place_of
+from shardwise.debug.places import Place, own_rank, pieces_of, place_of, place_on
 from shardwise.debug.printing import made, shown_picture
 from shardwise.dtensor import DTensor
-from shardwise.interop.torch_tensors import is_local_shards
+from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -78,7 +78,7 @@ def diff(
     >>> "[8, 4] as [Replicate()]" in str(drawn)
     True
 
-    Raises ValueError where the shapes differ, and as picture() does.
+    Raises ValueError where the shapes differ, TypeError for one placement that is not in a list, and as picture() does.
     """
     return made(_difference(source, destination, dtype, objective, links), format, file, color, max_width)
 
@@ -158,18 +158,24 @@ def _difference(
     """Of ours as they are, of torch's tensors by their layouts and the names of their meshes."""
     src, dst = source, destination
     names: list[str] = []
+    names_there: list[str] = []
     if not isinstance(source, DTensor):
         place: Place = place_of(source, dtype)
         src, dtype, names = place.layout, place.dtype, place.dim_names
-    names_there = names if _are_placements(destination) else []
-    if not isinstance(destination, DTensor | Layout) and not _are_placements(destination):
+    if _is_placement(destination):
+        raise TypeError(
+            f"[picture] {destination} is one placement: a destination has one per mesh dim. Give a list: [{destination}]."
+        )
+    if isinstance(destination, Sequence) and all(map(_is_placement, destination)):
+        if isinstance(src, Layout) and is_torch_dtensor(source):
+            there = place_on(source.device_mesh, source.shape, destination, source.dtype)
+            dst, names_there = there.layout, there.dim_names
+    elif not isinstance(destination, DTensor | Layout):
         there = place_of(destination, None)
         dst, names_there = there.layout, there.dim_names
     plan = plan_redistribution(src, dst, dtype=dtype, objective=objective, links=links)
     return _C.difference_of_plan(plan, names, names_there)
 
 
-def _are_placements(value: object) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(each, Placement) or hasattr(each, "is_shard") for each in value
-    )
+def _is_placement(value: object) -> bool:
+    return isinstance(value, Placement) or hasattr(value, "is_shard")

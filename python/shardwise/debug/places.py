@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwise import _C
 from shardwise._C import Layout
 from shardwise.dtensor import DTensor
-from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
+from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_shards, is_torch_dtensor
 
-__all__ = ["Pieces", "Place", "own_rank", "pieces_of", "place_of"]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+__all__ = ["Pieces", "Place", "own_rank", "pieces_of", "place_of", "place_on"]
 
 
 @dataclass
@@ -38,7 +43,7 @@ def pieces_of(wrapper: Any) -> Pieces:
 
 
 def place_of(value: Any, dtype: torch.dtype | None) -> Place:
-    """Of a DTensor, of one of torch's and of a Layout, whose elements are of `dtype`. Raises TypeError for anything else.
+    """Of a DTensor, of one of torch's and of a Layout, whose elements are of `dtype`. Raises TypeError for anything else, and as place_on().
 
     One of torch's whose pieces are a LocalShardsWrapper is converted, which may be collective: its placements do not tell where
     they are.
@@ -50,11 +55,7 @@ def place_of(value: Any, dtype: torch.dtype | None) -> Place:
     if is_torch_dtensor(value):
         if is_local_shards(value.to_local()):
             return Place(from_torch(value), value.dtype)
-        mesh = value.device_mesh
-        layout = Layout(tuple(value.shape), mesh.mesh, value.placements)
-        in_order = all(getattr(each, "split_factor", 1) == 1 for each in value.placements)
-        # Else the dims of the layout's mesh stand in the order of the splits, and not in that of the names.
-        return Place(layout, value.dtype, list(mesh.mesh_dim_names or ()) if in_order else [])
+        return place_on(value.device_mesh, value.shape, value.placements, value.dtype)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     wayout = (
         "DTensor.from_local(value, mesh, placements)"
@@ -65,3 +66,24 @@ def place_of(value: Any, dtype: torch.dtype | None) -> Place:
         f"[picture] {kind} has no layout: what is shown is a DTensor, a Layout, a DeviceMesh, a module or a Plan. Make a DTensor "
         f"of it with {wayout}."
     )
+
+
+def place_on(mesh: TorchDeviceMesh, shape: Sequence[int], placements: Any, dtype: torch.dtype) -> Place:
+    """Of a tensor on a mesh of torch's. Raises ValueError for a _StridedShard that does not split evenly."""
+    check_strided("picture", shape, mesh, placements)
+    layout = Layout(tuple(shape), mesh.mesh, placements)
+    return Place(layout, dtype, _dim_names(layout, mesh))
+
+
+def _dim_names(layout: Layout, mesh: TorchDeviceMesh) -> list[str]:
+    """As those of our meshes: "1st: tp", "2nd: dp" where the layout has the mesh's dims in the order of the splits."""
+    ranks = torch.tensor(layout.ranks).view(layout.mesh_shape)
+    order = next(each for each in permutations(range(mesh.ndim)) if torch.equal(mesh.mesh.permute(each), ranks))
+    names = list(mesh.mesh_dim_names or ())
+    if list(order) == sorted(order):
+        return names
+    endings = ("st", "nd", "rd")
+    return [
+        f"{k + 1}{endings[k] if k < len(endings) else 'th'}: {names[dim] if names else f'dim {dim}'}"
+        for k, dim in enumerate(order)
+    ]

@@ -12,6 +12,7 @@ d = sw.distribute_tensor(x, mesh, [Shard(0)])
 CASES = [
     case("a picture of a plain tensor", "sw.debug.picture(x)", TypeError),
     case("where local shards would go", "sw.debug.diff(LocalShardsWrapper([x], [(0, 0)]), [Shard(0)])", TypeError),
+    case("one placement where a list of them goes", "sw.debug.diff(d, Shard(1))", TypeError),
     case(
         "an optimizer beside a tensor",
         "sw.debug.picture(d, optimizer=torch.optim.SGD([torch.ones(1)], lr=0.1))",
