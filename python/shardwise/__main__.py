@@ -23,6 +23,7 @@ import argcomplete
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
 from shardwise._commands.help import HelpFormatter
+from shardwise.debug.printing import printable
 
 # Whose commands there are, in the order of the help.
 COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = commands.parse_args(arguments)
     try:
         for line in options.run(options):
-            print(line)
+            print(printable(line))
         sys.stdout.flush()
     except BrokenPipeError:  # who reads has seen enough, as `head`; the interpreter would write the rest when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

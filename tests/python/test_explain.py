@@ -1,5 +1,7 @@
 """Seeing and steering what operators do: explain(), register_rule(), communication_policy()."""
 
+import io
+import sys
 import threading
 import warnings
 
@@ -30,6 +32,19 @@ def test_explain_tells_rule_layouts_and_bytes(capsys):
     assert again.used == again.given
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("operator", "as given", "aten::relu"))
+
+
+def test_explain_prints_plain_lines_to_output_that_takes_no_others(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+
+    def body(rank):
+        a = sw.ones(2, 8, device_mesh=sw.init_device_mesh("cpu", (1,)), placements=[Shard(1)])
+        sw.explain(lambda: a @ a.t())
+
+    run_ranks(1, body)
+    written.flush()
+    assert ".mk,.kn->.mn" in written.buffer.getvalue().decode("ascii")
 
 
 def test_explain_names_what_is_replicated():

@@ -338,6 +338,18 @@ def test_output_that_takes_no_lines_gets_plain_ones(monkeypatch):
     assert text.startswith("gr??e\n[4, 2] as") and "  0 +----" in text and "|         rank 0" in text
 
 
+@pytest.mark.parametrize("n_ranks", [2, 16, 200])  # words, a letter, a shade per rank
+def test_commands_print_plain_lines_to_output_that_takes_no_others(n_ranks, monkeypatch, tmp_path):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    (tmp_path / "tables.json").write_text(
+        json.dumps([{"name": f"t{i}", "n_rows": 10 ** (i % 7 + 1), "n_columns": 32} for i in range(26)])
+    )
+    main(["plan-embeddings", str(tmp_path / "tables.json"), "--ranks", f"{n_ranks}"])
+    text = written.buffer.getvalue().decode("ascii")
+    assert "#" in text and "?" not in text
+
+
 def command(*words):
     """What the command prints. Raises SystemExit for errors of usage."""
     lines = io.StringIO()

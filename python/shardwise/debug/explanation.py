@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from shardwise import _C
 from shardwise._C import OpRecord
+from shardwise.debug.printing import printable
 
 __all__ = ["explain"]
 
@@ -28,5 +29,5 @@ def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[
         fn(*args, **kwargs)
     finally:
         trace.close()
-    print(trace, end="")
+    print(printable(str(trace)), end="")
     return trace.records()

@@ -27,8 +27,8 @@ def made(
     return drawn
 
 
-# For those whose output has no others: the lines of drawings.
-PLAIN_LINES = str.maketrans("┌┬┐├┼┤└┴┘╵╷╴╶│─⋮⋯…", "+" * 9 + "||--|-:..")
+# For those whose output has no others: the lines of drawings, the shades and bars of plans.
+PLAIN_LINES = str.maketrans("┌┬┐├┼┤└┴┘╵╷╴╶│─⋮⋯…·░▒▓█▁▂▃▄▅▆▇", "+" * 9 + "||--|-:...:=%#1234567")
 
 
 def printable(text: str) -> str:
