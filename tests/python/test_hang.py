@@ -206,6 +206,21 @@ def test_signals(part, tmp_path):
     assert (tmp_path / "own-1").exists() == (part == "own_handler")
 
 
+def test_a_file_that_was_not_written_to_its_end_is_left_out(tmp_path):
+    """As where a rank is killed meanwhile."""
+
+    def body(rank):
+        sw.init_device_mesh("cpu", (1,))
+        return sw.debug.dump(tmp_path)
+
+    (written,) = run_ranks(1, body)[0]
+    partial = Path(f"{written}.4711.partial")
+    partial.write_text('{"version": 1, "comm')
+    assert [flight.rank for flight in read_flights([partial, Path(written)]).values()] == [0]
+    with pytest.raises(ValueError, match=r"\[hang\] got no files"):
+        read_flights([partial])
+
+
 def test_ranks_that_are_threads_have_a_file_each(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDWISE_DUMP_FOLDER", str(tmp_path / "by signal"))
     written = []

@@ -74,9 +74,12 @@ class Flight:
 
 
 def read_flights(paths: Iterable[Path]) -> dict[int, Flight]:
-    """By rank; of several files of one rank the newest. Raises ValueError for a file that is none of these."""
+    """By rank; of several files of one rank the newest. Raises ValueError for a file that is none of these, but leaves out those
+    that were not written to their ends."""
     found: dict[int, Flight] = {}
     for path in paths:
+        if path.suffix == ".partial":
+            continue
         flight = _read(path)
         if flight.rank not in found or found[flight.rank].time < flight.time:
             found[flight.rank] = flight
