@@ -82,9 +82,10 @@ std::vector<AcceptableSharding> shardings_of(PyObject* function, const OpCall& c
 void py_register_sharding(const std::string& op, const py::function& function) {
   // As long as the process: kernels are never taken back.
   PyObject* kept = py::object(function).release().ptr();
-  replace_answer(op, Rule::placed("registered shardings", [kept](const OpCall& call) -> std::optional<Propagation> {
-                   return propagate_acceptable(call, shardings_of(kept, call));
-                 }));
+  const Rule rule = Rule::placed("registered shardings", [kept](const OpCall& call) -> std::optional<Propagation> {
+    return propagate_acceptable(call, shardings_of(kept, call));
+  });
+  replace_answer(op, rule.by_numbers());
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ constexpr const char* kRegisterRule =
     "any; a letter\n"
     "that no output has is summed over ranks. Or a function of the operands' shapes that returns notation, or None to "
     "gather\n"
-    "them: `lambda shapes: \"ij,jk->ik\" if len(shapes[0]) == 2 else None`. It is asked once per set of layouts.\n"
+    "them: `lambda shapes: \"ij,jk->ik\" if len(shapes[0]) == 2 else None`. It is asked once per set of layouts and "
+    "other arguments.\n"
     "`linear`: which sums may pass unreduced: \"all\" operands together, \"each\" one while the others are whole, the "
     "\"first\".\n"
     "`whole`: letters that are never sharded.\n\n"
@@ -75,6 +76,7 @@ void keep_whole(Signature& signature, const std::string& notation, const std::st
   }
 }
 
+/// An operator that we do not know may give results whose shape depends on a number.
 Rule rule_of_notation(const std::string& notation, Linearity linearity, const std::string& whole) {
   const Rule plain(notation.c_str());
   const auto describe = [=](const OpCall& call, Signature& signature) {
@@ -82,7 +84,7 @@ Rule rule_of_notation(const std::string& notation, Linearity linearity, const st
     keep_whole(signature, notation, whole);
   };
   const std::string text = whole.empty() ? plain.text() : fmt::format("{} whole({})", plain.text(), whole);
-  return Rule(text, describe).linear(linearity).sampled();
+  return Rule(text, describe).linear(linearity).sampled().by_numbers();
 }
 
 /// As many outputs as the schema has, where it has no list.
@@ -108,11 +110,12 @@ void py_register_rule(const std::string& op, const std::variant<std::string, py:
     return add_user_rule(op, rule_of_notation(*notation, linearity, whole));
   // As long as the process: rules are never taken back.
   PyObject* function = py::object(std::get<py::function>(rule)).release().ptr();
-  add_user_rule(op, Rule::placed("given by a function", [=](const OpCall& call) -> std::optional<Propagation> {
-                  const auto notation = ask(function, call);
-                  if (!notation) return std::nullopt;
-                  return propagate(call, rule_of_notation(*notation, linearity, whole).signature(call));
-                }));
+  const Rule asking = Rule::placed("given by a function", [=](const OpCall& call) -> std::optional<Propagation> {
+    const auto notation = ask(function, call);
+    if (!notation) return std::nullopt;
+    return propagate(call, rule_of_notation(*notation, linearity, whole).signature(call));
+  });
+  add_user_rule(op, asking.by_numbers());
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ void register_search(RuleTable& table) {
   table.add("aten::bucketize.Tensor", Rule("bucketize", describe_bucketize).sampled());
   table.add("aten::isin.Tensor_Tensor", Rule("isin", describe_isin).sampled());
   table.add("aten::isin.Tensor_Scalar", pointwise());
-  table.add("aten::histc", Rule("histc", describe_histc).sampled());
+  table.add("aten::histc", Rule("histc", describe_histc).sampled().by_numbers());
   table.add({"aten::searchsorted.Scalar", "aten::isin.Scalar_Tensor", "aten::bincount", "aten::nonzero_static",
              "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
              "aten::unique_dim_consecutive", "aten::histogram.bins_tensor", "aten::histogram.bin_ct"},

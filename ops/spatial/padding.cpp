@@ -98,7 +98,7 @@ void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
 }  // namespace
 
 void register_padding(RuleTable& table) {
-  table.add("aten::constant_pad_nd", Rule::placed("constant padding", place).localized(localize));
+  table.add("aten::constant_pad_nd", Rule::placed("constant padding", place).localized(localize).by_numbers());
   for (const char* kind : {"reflection", "replication"})
     for (size_t n : {1, 2, 3}) {
       const std::string op = std::string(kind) + "_pad" + std::to_string(n) + "d";

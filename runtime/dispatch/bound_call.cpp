@@ -27,6 +27,8 @@ void check_writable(const OpInfo& op, const Spec& spec) {
 
 BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
     : op(info), stack(values), first(values.size() - info.n_args()), key(info) {
+  const Rule* rule = op.rule;
+  const bool by_kind = rule && !rule->is_by_numbers();
   for (size_t i = 0; i < op.n_args(); ++i) {
     const c10::IValue& value = arg(i);
     if (value.isTensor()) {
@@ -40,7 +42,7 @@ BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
         else
           key.add_absent();
     } else {
-      key.add_scalar(value, op.rule && op.args[i].is_number);
+      key.add_scalar(value, by_kind && op.args[i].is_number);
     }
   }
 }

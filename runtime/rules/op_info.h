@@ -37,7 +37,7 @@ struct OpInfo {
   explicit OpInfo(c10::OperatorHandle op);
 
   struct Arg {
-    bool is_number = false;  // Scalar or float: its value never decides a layout where a rule exists
+    bool is_number = false;  // Scalar or float: its value decides no layout, unless the rule is by_numbers()
     bool is_written = false;
     bool is_aliased = false;  // a view of it is returned
     OperandRole role = OperandRole::kValue;

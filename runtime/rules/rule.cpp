@@ -196,6 +196,12 @@ Rule Rule::sampled() const {
   return rule;
 }
 
+Rule Rule::by_numbers() const {
+  Rule rule = *this;
+  rule.by_numbers_ = true;
+  return rule;
+}
+
 std::string Rule::text() const {
   static constexpr const char* kLinearities[] = {"", " linear", " multilinear", " linear in the first", " passing"};
   std::string text = name_ + kLinearities[static_cast<int>(linearity_)];

@@ -102,6 +102,8 @@ class Rule {
   Rule shape_only() const;
   /// Its factors follow from the operands alone: where torch has no meta kernel infer_from_sample() will do.
   Rule sampled() const;
+  /// The values of Scalar and float arguments decide too, not only their kinds: it is asked again for each.
+  Rule by_numbers() const;
 
   Signature signature(const OpCall& call) const;
   bool has_local_args() const { return localize_ || !sizes_arg_.empty(); }
@@ -113,6 +115,7 @@ class Rule {
   bool is_shape_only() const { return shape_only_; }
   bool is_sampled() const { return sampled_.value_or(is_samplable_ && whole_args_.empty()); }
   bool is_gathered() const { return gathered_; }
+  bool is_by_numbers() const { return by_numbers_; }
   const std::string& scratch() const { return scratch_; }
   /// Its name and modifiers: "mk,kn->mn {k: sum}", "pointwise linear".
   std::string text() const;
@@ -134,6 +137,7 @@ class Rule {
   bool gathered_ = false;
   bool is_samplable_ = false;    // its factors follow from the operands alone, unless arguments make some whole
   std::optional<bool> sampled_;  // ... or because sampled() says so
+  bool by_numbers_ = false;
   std::string scratch_;
 };
 

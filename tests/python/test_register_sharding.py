@@ -109,6 +109,26 @@ def test_what_was_left_at_its_default_is_not_passed():
     run_ranks(2, body)
 
 
+def test_the_value_of_a_number_is_told_each_time():
+    asked = []
+
+    @register_sharding(ops.scaled.default)
+    def shardings(name, x, factor):
+        asked.append(factor)
+        dim = 0 if factor < 1 else 1
+        return [([Shard(dim)], [None, Shard(dim), None])]
+
+    def body(rank):
+        x = on((2,), X, [Shard(0)])
+        for factor, placement in ((0.5, Shard(0)), (4.0, Shard(1)), (0.5, Shard(0))):
+            y = ops.scaled("by", x, factor)
+            assert y.placements == (placement,)
+            torch.testing.assert_close(y.full_tensor(), X * factor)
+
+    run_ranks(2, body)
+    assert sorted(asked) == [0.5, 0.5, 4.0, 4.0]
+
+
 def test_outputs_of_other_lengths_where_they_divide():
     @register_sharding(ops.halves.default)
     def shardings(x):

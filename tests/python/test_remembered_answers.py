@@ -1,0 +1,56 @@
+"""Answers are remembered from call to call: of a second call that differs in what they depend on, they are others."""
+
+
+import torch
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import DTensor, Partial, Shard
+from shardwise.testing import run_ranks
+
+
+@torch.library.custom_op("remembered_test::resized", mutates_args=())
+def resized(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x.new_ones(int(len(x) * scale), x.shape[1]) * scale
+
+
+@resized.register_fake
+def _(x, scale):
+    return x.new_empty(int(len(x) * scale), x.shape[1])
+
+
+def test_the_values_of_a_padding():
+    def body(rank):
+        x = DTensor.from_local(torch.arange(3.0) + rank, sw.init_device_mesh("cpu", (2,)), [Partial()])
+        dense = x.full_tensor()
+        for value in (0.0, 1.0, 0.0):
+            padded = F.pad(x, (1, 1), value=value)
+            assert padded.placements[0].is_partial() == (value == 0)
+            torch.testing.assert_close(padded.full_tensor(), F.pad(dense, (1, 1), value=value))
+
+    run_ranks(2, body)
+
+
+def test_the_bounds_of_a_histogram():
+    dense = torch.tensor([0.0, 1, 1, 2, 7, 7, 7, 8])
+
+    def body(rank):
+        x = sw.distribute_tensor(dense, sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        for bounds in ((0, 8), (0, 0), (2, 5)):
+            torch.testing.assert_close(x.histc(4, *bounds).full_tensor(), dense.histc(4, *bounds))
+
+    run_ranks(2, body)
+
+
+def test_the_shape_that_a_number_gives():
+    sw.register_rule("remembered_test::resized", lambda shapes: "ij->kj", whole="i")
+    dense = torch.ones(4, 6)
+
+    def body(rank):
+        x = sw.distribute_tensor(dense, sw.init_device_mesh("cpu", (2,)), [Shard(1)])
+        for scale in (0.5, 1.0, 2.0):
+            y = torch.ops.remembered_test.resized(x, scale)
+            assert y.placements == (Shard(1),)
+            torch.testing.assert_close(y.full_tensor(), resized(dense, scale))
+
+    run_ranks(2, body)
