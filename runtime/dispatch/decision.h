@@ -4,6 +4,7 @@
 #include "runtime/rules/propagate.h"
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/util/SmallVector.h>
 
 #include <memory>
@@ -25,11 +26,14 @@ struct Decision {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
 
-/// The operator, the interned specs and every scalar that could change the answer, as words. Arguments are added in order; boxed
-/// and unboxed calls with equal arguments have equal keys.
+/// The operator, torch's default dtype, the interned specs and every scalar that could change the answer, as words. Arguments are added
+/// in order; boxed and unboxed calls with equal arguments have equal keys.
 class DecisionKey {
  public:
-  explicit DecisionKey(const OpInfo& op) { add_pointer(&op); }
+  explicit DecisionKey(const OpInfo& op) {
+    add_pointer(&op);
+    add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // of an integer times a float
+  }
 
   /// A tensor argument or list element; `impl`: where it is distributed. Pre: else it is undefined or 0-dim.
   void add_tensor(const at::Tensor& tensor, const DTensorImpl* impl) {

@@ -1,5 +1,6 @@
 """Answers are remembered from call to call: of a second call that differs in what they depend on, they are others."""
 
+import threading
 
 import torch
 import torch.nn.functional as F
@@ -54,3 +55,23 @@ def test_the_shape_that_a_number_gives():
             torch.testing.assert_close(y.full_tensor(), resized(dense, scale))
 
     run_ranks(2, body)
+
+
+def test_the_default_dtype():
+    together = threading.Barrier(2)
+    dense = torch.arange(5)
+
+    def body(rank):
+        x = sw.distribute_tensor(dense, sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        for dtype in (torch.float32, torch.float64):
+            together.wait()
+            torch.set_default_dtype(dtype)
+            together.wait()
+            for ours, expected in ((x * 0.5, dense * 0.5), (x.exp(), dense.exp())):
+                assert ours.dtype == ours.to_local().dtype == dtype
+                torch.testing.assert_close(ours.full_tensor(), expected)
+
+    try:
+        run_ranks(2, body)
+    finally:
+        torch.set_default_dtype(torch.float32)
