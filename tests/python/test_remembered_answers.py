@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -75,3 +76,20 @@ def test_the_default_dtype():
         run_ranks(2, body)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+REFUSED = {
+    "power": (torch.int64, lambda x, number: x**number, 2, -1, "negative integer powers"),
+    "fill": (torch.uint8, lambda x, number: x.fill_(number), 3, 300, "overflow"),
+}
+
+
+@pytest.mark.parametrize(("dtype", "call", "good", "bad", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_numbers_are_refused_on_ranks_without_elements_too(dtype, call, good, bad, words):
+    def body(rank):
+        x = sw.distribute_tensor(torch.ones(2, dtype=dtype), sw.init_device_mesh("cpu", (4,)), [Shard(0)])
+        assert (call(x, good).full_tensor() == call(torch.ones(2, dtype=dtype), good)).all()
+        with pytest.raises(RuntimeError, match=words):
+            call(x, bad)
+
+    run_ranks(4, body)
