@@ -14,22 +14,13 @@
 namespace shardwise {
 namespace {
 
-// Neither rule is sampled(): the memory format argument decides the strides.
+// Not sampled(): the memory format argument decides the strides.
 
-Rule copy() {
+Rule copy(Linearity linearity) {
   auto describe = [elementwise = pointwise()](const OpCall& call, Signature& signature) {
     signature = elementwise.signature(call);
   };
-  return Rule("pointwise", describe).linear(Linearity::kPass);
-}
-
-/// A cast commutes with a sum only where the result dtype can hold every term.
-Rule cast() {
-  return {"pointwise linear to floating", [elementwise = pointwise()](const OpCall& call, Signature& signature) {
-            signature = elementwise.signature(call);
-            const c10::ScalarType to = call.outputs.at(0).dtype;
-            if (c10::isFloatingType(to) || c10::isComplexType(to)) signature.linearity = Linearity::kAll;
-          }};
+  return Rule("pointwise", describe).linear(linearity);
 }
 
 /// A device argument brings a key of its own, and that of meta comes before ours: torch would make a plain tensor.
@@ -75,8 +66,8 @@ void register_copies(RuleTable& table) {
   aten_kernels().impl("_has_compatible_shallow_copy_type", &has_compatible_type);
   add_overloads(table,
                 {"clone", "detach", "alias", "lift", "lift_fresh", "alias_copy", "detach_copy", "lift_fresh_copy"},
-                copy());
-  add_overloads(table, {"copy", "_to_copy"}, cast());
+                copy(Linearity::kPass));
+  add_overloads(table, {"copy", "_to_copy"}, copy(Linearity::kAll));
   register_to_meta();
 }
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace shardwise {
@@ -27,6 +28,32 @@ int dim_with(const Axes& axes, int factor) {
   for (size_t dim = 0; dim < axes.size(); ++dim)
     if (axes[dim].factor == factor) return static_cast<int>(dim);
   return -1;
+}
+
+/// The largest exponent of a floating or complex dtype's numbers. 0 of other dtypes, whose sums are no sums in another one: those of
+/// integers wrap around, those of bools mean "any".
+int max_exponent(c10::ScalarType dtype) {
+  switch (c10::toRealValueType(dtype)) {
+    case c10::ScalarType::Half:
+      return std::numeric_limits<c10::Half>::max_exponent;
+    case c10::ScalarType::BFloat16:
+    case c10::ScalarType::Float:
+      return std::numeric_limits<float>::max_exponent;
+    case c10::ScalarType::Double:
+      return std::numeric_limits<double>::max_exponent;
+    default:
+      return 0;
+  }
+}
+
+/// Whether what the outputs are of the terms of `operand` sums up to what they are of its sum: they have its dtype, or hold all its
+/// numbers. Terms of 70,000 and -60,000 are infinite in half, their sum is not.
+bool holds_terms(const OpCall& call, const Operand& operand) {
+  const int needed = max_exponent(operand.spec->dtype());
+  return std::ranges::all_of(call.outputs, [&](const DenseOutput& output) {
+    return output.dtype == c10::ScalarType::Undefined || output.dtype == operand.spec->dtype() ||
+           (needed > 0 && needed <= max_exponent(output.dtype));
+  });
 }
 
 class Chooser {
@@ -110,9 +137,13 @@ class Chooser {
   void add_partials(int64_t mesh_dim, std::vector<Choice>& result) const {
     const bool first = signature_.linearity == Linearity::kFirst;
     const bool each = signature_.linearity == Linearity::kEach || first;
+    const auto passes = [&](const Operand& operand) {
+      return !operand.spec || !operand.spec->placements()[mesh_dim].is_partial() || holds_terms(call_, operand);
+    };
+    if (!each && !std::ranges::all_of(call_.operands, passes)) return;
     for (size_t i = 0; i < (first ? 1 : call_.operands.size()); ++i) {
       const Operand& operand = call_.operands[i];
-      if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial()) continue;
+      if (!operand.spec || !operand.spec->placements()[mesh_dim].is_partial() || !passes(operand)) continue;
       if (each && is_additive(static_cast<int>(i))) continue;  // the product beside it would be counted on every rank
       const Reduce reduce = operand.spec->placements()[mesh_dim].reduce();
       if (is_linear(reduce) || signature_.linearity == Linearity::kPass)
@@ -303,11 +334,12 @@ MeshPtr leading_mesh(const OpCall& call) {
 /// Whether a Partial of the leader, which is in pieces, may stay: the operator is linear in it, and no other operand is a term.
 bool passes_sums(const OpCall& call, const Signature& signature, const Operand& leader) {
   const auto is_other_sum = [](const Placement& p) { return p.is_partial() && !p.is_linear_partial(); };
-  if (signature.linearity == Linearity::kNone || std::ranges::any_of(leader.spec->placements(), is_other_sum))
+  if (signature.linearity == Linearity::kNone || std::ranges::any_of(leader.spec->placements(), is_other_sum) ||
+      !holds_terms(call, leader))
     return false;
   if (signature.linearity == Linearity::kAll)
     return std::ranges::all_of(call.operands, [&](const Operand& operand) {
-      return operand.spec && operand.spec->layout() == leader.spec->layout();
+      return operand.spec && operand.spec->layout() == leader.spec->layout() && holds_terms(call, operand);
     });
   if (signature.linearity == Linearity::kFirst && &leader != &call.operands[0]) return false;
   return std::ranges::all_of(call.operands, [&](const Operand& operand) {

@@ -9,7 +9,7 @@ namespace {
 TEST(CopiesTest, RulesSayWhatPasses) {
   EXPECT_EQ(to_string(rule("aten::clone")), "pointwise passing");
   EXPECT_EQ(to_string(rule("aten::detach")), "pointwise passing");
-  EXPECT_EQ(to_string(rule("aten::_to_copy")), "pointwise linear to floating");
+  EXPECT_EQ(to_string(rule("aten::_to_copy")), "pointwise linear");
 }
 
 TEST(CopiesTest, Clones) {
