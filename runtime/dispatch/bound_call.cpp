@@ -74,7 +74,7 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
   if (!tensor.defined()) return key.add_tensor(tensor, nullptr);
   // Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.
   const bool is_number = tensor.dim() == 0 || is_rate(tensor, arg);
-  if (!is_number || (op.args[arg].is_written && stack[first + arg].isTensor()))
+  if (!is_number || leads_element(arg) || (op.args[arg].is_written && stack[first + arg].isTensor()))
     return bind_tensor(replicate(tensor, arg, index), arg, index);
   key.add_tensor(tensor, nullptr);
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
@@ -107,6 +107,11 @@ at::Tensor BoundCall::replicate(const at::Tensor& plain, size_t arg, size_t inde
 bool BoundCall::is_rate(const at::Tensor& tensor, size_t arg) const {
   return op.rule && op.rule->is_per_element() && !op.rule->scratch().empty() && stack[first + arg].isTensor() &&
          tensor.numel() == 1;
+}
+
+bool BoundCall::leads_element(size_t arg) const {
+  return op.rule && op.rule->is_per_element() && stack[first + arg].isTensorList() &&
+         (operands.empty() || operands[0].arg == arg);
 }
 
 void replace_tensor(c10::IValue& value, size_t index, const at::Tensor& tensor) {

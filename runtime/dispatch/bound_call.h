@@ -38,6 +38,8 @@ struct BoundCall {
   at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
   /// True for the one number that a fused optimizer takes beside its lists.
   bool is_rate(const at::Tensor& tensor, size_t arg) const;
+  /// True for the elements of the first list, as which those of the others are laid out.
+  bool leads_element(size_t arg) const;
 };
 
 /// The first distributed tensor among the arguments of a call, in lists too; null without one.

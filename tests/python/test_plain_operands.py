@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Partial, Replicate, Shard
 from shardwise.testing import run_ranks
 
 
@@ -160,6 +160,22 @@ def test_plain_values_are_chosen_by_distributed_positions(call, placement):
         ours.sin().sum().backward()
         assert type(plain.grad) is torch.Tensor
         torch.testing.assert_close(plain.grad, dense.grad)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Partial()], ids=str)
+def test_a_plain_number_that_leads_a_list_is_an_operand_like_others(placement):
+    def check(mesh):
+        number = sw.distribute_tensor(torch.tensor(3.0), mesh, [placement])
+        led = [torch.tensor(1.0)]
+        for call in (torch._foreach_add_, torch._foreach_add):
+            with pytest.raises(ValueError, match=r"got a torch.Tensor of shape \[\] next to a DTensor"):
+                call(led, [number])
+        with sw.implicit_replication():
+            assert torch._foreach_add(led, [number])[0].full_tensor() == 4
+            torch._foreach_add_(led, [number])
+        assert type(led[0]) is torch.Tensor and led[0] == 4
 
     on_ranks(check)
 
