@@ -10,6 +10,7 @@
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/core/Reduction.h>
@@ -133,21 +134,23 @@ at::Tensor spread_over(const at::Tensor& grad, const at::Tensor& input, const at
   return op.call(grad, input, target, weight, ignored, 0);
 }
 
-/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets. Cost: a pass over
-/// this rank's targets, for which the host waits.
+/// Throws c10::IndexError on all ranks alike where a target is no class: ranks exchange the range of sharded targets; plain ones are
+/// equal on all. Cost: a pass over this rank's targets, for which the host waits.
 void check_range(const at::Tensor& target, int64_t n_classes, int64_t ignored) {
   const auto* impl = maybe_dtensor(target);
-  if (!impl || !impl->spec()->is_member() || impl->spec()->mesh()->is_meta()) return;
+  if (impl ? !impl->spec()->is_member() || impl->spec()->mesh()->is_meta() : target.is_meta() || is_tracing()) return;
   int64_t lowest = std::numeric_limits<int64_t>::max(), highest = std::numeric_limits<int64_t>::min();
-  for (const at::Tensor& piece : impl->shards()) {
+  for (const at::Tensor& piece : impl ? impl->shards() : Shards{target}) {
     const at::Tensor counted = piece.to(at::kLong).masked_select(piece.ne(ignored));
     if (counted.numel() == 0) continue;
     const auto [low, high] = at::aminmax(counted);
     lowest = std::min(lowest, low.item<int64_t>());
     highest = std::max(highest, high.item<int64_t>());
   }
-  CommScope scope("aten::nll_loss");
-  std::tie(lowest, highest) = agreed_range(*impl->spec(), {lowest, highest});
+  if (impl) {
+    const CommScope scope("aten::nll_loss");
+    std::tie(lowest, highest) = agreed_range(*impl->spec(), {lowest, highest});
+  }
   if (lowest > highest) return;  // no targets at all
   TORCH_CHECK_INDEX(lowest >= 0 && highest < n_classes, "Target ", lowest < 0 ? lowest : highest, " is out of bounds.");
 }

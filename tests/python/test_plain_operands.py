@@ -180,6 +180,22 @@ def test_a_plain_number_that_leads_a_list_is_an_operand_like_others(placement):
     on_ranks(check)
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Partial()], ids=str)
+def test_plain_labels_are_checked(placement):
+    logits = torch.linspace(-1, 1, 15).view(3, 5)
+
+    def check(mesh):
+        x = sw.distribute_tensor(logits, mesh, [placement])
+        with sw.implicit_replication():
+            for wrong in ([0, -1, 2], [0, 5, 99]):
+                with pytest.raises(IndexError, match=r"Target (-1|99) is out of bounds"):
+                    F.cross_entropy(x, torch.tensor(wrong))
+            labels = torch.tensor([0, -100, 4])
+            torch.testing.assert_close(F.cross_entropy(x, labels).full_tensor(), F.cross_entropy(logits, labels))
+
+    on_ranks(check)
+
+
 def test_plain_operands_of_arithmetic_get_plain_gradients():
     dense, weight = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_(), torch.linspace(0, 1, 12).view(3, 4)
     (F.linear(dense * 2, weight).sin().sum() + (dense.exp() * weight[:2]).sum()).backward()
