@@ -31,6 +31,7 @@ const std::unordered_map<std::string_view, SparseRule>& rules() {
     };
     add({"clone", "copy", "neg"}, {.is_linear = true});
     add({"div", "mul"}, {.is_linear_by_numbers = true});
+    add({"div.Tensor_mode", "div.Scalar_mode"}, {});  // they round
     add({"add", "sub"}, {.result = Result::kSum, .is_linear = true});
     add({"empty_like", "zero", "zeros_like"}, {.result = Result::kOther, .is_linear = true});
     add({"sparse_mask", "_to_copy"}, {});  // a cast to integers truncates each entry, so it is not linear
@@ -210,10 +211,12 @@ class SparseCall {
 }  // namespace
 
 const SparseRule* find_sparse_rule(const OpInfo& op) {
-  std::string_view name = std::string_view(op.name).substr(sizeof("aten::") - 1);
-  name = name.substr(0, name.find('.'));
-  if (name.ends_with('_')) name.remove_suffix(1);
-  const auto found = rules().find(name);
+  const std::string_view full = std::string_view(op.name).substr(sizeof("aten::") - 1);
+  const size_t dot = std::min(full.find('.'), full.size());
+  const bool is_in_place = full.substr(0, dot).ends_with('_');
+  const std::string name(full.substr(0, dot - is_in_place));
+  auto found = rules().find(name + std::string(full.substr(dot)));
+  if (found == rules().end()) found = rules().find(name);
   if (found == rules().end() || op.n_returns() != 1) return nullptr;
   const bool is_out = op.writes && !op.args[0].is_written;
   return is_out ? nullptr : &found->second;

@@ -315,6 +315,28 @@ def test_repr_shows_the_local_part():
     run_ranks(2, body)
 
 
+def test_rounded_division_reduces_terms_first():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+
+        def of_two_terms():
+            """At one place, one on each rank."""
+            places = sw.distribute_tensor(torch.zeros(1, 2, dtype=torch.int64), mesh, [Shard(1)])
+            values = sw.distribute_tensor(torch.ones(2), mesh, [Shard(0)])
+            tensor = torch.sparse_coo_tensor(places, values, (3,))
+            assert tensor.placements == (Partial(),)
+            return tensor
+
+        for mode in ("floor", "trunc"):
+            result = torch.div(of_two_terms(), 2, rounding_mode=mode).to_dense()
+            torch.testing.assert_close(result.full_tensor(), torch.tensor([1.0, 0, 0]))
+            with pytest.raises(ValueError, match="cannot write to a Partial"):
+                of_two_terms().div_(2, rounding_mode=mode)
+        assert (of_two_terms() / 2).placements == (Partial(),)
+
+    run_ranks(2, body)
+
+
 MISTAKES = [
     # what, words of the error
     (lambda s, d: s.clamp(0, 1), NotImplementedError, "[aten::clamp"),
