@@ -34,6 +34,18 @@ Rule whole_reduction() {
       .sampled();
 }
 
+/// For any and all: a list of no dims reduces nothing, no list all dims.
+Rule reduction_of_listed_dims(Reduce reduce) {
+  const Rule some = reduction(reduce);
+  return Rule(some.text(),
+              [some, none = pointwise()](const OpCall& call, Signature& signature) {
+                const c10::IValue& dims = call.arg("dim");
+                const bool is_empty = dims.isIntList() && dims.toIntVector().empty();
+                signature = (is_empty ? none : some).signature(call);
+              })
+      .sampled();
+}
+
 int64_t n_reduced(const at::Tensor& self, at::OptionalIntArrayRef dims) {
   if (!dims || dims->empty() || self.dim() == 0) return self.numel();
   int64_t n = 1;
@@ -131,8 +143,10 @@ void register_reductions(RuleTable& table) {
   define_operator("identity_like(Tensor self, int offset) -> Tensor", &identity_like);
   table.add({"aten::sum", "aten::sum.dim_IntList"}, reduction(Reduce::kSum).linear());
   table.add({"aten::nansum", "aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(Reduce::kSum));
-  table.add({"aten::amax", "aten::max", "aten::any", "aten::any.dim", "aten::any.dims"}, reduction(Reduce::kMax));
-  table.add({"aten::amin", "aten::min", "aten::all", "aten::all.dim", "aten::all.dims"}, reduction(Reduce::kMin));
+  table.add({"aten::amax", "aten::max", "aten::any", "aten::any.dim"}, reduction(Reduce::kMax));
+  table.add({"aten::amin", "aten::min", "aten::all", "aten::all.dim"}, reduction(Reduce::kMin));
+  table.add("aten::any.dims", reduction_of_listed_dims(Reduce::kMax));
+  table.add("aten::all.dims", reduction_of_listed_dims(Reduce::kMin));
   table.add({"aten::prod", "aten::prod.dim_int"}, reduction(Reduce::kProduct));
   table.add(
       {"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax", "aten::median",

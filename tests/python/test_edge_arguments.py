@@ -1,0 +1,29 @@
+"""Arguments at the edge of what operators take: answered, or refused in torch's words, as for dense tensors."""
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Partial, Replicate, Shard
+from shardwise.testing import run_ranks
+
+PLACEMENTS = [Shard(0), Shard(0, sizes=[0, 2]), Shard(1), Partial(), Replicate()]
+
+
+def on_ranks(check) -> None:
+    run_ranks(2, lambda rank: check(sw.init_device_mesh("cpu", (2,))))
+
+
+@pytest.mark.parametrize("call", [torch.any, torch.all], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("dims", [[], None, [1], [0, 1]], ids=repr)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_any_and_all_of_some_dims(call, dims, keepdim):
+    dense = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])
+
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(dense, mesh, [placement])
+            result = call(x, dim=dims, keepdim=keepdim)
+            torch.testing.assert_close(result.full_tensor(), call(dense, dim=dims, keepdim=keepdim))
+
+    on_ranks(check)
