@@ -115,8 +115,14 @@ at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
   return op.call(left, right);
 }
 
-at::Tensor conjugate_product(const at::Tensor& left, const at::Tensor& right) {
-  return product(left.conj_physical(), right);
+at::Tensor inner_product(const at::Tensor& left, const at::Tensor& right) {
+  TORCH_CHECK(left.dim() == 1 && right.dim() == 1, "1D tensors expected, but got ", left.dim(), "D and ", right.dim(),
+              "D tensors");
+  return product(left, right);
+}
+
+at::Tensor conjugate_inner_product(const at::Tensor& left, const at::Tensor& right) {
+  return inner_product(left.conj_physical(), right);
 }
 
 at::Tensor compute(const at::Tensor& left, const at::Tensor& right) { return at::matmul(left, right); }
@@ -169,10 +175,10 @@ void describe_trilinear(const OpCall& call, Signature& signature) {
 void register_matmul(RuleTable& table) {
   define_operator("addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor",
                   &matrix_by_vector);
-  define_operator("matmul(Tensor left, Tensor right) -> Tensor",
-                  {.compute = [] { return torch::CppFunction(&compute); },
-                   .shape = [] { return torch::CppFunction(&compute_shape); },
-                   .traced = [] { return torch::CppFunction(&compute); }});
+  const auto computed = [] { return torch::CppFunction(&compute); };
+  define_operator(
+      "matmul(Tensor left, Tensor right) -> Tensor",
+      {.compute = computed, .shape = [] { return torch::CppFunction(&compute_shape); }, .traced = computed});
   table.add("aten::mm", Rule("mk,kn->mn").multilinear());
   table.add("aten::bmm", Rule("bmk,bkn->bmn").multilinear());
   table.add("aten::mv", Rule("mk,k->m").multilinear());
@@ -187,8 +193,8 @@ void register_matmul(RuleTable& table) {
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
   aten_kernels().impl("matmul", &product);
   aten_autograd_kernels().impl("matmul", &differentiable_matmul);
-  aten_kernels().impl("dot", &product);
-  aten_kernels().impl("vdot", &conjugate_product);
+  aten_kernels().impl("dot", &inner_product);
+  aten_kernels().impl("vdot", &conjugate_inner_product);
   add_composition("matmul_backward", &matmul_backward);
 }
 

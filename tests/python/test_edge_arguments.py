@@ -27,3 +27,16 @@ def test_any_and_all_of_some_dims(call, dims, keepdim):
             torch.testing.assert_close(result.full_tensor(), call(dense, dim=dims, keepdim=keepdim))
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("call", [torch.dot, torch.vdot], ids=lambda call: call.__name__)
+def test_dot_takes_vectors(call):
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(torch.eye(2), mesh, [placement])
+            with pytest.raises(RuntimeError, match="1D tensors expected, but got 2D and 2D tensors"):
+                call(x, x)
+            with pytest.raises(RuntimeError, match="1D tensors expected, but got 1D and 2D tensors"):
+                call(x[0], x)
+
+    on_ranks(check)
