@@ -97,10 +97,18 @@ Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
                                         weight, input.size(0), input.size(1), n_per_channel(input), group, mask);
 }
 
+void check_groups(const at::Tensor& input, int64_t group) {
+  TORCH_CHECK(group > 0, "Expected num groups to be greater than 0, got ", group);
+  TORCH_CHECK(input.size(1) % group == 0,
+              "Expected number of channels in input to be divisible by num_groups, but got input of shape ",
+              input.sizes(), " and num_groups=", group);
+}
+
 Three group_norm(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, int64_t /*n*/,
                  int64_t /*c*/, int64_t /*hxw*/, int64_t group, double eps) {
   static auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::group_norm", "").typed<decltype(compute)>();
+  check_groups(input, group);
   return op.call(input, weight, bias, group, eps);
 }
 
@@ -110,6 +118,7 @@ Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const
   static auto op = c10::Dispatcher::singleton()
                        .findSchemaOrThrow("shardwise::group_norm_backward", "")
                        .typed<decltype(compute_backward)>();
+  check_groups(input, group);
   return op.call(reduced_for_several(grad, input, mask), input, mean, rstd, weight, group, mask);
 }
 

@@ -40,3 +40,19 @@ def test_dot_takes_vectors(call):
                 call(x[0], x)
 
     on_ranks(check)
+
+
+def test_group_norm_takes_groups_that_divide_the_channels():
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(torch.ones(2, 4, 3), mesh, [placement])
+            statistics = sw.distribute_tensor(torch.ones(2, 3), mesh, [Replicate()])
+            for n_groups, words in ((0, "greater than 0, got 0"), (-1, "greater than 0, got -1"), (3, "num_groups=3")):
+                with pytest.raises(RuntimeError, match=words):
+                    torch.native_group_norm(x, None, None, 2, 4, 3, n_groups, 1e-5)
+                with pytest.raises(RuntimeError, match=words):
+                    torch.ops.aten.native_group_norm_backward(
+                        x, x, statistics, statistics, None, 2, 4, 3, n_groups, [True, False, False]
+                    )
+
+    on_ranks(check)

@@ -42,6 +42,18 @@ CASES = [
     case("a norm of integers", "torch.linalg.vector_norm(d.long())", RuntimeError),
     case("a trace of a vector", "d[:, 0].trace()", RuntimeError, in_torchs_words=True),
     case("a dot product of matrices", "torch.dot(d, d)", RuntimeError, in_torchs_words=True),
+    case(
+        "a group norm without groups",
+        "torch.native_group_norm(d[..., None], None, None, 6, 2, 1, 0, 1e-5)",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case(
+        "groups that do not divide the channels",
+        "torch.native_group_norm(d[..., None], None, None, 6, 2, 1, 3, 1e-5)",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
     case("a dropout probability above 1", "F.dropout(d, 1.5)", ValueError, in_torchs_words=True),
     case("a probability above 1", "torch.bernoulli(d * 2)", RuntimeError),
     case("a negative rate", "torch.poisson(-d)", RuntimeError, in_torchs_words=True),
