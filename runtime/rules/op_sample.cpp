@@ -40,12 +40,21 @@ Dims sample_strides(const Dims& sizes, const Spec& spec) {
   return strides;
 }
 
-/// Ones; of positions zeros, which always exist.
-at::Tensor sample_of(const Spec& spec, const Dims& sizes, OperandRole role) {
-  const bool is_position = role == OperandRole::kPositions || role == OperandRole::kBatch;
+/// Positions, ids, or the classes of samples.
+bool has_indices(const OpCall& call, const Operand& operand) {
+  const OperandRole role = call.op.args[operand.arg].role;
+  if (role == OperandRole::kPositions || role == OperandRole::kBatch) return true;
+  return c10::isIntegralType(operand.spec->dtype(), /*includeBool=*/false) &&
+         call.op.handle.schema().arguments()[operand.arg].name() == "target";
+}
+
+/// Ones; of indices zeros, which always exist.
+at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& sizes) {
+  const Spec& spec = *operand.spec;
   const auto options = at::TensorOptions().dtype(spec.dtype()).device(spec.mesh()->with_memory()->device());
   const Dims strides = sample_strides(sizes, spec);
-  return at::full(c10::multiply_integers(sizes), is_position ? 0 : 1, options).as_strided(sizes, strides);
+  return at::full(c10::multiply_integers(sizes), has_indices(call, operand) ? 0 : 1, options)
+      .as_strided(sizes, strides);
 }
 
 /// One factor, one size; no factor, nothing to shard.
@@ -71,7 +80,7 @@ std::optional<std::vector<at::Tensor>> run(OpCall& call, const std::vector<Dims>
     const Operand& operand = call.operands[i];
     if (!operand.spec) continue;
     c10::IValue& value = stack[operand.arg];
-    const at::Tensor sample = sample_of(*operand.spec, sizes[i], call.op.args[operand.arg].role);
+    const at::Tensor sample = sample_of(call, operand, sizes[i]);
     if (value.isTensorList()) {
       if (operand.index == 0) value = value.toTensorList().copy();
       value.toTensorList().set(operand.index, sample);

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
@@ -56,3 +57,19 @@ def test_group_norm_takes_groups_that_divide_the_channels():
                     )
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_losses_of_one_class_on_ranks_without_samples(reduction):
+    scores, classes = torch.arange(3.0).view(3, 1), torch.zeros(3, dtype=torch.int64)
+
+    def check(mesh):
+        x, y = (sw.distribute_tensor(dense, mesh, [Shard(0)]) for dense in (scores, classes))
+        for call, labels, target in (
+            (F.multi_margin_loss, y, classes),
+            (F.multilabel_margin_loss, y[:, None], classes[:, None]),
+        ):
+            ours, expected = call(x, labels, reduction=reduction), call(scores, target, reduction=reduction)
+            torch.testing.assert_close(ours.full_tensor(), expected)
+
+    run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
