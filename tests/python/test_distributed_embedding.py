@@ -417,6 +417,45 @@ def test_plans_of_other_tables_or_ranks_are_refused():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("dp_input", [True, False])
+def test_frozen_tables_are_not_trained(dp_input):
+    def body(rank):
+        tables = [sw.TableConfig(name, 40, 2) for name in "ab"] + [sw.TableConfig(name, 3, 2) for name in "cd"]
+        layer = sw.DistributedEmbedding(tables, data_parallel_threshold=6, dp_input=dp_input)
+        optimizer = sw.optim.FusedSGD(layer.parameters(), lr=1.0)
+        for name in "ac":
+            layer.tables[name].requires_grad_(False)
+        before = layer.get_weights(all_ranks=True)
+        ids = torch.tensor([0, 1, 2, 0])
+        own = ids.view(2, 2)[rank]
+        of_owner = {name: ids if layer.pieces(name) else None for name in "ab"}
+        vectors = layer(dict.fromkeys("abcd", own) | ({} if dp_input else of_owner))
+        sum(each.sum() for each in vectors.values()).backward()
+        for name, old, new in zip("abcd", before, layer.get_weights(all_ranks=True), strict=True):
+            steps = torch.zeros_like(torch.from_numpy(old))
+            if name in "bd":
+                steps[:3] = torch.tensor([[1.0], [0.5], [0.5]])
+            torch.testing.assert_close(torch.from_numpy(old - new), steps)
+        del optimizer
+
+    run_ranks(2, body)
+
+
+def test_a_backward_that_wants_no_gradient_of_tables_trains_none():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)
+        optimizer = sw.optim.FusedSGD(layer.parameters(), lr=1.0)
+        whole = torch.from_numpy(layer.get_weights(all_ranks=True)[0])
+        weights = torch.ones(2, requires_grad=True)
+        vectors = layer([sw.RaggedIds(torch.tensor([1, 8]), weights=weights)])[0]
+        (grad,) = torch.autograd.grad(vectors.sum(), weights)
+        torch.testing.assert_close(grad, whole[[1, 8]].sum(1))
+        np.testing.assert_array_equal(layer.get_weights(all_ranks=True)[0], whole)
+        del optimizer
+
+    run_ranks(2, body)
+
+
 def test_frozen_tables_need_no_messages_for_weights():
     def body(rank):
         layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)

@@ -82,6 +82,12 @@ void check_first_order(const std::vector<at::Tensor>& grads) {
         fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
 }
 
+std::vector<bool> wanted_tables(const LayerTables& layer, AutogradContext* ctx) {
+  std::vector<bool> wanted;
+  for (size_t t = 0; t < layer.lanes.tables.size(); ++t) wanted.push_back(ctx->needs_input_grad(t));
+  return wanted;
+}
+
 std::vector<PartRows> rows_of_feature(const LookupStep& step, size_t f, const std::vector<at::Tensor>& arrivals,
                                       const at::Tensor& replicated) {
   const TableLanes& lanes = step.layer->lanes;
@@ -185,7 +191,8 @@ struct Combine : torch::autograd::Function<Combine> {
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
     const LookupStep step = kept_state<LookupStep>(ctx);
-    StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads);
+    StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads,
+                                          wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();
     variable_list all = std::move(result.tables);
     all.insert(all.end(), result.weights.begin(), result.weights.end());

@@ -12,6 +12,8 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 #include "wrappers/distributed_embedding/table_memory.h"
 
+#include <torch/csrc/autograd/custom_function.h>
+
 #include <memory>
 #include <vector>
 
@@ -68,6 +70,9 @@ struct LookupStep {
 
 /// Throws: c10::NotImplementedError where the gradients of a lookup would be differentiated again.
 void check_first_order(const std::vector<at::Tensor>& grads);
+
+/// By table: whether this backward is asked for its gradient. Pre: the layer's tables are the function's first inputs.
+std::vector<bool> wanted_tables(const LayerTables& layer, torch::autograd::AutogradContext* ctx);
 
 /// Rows of some columns of a feature's table.
 struct PartRows {

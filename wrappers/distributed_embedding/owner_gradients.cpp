@@ -63,11 +63,16 @@ struct TableIds {
 
 }  // namespace
 
-std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads) {
+std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads,
+                                        const std::vector<bool>& wanted) {
   const TableLanes& lanes = step.layer->lanes;
   const auto gathered = gathered_gradients(step, grads);
   std::vector<at::Tensor> result;
   for (size_t t = 0; t < lanes.tables.size(); ++t) {
+    if (!wanted[t]) {
+      result.emplace_back();
+      continue;
+    }
     const LayerTable& table = lanes.tables[t];
     const TableIds own(step, t);
     const auto grads_of_box = [&](const LaneSlice* slice) {

@@ -108,7 +108,7 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
     const BelowAutograd guard;
     const CommScope scope("DistributedEmbedding_backward");
     const OwnerStep step = kept_state<OwnerStep>(ctx);
-    variable_list result = owner_gradients(step, grads);
+    variable_list result = owner_gradients(step, grads, wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();
     result.emplace_back();  // the step is no variable
     return result;

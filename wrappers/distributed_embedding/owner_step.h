@@ -69,7 +69,9 @@ LaneTensors lane_tensors(const TableLanes& lanes, const std::function<int64_t(si
 /// One message per pair and lane: `sent[lane][rank]` to each rank, `received[lane][rank]` from it. Collective.
 void exchange_lanes(const TableLanes& lanes, const LaneTensors& sent, const LaneTensors& received);
 
-/// The gradients of tables from those of results, by feature; undefined ones are zeros. Collective: one exchange.
-std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads);
+/// The gradients of tables from those of results, by feature; undefined ones are zeros. `wanted`: by table; what is not wanted is neither
+/// computed nor given to an optimizer. Collective: one exchange.
+std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector<at::Tensor>& grads,
+                                        const std::vector<bool>& wanted);
 
 }  // namespace shardwise

@@ -17,7 +17,8 @@ using kernels::Pooling;
 /// By table: what becomes of its gradients. Collective calls are in the same order on all ranks.
 class Backward {
  public:
-  Backward(const LookupStep& step, const std::vector<at::Tensor>& grads) : step_(step), lanes_(step.layer->lanes) {
+  Backward(const LookupStep& step, const std::vector<at::Tensor>& grads, const std::vector<bool>& wanted)
+      : step_(step), lanes_(step.layer->lanes), wanted_(wanted) {
     for (size_t f = 0; f < grads.size(); ++f) of_features_.push_back(grad_of(f, grads[f]));
   }
 
@@ -26,7 +27,7 @@ class Backward {
     update_lanes();
     std::vector<at::Tensor> result;
     for (size_t t = 0; t < lanes_.tables.size(); ++t)
-      result.push_back(lanes_.tables[t].is_replicated ? replicated(t) : sharded(t));
+      result.push_back(!wanted_[t] ? at::Tensor() : lanes_.tables[t].is_replicated ? replicated(t) : sharded(t));
     return result;
   }
 
@@ -134,7 +135,7 @@ class Backward {
   size_t own_rank() const { return static_cast<size_t>(lanes_.own_rank()); }
 
   bool updates_with_its_lane(size_t t) const {
-    return !lanes_.tables[t].is_replicated && step_.sinks[t].updates_alone(*lanes_.tables[t].spec);
+    return wanted_[t] && !lanes_.tables[t].is_replicated && step_.sinks[t].updates_alone(*lanes_.tables[t].spec);
   }
 
   /// One call per lane for all tables whose optimizers need nothing of other ranks.
@@ -195,6 +196,7 @@ class Backward {
 
   const LookupStep& step_;
   const TableLanes& lanes_;
+  const std::vector<bool>& wanted_;  // by table
   std::vector<RowGrads> of_features_;
   // By lane: gradients of this rank's rows, from all ranks.
   std::vector<at::Tensor> arrived_;
@@ -205,8 +207,9 @@ class Backward {
 
 }  // namespace
 
-StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads) {
-  Backward backward(step, grads);
+StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads,
+                             const std::vector<bool>& wanted) {
+  Backward backward(step, grads, wanted);
   StepGradients result;
   for (const size_t f : step.weighted) result.weights.push_back(backward.weights(f));
   if (step.trains_tables)

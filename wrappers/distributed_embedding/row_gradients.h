@@ -6,11 +6,14 @@
 namespace shardwise {
 
 struct StepGradients {
-  std::vector<at::Tensor> tables;   // undefined where an optimizer took it, and where no feature uses the table
+  /// Undefined where it is not wanted, where an optimizer took it, and where no feature uses the table.
+  std::vector<at::Tensor> tables;
   std::vector<at::Tensor> weights;  // of the step's weighted features, in their order
 };
 
-/// `grads`: by feature, of its result; undefined ones are zeros. Collective: one exchange.
-StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads);
+/// `grads`: by feature, of its result; undefined ones are zeros. `wanted`: by table; what is not wanted goes to no optimizer.
+/// Collective: one exchange.
+StepGradients step_gradients(const LookupStep& step, const std::vector<at::Tensor>& grads,
+                             const std::vector<bool>& wanted);
 
 }  // namespace shardwise
