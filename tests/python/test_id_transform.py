@@ -348,6 +348,21 @@ def test_optimizers_of_torch_forget_rows_too():
     run_ranks(2, body)
 
 
+def test_rows_looked_up_before_they_pass_to_other_ids_keep_their_values():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        mapping = ExactMapping(20, mesh, n_buckets=2)
+        table = sw.ones(20, 3, device_mesh=mesh, placements=mapping.placements)
+        for begin in (0, 6, 12, 18):
+            mapping(torch.arange(begin, begin + 6))
+        rows = F.embedding(sw.distribute_tensor(torch.arange(20), mesh, [Replicate()]), table)  # not fetched yet
+        mapping.reset_rows(table)
+        assert mapping.n_reassigned > 0 and not (table.full_tensor() == 1).all()
+        assert (rows.full_tensor() == 1).all()
+
+    run_ranks(2, body)
+
+
 def test_modulo_hash():
     to_rows = ModuloHash(1000, seed=3)
     ids = torch.tensor([[0, -1, INT64[0]], [INT64[1], 5, 5]])

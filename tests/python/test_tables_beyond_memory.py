@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torchrun import expect_all_well
 
 import shardwise as sw
+from shardwise.id_transform import ExactMapping
 from shardwise.testing import run_ranks
 
 N_RANKS = 3
@@ -203,6 +204,31 @@ def test_what_a_program_writes_to_the_parameter_is_looked_up(tmp_path):
             np.testing.assert_array_equal(own, other)
 
     run_ranks(2, body)
+
+
+def test_rows_that_pass_to_other_ids_start_anew(tmp_path):
+    def trained(**options):
+        torch.manual_seed(4)
+        layer = sw.DistributedEmbedding([sw.TableConfig("t", 20, 4)], **options)
+        to_rows = ExactMapping(20, layer.mesh)
+        optimizer = sw.optim.FusedAdagrad(layer.parameters(), lr=0.1)
+        n_reassigned = 0
+        for step in range(8):
+            rows = to_rows(torch.arange(6 * step, 6 * step + 6))
+            to_rows.reset_rows(layer.tables["t"], optimizer, scale=0.1)
+            n_reassigned += to_rows.n_reassigned
+            layer([rows])[0].square().sum().backward()
+        optimizer.state_dict()
+        assert n_reassigned > 10
+        return layer.get_weights()[0], optimizer.state[layer.tables["t"]]["sum"].full_tensor()
+
+    def body(rank):
+        values, sums = trained()
+        stored, stored_sums = trained(storage={"t": sw.FileStorage(tmp_path, cache_rows=20)})
+        np.testing.assert_array_equal(stored, values)
+        assert torch.equal(stored_sums, sums)
+
+    run_ranks(1, body)
 
 
 def test_sparse_gradients(tmp_path):
