@@ -94,7 +94,7 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
       (any_common && may_exchange && have_adjoining_columns(table, common) &&
        (wants_all_to_all || all_to_all_is_faster(table, ids, n_results.value_or(ids.numel()), common, options.links)));
   if (!exchanges) plan.exchange_along.assign(common.size(), false);
-  bool ids_moved = false;  // explicit sizes of an inner shard depend on the outer ones
+  bool ids_moved = false, columns_moved = false;  // explicit sizes of an inner shard depend on the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
     const bool stay = plan.exchange_along[m] || is_whole(table, m);
@@ -107,8 +107,12 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
                          : of_table.is_shard(1)  ? of_table.with_dim(ids.dim())
                          : of_table.is_sharded() ? Placement::partial()
                                                  : of_table);
+    const Placement& found = plan.found.back();
     plan.result.push_back(of_ids.is_shard() || (sends_to_replicas && shards_rows(table, m)) ? of_ids
-                                                                                            : plan.found.back());
+                          : columns_moved && found.is_shard(ids.dim()) && !found.sizes().empty()
+                              ? Placement::shard(ids.dim())
+                              : found);
+    columns_moved |= !stay && of_table.is_shard(1) && of_ids.is_shard();
   }
   Dims sizes(ids.sizes());
   sizes.push_back(table.sizes()[1]);

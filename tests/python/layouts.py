@@ -90,4 +90,5 @@ TABLES = [
     Case("boxes", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_GRID)]),
     Case("columns by the piece", 3, [0, 1, 2], TABLE_SHAPE, [EnumerableShard(TABLE_COLUMNS)]),
     Case("ranges", 4, [0, 1, 2, 3], TABLE_SHAPE, [RaggedShard((0, 1), (2, 3, 0, 5))]),
+    Case("nested columns", 4, [[0, 1], [2, 3]], TABLE_SHAPE, [Shard(1), Shard(1, sizes=[1, 2])]),
 ]
