@@ -129,6 +129,12 @@ void HotRows::Hold::release() {
   rows_->slots_.release(std::exchange(held_, {}));
 }
 
+void HotRows::catch_up() {
+  const BelowAutograd guard;
+  const std::lock_guard lock(mutex_);
+  refresh();
+}
+
 /// `state`: this piece's parts of the optimizer's state tensors.
 void HotRows::attach(RowOptimizer& optimizer, c10::ArrayRef<at::Tensor> state) {
   const auto is_same = [](const at::Tensor& one, const at::Tensor& other) { return one.is_same(other); };

@@ -65,6 +65,8 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   };
   /// Brings the rows of `ids` (integers, each a row) to slots.
   Result hold(const at::Tensor& ids);
+  /// Slots whose rows were written to in the slow tensors since hold() read them have the values of now.
+  void catch_up();
   /// [slots, width]: the values of the rows that have slots.
   const at::Tensor& values() const { return tiers_[0].hot; }
 

@@ -206,6 +206,22 @@ def test_what_a_program_writes_to_the_parameter_is_looked_up(tmp_path):
     run_ranks(2, body)
 
 
+def test_what_is_written_between_start_and_wait_is_looked_up_with_ids_by_table(tmp_path):
+    def body(rank):
+        vectors = []
+        for layer in (layer_of(dp_input=False), layer_of(tmp_path, cache_rows=100, dp_input=False)):
+            parts = [ids_of(each, 0) for each in range(2)]
+            ids = {n: torch.cat([part[n] for part in parts]) if layer.pieces(n) else None for n in SHAPES}
+            lookup = layer.start(ids)
+            for table in layer.tables.values():
+                table.data.add_(1)
+            vectors.append(lookup.wait())
+        for feature, each in vectors[0].items():
+            assert torch.equal(vectors[1][feature], each)
+
+    run_ranks(2, body)
+
+
 def test_rows_that_pass_to_other_ids_start_anew(tmp_path):
     def trained(**options):
         torch.manual_seed(4)

@@ -38,13 +38,15 @@ std::vector<std::vector<at::Tensor>> combined_here(OwnerStep& step) {
     combined[f].resize(slices.size());
     step.chosen[f].resize(std::max<size_t>(slices.size(), 1));
     for (size_t place = 0; place < slices.size(); ++place)
-      if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank())
+      if (const LaneSlice& slice = slices[place]; slice.rank == lanes.own_rank()) {
+        const at::Tensor& slots = step.slots[f][place];
+        if (slots.defined()) memory.cache(slice.lane)->catch_up();  // the table may have been written to since start()
         combined[f][place] =
-            step.slots[f][place].defined()
-                ? step.ids[f]->combined(memory.cache(slice.lane)->values(), step.slots[f][place],
-                                        &step.chosen[f][place])
+            slots.defined()
+                ? step.ids[f]->combined(memory.cache(slice.lane)->values(), slots, &step.chosen[f][place])
                 : step.ids[f]->combined(memory.block(slice.lane).narrow(0, slice.first_row, slice.rows.length()),
                                         step.ids[f]->ids.to(lanes.mesh->device_type()), &step.chosen[f][place]);
+      }
   }
   return combined;
 }
