@@ -456,6 +456,19 @@ def test_a_backward_that_wants_no_gradient_of_tables_trains_none():
     run_ranks(2, body)
 
 
+def test_lookups_of_inference_leave_nothing_that_training_cannot_use():
+    def body(rank):
+        layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)
+        whole = torch.from_numpy(layer.get_weights(all_ranks=True)[0])
+        ids, weights = torch.tensor([1, 8]), torch.ones(2, requires_grad=True)
+        with torch.inference_mode():
+            layer([ids])
+        layer([sw.RaggedIds(ids, weights=weights)])[0].sum().backward()
+        torch.testing.assert_close(weights.grad, whole[[1, 8]].sum(1))
+
+    run_ranks(2, body)
+
+
 def test_frozen_tables_need_no_messages_for_weights():
     def body(rank):
         layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)

@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -31,6 +32,7 @@ at::Tensor RowBuffers::take(int64_t n_rows, int64_t width, const at::TensorOptio
       ++idle_[i];
   }
   if (best == buffers_.size()) {
+    const c10::InferenceMode normal(false);               // steps that train take it again
     buffers_.push_back(at::empty({n + n / 8}, options));  // steps differ a little
     idle_.push_back(0);
     prefer_large_pages(buffers_.back());
