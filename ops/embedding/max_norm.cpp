@@ -43,7 +43,7 @@ void shorten(const Spec& spec, const at::Tensor& piece, const at::Tensor& ids, d
   shorten_rows(piece, groups.rows, p, max_norm, powers);
 }
 
-/// Any pieces: parts of one row may lie on any ranks, so the sums of all rows with ids are reduced over all ranks.
+/// Any pieces: parts of one row may lie on any ranks, so the sums of all rows with ids are reduced over all ranks but replicas.
 void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& ids, double p, double max_norm) {
   const at::Tensor all = group_ids(ids, 0, spec.sizes()[0]).rows;
   const at::Tensor powers = at::zeros({all.numel()}, all.options().dtype(at::kDouble));
@@ -57,7 +57,9 @@ void shorten_pieces(const Spec& spec, const Shards& pieces, const at::Tensor& id
     powers.index_copy_(0, places, std::isinf(p) ? at::maximum(so_far, of_piece) : so_far + of_piece);
     parts.emplace_back(std::move(groups), std::move(places));
   }
-  all_reduce(*spec.mesh()->group(), powers, reduction_of(p));
+  for (size_t m = 0; m < spec.placements().size(); ++m)
+    if (!spec.placements()[m].is_replicate())
+      all_reduce(*spec.mesh()->group(static_cast<int64_t>(m)), powers, reduction_of(p));
   for (size_t i = 0; i < pieces.size(); ++i)
     shorten_rows(pieces[i], parts[i].first.rows, p, max_norm, powers.index_select(0, parts[i].second));
 }

@@ -29,6 +29,11 @@ void check_table(const at::Tensor& table) {
                     fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
                                 "redistribute().",
                                 kFuseOptimizer, to_string(spec_of(table)->placements())));
+  const Layout& layout = spec_of(table)->layout();
+  TORCH_CHECK_NOT_IMPLEMENTED(!layout.in_pieces() || layout.enumerated(),
+                              fmt::format("[{}] the table is laid out as {}: lookups read a copy of it, whose rows are "
+                                          "not those of its pieces. Place it on a mesh of one dim, or as Shard.",
+                                          kFuseOptimizer, to_string(layout.placements())));
 }
 
 void check_options(const RowOptimizer::Options& options) {

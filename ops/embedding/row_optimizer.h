@@ -39,7 +39,7 @@ class RowOptimizer {
   /// moments, are [rows]: replicated where columns are sharded; of rows that lie in several pieces, with the first of these.
   /// float32 (float64 for double tables). The state of a table in a file (runtime/tensor/mapped_memory.h) lies in files of the same folder.
   /// Throws: c10::ValueError for a table that is not a 2-D floating DTensor or is Partial, for options out of range, and on a rank whose
-  /// disk has no room.
+  /// disk has no room; c10::NotImplementedError for a table in pieces on a mesh of several dims.
   RowOptimizer(const at::Tensor& table, const Options& options);
 
   /// The options of the steps from now on; `kind` and `initial_accumulator` stay. Throws: as the constructor.

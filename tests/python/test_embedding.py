@@ -267,6 +267,21 @@ def test_max_norm_shortens_the_rows_named_by_any_rank(case, pooled, norm_type):
     on_ranks(case, body)
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["pieces outside", "pieces inside"])
+def test_max_norm_counts_replicas_of_pieces_once(order):
+    plain, ids = dense_table(), ids_of(3, n=6)
+    expected = F.embedding(ids, plain, max_norm=1.8)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        table = sw.distribute_tensor(dense_table(), mesh, [sw.RaggedShard((0, 1), (1, 2)), Replicate()][::order])
+        rows = F.embedding(sw.distribute_tensor(ids, mesh, [Replicate()] * 2), table, max_norm=1.8)
+        assert_equal(rows, expected)
+        assert_equal(table, plain)
+
+    run_ranks(4, body)
+
+
 def test_column_results_come_in_table_order_whatever_the_order_of_ranks():
     table, ids = torch.arange(6 * 17.0).view(6, 17), torch.tensor([5, 0, 3])
     for ranks in ([2, 0, 1, 3], [1, 2, 3, 0], [3, 2, 1, 0]):  # cycles of three and four too

@@ -353,6 +353,20 @@ def test_tables_of_one_optimizer_are_rounded_differently():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["pieces outside", "pieces inside"])
+def test_tables_in_pieces_need_a_mesh_of_one_dim(order):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        placements = [sw.RaggedShard((0,), (1, 1)), Replicate()][::order]
+        table = nn.Parameter(sw.distribute_tensor(torch.ones(4, 2), mesh, placements))
+        with pytest.raises(NotImplementedError, match=r"RaggedShard.* Place it on a mesh of one dim"):
+            sw.optim.FusedSGD([table])
+        F.embedding(sw.distribute_tensor(torch.tensor([0]), mesh, [Replicate()] * 2), table).sum().backward()
+        assert torch.equal(table.grad.full_tensor()[:, 0], torch.tensor([1.0, 0, 0, 0]))
+
+    run_ranks(4, body)
+
+
 BAD = {
     "weight_decay is -1": lambda t: sw.optim.FusedSGD(t, weight_decay=-1.0),
     "beta2 is 1": lambda t: sw.optim.FusedLAMB(t, betas=(0.9, 1.0)),

@@ -106,6 +106,15 @@ CASES = [
         TypeError,
     ),
     case(
+        "an optimizer of ranges of rows on a mesh of several dims",
+        """
+        grid = sw.init_device_mesh("cpu", (2, 1))
+        ranges = sw.ones(10, 4, device_mesh=grid, placements=[RaggedShard((0,), (1, 1)), Replicate()])
+        sw.optim.FusedSGD([torch.nn.Parameter(ranges)], lr=0.1)
+        """,
+        NotImplementedError,
+    ),
+    case(
         "a second optimizer",
         "first = sw.optim.FusedSGD([table], lr=0.1)\nsw.optim.FusedSGD([table], lr=0.1)",
         ValueError,
