@@ -43,7 +43,10 @@ ELSEWHERE = {
     ),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
-    "more ranks of processes than two": ("and torch.distributed.tensor then deals it otherwise",),
+    "more ranks than two": (
+        "and torch.distributed.tensor then deals it otherwise",
+        ", which overlap. Give the slices of ",
+    ),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",
         " reads the values of its operands, and a traced program has none",

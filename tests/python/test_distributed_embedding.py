@@ -1,5 +1,6 @@
 """DistributedEmbedding against nn.Embedding and nn.EmbeddingBag on one rank: requirements D1 to D11 by name."""
 
+import json
 import threading
 import warnings
 
@@ -467,6 +468,32 @@ def test_lookups_of_inference_leave_nothing_that_training_cannot_use():
         torch.testing.assert_close(weights.grad, whole[[1, 8]].sum(1))
 
     run_ranks(2, body)
+
+
+def planned(configs, n_ranks, treatment, slices):
+    """A plan written by hand. `slices`: by table (rank, rows, columns)."""
+    plan = json.loads(sw.plan_embeddings(configs, n_ranks).to_json())
+    for own, of_table in zip(plan["plans"], slices, strict=True):
+        own["treatment"] = treatment
+        own["slices"] = [{"rank": rank, "rows": rows, "columns": columns} for rank, rows, columns in of_table]
+    return sw.EmbeddingPlan.from_json(json.dumps(plan))
+
+
+def test_slices_of_columns_have_the_same_bounds_for_all_rows():
+    def body(rank):
+        table = sw.TableConfig("t", 10, 8)
+
+        def layer_with(slices):
+            return sw.DistributedEmbedding([table], plan=planned([table], 4, "table-parallel", [slices]))
+
+        with pytest.raises(ValueError, match=r"table t into columns 0:[48] and (0:[48]|4:8), which overlap"):
+            layer_with([(0, [0, 5], [0, 8]), (1, [5, 10], [0, 4]), (2, [5, 10], [4, 8])])
+        # Their rows may be cut anywhere.
+        layer = layer_with([(0, [0, 5], [0, 4]), (2, [0, 3], [4, 8]), (3, [3, 10], [4, 8]), (1, [5, 10], [0, 4])])
+        rows = layer([torch.arange(10)])[0].detach()
+        np.testing.assert_array_equal(rows, layer.get_weights(all_ranks=True)[0])
+
+    run_ranks(4, body)
 
 
 def test_frozen_tables_need_no_messages_for_weights():

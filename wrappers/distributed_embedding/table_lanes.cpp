@@ -31,6 +31,19 @@ std::vector<Interval> parts_of(const TablePlan& plan) {
   return parts;
 }
 
+/// Rows are put together of one slice from each part, so that these must not overlap.
+void check_parts(const std::string& table, const std::vector<Interval>& parts) {
+  Interval last{0, 0};
+  for (const Interval& part : parts) {
+    if (part.length() == 0) continue;
+    TORCH_CHECK_VALUE(part.begin >= last.end,
+                      fmt::format("[{}] the plan slices table {} into columns {}:{} and {}:{}, which overlap. Give the "
+                                  "slices of columns the same bounds for all rows.",
+                                  kLayer, table, last.begin, last.end, part.begin, part.end));
+    last = part;
+  }
+}
+
 /// The lane of a slice, without its heights.
 Lane lane_of_slice(const LayerTable& table, size_t t, const TableSlice& slice) {
   Lane lane{slice.columns.length(), table.spec->dtype(), {}};
@@ -145,6 +158,7 @@ TableLanes TableLanes::of(const std::vector<TableConfig>& configs, const std::ve
                      plans[t].treatment == Treatment::kReplicated,
                      {},
                      parts_of(plans[t])};
+    check_parts(table.name, table.parts);
     if (const auto storage = storages.find(t); storage != storages.end()) table.storage = storage->second;
     result.tables.push_back(std::move(table));
   }

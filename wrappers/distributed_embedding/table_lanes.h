@@ -55,8 +55,9 @@ struct TableLanes {
   std::vector<LayerTable> tables;
   std::vector<Lane> lanes;  // those of larger elements first
 
-  /// Throws: c10::ValueError for a mesh of several dims, for a plan of another number of ranks, and for storage of a table that is
-  /// replicated or of whose columns a rank has two slices, of none, or without a cache.
+  /// Throws: c10::ValueError for a mesh of several dims, for a plan of another number of ranks or whose slices of columns differ from rows
+  /// to rows so that they overlap, and for storage of a table that is replicated or of whose columns a rank has two slices, of none, or
+  /// without a cache.
   static TableLanes of(const std::vector<TableConfig>& configs, const std::vector<TablePlan>& plans,
                        const MeshPtr& mesh, const TableStorages& storages = {});
 
