@@ -81,7 +81,7 @@ def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:
     ]
     own = [piece for piece in _C.to_pieces(detached) if piece.numel() > 0]
     metadata = [each for each, (rank, _) in zip(everywhere, pieces, strict=True) if rank == dist.get_rank()]
-    properties = TensorProperties(dtype=tensor.dtype, requires_grad=tensor.requires_grad)
+    properties = TensorProperties(dtype=tensor.dtype, requires_grad=False)
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         [Shard(piece, each) for piece, each in zip(own, metadata, strict=True)],
         ShardedTensorMetadata(everywhere, tensor.size(), properties),

@@ -74,6 +74,8 @@ def sharded_tensor(folder):
     sharded = to_sharded_tensor(tensor)
     assert sharded.size() == TABLE.shape and len(sharded.metadata().shards_metadata) == 4
     assert sharded.local_shards()[0].metadata.shard_offsets == [by_rows[rank][0][0][0], 0]
+    again = to_sharded_tensor(tensor.requires_grad_())
+    assert again.local_shards()[0].tensor.data_ptr() == sharded.local_shards()[0].tensor.data_ptr()
     back = from_sharded_tensor(sharded)
     assert back.placements == tensor.placements
     assert back.to_local().shards[0].data_ptr() == tensor.to_local().shards[0].data_ptr()
