@@ -13,7 +13,8 @@ SpecPtr spec_of_weights_grad(const BagLookup& call, const LookupBackwardPlan& pl
   Placements placements = call.lookup.plan->ids;
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_replicate()) continue;
-    if (!call.lookup.table->placements()[m].is_replicate()) placements[m] = Placement::partial();
+    const Placement& of_table = call.lookup.table->placements()[m];
+    if (!of_table.is_replicate()) placements[m] = of_table.is_partial() ? of_table : Placement::partial();
     if (plan.grad[m].is_partial()) placements[m] = plan.grad[m];
   }
   const c10::IntArrayRef sizes = call.lookup.ids.sizes();

@@ -282,6 +282,29 @@ def test_max_norm_counts_replicas_of_pieces_once(order):
     run_ranks(4, body)
 
 
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+def test_gradients_of_weights_of_bags_in_a_table_that_is_partial(reduce_op):
+    terms = [dense_table(), dense_table().square()]
+    plain, ids = (terms[0] + terms[1]) / (2 if reduce_op == "avg" else 1), ids_of(1).view(-1, 3)
+    weights = torch.linspace(-1, 2, ids.numel(), dtype=torch.float64).view_as(ids)
+    scale = torch.arange(1, N_COLUMNS + 1, dtype=torch.float64)
+
+    def look_up(ids, table, weights, scale):
+        rows = F.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
+        (rows * scale).sum().backward()
+        return weights.grad
+
+    expected = look_up(ids, plain, weights.clone().requires_grad_(), scale)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = sw.DTensor.from_local(terms[rank], mesh, [sw.Partial(reduce_op)])
+        own = [sw.distribute_tensor(each, mesh, [Replicate()]) for each in (ids, weights, scale)]
+        assert_equal(look_up(own[0], table, own[1].requires_grad_(), own[2]), expected)
+
+    run_ranks(2, body)
+
+
 def test_column_results_come_in_table_order_whatever_the_order_of_ranks():
     table, ids = torch.arange(6 * 17.0).view(6, 17), torch.tensor([5, 0, 3])
     for ranks in ([2, 0, 1, 3], [1, 2, 3, 0], [3, 2, 1, 0]):  # cycles of three and four too
