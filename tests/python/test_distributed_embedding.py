@@ -242,12 +242,28 @@ def test_d9_wrong_weights_are_errors_and_nothing_is_written(tmp_path):
             layer.set_weights(good[1:])
         with pytest.raises(Exception, match="format version"):
             layer.set_weights([tmp_path / "corrupt.npy" if rank == 1 else good[0], *good[1:]])
+        with pytest.raises(ValueError, match="e is of float128 and not an array of real numbers of up to 8 bytes"):
+            layer.set_weights([*good[:-1], good[-1].astype(np.longdouble)])
         with pytest.raises(ValueError, match="c is of <U1 and not an array of real numbers"):
             layer.set_weights(
                 [np.full(shape, "x") if n == "c" else w for (n, shape), w in zip(SHAPES.items(), good, strict=True)]
             )
         for array, name in zip(layer.get_weights(all_ranks=True), SHAPES, strict=True):
             np.testing.assert_array_equal(array, tables[name].detach().numpy())
+
+    run_ranks(2, body)
+
+
+def test_d9_weights_of_either_byte_order(tmp_path):
+    tables = dense_tables()
+    for name, dtype in zip(SHAPES, (">f8", "<f8", ">f4", ">i4", "f8"), strict=True):
+        np.save(tmp_path / f"{name}.npy", tables[name].detach().mul(100).round().numpy().astype(dtype))
+
+    def body(rank):
+        layer = sw.DistributedEmbedding(configs())
+        layer.set_weights(tmp_path)
+        for array, table in zip(layer.get_weights(all_ranks=True), tables.values(), strict=True):
+            np.testing.assert_array_equal(array, table.detach().mul(100).round().numpy())
 
     run_ranks(2, body)
 

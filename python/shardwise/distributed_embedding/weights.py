@@ -182,9 +182,10 @@ def opened(layer: LayerParts, weights: Sequence[Any]) -> list[Array]:
     for value, config in zip(weights, layer.configs, strict=True):
         array = np.load(value, mmap_mode="r") if isinstance(value, str | os.PathLike) else value
         array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-            kind = f"of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(value).__name__}"
-            wrong.append(f"{config.name} is {kind} and not an array of real numbers")
+        if not isinstance(array, np.ndarray):
+            wrong.append(f"{config.name} is a {type(value).__name__} and not an array of real numbers")
+        elif array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:  # torch has no long double
+            wrong.append(f"{config.name} is of {array.dtype} and not an array of real numbers of up to 8 bytes")
         elif tuple(array.shape) != (config.n_rows, config.n_columns):
             wrong.append(f"{config.name} is {list(array.shape)} and not [{config.n_rows}, {config.n_columns}]")
         arrays.append(array)
@@ -237,4 +238,4 @@ def to_numpy(tensor: torch.Tensor) -> Array:
 
 
 def from_numpy(array: Array, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(np.array(array)).to(dtype)
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="))).to(dtype)
