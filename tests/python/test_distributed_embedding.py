@@ -512,6 +512,36 @@ def test_slices_of_columns_have_the_same_bounds_for_all_rows():
     run_ranks(4, body)
 
 
+def test_ids_by_table_of_samples_without_ids():
+    def body(rank):
+        tables = [sw.TableConfig(name, 9, 2, combiner="none") for name in "tu"]
+        layer = sw.DistributedEmbedding(tables, dp_input=False)
+        ids = torch.empty(5, 0, dtype=torch.int64)
+        vectors = layer([ids if layer.pieces(name) else None for name in "tu"])
+        assert [list(each.shape) for each in vectors] == [[3 - rank, 0, 2]] * 2
+        sum(each.sum() for each in vectors).backward()
+        assert not layer.tables["t"].grad.full_tensor().any()
+
+    run_ranks(2, body)
+
+
+def test_ids_by_table_of_a_row_parallel_table_on_one_rank():
+    def body(rank):
+        table = sw.TableConfig("t", 9, 2, dtype="float64")
+        plan = planned([table], 2, "row-parallel", [[(0, [0, 9], [0, 2])]])
+        layer = sw.DistributedEmbedding([table], plan=plan, dp_input=False)
+        dense = torch.from_numpy(layer.get_weights(all_ranks=True)[0]).requires_grad_()
+        ids = torch.tensor([1, 1, 8, 0])
+        own = slice(0, 2) if rank == 0 else slice(2, 4)
+        vectors = layer([ids if rank == 0 else None])[0]
+        torch.testing.assert_close(vectors, dense[ids[own]])
+        vectors.square().sum().backward()
+        (dense[ids].square().sum() / 2).backward()
+        torch.testing.assert_close(layer.tables["t"].grad.full_tensor(), dense.grad)
+
+    run_ranks(2, body)
+
+
 def test_frozen_tables_need_no_messages_for_weights():
     def body(rank):
         layer = sw.DistributedEmbedding([sw.TableConfig("t", 9, 2)], row_slice_threshold=1)

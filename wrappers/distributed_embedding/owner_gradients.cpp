@@ -75,7 +75,9 @@ std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector
     }
     const LayerTable& table = lanes.tables[t];
     const TableIds own(step, t);
-    const auto grads_of_box = [&](const LaneSlice* slice) {
+    const auto grads_of_box = [&](const Box& box) {
+      if (own.features.empty()) return BoxGrads{own.ids, {at::empty({0, box.sizes[1]}, step.layer->memory.options(t))}};
+      const LaneSlice* slice = table.is_replicated ? nullptr : lanes.own_slice(table, box);
       std::vector<RowGrads> each;
       for (const size_t f : own.features) {
         const size_t place = slice == nullptr ? 0 : static_cast<size_t>(slice - table.slices.data());
@@ -88,8 +90,7 @@ std::vector<at::Tensor> owner_gradients(const OwnerStep& step, const std::vector
                       scaled(joined(std::move(each), own.n_ids), step.layer->gradient_factor, own.ids.numel())};
     };
     std::vector<BoxGrads> boxes;
-    for (const Box& box : table.spec->boxes())
-      boxes.push_back(grads_of_box(table.is_replicated ? nullptr : lanes.own_slice(table, box)));
+    for (const Box& box : table.spec->boxes()) boxes.push_back(grads_of_box(box));
     const SpecPtr spec = table.is_replicated ? table.spec->with_placements({Placement::partial()}) : table.spec;
     result.push_back(step.sinks[t].take(spec, std::move(boxes), /*skipped=*/-1));
   }

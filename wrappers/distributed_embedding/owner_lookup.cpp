@@ -91,8 +91,8 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
       continue;
     }
     const at::Tensor whole = at::cat(parts[f], 1);
-    const int64_t per_sample = step.rows_per_sample[f];
-    results.push_back(step.has_rows[f] ? whole.view({-1, per_sample, whole.size(1)}) : whole);
+    const Dims sizes{step.samples_of(own).length(), step.rows_per_sample[f], whole.size(1)};
+    results.push_back(step.has_rows[f] ? whole.view(sizes) : whole);
   }
   return results;
 }
