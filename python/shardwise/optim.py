@@ -69,7 +69,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         """As torch's, with the number of steps."""
         for table, rows in self._rows.items():
             rows.write_back()
-            self.state[table]["step"] = torch.tensor(float(rows.n_steps))
+            self.state[table]["step"] = torch.tensor(float(rows.n_steps), dtype=torch.float32)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -367,6 +367,24 @@ def test_tables_in_pieces_need_a_mesh_of_one_dim(order):
     run_ranks(4, body)
 
 
+def test_the_number_of_steps_does_not_depend_on_the_default_dtype():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        table = nn.Parameter(sw.ones(4, 2, device_mesh=mesh, dtype=torch.float32))
+        optimizer = sw.optim.FusedSGD([table])
+        state = optimizer.state_dict()
+        state["state"][0]["step"] = torch.tensor(257, dtype=torch.int64)
+        optimizer.load_state_dict(state)
+        assert optimizer.state_dict()["state"][0]["step"].item() == 257
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        run_ranks(2, body)
+    finally:
+        torch.set_default_dtype(before)
+
+
 BAD = {
     "weight_decay is -1": lambda t: sw.optim.FusedSGD(t, weight_decay=-1.0),
     "beta2 is 1": lambda t: sw.optim.FusedLAMB(t, betas=(0.9, 1.0)),
