@@ -67,6 +67,8 @@ def torch_data_parallel(folder):
 
 def replicas_are_broadcast(folder):
     model = Model(data_parallel_threshold=100)
+    some = sw.DeviceMesh("cpu", [1, 3])
+    model.of_some_ranks = nn.Parameter(sw.distribute_tensor(torch.zeros(3), some, [sw.Replicate()]))
     sharded = {name: [piece.clone() for piece, _, _ in model.embedding.pieces(name)] for name in ("t0", "t2", "t3")}
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,6 +76,7 @@ def replicas_are_broadcast(folder):
             if not isinstance(parameter, sw.DTensor) or parameter.placements[0].is_replicate():
                 local.fill_(dist.get_rank())
     sw.broadcast_parameters(model, src=2)
+    assert (model.of_some_ranks.to_local() == dist.get_rank()).all()
     assert (model.over.weight == 2).all()
     for name in ("t1", "t4"):
         assert (model.embedding.tables[name].to_local() == 2).all()

@@ -14,16 +14,18 @@ from shardwise.placement_types import Replicate
 def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
     """Gives all ranks of `group` the values that rank `src` has of the parameters and buffers which each of them holds whole.
 
-    Plain tensors and replicated DTensors are sent, those of one dtype and device in one message; sharded ones are each rank's own part
-    and are left alone. Collective over `group`, the default one where there is none. Cost: a copy of what is sent.
+    Plain tensors and DTensors that are replicated on all of these ranks are sent, those of one dtype and device in one message; others
+    are each rank's own part and are left alone. Collective over `group`, the default one where there is none. Cost: a copy of what is sent.
 
     >>> layer = torch.nn.Linear(2, 2)  # its values are those of rank 0 afterwards
     >>> sw.broadcast_parameters(layer)
     """
+    ranks = set(dist.get_process_group_ranks(group))
     parts: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         if isinstance(tensor, DTensor):
-            if not all(isinstance(placement, Replicate) for placement in tensor.placements):
+            is_replicated = all(isinstance(placement, Replicate) for placement in tensor.placements)
+            if not is_replicated or not set(tensor.device_mesh.mesh.flatten().tolist()) >= ranks:
                 continue
             tensor = tensor.to_local()
         parts.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
