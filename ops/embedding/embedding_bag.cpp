@@ -1,5 +1,6 @@
 // ops/embedding/embedding_bag.cpp: sums, means and maxima of bags of rows: arguments and autograd. bag_lookup.h computes them.
 #include "ops/embedding/bag_lookup.h"
+#include "ops/embedding/first_order.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/families.h"
 #include "ops/support/kernels.h"
@@ -29,11 +30,13 @@ struct EmbeddingBag : torch::autograd::Function<EmbeddingBag> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return {{}, {}, {}};
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !c10::GradMode::is_enabled() || !grads[0].requires_grad(),
-        fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kEmbeddingBag));
-    const BagGradients result = bag_gradients(kept_state<BagLookup>(ctx), grads[0], ctx->needs_input_grad(0));
-    return {result.table, result.weights, {}};
+    const std::string no_second =
+        fmt::format("[{}] has no derivative of second order. Use embedding() and a sum, mean or amax.", kEmbeddingBag);
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled() || !grads[0].requires_grad(), no_second);
+    const BagLookup call = kept_state<BagLookup>(ctx);
+    const BagGradients result = bag_gradients(call, grads[0], ctx->needs_input_grad(0));
+    if (!call.wants_weights) return {result.table, {}, {}};
+    return {of_first_order(result.table, no_second), of_first_order(result.weights, no_second), {}};
   }
 };
 

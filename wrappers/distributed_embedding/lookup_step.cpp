@@ -1,5 +1,6 @@
 #include "wrappers/distributed_embedding/lookup_step.h"
 
+#include "ops/embedding/first_order.h"
 #include "ops/embedding/saved_state.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
@@ -75,11 +76,18 @@ std::vector<at::Tensor> RowsUnderWay::wait() {
   return std::move(arrivals_);
 }
 
+namespace {
+
+std::string no_second_order() {
+  return fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer);
+}
+
+}  // namespace
+
 void check_first_order(const std::vector<at::Tensor>& grads) {
   for (const at::Tensor& grad : grads)
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
-        fmt::format("[{}] has no derivative of second order. Use F.embedding and sums.", kLayer));
+    TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled() || !grad.defined() || !grad.requires_grad(),
+                                no_second_order());
 }
 
 std::vector<bool> wanted_tables(const LayerTables& layer, AutogradContext* ctx) {
@@ -194,6 +202,11 @@ struct Combine : torch::autograd::Function<Combine> {
     StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads,
                                           wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();
+    for (size_t i = 0; i < step.weighted.size(); ++i) {  // a product of rows and weights
+      at::Tensor& table = result.tables[step.layer->features[step.weighted[i]].table];
+      table = of_first_order(std::move(table), no_second_order());
+      result.weights[i] = of_first_order(std::move(result.weights[i]), no_second_order());
+    }
     variable_list all = std::move(result.tables);
     all.insert(all.end(), result.weights.begin(), result.weights.end());
     all.resize(all.size() + 2);  // the step and its rows are no variables

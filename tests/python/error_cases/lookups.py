@@ -92,6 +92,15 @@ CASES = [
         NotImplementedError,
     ),
     case(
+        "a second derivative of bags with weights",
+        """
+        weights = sw.ones(2, 2, device_mesh=mesh).requires_grad_()
+        bags = F.embedding_bag(ids.view(2, 2), table, per_sample_weights=weights, mode="sum")
+        torch.autograd.grad(bags.sum(), weights, create_graph=True)[0].sum().backward()
+        """,
+        NotImplementedError,
+    ),
+    case(
         "an optimizer of a plain table", "sw.optim.FusedSGD([torch.nn.Parameter(torch.ones(3, 2))], lr=0.1)", TypeError
     ),
     case("an optimizer of a table without gradients", "sw.optim.FusedSGD([table.detach()], lr=0.1)", ValueError),

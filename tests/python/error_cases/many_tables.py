@@ -181,6 +181,15 @@ CASES = [
         NotImplementedError,
     ),
     case(
+        "a second derivative of lookups with weights",
+        """
+        weights = torch.ones(3, requires_grad=True)
+        sums = layer([sw.RaggedIds(ids, torch.tensor([0, 3]), weights=weights), ids, ids])[0]
+        torch.autograd.grad(sums.sum(), weights, create_graph=True)[0].sum().backward()
+        """,
+        NotImplementedError,
+    ),
+    case(
         "samples of several numbers on one rank with dp_input=False",
         'sw.DistributedEmbedding([sw.TableConfig(name, 10, 8) for name in "abcd"], dp_input=False)([ids, ids, ids[:2], ids[:2]])',
         ValueError,
