@@ -203,6 +203,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
+  if (impl.get() == this) return;  // tensor.data = tensor, as model.float() does with what is float already
   TensorImpl::shallow_copy_from(impl);
   const auto* other = static_cast<DTensorImpl*>(impl.get());
   spec_ = other->spec_;

@@ -76,6 +76,17 @@ def test_distribute_tensor_takes_the_values_of_the_source_rank():
     assert run_ranks(3, body) == [[1, 2, 0], [1, 2, 1], [1, 2, 2]]
 
 
+def test_a_tensor_may_be_its_own_data():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for _ in range(100):  # as module.float() does with parameters that are
+            x = sw.ones(10, 7, device_mesh=mesh, placements=[Shard(0)])
+            x.data = x
+            assert x.to_local().shape == (5, 7) and x.sum().item() == 70
+
+    run_ranks(2, body)
+
+
 def test_gradients_flow_through_from_local_and_to_local():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
