@@ -28,6 +28,10 @@ void GatherSchedule::take(GatherSchedule& other) {
 }
 
 void GatherSchedule::replace(const ParameterGroup& old, const ParameterGroupPtr& fresh) {
+  for (const Member& member : members_)
+    for (auto* const ahead : {&member.settings->ahead_in_forward, &member.settings->ahead_in_backward})
+      for (auto& each : *ahead)
+        if (each.lock().get() == &old) each = fresh;
   member_of(old).group = fresh;
   entered_.clear();
   left_.clear();

@@ -54,6 +54,11 @@ at::Tensor piece_of(const at::Tensor& tensor) {
   return impl ? impl->shards()[0] : tensor.detach();
 }
 
+/// In which gradients of `dtype` are added up over the ranks. Complex ones stay complex, as parameters do.
+c10::ScalarType reduced_as(c10::ScalarType dtype, const GroupPrecision& precision) {
+  return c10::isFloatingType(dtype) ? precision.reduce_dtype.value_or(dtype) : dtype;
+}
+
 /// In which sums of gradients are kept: torch adds halves inexactly.
 c10::ScalarType summed_as(c10::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
@@ -116,7 +121,17 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
                                   "call fully_shard on the finished module.",
                                   names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor"));
   }
-  return std::shared_ptr<ParameterGroup>(new ParameterGroup(names_, dealt_, sharded, data_, precision_));
+  std::shared_ptr<ParameterGroup> result(new ParameterGroup(names_, dealt_, sharded, data_, precision_));
+  result->divide_factor_ = divide_factor_;
+  result->all_reduces_ = all_reduces_;
+  result->was_accumulated_ = was_accumulated_;
+  for (size_t i = 0; i < accumulated_.size(); ++i) {
+    if (!accumulated_[i].defined()) continue;
+    const at::Tensor& whole = result->wholes_[i];
+    result->accumulated_[i] = accumulated_[i].to(whole.device(), reduced_as(whole.scalar_type(), precision_));
+  }
+  if (unreplicated_.defined()) result->unreplicated_ = unreplicated_.to(result->wholes_[0].device());
+  return result;
 }
 
 ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<DealtParameter> dealt,
@@ -310,6 +325,11 @@ bool ParameterGroup::has_accumulated() const {
   return std::ranges::any_of(accumulated_, [](const at::Tensor& sum) { return sum.defined(); });
 }
 
+bool ParameterGroup::awaits_all_reduce() const {
+  return all_reduces_ && unreplicated_.defined() && !reduction_ &&
+         std::ranges::any_of(leaves_, [](const at::Tensor& leaf) { return leaf.requires_grad(); });
+}
+
 std::vector<at::Tensor> ParameterGroup::take_gradients() {
   arrivals_->restart();
   std::vector<at::Tensor> result(leaves_.size()), unfinished;
@@ -329,8 +349,11 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
     const auto finished = redistribute_many(unfinished, placements);
     for (size_t k = 0; k < places.size(); ++k) result[places[k]] = finished[k];
   }
-  for (at::Tensor& gradient : result)
-    if (gradient.defined()) gradient = piece_of(gradient);
+  for (at::Tensor& gradient : result) {
+    if (!gradient.defined()) continue;
+    gradient = piece_of(gradient);
+    if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();  // of an embedding with sparse=True
+  }
   return result;
 }
 
@@ -341,11 +364,10 @@ void ParameterGroup::accumulate() {
   const BelowAutograd guard;
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    const auto dtype = precision_.reduce_dtype.value_or(gradients[i].scalar_type());
     if (accumulated_[i].defined())
       accumulated_[i].add_(gradients[i]);
     else
-      accumulated_[i] = gradients[i].to(dtype);
+      accumulated_[i] = gradients[i].to(reduced_as(gradients[i].scalar_type(), precision_));
   }
 }
 
@@ -364,15 +386,15 @@ void ParameterGroup::start_reduce(bool fills) {
     }
     has.push_back(gradients[i].defined() || (fills && leaves_[i].requires_grad()));
   }
-  if (std::ranges::count(has, true) == 0) return;
-  const auto& reduced_as = precision_.reduce_dtype;
+  if (std::ranges::count(has, true) == 0 && !awaits_all_reduce()) return;
   for (size_t i = 0; i < gradients.size(); ++i) {
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined() && !leaves_[i].requires_grad()) continue;
     if (!gradient.defined()) gradient = at::zeros(wholes_[i].sizes(), wholes_[i].options());  // others may have one
     // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
-    if (reduced_as && (were_accumulated || c10::elementSize(*reduced_as) < c10::elementSize(gradient.scalar_type())))
-      gradient = gradient.to(*reduced_as);
+    const auto dtype = reduced_as(gradient.scalar_type(), precision_);
+    if (were_accumulated || c10::elementSize(dtype) < c10::elementSize(gradient.scalar_type()))
+      gradient = gradient.to(dtype);
   }
   reduction_ = std::make_unique<GradientReduction>(*data_.shard_group(), dealt_, std::move(gradients), has);
 }
@@ -391,7 +413,7 @@ void ParameterGroup::finish_reduce() {
     const bool has_replicas = data_.replica_group() && data_.replica_group()->size() > 1;
     c10::ScalarType dtype = at::kFloat;
     for (const size_t i : which)
-      dtype = c10::promoteTypes(dtype, summed_as(precision_.reduce_dtype.value_or(wholes_[i].scalar_type())));
+      dtype = c10::promoteTypes(dtype, summed_as(reduced_as(wholes_[i].scalar_type(), precision_)));
     std::vector<int64_t> begins;
     int64_t n_elements = 0;
     for (const size_t i : which) {

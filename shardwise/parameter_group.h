@@ -43,8 +43,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   static std::shared_ptr<ParameterGroup> create(const std::vector<std::string>& names,
                                                 const std::vector<at::Tensor>& parameters, const DataMesh& data,
                                                 const GroupPrecision& precision = {}, const Placements& along = {});
-  /// The same with other parts: `sharded[i]` in the place of sharded()[i], of its layout, perhaps of another dtype or on another device.
-  /// Throws: c10::ValueError where one is of another layout.
+  /// The same with other parts: `sharded[i]` in the place of sharded()[i], of its layout, perhaps of another dtype or on another device. What
+  /// was set, and gradients that wait for a later reduction, are those of this one. Throws: c10::ValueError where one is of another layout.
   std::shared_ptr<ParameterGroup> with(const std::vector<at::Tensor>& sharded) const;
   ~ParameterGroup();
   ParameterGroup(const ParameterGroup&) = delete;
@@ -86,13 +86,17 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool has_gradients() const;
   /// True where accumulate() has some for a later start_reduce().
   bool has_accumulated() const;
-  /// Takes the gradients that have come and starts to reduce them, for which all ranks must have some. Of a parameter that only other ranks
-  /// have a gradient of, this one's counts as zeros; one that nobody has stays without. `fills`: zeros for that, too.
+  /// True where sums among the sharding ranks are to be reduced among replicas, which set_all_reduces(false) put off.
+  bool awaits_all_reduce() const;
+  /// Takes the gradients that have come and starts to reduce them, for which all ranks must have some, now or in sums that wait. Of a
+  /// parameter that only other ranks have a gradient of, this one's counts as zeros; one that nobody has stays without. `fills`: zeros for
+  /// that, too.
   void start_reduce(bool fills = false);
   bool is_reducing() const { return reduction_ != nullptr; }
   /// Waits, and adds them to .grad of sharded().
   void finish_reduce();
-  /// Takes them and adds them up on this rank, whole, for a later start_reduce(). Sends nothing.
+  /// Takes them and adds them up on this rank, whole, for a later start_reduce(). To be called on all ranks alike, with gradients or without:
+  /// sums are sent in another dtype. Sends nothing but, beside other meshes, what makes sums over these whole.
   void accumulate();
   /// Forgets gradients that have come and are not reduced, after a failure.
   void drop_gradients();

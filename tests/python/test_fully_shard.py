@@ -468,6 +468,43 @@ def test_unshard_and_prefetch():
     run_ranks(4, body)
 
 
+@pytest.mark.parametrize("change", ["to", "to_empty", "assign"])
+def test_what_was_set_holds_for_other_parameters(change):
+    given = seeded(Model)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = shard_blocks(copy.deepcopy(given), mesh)
+        first, _, third = model.blocks
+        first.set_modules_to_forward_prefetch(list(model.blocks[1:]))
+        third.set_modules_to_backward_prefetch(list(model.blocks[:2]))
+        for each in (model, *model.blocks):
+            each.set_gradient_divide_factor(1.0)
+        values = {key: value.clone() for key, value in model.state_dict().items()}
+        if change == "to":
+            model.to("cpu")
+        elif change == "to_empty":
+            model.to_empty(device="cpu")
+        model.load_state_dict(values, assign=change == "assign")
+        with torch.no_grad():
+            model(IDS[0])  # the outermost group stays gathered
+        n_gathered = []
+
+        def count(*_):
+            n_gathered.append(comm.get_comm_counts().get("all_gather", 0))
+
+        first.up.register_forward_pre_hook(count)
+        third.up.register_forward_hook(lambda module, args, output: output.register_hook(count) and None)
+        with sw.CommDebugMode() as comm:
+            loss_of(model, IDS[0][: 4 * (rank + 1)]).backward()
+        assert n_gathered == [3, 3 + 3]  # the blocks, and again
+        dense = copy.deepcopy(given)
+        sum(loss_of(dense, IDS[0][: 4 * (index + 1)]) for index in range(2)).backward()
+        expect_same(model, dense)
+
+    run_ranks(2, body)
+
+
 def test_values_loaded_and_clipped():
     given, other = seeded(Model), Model()
     dense = copy.deepcopy(other)

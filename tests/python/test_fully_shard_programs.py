@@ -22,7 +22,7 @@ from fsdp_models import (
 from torch import nn
 
 import shardwise as sw
-from shardwise.fsdp import fully_shard
+from shardwise.fsdp import MixedPrecisionPolicy, fully_shard
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
@@ -270,6 +270,16 @@ def test_parameters_of_other_strides_and_dtypes():
     for n_ranks in (3, 4):
         expect_runs_as_whole(Odd, steps(2), n_ranks)
 
+    def add_up(model, part):
+        for step in range(2):
+            if isinstance(model, sw.fsdp.FSDPModule):
+                model.set_requires_gradient_sync(step == 1)
+            model(part(X)).square().mean().backward()
+
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for run in (steps(2), add_up):
+        expect_runs_as_whole(Odd, run, shard=lambda model, mesh: fully_shard(model, mesh=mesh, mp_policy=policy))
+
 
 @pytest.mark.parametrize("change", ["module", "inner module", "data"])
 def test_a_dtype_that_changes_later(change):
@@ -290,6 +300,17 @@ def test_a_dtype_that_changes_later(change):
             model.zero_grad()
 
     expect_runs_as_whole(mlp, run, rtol=1e-8, atol=1e-8)
+
+
+def test_a_dtype_that_changes_between_sums():
+    def run(model, part):
+        for step in range(2):
+            if isinstance(model, sw.fsdp.FSDPModule):
+                model.set_requires_gradient_sync(step == 1)
+            model(part(X.double() if step else X)).square().mean().backward()
+            model.double()
+
+    expect_runs_as_whole(mlp, run, rtol=1e-5, atol=1e-6)
 
 
 class Sharing(nn.Module):
