@@ -28,6 +28,7 @@ void bind_groups(py::module_& module) {
       .def_property_readonly("sharded", &ParameterGroup::sharded)
       .def_property("leaves", &ParameterGroup::leaves, &ParameterGroup::set_leaves)
       .def_property_readonly("is_in_place", &ParameterGroup::is_in_place)
+      .def_property_readonly("is_stale", &ParameterGroup::is_stale)
       .def("on_exchange", &ParameterGroup::on_exchange, py::arg("exchange"))
       .def("start_gather", torch::wrap_pybind_function_no_gil(&ParameterGroup::start_gather))
       .def("gather", torch::wrap_pybind_function_no_gil(&ParameterGroup::gather))

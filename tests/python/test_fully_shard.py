@@ -550,6 +550,10 @@ def test_a_step_is_seen_by_what_stayed_gathered():
         torch.optim.SGD(dense.parameters(), lr=0.5).step()
         torch.testing.assert_close(before, given(IDS[0]).detach())
         torch.testing.assert_close(after, dense(IDS[0]).detach())
+        optimizer.step()
+        torch.optim.SGD(dense.parameters(), lr=0.5).step()
+        model.unshard()
+        torch.testing.assert_close(model.head.weight, dense.head.weight)
 
     run_ranks(2, body)
 

@@ -60,6 +60,8 @@ class FSDPModule:
         With `async_op` it returns at once, with a handle. Collective over the mesh."""
         unit = _unit(self)
         unit.take_replacements()
+        if unit.group.is_stale:
+            unit.group.release()
         unit.group.start_gather()
         handle = UnshardHandle(unit)
         if async_op:
