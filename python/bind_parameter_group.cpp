@@ -63,6 +63,8 @@ void bind_schedules(py::module_& module) {
       .def("enter_forward", torch::wrap_pybind_function_no_gil(&Schedule::enter_forward), py::arg("group"))
       .def("leave_forward", torch::wrap_pybind_function_no_gil(&Schedule::leave_forward), py::arg("group"),
            py::arg("releases") = true)
+      .def("reshard_after_forward", torch::wrap_pybind_function_no_gil(&Schedule::reshard_after_forward),
+           py::arg("group"))
       .def("before_backward", torch::wrap_pybind_function_no_gil(&Schedule::before_backward), py::arg("group"))
       .def("after_backward", torch::wrap_pybind_function_no_gil(&Schedule::after_backward), py::arg("group"))
       .def_property_readonly("n_ended", &Schedule::n_ended)

@@ -39,24 +39,13 @@ void GatherSchedule::replace(const ParameterGroup& old, const ParameterGroupPtr&
 }
 
 void GatherSchedule::listen(const ParameterGroupPtr& group) {
-  const std::weak_ptr<GatherSchedule> self = weak_from_this();
-  const std::weak_ptr<ParameterGroup> of = group;
-  group->on_gradients(
-      [self] {
-        const auto schedule = self.lock();
-        if (!schedule) return;
-        schedule->begin_backward();  // it may have come by no module's output: by what a module keeps of its forward
-        schedule->finish_reduction();
-        schedule->gather_ahead_in_backward();
-      },
-      [self, of] {
-        const auto schedule = self.lock();
-        const auto arrived = of.lock();
-        if (!schedule || !arrived) return;
-        Member& member = schedule->member_of(*arrived);
-        // Ranks that lack some gradient come to it after the backward: so do all, for the same order of messages.
-        if (!member.settings->fills_unused) schedule->settle_gradients(member);
-      });
+  group->on_first_gradient([self = weak_from_this()] {
+    const auto schedule = self.lock();
+    if (!schedule) return;
+    schedule->begin_backward();  // it may have come by no module's output: by what a module keeps of its forward
+    schedule->finish_reduction();
+    schedule->gather_ahead_in_backward();
+  });
 }
 
 GatherSchedule::Member* GatherSchedule::find(const ParameterGroup* group) {
@@ -106,23 +95,36 @@ void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases
   if (at::GradMode::is_enabled()) left_.push_back(group.get());
   Member& of = member_of(*group);
   if (of.n_forwards > 0) --of.n_forwards;
-  if (of.n_forwards == 0) {
-    group->put_back();
-    if (releases && of.settings->reshards_after_forward) {
-      if (of.settings->n_keeping > 0)
-        group->release_to(of.settings->n_keeping);
-      else
-        group->release();
-    }
-  }
+  if (of.n_forwards == 0) group->put_back();
+  if (releases) reshard_after_forward(group);
   if (n_open_ > 0) return;
   for (const Member& member : members_)  // gathered ahead for modules that did not run
     if (member.group->is_on_its_way()) member.group->release();
 }
 
+void GatherSchedule::reshard_after_forward(const ParameterGroupPtr& group) {
+  const Member& of = member_of(*group);
+  if (is_backward_running() || of.n_forwards > 0 || !of.settings->reshards_after_forward) return;
+  if (of.settings->n_keeping > 0)
+    group->release_to(of.settings->n_keeping);
+  else
+    group->release();
+}
+
 void GatherSchedule::begin_backward() {
+  drop_failed_backward();
   if (std::exchange(is_in_backward_, true)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->end_backward(); });
+  const auto token = std::make_shared<bool>();
+  backward_ = token;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), token] { self->end_backward(); });
+  for (Member& member : members_)  // also where this rank's loss ignores the outputs
+    if (member.settings->fills_unused && std::ranges::count(left_, member.group.get()) > 0) member.is_unsettled = true;
+}
+
+int64_t GatherSchedule::n_ended() {
+  drop_failed_backward();
+  return n_ended_;
 }
 
 void GatherSchedule::before_backward(const ParameterGroupPtr& group) {
@@ -154,6 +156,10 @@ void GatherSchedule::finish_reduction() {
   if (const auto group = std::exchange(reducing_, nullptr)) group->finish_reduce();
 }
 
+bool GatherSchedule::is_to_settle(const Member& member) {
+  return member.group->has_gradients() || (member.settings->fills_unused && member.is_unsettled);
+}
+
 void GatherSchedule::settle_gradients(Member& member) {
   const ParameterGroupPtr group = member.group;
   member.is_unsettled = false;
@@ -170,18 +176,32 @@ void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
   Member& member = member_of(*group);
   if (--member.n_backwards > 0) return;
   member.n_backwards = 0;
-  if (group->has_gradients() || (member.settings->fills_unused && member.is_unsettled)) settle_gradients(member);
-  group->put_back();
-  if (member.settings->reshards_after_backward) group->release();
+  if (computing_ == group) {  // no gradient of this rank's came; it did of others', whose messages have this order
+    finish_reduction();
+    gather_ahead_in_backward();
+  }
+  // Ranks whose loss ignores the outputs come to it after the backward, unless they gather for it, which is collective: so do all.
+  const GroupSchedule& settings = *member.settings;
+  const bool all_have_backward = settings.reshards_after_forward && settings.gathers_in_backward;
+  if (is_to_settle(member) && (all_have_backward || !settings.fills_unused)) settle_gradients(member);
+  release_after_backward(member);
+}
+
+void GatherSchedule::release_after_backward(const Member& member) {
+  if (member.n_forwards > 0) return;  // within which a program asks for gradients
+  member.group->put_back();
+  if (member.settings->reshards_after_backward) member.group->release();
 }
 
 void GatherSchedule::end_backward() {
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
-    member->n_backwards = 1;  // of inputs without gradients nobody tells the end
-    after_backward(member->group);
-    if (member->settings->reduces && member->group->has_accumulated()) settle_gradients(*member);  // it did not run now
+    const ParameterGroup& group = *member->group;
+    member->n_backwards = 0;  // of inputs without gradients nobody tells the end
+    const bool waits = group.has_accumulated() || group.awaits_all_reduce();  // since a backward before
+    if (is_to_settle(*member) || waits || !member->settings->reduces) settle_gradients(*member);
     member->is_unsettled = false;
-    if (member->group->is_on_its_way()) member->group->release();
+    release_after_backward(*member);
+    if (group.is_on_its_way()) member->group->release();
   }
   finish_reduction();
   is_in_backward_ = false;
@@ -190,18 +210,29 @@ void GatherSchedule::end_backward() {
   if (is_last_backward_) left_.clear();
 }
 
-void GatherSchedule::reset() {
+void GatherSchedule::drop_backward() {
   is_in_backward_ = false;
   ++n_ended_;
-  n_open_ = 0;
   computing_ = nullptr;
   reducing_ = nullptr;
+  for (Member& member : members_) {
+    member.n_backwards = 0;
+    member.is_unsettled = false;
+    member.group->drop_gradients();
+  }
+}
+
+void GatherSchedule::drop_failed_backward() {
+  if (is_in_backward_ && backward_.expired()) drop_backward();
+}
+
+void GatherSchedule::reset() {
+  drop_backward();
+  n_open_ = 0;
   entered_.clear();
   left_.clear();
   for (Member& member : members_) {
-    member.n_forwards = member.n_backwards = 0;
-    member.is_unsettled = false;
-    member.group->drop_gradients();
+    member.n_forwards = 0;
     member.group->release();
   }
 }

@@ -41,12 +41,14 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void enter_forward(const ParameterGroupPtr& group);
   /// `releases`: its modules have been through.
   void leave_forward(const ParameterGroupPtr& group, bool releases = true);
+  /// After the forward of the outermost module, where not all modules of `group` have been through.
+  void reshard_after_forward(const ParameterGroupPtr& group);
   /// Before the backward of that call, and after it: once for each call. A backward may begin before that of a later call has ended.
   void before_backward(const ParameterGroupPtr& group);
   void after_backward(const ParameterGroupPtr& group);
 
   /// How many backwards have ended, or failed. Tells those of one forward apart, of which there are several with retain_graph=True.
-  int64_t n_ended() const { return n_ended_; }
+  int64_t n_ended();
 
   /// False keeps what is on its way, and the order of groups, after a backward that others of the same forward follow.
   void set_last_backward(bool is_last) { is_last_backward_ = is_last; }
@@ -69,9 +71,14 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void begin_backward();
   void listen(const ParameterGroupPtr& group);
   void finish_reduction();
+  /// Gradients have come, or zeros stand for them.
+  static bool is_to_settle(const Member& member);
   /// Reduces what has come, or adds it up.
   void settle_gradients(Member& member);
+  void release_after_backward(const Member& member);
   void end_backward();
+  void drop_backward();
+  void drop_failed_backward();
 
   std::vector<Member> members_;
   size_t n_open_ = 0;                                      // forwards of groups, one within another
@@ -81,6 +88,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   ParameterGroupPtr computing_;  // whose backward runs, and what waits to be gathered ahead of it is not on its way yet
   int64_t n_ended_ = 0;
   bool is_in_backward_ = false;
+  std::weak_ptr<void> backward_;  // what the engine holds of it, until it ends or fails
   bool is_last_backward_ = true;
 };
 

@@ -77,25 +77,18 @@ constexpr auto kGathering = [] { return "all_gather"; };
 
 }  // namespace
 
-/// Counts the gradients of one backward. The hooks of the leaves hold it, which may outlive the group.
+/// Tells of the first gradient of one backward. The hooks of the leaves hold it, which may outlive the group.
 class ParameterGroup::Arrivals {
  public:
   void arrived() {
-    if (n_arrived_++ == 0 && first_) first_();
-    if (n_arrived_ < n_expected_) return;
-    n_arrived_ = 0;
-    if (all_) all_();
+    if (!std::exchange(has_arrived_, true) && first_) first_();
   }
-  void restart() { n_arrived_ = 0; }
-  void expect(size_t n_gradients) { n_expected_ = n_gradients; }
-  void tell(std::function<void()> first, std::function<void()> all) {
-    first_ = std::move(first);
-    all_ = std::move(all);
-  }
+  void restart() { has_arrived_ = false; }
+  void tell(std::function<void()> first) { first_ = std::move(first); }
 
  private:
-  size_t n_arrived_ = 0, n_expected_ = 0;
-  std::function<void()> first_, all_;
+  bool has_arrived_ = false;
+  std::function<void()> first_;
 };
 
 std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::string>& names,
@@ -190,19 +183,13 @@ void ParameterGroup::follow_requires_grad() {
 }
 
 void ParameterGroup::listen() {
-  size_t n_trained = 0;
-  for (const at::Tensor& leaf : leaves_) {
-    if (!leaf.requires_grad()) continue;
-    ++n_trained;
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
-  }
-  arrivals_->expect(n_trained);
+  for (const at::Tensor& leaf : leaves_)
+    if (leaf.requires_grad())
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
 }
 
-void ParameterGroup::on_gradients(std::function<void()> first, std::function<void()> all) {
-  arrivals_->tell(std::move(first), std::move(all));
-}
+void ParameterGroup::on_first_gradient(std::function<void()> first) { arrivals_->tell(std::move(first)); }
 
 uint64_t ParameterGroup::n_writes() const {
   uint64_t result = 0;

@@ -58,8 +58,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   /// Told when the whole parameters are to stand in the place of the sharded ones (true), and the other way round.
   void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
-  /// Told when the first gradient of a backward comes, and when all have come.
-  void on_gradients(std::function<void()> first, std::function<void()> all);
+  /// Told when the first gradient of a backward comes.
+  void on_first_gradient(std::function<void()> first);
 
   /// The whole parameters are to stand in the modules.
   bool is_in_place() const { return is_in_place_; }

@@ -278,6 +278,31 @@ def test_all_reduce_of_replicas_waits():
     run_ranks(4, body)
 
 
+def test_all_reduce_of_replicas_is_not_forgotten_where_the_last_backward_misses_a_unit():
+    given = seeded(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5)))
+    x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
+
+    def loss(model, x, step):
+        y = model[0](x)
+        return (model[1](y) if step == 0 else y).square().mean()
+
+    dense = copy.deepcopy(given)
+    sum(loss(dense, x, step) for step in range(2)).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        model = copy.deepcopy(given)
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for step in range(2):
+            model.set_requires_all_reduce(step == 1)
+            loss(model, rows_of(x, mesh.get_rank(), 4), step).backward()
+        expect_same(model, dense)
+
+    run_ranks(4, body, timeout=60)
+
+
 PLAN = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 
 
@@ -408,12 +433,12 @@ class Failing(nn.Module):
         x = self.blocks[0](x)
         if self.fails_in == "forward":
             raise RuntimeError("on purpose")
-        if self.fails_in == "backward":
 
-            def fail(grad):
+        def fail(grad):
+            if self.fails_in == "backward":
                 raise RuntimeError("on purpose")
 
-            x.register_hook(fail)
+        x.register_hook(fail)
         return self.blocks[1](x)
 
 
@@ -442,6 +467,28 @@ def test_state_after_exceptions(where):
         expect_same(model, dense)
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("forward", ["of another forward", "of the same forward"])
+def test_a_backward_after_one_that_failed(forward):
+    given = seeded(Failing)
+    x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
+    dense = copy.deepcopy(given)
+    dense(x).square().mean().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        model = shard_blocks(copy.deepcopy(given), mesh)
+        losses = [model(rows_of(x, mesh.get_rank(), 4)).square().mean() for _ in range(2)]
+        model.fails_in = "backward"
+        with pytest.raises(RuntimeError, match="on purpose"):
+            losses[0].backward(retain_graph=True)
+        model.fails_in = ""
+        model.zero_grad()
+        losses[forward == "of another forward"].backward()
+        expect_same(model, dense)
+
+    run_ranks(4, body, timeout=60)
 
 
 def test_unshard_and_prefetch():
@@ -640,6 +687,108 @@ def test_two_modules_in_one_group():
         expect_same(model, dense)
 
     run_ranks(4, body)
+
+
+class First(nn.Module):
+    """One of two modules runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.is_interrupted = False
+
+    def forward(self, x):
+        x = self.ways[0](x)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return x
+
+
+def test_a_group_of_which_one_module_ran_stays_gathered():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = First()
+        fully_shard(list(model.ways), mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh)
+        loss = model(torch.ones(2, 6)).sum()
+        with sw.CommDebugMode() as comm:
+            loss.backward()
+        assert dict(comm.get_comm_counts()) == {"reduce_scatter": 1}
+
+    run_ranks(2, body)
+
+
+def test_reset_after_an_interrupted_forward():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model, x = First(), torch.ones(2, 6)
+        fully_shard(list(model.ways), mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.is_interrupted = True
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        model.is_interrupted = False
+        model.reset_iter_state()
+        for _ in range(2):
+            loss = model(x).sum()
+            with sw.CommDebugMode() as comm:
+                loss.backward()
+            assert dict(comm.get_comm_counts()) == {"all_gather": 1, "reduce_scatter": 1}
+        with torch.no_grad():
+            model(x)
+        assert all(isinstance(each, sw.DTensor) for each in model.parameters())
+
+    run_ranks(2, body)
+
+
+def test_a_backward_that_reads_no_parameter():
+    class Words(nn.Embedding):
+        def forward(self, ids):
+            words = super().forward(ids)
+            return words, 2 * words
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = fully_shard(Words(11, 6), mesh=mesh, reshard_after_forward=True)
+        model.set_unshard_in_backward(False)
+        words, doubled = model(IDS[0])
+        with sw.CommDebugMode() as comm:
+            (words.sum() + doubled.sum()).backward()
+        assert dict(comm.get_comm_counts()) == {"reduce_scatter": 1}
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_outputs_that_one_rank_ignores(is_leaf):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 5)])
+
+        def forward(self, x):
+            return [way(x) for way in self.ways]
+
+    def loss(model, rank):
+        a, b = model(x[rank].clone().requires_grad_(is_leaf))
+        return a.square().mean() + (b.square().mean() if rank == 0 else 0)
+
+    given = seeded(Both)
+    x = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(2))
+    dense = copy.deepcopy(given)
+    (sum(loss(dense, rank) for rank in range(2)) / 2).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = copy.deepcopy(given)
+        for way in model.ways:
+            fully_shard(way, mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh).set_reshard_after_forward(False)
+        model.set_reduce_scatter_unused_params(True)
+        loss(model, rank).backward()
+        expect_same(model, dense)
+
+    run_ranks(2, body, timeout=30)
 
 
 def test_unused_parameters_are_zeros_where_asked():

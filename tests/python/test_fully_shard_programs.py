@@ -20,6 +20,7 @@ from fsdp_models import (
     steps,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import shardwise as sw
 from shardwise.fsdp import MixedPrecisionPolicy, fully_shard
@@ -131,6 +132,89 @@ def test_ranks_that_use_other_parameters(shape, reshard):
         run_ranks(2 if shape == (2,) else 4, body, timeout=30)
 
 
+def expect_means(make, loss, shard, **tolerance):
+    """Gradients are the mean of those of `loss(model, rank)` on each of two ranks."""
+    given = seeded(make)
+    dense = copy.deepcopy(given)
+    (sum(loss(dense, rank) for rank in range(2)) / 2).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = shard(copy.deepcopy(given), mesh)
+        loss(model, rank).backward()
+        expect_same(model, dense, **tolerance)
+
+    run_ranks(2, body, timeout=30)
+
+
+def test_ranks_that_use_other_parameters_around_a_unit():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x, uses_both):
+            y = self.body(x).tanh()
+            return self.a(y) + self.b(y) if uses_both else self.a(y)
+
+    def shard(model, mesh):
+        fully_shard(model.body, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    expect_means(Heads, lambda model, rank: model(X.chunk(2)[rank], rank == 0).square().mean(), shard)
+
+
+class Skipping(nn.Module):
+    """Blocks, one of which some ranks leave out."""
+
+    class Block(nn.Linear):
+        def forward(self, x, instead=None):
+            return super().forward(x) if instead is None else instead(x)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block(8, 8) for _ in range(4)])
+
+    def forward(self, x, instead):
+        for number, block in enumerate(self.blocks):
+            x = block(x, instead if number == 2 else None).tanh()
+        return x
+
+
+@pytest.mark.parametrize("instead", [lambda x: x * 1.0, lambda x: x], ids=["product", "input"])
+def test_a_block_that_one_rank_skips(instead):
+    def shard(model, mesh):
+        shard_blocks(model, mesh, reshard_after_forward=True).set_reduce_scatter_unused_params(True)
+        return model
+
+    expect_means(
+        Skipping,
+        lambda model, rank: model(X.chunk(2)[rank], instead if rank == 1 else None).square().mean(),
+        shard,
+    )
+
+
+def test_sums_are_sent_in_one_dtype_where_a_rank_has_none():
+    def loss(model, rank, step):
+        outputs = [layer(X.chunk(2)[rank]) for layer in model]
+        return sum(output.float().square().mean() for output in (outputs[:1] if step == 0 and rank == 1 else outputs))
+
+    given = seeded(lambda: nn.Sequential(nn.Linear(8, 5), nn.Linear(8, 3)))
+    dense = copy.deepcopy(given)
+    (sum(loss(dense, rank, step) for rank in range(2) for step in range(2)) / 2).backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        model = shard_layers(copy.deepcopy(given), mesh, reshard_after_forward=False, mp_policy=policy)
+        for step in range(2):
+            model.set_requires_gradient_sync(step == 1)
+            loss(model, rank, step).backward()
+        expect_same(model, dense, rtol=2e-2, atol=2e-2)
+
+    run_ranks(2, body, timeout=30)
+
+
 def test_a_unit_that_the_last_backward_does_not_reach():
     def run(model, part):
         for step in range(2):
@@ -214,6 +298,77 @@ def test_gradients_of_gradients():
         return model
 
     expect_runs_as_whole(mlp, steps(1, loss), shard=shard)
+
+
+def test_gradients_within_a_forward():
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.energy, self.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3)
+
+        def forward(self, x):
+            x = x.clone().requires_grad_()
+            (forces,) = torch.autograd.grad(self.energy(x).sum(), x)
+            return self.head(forces)
+
+    def shard(model, mesh):
+        fully_shard(model.energy, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    expect_runs_as_whole(Forces, steps(3), shard=shard)
+
+
+def of_a_leaf(model, x):
+    return model(x.clone().requires_grad_()).square().mean()
+
+
+def of_a_leaf_checkpointed(model, x):
+    return checkpoint(model, x.clone().requires_grad_(), use_reentrant=True).square().mean()
+
+
+@pytest.mark.parametrize("loss", [of_a_leaf, of_a_leaf_checkpointed])
+@pytest.mark.parametrize("parametrized", ["by torch", "in its forward"])
+def test_inputs_that_are_leaves(loss, parametrized):
+    class Adapted(nn.Linear):
+        def __init__(self):
+            super().__init__(8, 5)
+            self.down, self.up = nn.Parameter(torch.rand(2, 8)), nn.Parameter(torch.rand(5, 2))
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight + self.up @ self.down, self.bias)
+
+    def make():
+        linear = nn.utils.parametrizations.weight_norm(nn.Linear(8, 5)) if parametrized == "by torch" else Adapted()
+        return nn.Sequential(linear)
+
+    expect_runs_as_whole(make, steps(3, loss))
+
+
+def test_a_leaf_gets_its_gradient_and_the_module_one_exchange():
+    given = seeded(lambda: nn.Linear(8, 5))
+    expected = X.clone().requires_grad_()
+    given(expected).square().sum().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = fully_shard(copy.deepcopy(given), mesh=mesh)
+        x = X.clone().requires_grad_()
+        with sw.CommDebugMode() as comm:
+            model(x).square().sum().backward()
+        assert dict(comm.get_comm_counts()) == {"all_gather": 1, "reduce_scatter": 1}
+        torch.testing.assert_close(x.grad, expected.grad)
+        expect_same(model, given)
+
+    run_ranks(2, body)
+
+
+def test_an_embedding_with_sparse_gradients():
+    def shard(model, mesh):
+        model.sparse = True
+        return fully_shard(model, mesh=mesh)
+
+    ids = torch.arange(12) % 7
+    expect_runs_as_whole(lambda: nn.Embedding(11, 6), steps(3, x=ids), shard=shard)
 
 
 def test_an_optimizer_in_the_backward():

@@ -75,17 +75,20 @@ class FSDPModule:
 
     def reset_iter_state(self) -> None:
         """After an exception in a forward or backward that was caught: waits for what is on its way, and drops gradients that were not
-        reduced. The next forward does so by itself after a backward that failed."""
-        _unit(self).family.schedule.reset()
-        for unit in _units(self, recurse=True):
-            unit.waiting.clear()
+        reduced. The next forward or backward does so by itself after a backward that failed. A forward that was interrupted
+        (KeyboardInterrupt) needs the call: torch runs no hooks after it."""
+        family = _unit(self).family
+        family.schedule.reset()
+        for unit in family.units:
+            unit.forget_calls()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: further backward passes of the same forwards follow the next one."""
         _unit(self).family.schedule.set_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: gradients are added up, whole, on each rank, and nothing is sent, until a backward with True reduces the sum."""
+        """False: gradients are added up, whole, on each rank, until a backward with True reduces the sum. Until then nothing is sent
+        between the ranks of the mesh; beside tensor parallelism, gradients are made whole over its mesh each time."""
         for unit in _units(self, recurse):
             unit.settings.reduces = requires_gradient_sync
             unit.group.set_all_reduces(requires_gradient_sync)
@@ -132,7 +135,8 @@ class FSDPModule:
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: a parameter without a gradient is reduced as zeros, and gets zeros. Needed where a rank has gradients of none of a group's
-        parameters, and others of some."""
+        parameters, and others of some. Where its loss ignores the outputs of a module that others' losses use, that module needs
+        reshard_after_forward=False, too: else these gather its parameters again, and wait for that rank."""
         for unit in _units(self, recurse):
             unit.settings.fills_unused = reduce_scatter_unused_params
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cast_floats", "tensors_in"]
+__all__ = ["cast_floats", "replaced", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -31,14 +31,15 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return _replaced(value, cast)
+    return replaced(value, cast)
 
 
-def _replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with what `function` gives for each of its tensors; itself where all stay."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        items = {key: _replaced(item, function) for key, item in value.items()}
+        items = {key: replaced(item, function) for key, item in value.items()}
         if all(items[key] is item for key, item in value.items()):
             return value
         result = copy.copy(value)
@@ -46,13 +47,13 @@ def _replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> A
             result[key] = item  # type: ignore[index]
         return result
     if isinstance(value, (list, tuple)):
-        parts = [_replaced(item, function) for item in value]
+        parts = [replaced(item, function) for item in value]
         if all(new is old for new, old in zip(parts, value, strict=True)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value)]
-        changed = {name: _replaced(getattr(value, name), function) for name in fields}
+        changed = {name: replaced(getattr(value, name), function) for name in fields}
         if all(changed[name] is getattr(value, name) for name in fields):
             return value
         rebuilt: Any = copy.copy(value)

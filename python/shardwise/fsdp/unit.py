@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
-from shardwise.fsdp.nested_tensors import cast_floats, tensors_in
+from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
 
@@ -117,6 +117,13 @@ class Unit:
         for place, parameter in zip(self.places, self.leaves if is_gathered else self.sharded, strict=True):
             _keep(place, parameter)
 
+    def forget_calls(self) -> None:
+        """After forwards that torch did not end by our hook."""
+        self.calls.clear()
+        self.waiting.clear()
+        for module in self.modules:
+            module.__dict__.pop("_shardwise_entered", None)
+
     def release(self, *_: Any) -> None:
         """The parts stand in the modules, where state dicts look for them."""
         self.group.release()
@@ -160,7 +167,7 @@ class Unit:
         self.family.schedule.enter_forward(self.group)
         self.calls.append(call := Call(self))
         if torch.is_grad_enabled():
-            call.watch_inputs((args, kwargs))
+            args, kwargs = call.watch_inputs((args, kwargs))
         return args, kwargs
 
     def _is_over_data(self, mesh: DeviceMesh) -> bool:
@@ -175,9 +182,9 @@ class Unit:
             for unit in self.family.units:  # of several modules, not all of which ran
                 if unit.waiting:
                     unit.waiting.clear()
-                    unit.group.release()
+                    self.family.schedule.reshard_after_forward(unit.group)
         if torch.is_grad_enabled():
-            call.watch_outputs(output)
+            output = call.watch_outputs(output)
         return output if self.policy.output_dtype is None else cast_floats(output, self.policy.output_dtype)
 
 
@@ -187,29 +194,36 @@ class Call:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.begun_in = -1  # the backward in which an output's gradient came last
-        self.handles: list[Any] = []  # of inputs whose gradients have not come
+        self.handles: list[Any] = []  # of the inputs' hooks
+        self.n_missing = 0  # inputs whose gradients have not come in that backward
+        self.inputs: set[int] = set()  # the ids of these tensors
 
-    def watch_inputs(self, inputs: Any) -> None:
+    def watch_inputs(self, inputs: Any) -> Any:
+        """Returns them, views of those that are leaves: autograd gives a leaf its gradient before it goes on with the module's backward,
+        and a view its own after."""
+        inputs = replaced(inputs, lambda tensor: _view(tensor) if tensor.requires_grad and tensor.is_leaf else tensor)
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
-        self.n_missing = len(watched)
+        self.inputs = {id(tensor) for tensor in watched}
         for tensor in watched:
-            handle = tensor.register_hook(self._input_arrived)
-            # This call's backward ends before that of the call that gave the tensor begins.
-            hooks: Any = tensor._backward_hooks
-            hooks.move_to_end(handle.id, last=False)
-            self.handles.append(handle)
+            self.handles.append(tensor.register_hook(self._input_arrived))
+        return inputs
 
-    def watch_outputs(self, outputs: Any) -> None:
+    def watch_outputs(self, outputs: Any) -> Any:
+        """Returns them, views of those that are inputs: of one tensor, the end of this call's backward would come before its begin."""
+        outputs = replaced(outputs, lambda tensor: _view(tensor) if id(tensor) in self.inputs else tensor)
         for tensor in tensors_in(outputs):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_arrived)
+        return outputs
 
     def _output_arrived(self, grad: torch.Tensor) -> None:
         schedule = self.unit.family.schedule
         if self.begun_in == schedule.n_ended:  # by another output
-            self.unit.group.gather()
+            if self.unit.settings.gathers_in_backward:
+                self.unit.group.gather()
             return
         self.begun_in = schedule.n_ended
+        self.n_missing = len(self.handles)
         schedule.before_backward(self.unit.group)
 
     def _input_arrived(self, grad: torch.Tensor) -> None:
@@ -219,6 +233,10 @@ class Call:
             for handle in self.handles:  # inputs may outlive the call
                 handle.remove()
             schedule.after_backward(self.unit.group)
+
+
+def _view(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view_as(tensor) if tensor.layout == torch.strided else tensor  # others have none
 
 
 def _keep(place: Places, parameter: torch.Tensor) -> None:
