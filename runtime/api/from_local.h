@@ -11,7 +11,8 @@ namespace shardwise {
 struct FromLocalOptions {
   /// Compare shapes, dtypes and requires_grad between ranks, and make replicas equal to the first one's.
   bool run_check = false;
-  /// Global sizes and strides; without them the local tensors are taken to be of equal sizes.
+  /// Global sizes and strides; without them the local tensors are taken to be of equal sizes, and in memory as this rank's is; Partial
+  /// ones in row-major order.
   std::optional<Dims> shape;
   std::optional<Dims> stride;
   /// The gradient's placements, if not the tensor's own.

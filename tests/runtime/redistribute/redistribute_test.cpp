@@ -359,7 +359,8 @@ TEST(RedistributeTest, AvgOfHalvesOverflowsOnlyWhereItIsNoHalf) {
   run_ranks(4, [](World&) {
     auto mesh = make_mesh({4});
     const at::Tensor whole = at::full({6, 3}, 40'000, at::kHalf).t();
-    const at::Tensor mean = from_local(whole, mesh, {Placement::partial(Reduce::kAvg)});
+    const at::Tensor mean =
+        from_local(whole, mesh, {Placement::partial(Reduce::kAvg)}, {.shape = Dims{3, 6}, .stride = Dims{1, 3}});
     for (const Placement& to : {Placement::replicate(), Placement::shard(0), Placement::shard(1, {1, 0, 5, 0})}) {
       const at::Tensor moved = redistribute(mean, {to});
       EXPECT_EQ(moved.strides(), whole.strides());
