@@ -190,9 +190,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         part._has_groups = self._has_groups
         if part is not self and part._root_mesh is None:
             part._root_mesh = root
-            root._slices[names] = (
-                part  # C++ gives the meshes of tensors out as the objects that live: they know their root
-            )
+            root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as the object that knows its root
             part._layout = _MeshLayout([self._layout[self.mesh_dim_names.index(name)] for name in names])
             part._rank_map, part._flatten_rank_map = root._rank_map, root._flatten_rank_map
         return part
@@ -308,7 +306,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         root: Any = self._root_mesh
         if root is None:
             return _C.DeviceMesh.__reduce__(self)
-        return rebuild_slice, (root, self._dims_of_root(), self.mesh, self.mesh_dim_names)
+        own = (self.device_type, self.mesh, self.mesh_dim_names)
+        return rebuild_slice, (*own, root.mesh, root.mesh_dim_names, self._dims_of_root())
 
 
 @_reading_ranks
@@ -368,11 +367,21 @@ def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]
     return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
 
 
-def rebuild_slice(root: DeviceMesh, dims: tuple[str, ...], mesh: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
-    """Unpickles a mesh of some `dims` of `root`: the groups of all such parts are made, as other ranks unpickle theirs."""
-    part = root[dims]
-    is_this_ranks = part.mesh_dim_names == names and torch.equal(part.mesh, mesh)
-    return part if is_this_ranks else DeviceMesh(root.device_type, mesh, mesh_dim_names=names)
+def rebuild_slice(
+    device_type: str,
+    mesh: torch.Tensor,
+    mesh_dim_names: tuple[str, ...],
+    root: torch.Tensor,
+    root_dim_names: tuple[str, ...],
+    dims: tuple[str, ...],
+) -> DeviceMesh:
+    """Unpickles a mesh of some dims of another: the groups of all such parts are made, as other ranks unpickle theirs."""
+    try:
+        part = DeviceMesh(device_type, root, mesh_dim_names=root_dim_names)[dims]
+    except ValueError:  # on all ranks: this world has fewer than the other mesh
+        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+    is_this_ranks = part.mesh_dim_names == mesh_dim_names and torch.equal(part.mesh, mesh)
+    return part if is_this_ranks else DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
 
 
 def from_torch(mesh: object) -> DeviceMesh:

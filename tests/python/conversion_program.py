@@ -229,5 +229,11 @@ def slices_loaded(folder):
     assert others.mesh.tolist() == ([2, 3] if rank < 2 else [0, 1])
 
 
+def slices_loaded_by_half(folder):
+    """Of the ranks: the slice is there, the mesh that it is of is not."""
+    loaded = torch.load(f"{folder}/tp{dist.get_rank()}")
+    assert torch.equal(loaded.full_tensor(), X) and loaded.device_mesh.mesh.tolist() == [0, 1]
+
+
 if __name__ == "__main__":
     run_parts(globals())

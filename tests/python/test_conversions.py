@@ -17,6 +17,7 @@ def test_four_processes(tmp_path):
 def test_slices_of_a_mesh_keep_its_groups(tmp_path):
     expect_all_well("conversion_program.py", 4, "slices", tmp_path)
     expect_all_well("conversion_program.py", 4, "slices_loaded", tmp_path)
+    expect_all_well("conversion_program.py", 2, "slices_loaded_by_half", tmp_path)
 
 
 X = torch.arange(12.0).view(6, 2)
