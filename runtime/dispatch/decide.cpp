@@ -127,9 +127,17 @@ Decision decide(OpCall& call) {
   if (call.op.is_view) decision.view_offset = offset_of_view(call);
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
   if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
+  if (decision.is_skipped) decision.numbers = numbers_of(call.op, call.args);
   if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);
   decision.is_direct = is_direct(call, decision);
   return decision;
+}
+
+std::vector<c10::IValue> numbers_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  std::vector<c10::IValue> numbers;
+  for (size_t i = 0; i < args.size(); ++i)
+    if (op.args[i].is_number) numbers.push_back(args[i]);
+  return numbers;
 }
 
 }  // namespace shardwise

@@ -9,4 +9,7 @@ namespace shardwise {
 /// A decision without a propagation (no rule, or none that fits) means: replicate. Cost: a few microseconds.
 Decision decide(OpCall& call);
 
+/// The Scalar and float arguments.
+std::vector<c10::IValue> numbers_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
+
 }  // namespace shardwise

@@ -20,6 +20,8 @@ struct Decision {
   bool copied_view = false;  // ... although the result should be a view of it
   int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
+  /// Where is_skipped: the numbers of the call that was worked out, which the kernel took. It may refuse others.
+  std::vector<c10::IValue> numbers;
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts).

@@ -17,7 +17,6 @@
 #include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -102,11 +101,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// Throws what the kernel throws on the ranks that have elements. decide() saw to that for the numbers of the call that it was asked about,
-/// and a decision is for numbers of all values.
-void check_numbers(const BoundCall& call) {
-  const auto is_number = [](const OpInfo::Arg& arg) { return arg.is_number; };
-  if (std::ranges::none_of(call.op.args, is_number)) return;
+/// Throws what the kernel throws on the ranks that have elements, where it refuses the numbers of this call: a decision is for numbers of all
+/// values.
+void check_numbers(const BoundCall& call, const Decision& decision) {
+  if (numbers_of(call.op, call.args()) == decision.numbers) return;
   OpCall dense = call.to_op_call();
   infer_outputs(dense);
   if (dense.refusal) std::rethrow_exception(dense.refusal);
@@ -116,7 +114,7 @@ void run(BoundCall& call) {
   const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
-  if (decision->is_skipped) check_numbers(call);
+  if (decision->is_skipped) check_numbers(call, *decision);
   if (!decision->propagation)
     run_gathered(call);
   else if (op.rule->is_per_element())
