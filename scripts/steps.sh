@@ -12,6 +12,7 @@ cd "$root"
 venv=$root/.venv
 python=$venv/bin/python
 build=$root/build
+cores=$(env -u OMP_NUM_THREADS nproc)  # that variable, of which nproc takes notice, is for one process
 
 # A script started by another one goes on in the same log.
 if [ -z "${SHARDWISE_LOG:-}" ]; then
