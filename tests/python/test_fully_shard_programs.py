@@ -171,24 +171,26 @@ class Skipping(nn.Module):
         def forward(self, x, instead=None):
             return super().forward(x) if instead is None else instead(x)
 
-    def __init__(self):
+    def __init__(self, between):
         super().__init__()
         self.blocks = nn.ModuleList([self.Block(8, 8) for _ in range(4)])
+        self.between = between
 
     def forward(self, x, instead):
         for number, block in enumerate(self.blocks):
-            x = block(x, instead if number == 2 else None).tanh()
+            x = self.between(block(x, instead if number == 2 else None))
         return x
 
 
+@pytest.mark.parametrize("between", [torch.tanh, lambda x: x], ids=["tanh between", "one after the other"])
 @pytest.mark.parametrize("instead", [lambda x: x * 1.0, lambda x: x], ids=["product", "input"])
-def test_a_block_that_one_rank_skips(instead):
+def test_a_block_that_one_rank_skips(instead, between):
     def shard(model, mesh):
         shard_blocks(model, mesh, reshard_after_forward=True).set_reduce_scatter_unused_params(True)
         return model
 
     expect_means(
-        Skipping,
+        lambda: Skipping(between),
         lambda model, rank: model(X.chunk(2)[rank], instead if rank == 1 else None).square().mean(),
         shard,
     )

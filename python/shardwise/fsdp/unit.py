@@ -205,8 +205,19 @@ class Call:
         watched = [tensor for tensor in tensors_in(inputs) if tensor.requires_grad]
         self.inputs = {id(tensor) for tensor in watched}
         for tensor in watched:
-            self.handles.append(tensor.register_hook(self._input_arrived))
+            self.handles.append(self._end_at(tensor))
         return inputs
+
+    def _end_at(self, tensor: torch.Tensor) -> Any:
+        """The hook by which this call's backward ends: before that of the call of another unit that gave the tensor begins, so that no more
+        than two units are whole at once. torch calls hooks in the order in which their dict was filled."""
+        handle = tensor.register_hook(self._input_arrived)
+        hooks: Any = tensor._backward_hooks
+        for key, hook in list(hooks.items()):
+            giver = getattr(hook, "__self__", None)
+            if isinstance(giver, Call) and giver.unit is not self.unit:
+                hooks[key] = hooks.pop(key)
+        return handle
 
     def watch_outputs(self, outputs: Any) -> Any:
         """Returns them, views of those that are inputs: of one tensor, the end of this call's backward would come before its begin."""
