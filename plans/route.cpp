@@ -85,9 +85,9 @@ class DirectRoute {
  public:
   DirectRoute(const Layout& source, const Layout& destination) : now_(source), end_(destination) {
     std::vector<bool> leaves(now_.placements().size());
-    for (size_t m = leaves.size(); m-- > 0;) {
+    for (size_t m = 0; m < leaves.size(); ++m) {  // one that leaves for an outer one may have others leave
       const Placement &before = now_.placements()[m], &after = end_.placements()[m];
-      if (before == after) continue;
+      if (before == after && !leaves[m]) continue;
       if (before.is_partial()) leaves[m] = true;
       for (size_t later = m + 1; later < leaves.size();
            ++later) {  // what stays Partial is reduced first, and made anew

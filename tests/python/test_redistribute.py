@@ -288,6 +288,32 @@ def test_terms_of_sums_of_products_and_products_of_sums(options):
     run_ranks(4, body)
 
 
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        ([Partial(), Partial("max"), Partial()], [R, Partial("max"), Partial()]),
+        ([R, Partial(), Partial("max")], [Partial("product"), Partial(), Partial("max")]),
+    ],
+    ids=["sum of maxima of sums", "product of sums of maxima"],
+)
+def test_a_reduction_that_has_another_done_first_has_those_within_it_done_before(source, target):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2, 2))
+        places = torch.arange(8).view(2, 2, 2)
+        terms = torch.tensor([float(m1 == m2) for _, m1, m2 in itertools.product(range(2), repeat=3)]).view(2, 2, 2)
+        value = terms
+        for placement in reversed(source):  # the innermost first
+            if placement.is_partial():
+                value = value.amax(-1) if placement == Partial("max") else value.sum(-1)
+            else:
+                value = value[..., 0]
+        tensor = sw.DTensor.from_local(terms.flatten()[places.flatten()[rank]].view(1), mesh, source)
+        moved = tensor.redistribute(placements=target)
+        assert list(moved.placements) == target and moved.full_tensor().item() == value.item()
+
+    run_ranks(8, body)
+
+
 def test_sparse_gradients_of_many_tensors_go_back():
     dense = torch.arange(12.0).view(6, 2)
     ids = torch.tensor([4, 0, 4])
