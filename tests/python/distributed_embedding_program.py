@@ -83,6 +83,11 @@ def replicas_are_broadcast(folder):
     for name, pieces in sharded.items():
         for piece, (now, _, _) in zip(pieces, model.embedding.pieces(name), strict=True):
             torch.testing.assert_close(now, piece)
+    pair, rank = dist.new_group([0, 1]), dist.get_rank()
+    layer = nn.Linear(2, 2)
+    nn.init.constant_(layer.weight, rank)
+    sw.broadcast_parameters(layer, src=1, group=pair)
+    assert (layer.weight == (1 if rank < 2 else rank)).all()
 
 
 def pipeline_overlaps(folder):

@@ -15,11 +15,14 @@ def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGro
     """Gives all ranks of `group` the values that rank `src` has of the parameters and buffers which each of them holds whole.
 
     Plain tensors and DTensors that are replicated on all of these ranks are sent, those of one dtype and device in one message; others
-    are each rank's own part and are left alone. Collective over `group`, the default one where there is none. Cost: a copy of what is sent.
+    are each rank's own part and are left alone. Collective over `group`, the default one where there is none; on ranks outside it nothing
+    happens. Cost: a copy of what is sent.
 
     >>> layer = torch.nn.Linear(2, 2)  # its values are those of rank 0 afterwards
     >>> sw.broadcast_parameters(layer)
     """
+    if dist.get_rank(group) < 0:
+        return
     ranks = set(dist.get_process_group_ranks(group))
     parts: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in (*module.parameters(), *module.buffers()):
