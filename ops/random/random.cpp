@@ -177,7 +177,8 @@ void register_random() {
   add_torch_compositions({"uniform", "normal_functional", "log_normal", "exponential", "geometric", "cauchy",
                           "bernoulli.p", "random", "random.from", "random.to"});
   add_torch_compositions({"rand_like", "rand_like.generator", "randn_like", "randn_like.generator", "randint_like",
-                          "randint_like.generator", "randint_like.low_dtype", "randint_like.low_generator_dtype"});
+                          "randint_like.generator", "randint_like.low_dtype", "randint_like.low_generator_dtype",
+                          "randint_like.Tensor", "randint_like.Tensor_generator"});
 }
 
 }  // namespace shardwise

@@ -4,8 +4,8 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
+#include "runtime/dispatch/bound_call.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/any.h>
@@ -31,14 +31,15 @@ void fill_pieces(const DTensorImpl& impl, uint64_t seed, const FillPiece& fill) 
 at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& generator, const FillPiece& fill,
                       const std::function<void(at::Tensor&, const at::Generator&)>& dense) {
   const BelowAutograd guard;
-  const auto* impl = maybe_dtensor(self);
+  auto* impl = maybe_dtensor(self);
   const SpecPtr& spec = impl->spec();
   at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
   dense(one, scratch_generator());
+  check_writable("random numbers", *spec);
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
   const uint64_t seed = next_seed(generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
-    WriteWatch::note_write(*impl);
+    note_written(*impl);
     fill_pieces(*impl, seed, fill);
     return self;
   }

@@ -11,6 +11,8 @@ constexpr double kFew = 16;
 }  // namespace
 
 double sample_gamma(double alpha, RandomStream& stream) {
+  if (!(alpha > 0)) return alpha == 0 ? 0 : NAN;  // NaN, too
+  if (std::isinf(alpha)) return alpha;
   if (alpha < 1) {
     const double larger = sample_gamma(alpha + 1, stream);
     return larger * std::pow(1 - stream.uniform(), 1 / alpha);

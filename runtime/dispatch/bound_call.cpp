@@ -11,19 +11,20 @@
 #include <fmt/format.h>
 
 namespace shardwise {
-namespace {
 
-/// An expanded tensor has several elements in one place. What a rank holds of it may have one, or a copy: the ranks would not agree
-/// on whether the kernel refuses it.
-void check_writable(const OpInfo& op, const Spec& spec) {
+void check_writable(const std::string& op, const Spec& spec) {
   for (int64_t dim = 0; dim < spec.dim(); ++dim)
     TORCH_CHECK(spec.sizes()[dim] < 2 || spec.strides()[dim] != 0,
                 fmt::format("[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share "
                             "memory. Write to a clone() of it.",
-                            op.name, fmt::join(spec.sizes(), ", "), dim));
+                            op, fmt::join(spec.sizes(), ", "), dim));
 }
 
-}  // namespace
+void note_written(DTensorImpl& impl) {
+  if (impl.is_inference()) [[unlikely]]
+    count_inference_write();
+  WriteWatch::note_write(impl);
+}
 
 BoundCall::BoundCall(const OpInfo& info, torch::jit::Stack& values)
     : op(info), stack(values), first(values.size() - info.n_args()), key(info) {
@@ -56,10 +57,8 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
     if (wants_gradient_layout(*impl)) [[unlikely]]
       lay_out_gradient(*impl);
     if (op.args[arg].is_written) {
-      check_writable(op, *impl->spec());
-      if (impl->is_inference()) [[unlikely]]
-        count_inference_write();
-      WriteWatch::note_write(*impl);
+      check_writable(op.name, *impl->spec());
+      note_written(*impl);
     } else if (!impl->is_ready() && !op.is_view) {
       if (const at::Tensor replica = known_replica(*impl); replica.defined()) {
         replace_tensor(stack[first + arg], index, replica);

@@ -42,6 +42,13 @@ struct BoundCall {
   bool leads_element(size_t arg) const;
 };
 
+/// Throws: c10::Error for an expanded tensor, which has several elements in one place. What a rank holds of it may have one, or a copy: the
+/// ranks would not agree on whether the kernel refuses it.
+void check_writable(const std::string& op, const Spec& spec);
+
+/// Tells those who have read `impl` that an operator writes to it.
+void note_written(DTensorImpl& impl);
+
 /// The first distributed tensor among the arguments of a call, in lists too; null without one.
 const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args);
 

@@ -42,6 +42,7 @@ DRAWS = {
     "rand_like": torch.rand_like,
     "randn_like": lambda x: torch.randn_like(x, dtype=torch.float64),
     "randint_like": lambda x: torch.randint_like(x, 3, 9),
+    "randint_like to a tensor": lambda x: torch.randint_like(x, torch.tensor(9)),
     "normal": lambda x: torch.normal(x, x.exp()),
     "normal mean": lambda x: torch.normal(x, 2.0),
     "normal deviation": lambda x: torch.normal(1.0, x.exp()),
@@ -291,3 +292,21 @@ def test_modules_initialise_in_place():
     product, eye, placements = run_ranks(2, body)[0]
     torch.testing.assert_close(product, torch.eye(4), atol=1e-5, rtol=0)
     assert torch.equal(eye, torch.eye(6, 4)) and placements == (Shard(0),)
+
+
+def test_draws_of_parameters_without_a_distribution_end():
+    """As torch's: nan for nan and negative ones, inf for inf."""
+    inf, nan = float("inf"), float("nan")
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        alpha = sw.distribute_tensor(torch.tensor([nan, inf, -1.0, -1e7, 2.0, 0.0]), mesh, [Shard(0)])
+        drawn = torch._standard_gamma(alpha).full_tensor()
+        assert drawn.isnan().tolist() == [True, False, True, True, False, False]
+        assert drawn[1] == inf and drawn[4] > 0 and drawn[5] >= 0
+        rates = sw.distribute_tensor(torch.tensor([inf, 3.0]), mesh, [Shard(0)])
+        assert torch.poisson(rates).full_tensor()[0] == inf
+        counts = torch.binomial(rates, torch.full_like(rates, 0.5)).full_tensor()
+        assert counts[0] == inf and 0 <= counts[1] <= 3
+
+    run_ranks(2, body, timeout=60)

@@ -324,6 +324,9 @@ def test_writes_by_the_short_way_are_seen_in_inference_mode():
             for sum_so_far in (2, 3, 4):  # the first time by the general way, then by that of hot operators
                 base.add_(ones)
                 assert torch.equal(row.full_tensor(), torch.full((6,), float(sum_so_far)))
+            for draw in (base.normal_, base.uniform_, lambda: base.random_(9), lambda: base.bernoulli_(0.5)):
+                draw()
+                assert torch.equal(row.full_tensor(), base.full_tensor()[1])
 
     on_ranks(check, n_ranks=2)
 
@@ -333,7 +336,14 @@ def test_an_expanded_tensor_is_not_written_to():
 
     def check(mesh):
         row = sw.distribute_tensor(torch.ones(1, 6), mesh, [Shard(1)])
-        for write in (lambda x: x.add_(1), lambda x: x.fill_(0), lambda x: x.copy_(row), lambda x: x[:, 0].zero_()):
+        for write in (
+            lambda x: x.add_(1),
+            lambda x: x.fill_(0),
+            lambda x: x.copy_(row),
+            lambda x: x[:, 0].zero_(),
+            lambda x: x.normal_(),
+            lambda x: x.random_(3),
+        ):
             with pytest.raises(RuntimeError, match="cannot write to an expanded tensor of shape"):
                 write(row.expand(4, 6))
         moved = row.expand(4, 6).redistribute(placements=[Shard(0)])
