@@ -6,7 +6,7 @@ values. Operators of such a tensor come to `run_traced`, which answers them as t
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -148,6 +148,12 @@ def _register_move() -> None:
 
 def register_placements() -> None:
     """Makes placements constants of graphs: a graph is for the placements that it was made with."""
-    _C.Placement.__fx_repr__ = lambda self: (repr(self), {type(self).__name__: type(self)})  # type: ignore[attr-defined]
+    _C.Placement.__fx_repr__ = _evaluable  # type: ignore[attr-defined]
     for kind in (_C.Placement, _C.Shard, _C.Replicate, _C.Partial, _C.EnumerableShard, _C.RaggedShard):
         register_constant(kind)
+
+
+def _evaluable(placement: _C.Placement) -> tuple[str, dict[str, Any]]:
+    """What a graph's code says of it, and the names in that."""
+    kind, arguments = cast(tuple[type, tuple[Any, ...]], placement.__reduce__())
+    return f"{kind.__name__}{arguments!r}", {kind.__name__: kind, "ShardMetadata": _C.ShardMetadata}

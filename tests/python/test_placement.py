@@ -151,3 +151,11 @@ def test_parts_for_programs_that_send_them(placement, with_padding):
         Shard(0, sizes=[1, 4])._split_tensor(x, 3)
     with pytest.raises(IndexError, match="part 3 of 3 does not exist"):
         Shard(0)._select_split_tensor(x, 3, 3)
+
+
+def test_graphs_name_placements_in_code():
+    pieces = [ShardMetadata((i, 0), (1, 2), i % 2) for i in range(9)]
+    kinds = [Shard(1), Shard(0, sizes=[1, 2]), Replicate(), EnumerableShard(pieces), RaggedShard((0, 1), (1, 2))]
+    for placement in (*kinds, *(Partial(op) for op in ("sum", "avg", "max", "min", "product"))):
+        text, names = placement.__fx_repr__()
+        assert eval(text, dict(names)) == placement
