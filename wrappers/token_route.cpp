@@ -114,10 +114,10 @@ void set_derivative(const RoutePtr& route, bool to_experts, const variable_list&
   auto node = make_node<RouteBackward>();
   node->route = route;
   node->was_to_experts = to_experts;
-  node->with_rows = rows.defined();
+  node->with_rows = rows.defined() && torch::autograd::isDifferentiableType(rows.scalar_type());
   node->with_weights = weights.defined() && records_grad(inputs[1]);
   node->set_next_edges(collect_next_edges(inputs));
-  if (rows.defined())
+  if (node->with_rows)
     torch::autograd::set_history(rows, node);
   else
     node->add_input_metadata(torch::autograd::Node::undefined_input());

@@ -337,3 +337,47 @@ def test_plain_values_are_loaded(assign):
         torch.testing.assert_close(model(x, counts), expected)
 
     run_ranks(2, body)
+
+
+def test_tokens_may_be_integers_whose_weights_are_trained():
+    def body(rank):
+        experts = sw.ones(4, 3, 3, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        tokens, ids = torch.arange(6).view(2, 3), torch.tensor([[0, 3], [2, 1]])
+        weights = torch.rand(2, 2, requires_grad=True)
+        routed = dispatch_tokens(tokens, ids, weights, experts=experts)
+        assert not routed.rows.requires_grad and routed.rows.dtype == torch.long
+        (routed.weights * 3).sum().backward()
+        assert torch.equal(weights.grad, torch.full((2, 2), 3.0))
+
+    run_ranks(2, body, timeout=60)
+
+
+class CountsThemselves(Experts):
+    """The number of experts follows from their parameters."""
+
+    def __init__(self, n_experts):
+        nn.Module.__init__(self)
+        self.weight = Experts(n_experts).weight
+
+    @property
+    def num_experts(self):
+        return len(self.weight)
+
+
+class Constant(CountsThemselves):
+    num_experts = property(lambda self: 5)
+
+
+def test_the_number_of_experts_may_be_a_property():
+    x, counts = torch.linspace(0, 1, 24).view(3, 8), torch.tensor([1, 0, 1, 0, 1])
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        experts = parallelize_module(CountsThemselves(5), mesh, ExpertParallel())
+        torch.testing.assert_close(experts(x, counts), CountsThemselves(5)(x, counts))
+        constant = parallelize_module(Constant(5), mesh, ExpertParallel())
+        with pytest.raises(AttributeError):
+            constant(x, counts)
+        assert isinstance(constant.weight, DTensor)
+
+    run_ranks(2, body, timeout=60)

@@ -178,12 +178,19 @@ class _Call(NamedTuple):
             assert routed.weights is not None  # they were given
             weights = routed.weights.to_local()
             inputs = (rows, own[:, None], (weights.new_zeros(1) if is_stand_in else weights)[:, None])
-        counts = getattr(layer, attribute, None) == len(experts)
-        counter = (attribute, len(experts)) if counts else None
-        for part, key, expert in held:
-            part._parameters[key] = expert.to_local()  # type: ignore[assignment]
-        if counts:
-            setattr(layer, attribute, n_own)
+        counter = None
+        try:
+            for part, key, expert in held:
+                part._parameters[key] = expert.to_local()  # type: ignore[assignment]
+            if n_own != len(experts) and getattr(layer, attribute, None) == len(
+                experts
+            ):  # not a property of the parameters
+                setattr(layer, attribute, n_own)
+                counter = (attribute, len(experts))
+        except BaseException:
+            for part, key, expert in held:
+                part._parameters[key] = expert  # type: ignore[assignment]
+            raise
         return _Call(routed, inputs, held, counter, is_stand_in, gives_plain)
 
     def end(self, layer: nn.Module) -> None:
