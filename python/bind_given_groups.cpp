@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/scope.h"
+#include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -28,7 +29,10 @@ GivenGroups::ByRanks groups_called(const GroupNames& names) {
 class PyGivenGroups {
  public:
   explicit PyGivenGroups(GroupNames names) : names_(std::move(names)) {}
-  void enter() { groups_ = std::make_unique<GivenGroups>(groups_called(names_)); }
+  void enter() {
+    python_world();  // a world that is gone closes the groups that it knows
+    groups_ = std::make_unique<GivenGroups>(groups_called(names_));
+  }
   void exit() { groups_.reset(); }
 
  private:

@@ -73,7 +73,11 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         backend_override: Sequence[BackendOverride | None] | None = None,
         _init_backend: bool = True,
     ) -> None:
-        groups: GroupsByRanks = _overridden_groups(mesh, backend_override) if backend_override and _init_backend else {}
+        groups: GroupsByRanks = {}
+        if backend_override and _init_backend:
+            # First the ordinary groups, which every rank makes: within the block below only members would make those not overridden.
+            _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+            groups = _overridden_groups(mesh, backend_override)
         with given_groups(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
@@ -277,7 +281,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             )
         for dim, each in enumerate(groups):
             members = dist.get_process_group_ranks(each)
-            if sorted(members) not in [sorted(line) for line in _lines(ranks, dim)]:
+            if members != sorted(members):
+                raise ValueError(
+                    f"[device_mesh] the group given for dim {dim} has the ranks {members}, which do not ascend. Make it with "
+                    "sort_ranks=True; the mesh may have them in any order."
+                )
+            if members not in [sorted(line) for line in _lines(ranks, dim)]:
                 raise ValueError(
                     f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
                     "the ranks along that dim are others. Give the group along each dim."

@@ -123,6 +123,12 @@ def given_groups():
         "cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={"b": "gloo", 0: ("gloo", None)}
     )
     works(other)
+    part = sw.init_device_mesh("cpu", (2,), backend_override={0: "gloo"})  # ranks 2 and 3 make its groups, too
+    if rank < 2:
+        works(part)
+    works(sw.DeviceMesh("cpu", [0, 2]))
+    backwards = dist.new_group([0, 1, 3, 2], sort_ranks=False)
+    raises(ValueError, "which do not ascend", lambda: sw.DeviceMesh.from_group(backwards, "cpu"))
     raises(RuntimeError, "at most once", lambda: sw.init_device_mesh("cpu", (4,), backend_override={1: "gloo"}))
 
 

@@ -69,6 +69,17 @@ CASES = [
         of_processes=True,
     ),
     case(
+        "a group whose ranks do not ascend",
+        """
+        import torch.distributed as dist
+
+        sw.DeviceMesh.from_group(dist.new_group([1, 0], sort_ranks=False), "cpu")
+        """,
+        ValueError,
+        of_processes=True,
+    ),
+    case("a mesh that is left and was not entered", "mesh.__exit__(None, None, None)", ValueError),
+    case(
         "one group for two mesh dims",
         'sw.DeviceMesh.from_group(mesh.get_group(), "cpu", [[0, 1]])',
         ValueError,
