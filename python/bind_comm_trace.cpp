@@ -82,6 +82,7 @@ class PyCommTrace {
     if (!plain_) shared_plain() = plain_ = std::make_shared<PlainCollectives>();
   }
   void close() {
+    if (!trace_) return;
     events_ = trace_->events();
     trace_.reset();
     plain_.reset();

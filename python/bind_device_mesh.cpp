@@ -195,7 +195,14 @@ void bind_device_mesh(py::module_& module) {
              active_meshes.push_back(to_mesh(self));
              return self;
            })
-      .def("__exit__", [](const DeviceMesh&, const py::args&) { active_meshes.pop_back(); })
+      .def("__exit__",
+           [](const DeviceMesh& self, const py::args&) {
+             TORCH_CHECK_VALUE(
+                 !active_meshes.empty(),
+                 fmt::format("[device_mesh] {} is left where no mesh was entered on this thread. Use `with mesh:`.",
+                             to_string(self)));
+             active_meshes.pop_back();
+           })
       .def(
           "__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })

@@ -11,6 +11,7 @@ class PyOpTrace {
  public:
   void open() { trace_.emplace(); }
   void close() {
+    if (!trace_) return;
     records_ = trace_->records();
     trace_.reset();
   }

@@ -4,8 +4,10 @@
 #include "runtime/threads/thread_world.h"
 
 #include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace shardwise {
@@ -16,7 +18,12 @@ void bind_thread_world(py::module_& module) {
   py::class_<ThreadHub, std::shared_ptr<ThreadHub>>(module, "ThreadHub",
                                                     "The ranks of one program whose ranks are threads of this process.")
       .def(py::init([](int64_t n_ranks, double timeout, std::optional<bool> strict) {
-             const auto timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Seconds(timeout));
+             TORCH_CHECK_VALUE(timeout > 0,
+                               fmt::format("[run_ranks] timeout is {}: ranks wait for each other. Give seconds "
+                                           "above 0, or math.inf.",
+                                           timeout));
+             const Seconds patience(std::min(timeout, 1e9));
+             const auto timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
              if (!strict) return std::make_shared<ThreadHub>(n_ranks, timeout_ms);
              const bool was_strict = set_strict_threads(*strict);
              const auto restore = c10::make_scope_exit([&] { set_strict_threads(was_strict); });

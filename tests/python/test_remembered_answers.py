@@ -59,7 +59,7 @@ def test_the_shape_that_a_number_gives():
 
 
 def test_the_default_dtype():
-    together = threading.Barrier(2)
+    together = threading.Barrier(2, timeout=60)
     dense = torch.arange(5)
 
     def body(rank):

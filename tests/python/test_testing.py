@@ -130,3 +130,13 @@ def test_a_backward_pass_communicates_on_its_ranks_thread():
         return x.grad.full_tensor().tolist()
 
     assert run_ranks(3, body) == [[2.0] * 5] * 3
+
+
+def test_ranks_may_wait_without_end_and_not_for_no_time():
+    def body(rank):
+        return sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[sw.Shard(0)]).sum().item()
+
+    assert run_ranks(2, body, timeout=float("inf")) == [4.0, 4.0]
+    for timeout in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match=r"\[run_ranks\] timeout is"):
+            run_ranks(2, body, timeout=timeout)

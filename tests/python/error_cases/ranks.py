@@ -13,6 +13,7 @@ rank = mesh.get_rank()
 """
 CASES = [
     case("no ranks", "run_ranks(0, lambda rank: None)", ValueError, of_threads=True),
+    case("no time to wait for each other", "run_ranks(2, lambda rank: None, timeout=0)", ValueError, of_threads=True),
     case("torch.distributed's groups, which threads do not have", "mesh.get_group()", ValueError, of_threads=True),
     case(
         "a rank that ends before the others",
