@@ -18,22 +18,23 @@ bool commute(Reduce a, Reduce b) { return a == b || (is_linear(a) && is_linear(b
 /// True where terms of `outer` cannot be made of a sum along a later mesh dim: it would make the ones that a product asks for their number.
 bool spoils(Reduce outer, Reduce inner) { return outer == Reduce::kProduct && inner == Reduce::kSum; }
 
+/// True where a mesh dim later than `m` is a Partial whose reduction `test` holds for.
+template <class Test>
+bool any_partial_within(const Layout& layout, size_t m, const Test& test) {
+  const auto& placements = layout.placements();
+  return std::any_of(placements.begin() + static_cast<std::ptrdiff_t>(m) + 1, placements.end(),
+                     [&](const Placement& inner) { return inner.is_partial() && test(inner.reduce()); });
+}
+
 /// True where mesh dim `m` cannot become a Partial of `reduce` before the later mesh dims are reduced.
 bool is_spoiled(const Layout& layout, size_t m, Reduce reduce) {
-  for (size_t later = m + 1; later < layout.placements().size(); ++later) {
-    const Placement& inner = layout.placements()[later];
-    if (inner.is_partial() && spoils(reduce, inner.reduce())) return true;
-  }
-  return false;
+  return any_partial_within(layout, m, [reduce](Reduce inner) { return spoils(reduce, inner); });
 }
 
 /// True where a reduction along `m` would come before one along a later mesh dim that must be done first.
 bool is_out_of_turn(const Layout& layout, size_t m) {
-  for (size_t later = m + 1; later < layout.placements().size(); ++later) {
-    const Placement& inner = layout.placements()[later];
-    if (inner.is_partial() && !commute(layout.placements()[m].reduce(), inner.reduce())) return true;
-  }
-  return false;
+  const Reduce own = layout.placements()[m].reduce();
+  return any_partial_within(layout, m, [own](Reduce inner) { return !commute(own, inner); });
 }
 
 Layout with(const Layout& layout, Placements placements) {
