@@ -442,12 +442,18 @@ class Failing(nn.Module):
         return self.blocks[1](x)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_state_after_exceptions(where):
+def problem_that_fails():
+    """A model, its rows, and a copy that has the dense gradients."""
     given = seeded(Failing)
     x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
     dense = copy.deepcopy(given)
     dense(x).square().mean().backward()
+    return given, x, dense
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_state_after_exceptions(where):
+    given, x, dense = problem_that_fails()
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (4,))
@@ -471,10 +477,7 @@ def test_state_after_exceptions(where):
 
 @pytest.mark.parametrize("forward", ["of another forward", "of the same forward"])
 def test_a_backward_after_one_that_failed(forward):
-    given = seeded(Failing)
-    x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
-    dense = copy.deepcopy(given)
-    dense(x).square().mean().backward()
+    given, x, dense = problem_that_fails()
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (4,))

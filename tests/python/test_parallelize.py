@@ -292,6 +292,15 @@ def test_labels_are_plain_where_logits_are_sharded_by_class(reduction, n_classes
     run_ranks(4, body)
 
 
+def expect_dense(loss, logits, dense, labels):
+    """`loss` and the gradient of `logits` are those of `dense`."""
+    loss.backward()
+    expected = F.cross_entropy(dense, labels)
+    expected.backward()
+    torch.testing.assert_close(loss.full_tensor(), expected)
+    torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
+
+
 @pytest.mark.parametrize("n_rows", [6, 5, 1], ids=["even", "uneven", "empty pieces"])
 def test_plain_labels_are_this_ranks_part_of_the_batch(n_rows):
     values, labels = seeded(torch.rand, n_rows, 5, 3), seeded(torch.randint, 5, (n_rows, 3))
@@ -307,11 +316,7 @@ def test_plain_labels_are_this_ranks_part_of_the_batch(n_rows):
                 ValueError, match=r"\[loss_parallel\] plain labels of shape \[7, 3\] do not fit .* \[., ., 3\]"
             ):
                 F.cross_entropy(logits, torch.zeros(7, 3, dtype=torch.int64))
-        loss.backward()
-        expected = F.cross_entropy(dense, labels)
-        expected.backward()
-        torch.testing.assert_close(loss.full_tensor(), expected)
-        torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
+        expect_dense(loss, logits, dense, labels)
 
     run_ranks(4, body)
 
@@ -329,11 +334,7 @@ def test_plain_probabilities_are_of_all_classes_and_this_ranks_part_of_the_batch
             loss = F.cross_entropy(logits, own)
             with pytest.raises(ValueError, match=r"\[loss_parallel\] plain labels of shape \[., 2\] do not fit"):
                 F.cross_entropy(logits, own[:, :2])
-        loss.backward()
-        expected = F.cross_entropy(dense, labels)
-        expected.backward()
-        torch.testing.assert_close(loss.full_tensor(), expected)
-        torch.testing.assert_close(logits.grad.full_tensor(), dense.grad)
+        expect_dense(loss, logits, dense, labels)
 
     run_ranks(4, body)
 
