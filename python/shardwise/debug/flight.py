@@ -9,8 +9,8 @@ __all__ = ["dump"]
 
 def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Writes the last 1,000 communications of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json, and where the
-    rank's Python is; ranks that are threads have `-thread` in the name. Returns the paths. Sends nothing; `folder`, made where it is missing, is by default the environment's
-    SHARDWISE_DUMP_FOLDER, else the current one.
+    rank's Python is; ranks that are threads have `-thread` in the name. Returns the paths. Sends nothing; `folder`, made where it is
+    missing, is by default the environment's SHARDWISE_DUMP_FOLDER, else the current one.
 
     Each communication is recorded as it runs, with nothing to switch on. The files of all ranks tell who waits for whom:
 
