@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import argcomplete
 
@@ -62,5 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands.exit(2, f"{commands.prog} {options.command}: error: {message}\n")
 
 
-if __name__ == "__main__":
+def run_and_exit() -> NoReturn:
+    """main() as a process of its own. It ends at once: the interpreter's way out through torch's modules takes longer than a picture."""
     main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run_and_exit()

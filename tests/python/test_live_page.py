@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from browser import needs_browser, new_page, started_browser
 from torchrun import LAUNCHER
 
 import shardwise as sw
@@ -99,6 +100,34 @@ def test_a_program_feeds_the_page(port, tmp_path):
             program.communicate(timeout=60)
         finally:
             program.terminate()
+
+
+@needs_browser
+def test_a_browser_shows_what_the_program_does(port, tmp_path):
+    address = f"http://127.0.0.1:{port}/"
+    environment = {**os.environ, "SHARDWISE_WATCH": f"{port}"}
+    complaints = []
+    with started_browser() as browser:
+        page = new_page(browser, complaints, (address,))
+        page.goto(address)
+        page.get_by_text("No program has said anything yet").wait_for()
+        command = [*LAUNCHER, "--nproc-per-node", "2", str(PROGRAM), str(tmp_path)]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as program:
+            try:
+                page.locator("#ranks .rank.work").nth(1).wait_for()
+                page.locator("#links td", has_text="tp").wait_for()
+                page.locator("#tensors td", has_text=WEIGHT).first.wait_for()
+                assert "2 of 2 ranks" in page.locator("#summary").inner_text()
+                assert page.locator("#meshes td").all_inner_texts() == ["0", "1"]
+                assert page.locator("#errors").is_hidden()
+                (tmp_path / "fail").touch()
+                page.locator("#errors pre").wait_for()
+                assert page.locator("#errors pre").all_inner_texts() == ["ValueError: rank 1 has had enough <b>"]
+                assert page.locator("#ranks .rank.fail b").all_inner_texts() == ["rank 1"]
+                program.communicate(timeout=60)
+            finally:
+                program.terminate()
+    assert complaints == []
 
 
 WHOLE = """{"job": "a", "rank": 0, "pid": 1, "time": 1.0,

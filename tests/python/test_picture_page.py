@@ -1,30 +1,20 @@
 """Pages of pictures in a browser: what the mouse and the keyboard do. scripts/setup_browser installs what this needs."""
 
-import os
-import shutil
-
 import pytest
 import torch
+from browser import needs_browser, new_page, started_browser
 from torch import nn
 
 import shardwise as sw
 from shardwise import Layout, Partial, Replicate, Shard
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: scripts/setup_browser installs it and Chromium"
-)
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = os.environ.get("SHARDWISE_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: scripts/setup_browser installs one")
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
+    with started_browser() as started:
+        yield started
 
 
 @pytest.fixture
@@ -34,19 +24,9 @@ def open_page(browser, tmp_path):
 
     def opened(picture, **settings):
         file = picture.save(tmp_path / f"page{len(pages)}.html")
-        page = browser.new_page(viewport={"width": 1200, "height": 900}, **settings)
-        page.set_default_timeout(60_000)
-        page.on(
-            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda request: complaints.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
-        )
-        page.goto(file.as_uri())
-        pages.append(page)
-        return page
+        pages.append(new_page(browser, complaints, ("file:", "data:"), **settings))
+        pages[-1].goto(file.as_uri())
+        return pages[-1]
 
     yield opened
     for page in pages:
