@@ -29,7 +29,9 @@ def new_page(browser, complaints, reachable, **settings):
     """A page that adds to `complaints` what goes wrong on it, and each address it asks for that begins with none of `reachable`."""
     page = browser.new_page(viewport={"width": 1200, "height": 900}, **settings)
     page.set_default_timeout(60_000)
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith(reachable) else complaints.append(request.url))
     return page
