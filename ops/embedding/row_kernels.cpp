@@ -257,7 +257,8 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
 
 at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double p) {
   at::Tensor powers = at::empty({numbers.numel()}, rows.options().dtype(at::kDouble));
-  const kernels::Rows table = rows_of(rows, 0);
+  const at::Tensor from = with_dense_rows(rows);
+  const kernels::Rows table = rows_of(from, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
   auto* into = powers.mutable_data_ptr<double>();
   run_kernel(
@@ -272,7 +273,8 @@ at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double 
 
 void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, double max_norm,
                   const at::Tensor& powers) {
-  const kernels::Rows table = rows_of(rows, 0);
+  const at::Tensor dense = with_dense_rows(rows);
+  const kernels::Rows table = rows_of(dense, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
   const auto* of_rows = powers.const_data_ptr<double>();
   run_kernel(
@@ -283,6 +285,7 @@ void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, d
         });
       },
       [&](auto stream) { cuda::shorten_rows(table, wanted, n, p, max_norm, of_rows, stream); });
+  if (!dense.is_same(rows)) rows.copy_(dense);
 }
 
 }  // namespace shardwise

@@ -3,16 +3,18 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
 #include <vector>
 
 namespace shardwise {
 namespace {
 
-kernels::UpdatedPiece updated_piece_of(const UpdatedRows& piece) {
+/// `rows`: with_dense_rows() of the piece's.
+kernels::UpdatedPiece updated_piece_of(const UpdatedRows& piece, const at::Tensor& rows) {
   const auto memory = [&](size_t i) {
     return i < piece.state.size() && piece.state[i].defined() ? piece.state[i].mutable_data_ptr() : nullptr;
   };
-  return {rows_of(piece.rows, piece.first_row), {memory(0), memory(1), piece.rows_are_groups}, piece.update};
+  return {rows_of(rows, piece.first_row), {memory(0), memory(1), piece.rows_are_groups}, piece.update};
 }
 
 kernels::RowTotals totals_of(const RowSums& sums) {
@@ -28,7 +30,8 @@ at::Tensor grad_squares(const RowGrads& grads, const IdGroups& groups, const at:
   at::Tensor squares = at::empty({groups.n()}, grads.values.options().dtype(at::kDouble));
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   kernels::UpdatedPiece piece{{}, {}, {}};
-  if (l2 != 0) piece = {rows_of(rows, 0), {}, {}};
+  const at::Tensor dense = l2 == 0 ? rows : with_dense_rows(rows);
+  if (l2 != 0) piece = {rows_of(dense, 0), {}, {}};
   piece.table.width = grad_rows.width;
   piece.update.l2 = l2;
   const int64_t* numbers = numbers_of(groups.rows);
@@ -48,7 +51,8 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
                         const at::Tensor& mean_squares) {
   at::Tensor squares = at::empty({groups.n(), 2}, grads.values.options().dtype(at::kDouble));
   const kernels::GradRows grad_rows = grad_rows_of(grads);
-  const kernels::UpdatedPiece updated = updated_piece_of(piece);
+  const at::Tensor rows = with_dense_rows(piece.rows);
+  const kernels::UpdatedPiece updated = updated_piece_of(piece, rows);
   const kernels::RowTotals totals = totals_of({mean_squares, {}});
   const int64_t* numbers = numbers_of(groups.rows);
   auto* into = squares.mutable_data_ptr<double>();
@@ -66,10 +70,13 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
 void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const IdGroups& groups,
                  const RowSums& sums) {
   std::vector<kernels::UpdatedPiece> updated;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // of rows that are not dense, and those rows
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   for (const UpdatedRows& piece : pieces) {
     if (piece.rows.size(0) == 0) continue;
-    updated.push_back(updated_piece_of(piece));
+    const at::Tensor rows = with_dense_rows(piece.rows);
+    if (!rows.is_same(piece.rows)) copies.emplace_back(rows, piece.rows);
+    updated.push_back(updated_piece_of(piece, rows));
     TORCH_INTERNAL_ASSERT(
         updated.back().table.width == grad_rows.width && updated.back().table.element == grad_rows.element,
         "pieces that are updated in one call have the gradients' width and dtype");
@@ -87,6 +94,7 @@ void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const
         cuda::update_rows(updated.data(), static_cast<const kernels::UpdatedPiece*>(there.const_data_ptr()), n_pieces,
                           grad_rows, on_gpu, numbers, totals, scratch, stream);
       });
+  for (const auto& [copy, rows] : copies) rows.copy_(copy);
 }
 
 void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,

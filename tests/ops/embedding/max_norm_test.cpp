@@ -78,6 +78,21 @@ TEST(MaxNormTest, TrapRowsThatNobodyNamedStay) {
   });
 }
 
+TEST(MaxNormTest, TransposedTablesAreDense) {
+  run_ranks(3, [](World& world) {
+    const auto mesh = make_mesh({3});
+    const auto dense = at::arange(54, at::kDouble).view({6, 9}), ids = at::tensor({8, 0, 4});
+    auto expected = dense.t().contiguous();
+    at::embedding_renorm_(expected, ids, 1.5, 2);
+    const auto pieces = Placement::enumerable({{{0, 0}, {6, 4}, 0}, {{0, 4}, {4, 5}, 2}, {{4, 4}, {2, 5}, 2}});
+    for (const auto& placement : {Placement::shard(0), Placement::shard(1), Placement::replicate(), pieces}) {
+      at::Tensor table = lay_out(dense, mesh, {placement}).t();
+      at::embedding_renorm_(table, lay_out(ids, mesh, {Placement::shard(0)}), 1.5, 2);
+      EXPECT_TRUE(full_tensor(table).allclose(expected)) << to_string(placement) << " on " << world.rank();
+    }
+  });
+}
+
 TEST(MaxNormTest, PiecesOfAGridAreDense) {
   run_ranks(4, [](World&) {
     const auto mesh = make_mesh({3}, {3, 1, 2});

@@ -62,9 +62,10 @@ struct Judge {
 constexpr Kind kKinds[] = {Kind::kSgd,         Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam,
                            Kind::kRowWiseAdam, Kind::kLamb,    Kind::kRowWiseLamb};
 
-/// Three steps with these layouts.
+/// Three steps with these layouts. `is_transposed`: the table is the transpose of a tensor laid out so.
 void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, const Placements& of_table,
-                  const Placements& of_ids, LookupExchange exchange, at::ScalarType dtype = at::kDouble) {
+                  const Placements& of_ids, LookupExchange exchange, at::ScalarType dtype = at::kDouble,
+                  bool is_transposed = false) {
   run_ranks(4, [&](World& world) {
     const LookupScope scope({.exchange = exchange});
     const auto mesh = make_mesh(mesh_shape, {3, 1, 0, 2});
@@ -72,7 +73,9 @@ void expect_steps(const RowOptimizer::Options& given, const Dims& mesh_shape, co
     options.lr = 0.1;
     options.eps = 1e-6;
     const at::Tensor start = at::arange(11 * 6, at::kDouble).view({11, 6}).remainder(7).sub(3).div(4);
-    const at::Tensor table = lay_out(start.to(dtype), mesh, of_table).requires_grad_();
+    const at::Tensor table = (is_transposed ? lay_out(start.to(dtype).t().contiguous(), mesh, of_table).t()
+                                            : lay_out(start.to(dtype), mesh, of_table))
+                                 .requires_grad_();
     const auto optimizer = std::make_shared<RowOptimizer>(table, options);
     fuse_optimizer(table, optimizer);
     Judge judge(start, options);
@@ -112,6 +115,13 @@ TEST(RowOptimizerTest, StepsAreDense) {
     for (const auto& [mesh, of_table, of_ids] : cases)
       for (const LookupExchange exchange : {LookupExchange::kReduceScatter, LookupExchange::kAllToAll})
         expect_steps({.kind = kind}, mesh, of_table, of_ids, exchange);
+}
+
+TEST(RowOptimizerTest, TransposedTablesAreDense) {
+  for (const Kind kind : kKinds)
+    for (const Placement& placement : {kRows, kColumns, kReplicate})
+      expect_steps({.kind = kind, .weight_decay = 0.1}, {4}, {placement}, {kRows}, LookupExchange::kAuto, at::kDouble,
+                   /*is_transposed=*/true);
 }
 
 TEST(RowOptimizerTest, WeightsDecay) {
