@@ -40,7 +40,8 @@ std::string to_string(const WrittenPlacements& written) {
 
 WrittenPlacements with_dims_from_zero(WrittenPlacements written, int64_t n_dims) {
   for (Placement& placement : written.placements)
-    if (placement.is_shard() && placement.dim() < 0) placement = placement.with_dim(placement.dim() + n_dims);
+    if (placement.is_shard() && placement.dim() < 0 && placement.dim() >= -n_dims)
+      placement = placement.with_dim(placement.dim() + n_dims);
   return written;
 }
 

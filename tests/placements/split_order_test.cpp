@@ -52,6 +52,13 @@ TEST(SplitOrderTest, ExplicitSizesAreNotWrittenAgainstTheOrder) {
   EXPECT_TRUE(written_in_order(placements, {0, 1}, {2, 2}).has_value());
 }
 
+TEST(SplitOrderTest, DimsOutOfRangeStay) {
+  const WrittenPlacements written{
+      {Placement::shard(-1), Placement::shard(-2), Placement::shard(-3), Placement::shard(2), whole()},
+      {1, 1, 1, 1, 1}};
+  EXPECT_EQ(to_string(with_dims_from_zero(written, 2)), "[Shard(1), Shard(0), Shard(-3), Shard(2), Replicate()]");
+}
+
 TEST(SplitOrderTest, RanksFollowTheDims) {
   const RankGrid grid{{2, 3}, {5, 4, 3, 2, 1, 0}};
   EXPECT_EQ(reordered(grid, {1, 0}), (RankGrid{{3, 2}, {5, 2, 4, 1, 3, 0}}));

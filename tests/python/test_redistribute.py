@@ -187,6 +187,19 @@ def test_a_negative_bucket_is_an_error():
     run_ranks(2, on_rank)
 
 
+def test_a_dim_that_does_not_exist_is_an_error_wherever_placements_are_given():
+    def on_rank(rank):
+        x = sw.distribute_tensor(torch.ones(4, 4), sw.init_device_mesh("cpu", (2,)), [R])
+        for call in (
+            lambda: x.redistribute(placements=[Shard(-3)]),
+            lambda: sw.redistribute_many([x], [[Shard(-3)]]),
+        ):
+            with pytest.raises(IndexError, match=r"tensor dim -3 of Shard\(-3\) does not exist"):
+                call()
+
+    run_ranks(2, on_rank)
+
+
 @pytest.mark.parametrize("bucket_bytes", [25 << 20, 300, 0])
 def test_many_tensors_move_together(bucket_bytes):
     def body(rank):
