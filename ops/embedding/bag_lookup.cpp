@@ -44,14 +44,17 @@ IdBags own_bags(const BagLookup& call, const at::Tensor& weights) {
   return bags;
 }
 
-/// Replaces values by larger ones, and by equal ones that came from an earlier id.
+/// Replaces values by larger ones, NaN being the largest, and by equal ones that came from an earlier id.
 void take_larger(const at::Tensor& values, const at::Tensor& chosen, const at::Tensor& others,
                  const at::Tensor& others_chosen) {
   const auto place = [](const at::Tensor& ids) {
     return ids.masked_fill(ids.lt(0), std::numeric_limits<int64_t>::max());
   };
   const at::Tensor is_earlier = place(others_chosen).lt(place(chosen));
-  const at::Tensor is_larger = others.gt(values).logical_or_(others.eq(values).logical_and_(is_earlier));
+  const at::Tensor is_equal = others.eq(values).logical_or_(others.isnan().logical_and_(values.isnan()));
+  const at::Tensor is_larger = others.gt(values)
+                                   .logical_or_(others.isnan().logical_and_(values.isnan().logical_not()))
+                                   .logical_or_(is_equal.logical_and_(is_earlier));
   values.copy_(at::where(is_larger, others, values));
   chosen.copy_(at::where(is_larger, others_chosen, chosen));
 }

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <limits>
+
 namespace shardwise::embedding_bag_test {
 namespace {
 
@@ -142,6 +144,27 @@ TEST(EmbeddingBagTest, EqualMaximaComeFromTheFirstId) {
         pooled(table, lay_out(ids, mesh, {of_ids}), offsets, kMax).sum().backward();
         EXPECT_TRUE(full_tensor(table.grad()).select(1, 0).equal(at::tensor({1, 0, 0, 0, 0, 1}, at::kFloat)));
       }
+  });
+}
+
+TEST(EmbeddingBagTest, NaNIsTheLargestInWhateverPiece) {
+  run_ranks(1, [](World&) {
+    const auto mesh = make_mesh({1});
+    const auto pieces = Placement::enumerable({{{0, 0}, {2, 2}, 0}, {{2, 0}, {2, 2}, 0}, {{4, 0}, {2, 2}, 0}});
+    auto dense = at::arange(12, at::kDouble).view({6, 2});
+    dense[3][1] = dense[4][1] = std::numeric_limits<double>::quiet_NaN();
+    const auto ids = lay_out(at::tensor({5, 3, 4, 1, 0, 4, 2, 5}), mesh, {kReplicate});
+    const auto values_and_grad = [&](const Placement& placement) {
+      const auto table = lay_out(dense, mesh, {placement}).requires_grad_();
+      const auto values = pooled(table, ids, at::tensor({0, 3, 6}), kMax);
+      values.sum().backward();
+      return std::pair{full_tensor(values.detach()), full_tensor(table.grad())};
+    };
+    const auto [values, grad] = values_and_grad(pieces);
+    const auto [expected, expected_grad] = values_and_grad(kRows);
+    EXPECT_EQ(expected.isnan().sum().item<int64_t>(), 2);
+    EXPECT_TRUE(values.allclose(expected, 0, 0, /*equal_nan=*/true)) << values;
+    EXPECT_TRUE(grad.equal(expected_grad)) << grad;
   });
 }
 
