@@ -31,7 +31,7 @@ TableLookup start_lookup(const SpecPtr& table, const at::Tensor& ids, const Look
 /// For a table in several pieces per rank: each piece fills in its columns for the ids in its rows.
 at::Tensor look_up_pieces(const TableLookup& lookup, c10::IntArrayRef sizes, c10::ArrayRef<at::Tensor> pieces,
                           const at::TensorOptions& options) {
-  const at::Tensor result = at::zeros(sizes, options), rows = result.view({-1, sizes.back()});
+  const at::Tensor result = at::zeros(sizes, options), rows = result.view({lookup.own_ids().numel(), sizes.back()});
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Box& box = lookup.table->boxes()[i];
     lookup_rows_into(rows.narrow(1, box.offsets[1], box.sizes[1]), pieces[i], lookup.own_ids(), box.offsets[0]);

@@ -403,3 +403,19 @@ def test_links_decide_between_the_exchanges():
         assert bytes_by(links=[(1e6, 10.0)]) == reduced
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_table_without_columns_gives_rows_without_columns(exchange):
+    def body():
+        mesh = sw.init_device_mesh("cpu", (2,))
+        pieces = sw.EnumerableShard([sw.ShardMetadata((0, 0), (2, 0), 0), sw.ShardMetadata((2, 0), (2, 0), 1)])
+        for of_table in (Shard(0), Shard(1), Replicate(), pieces):
+            for of_ids in (Replicate(), Shard(0)):
+                table = sw.distribute_tensor(torch.zeros(4, 0), mesh, [of_table]).requires_grad_()
+                with sw.lookup_exchange(exchange):
+                    rows = F.embedding(sw.distribute_tensor(torch.tensor([3, 1, 3]), mesh, [of_ids]), table)
+                    rows.sum().backward()
+                assert rows.full_tensor().shape == (3, 0) and table.grad.shape == (4, 0)
+
+    run_ranks(2, lambda rank: body())
