@@ -14,6 +14,13 @@ namespace shardwise {
 
 namespace {
 
+/// Zeros count as ones, so that strides are countable, too.
+bool are_countable(c10::IntArrayRef sizes) {
+  int64_t n = int64_t{1} << 62;
+  for (const int64_t size : sizes) n /= std::max<int64_t>(size, 1);
+  return n > 0;
+}
+
 Placement with_dim_in_range(const Placement& shard, c10::IntArrayRef sizes) {
   const auto n_dims = static_cast<int64_t>(sizes.size());
   const int64_t dim = shard.dim();
@@ -68,6 +75,8 @@ Layout::Layout(c10::IntArrayRef sizes, std::shared_ptr<const RankGrid> grid, std
   check(*grid_);
   TORCH_CHECK_VALUE(std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
                     "[layout] tensor sizes ", sizes, " hold a negative extent. Use sizes of at least 0.");
+  TORCH_CHECK_VALUE(are_countable(sizes), "[layout] tensor sizes ", sizes,
+                    " have a product above 2^62: elements are counted in 64 bits. Use smaller sizes.");
   const size_t n_mesh_dims = grid_->shape.size();
   TORCH_CHECK_VALUE(placements_.size() == n_mesh_dims, "[layout] ", placements_.size(), " placements ",
                     to_string(placements_), " for a mesh of ", n_mesh_dims, " dims ", c10::IntArrayRef(grid_->shape),

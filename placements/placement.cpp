@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 
 namespace shardwise {
@@ -57,6 +58,10 @@ void check_piece(const ShardMetadata& piece, size_t n_dims) {
   TORCH_CHECK_VALUE(!any_negative(piece.offsets) && !any_negative(piece.sizes) && piece.rank >= 0, "[EnumerableShard] ",
                     to_string(piece),
                     " holds a negative number: offsets, sizes and ranks count from 0. Use numbers of at least 0.");
+  for (size_t dim = 0; dim < n_dims; ++dim)
+    TORCH_CHECK_VALUE(piece.sizes[dim] <= std::numeric_limits<int64_t>::max() - piece.offsets[dim],
+                      "[EnumerableShard] ", to_string(piece), " ends beyond index 2^63 - 1 of dim ", dim,
+                      ", where no tensor has elements. Use smaller offsets and sizes.");
 }
 
 }  // namespace

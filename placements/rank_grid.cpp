@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 namespace shardwise {
 
@@ -33,7 +34,9 @@ void check(const RankGrid& grid) {
   const auto shape = c10::IntArrayRef(grid.shape);
   TORCH_CHECK_VALUE(std::all_of(shape.begin(), shape.end(), [](int64_t extent) { return extent > 0; }), "[mesh] shape ",
                     shape, " has an extent below 1: every mesh dim holds at least one rank. Leave that dim out.");
-  const int64_t n_places = Box::whole(shape).numel();
+  int64_t n_places = 1;
+  for (const int64_t extent : shape)
+    if (__builtin_mul_overflow(n_places, extent, &n_places)) n_places = std::numeric_limits<int64_t>::max();
   TORCH_CHECK_VALUE(n_places == grid.size(), "[mesh] shape ", shape, " has ", n_places, " places for ", grid.size(),
                     " ranks: the numbers must agree. Give ", n_places, " ranks or another shape.");
   const auto& ranks = grid.ranks;

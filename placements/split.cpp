@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
 namespace shardwise {
 
@@ -19,7 +19,13 @@ Interval chunk(Interval range, int64_t n_parts, int64_t coord) {
   return {std::min(range.begin + step * coord, range.end), std::min(range.begin + step * (coord + 1), range.end)};
 }
 
-int64_t sum(c10::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+/// At most 2^63 - 1, whatever the sizes are.
+int64_t sum(c10::IntArrayRef sizes) {
+  int64_t total = 0;
+  for (const int64_t size : sizes)
+    if (__builtin_add_overflow(total, size, &total)) return std::numeric_limits<int64_t>::max();
+  return total;
+}
 
 void check_row(c10::IntArrayRef row, Interval piece, bool nested, const Placement& shard) {
   const std::string where =

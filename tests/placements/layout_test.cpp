@@ -249,6 +249,8 @@ TEST(RankGridTest, RefusesWhatIsNoMesh) {
   expect_words(message_of<c10::ValueError>([] { check({{3}, {0, 2, 0}}); }), {"duplicate rank 0", "[0, 2, 0]"});
   expect_words(message_of<c10::ValueError>([] { check({{2}, {-1, 2}}); }), {"rank -1"});
   expect_words(message_of<c10::ValueError>([] { check({{0}, {}}); }), {"extent below 1"});
+  expect_words(message_of<c10::ValueError>([] { check({{int64_t{1} << 32, int64_t{1} << 32}, {}}); }),
+               {"[mesh] shape [4294967296, 4294967296]", "for 0 ranks"});
 }
 
 struct Misfit {
@@ -261,12 +263,21 @@ TEST(LayoutTest, MisfitsAreNamedWithTheirNumbers) {
   // sizes, mesh, placements, key words
   const std::vector<Misfit> misfits = {
       {{-1}, {2}, {P()}, {"[layout] tensor sizes [-1]", "negative"}},
+      {{int64_t{1} << 32, int64_t{1} << 32},
+       {2},
+       {P::shard(0)},
+       {"[layout] tensor sizes [4294967296, 4294967296]", "above 2^62"}},
+      {{0, int64_t{1} << 32, int64_t{1} << 32}, {2}, {P()}, {"above 2^62"}},
       {{8}, {2, 2}, {P()}, {"1 placements [Replicate()]", "2 dims [2, 2]"}},
       {{8},
        {2},
        {P::shard(0, {1, 3, 4})},
        {"Shard(0, sizes=[1, 3, 4]) has 3 sizes", "2 coordinates of mesh dim 0", "Give 2"}},
       {{8}, {2}, {P::shard(0, {1, 3})}, {"sizes [1, 3] of Shard(0, sizes=[1, 3]) add up to 4", "tensor dim 0 has 8"}},
+      {{0},
+       {4},
+       {P::shard(0, Dims(4, int64_t{1} << 62))},
+       {"add up to 9223372036854775807", "tensor dim 0 has 0 elements"}},
       {{8}, {2, 2}, {P::shard(0), P::shard(0, {1, 2, 3})}, {"has 3 sizes", "Give 2 sizes, or 4"}},
       {{9}, {2, 2}, {P::shard(0), P::shard(0, {1, 4})}, {"sizes [1, 4]", "piece [5, 9) of tensor dim 0 has 4"}},
       {{9}, {2, 2}, {P::shard(0), P::shard(0, {1, 4, 2, 3})}, {"sizes [2, 3]", "add up to 5", "piece [5, 9)"}},

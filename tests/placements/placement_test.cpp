@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace shardwise::placement_test {
 namespace {
 
@@ -107,6 +109,10 @@ TEST(PlacementTest, EnumerableShardRefusesPiecesOfDifferingDimsAndNegativeNumber
        {ShardMetadata{{-1}, {2}, 0}, ShardMetadata{{0}, {-2}, 0}, ShardMetadata{{0}, {2}, -1}}) {
     expect_words(message_of<c10::ValueError>([&] { Placement::enumerable({piece}); }), {"negative"});
   }
+  expect_words(message_of<c10::ValueError>(
+                   [] { Placement::enumerable({{{0, std::numeric_limits<int64_t>::max()}, {8, 2}, 1}}); }),
+               {"[EnumerableShard] ShardMetadata(offsets=[0, 9223372036854775807], sizes=[8, 2], rank=1) ends beyond",
+                "of dim 1"});
 }
 
 TEST(PlacementTest, RaggedShardIsSpelledAndComparedByProportion) {
