@@ -6,8 +6,6 @@ namespace shardwise::detail {
 
 namespace {
 
-__extension__ typedef __int128 Wide;  // a length times units may exceed 64 bits
-
 /// Adds the boxes of `range` of the dims from `dim` to `end` of `whole`, flattened.
 void add_boxes(Box whole, int64_t dim, int64_t end, Interval range, std::vector<Box>& boxes) {
   if (range.length() <= 0) return;
@@ -43,6 +41,16 @@ Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord) {
   }
   const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / all); };
   return {place(before), place(before + units[coord])};
+}
+
+FlatRanges::FlatRanges(c10::IntArrayRef units) : before_{0} {
+  before_.reserve(units.size() + 1);
+  for (const int64_t n : units) before_.push_back(before_.back() + n);
+}
+
+Interval FlatRanges::at(int64_t length, int64_t coord) const {
+  const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / before_.back()); };
+  return {place(before_[coord]), place(before_[coord + 1])};
 }
 
 int64_t flat_length(const Box& whole, int64_t n_flattened) {

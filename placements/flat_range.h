@@ -7,9 +7,21 @@
 
 namespace shardwise::detail {
 
+__extension__ typedef __int128 Wide;  // a length times units may exceed 64 bits
+
 /// The range of `length` elements that the mesh coordinate `coord` has: from floor(length * units before it / all units) to where the
 /// next one's begins. Ranges adjoin and cover the whole. Pre: some unit is above 0, none below. Cost: O(units).
 Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord);
+
+/// The same for many coordinates. Cost: O(units) once, then O(1) each.
+class FlatRanges {
+ public:
+  explicit FlatRanges(c10::IntArrayRef units);
+  Interval at(int64_t length, int64_t coord) const;
+
+ private:
+  std::vector<Wide> before_;  // the units before each coordinate, and all of them
+};
 
 /// How many elements the first `n_flattened` dims of `whole` have.
 int64_t flat_length(const Box& whole, int64_t n_flattened);

@@ -186,11 +186,20 @@ std::vector<OwnedBox> Layout::owners(const Box& box, c10::IntArrayRef pins) cons
     collect_owners(search, 0, 0, Box::whole(sizes_), Dims(sizes_.size(), 0), found);
     return found;
   }
+  size_t m = 0;
+  const Placement* placement = placement_in_pieces(&m);
+  const detail::FlatRanges ranges(placement->units());
+  const auto pieces_at = [&](const Dims& coord, int64_t rank) {
+    const int64_t n = placement->n_flattened();
+    if (n == 0) return boxes_at(coord, rank);
+    const Box whole_there = box_at(coord);
+    return detail::boxes_of_range(whole_there, n, ranges.at(detail::flat_length(whole_there, n), coord[m]));
+  };
   for (int64_t index = 0; index < grid_->size(); ++index) {
     const int64_t rank = grid_->ranks[index];
     const Dims coord = coord_at_index(*grid_, index);
     if (!search.admits(coord)) continue;
-    for (const Box& piece : boxes_at(coord, rank)) {
+    for (const Box& piece : pieces_at(coord, rank)) {
       Box common = intersect(piece, part);
       if (!common.empty()) found.push_back({rank, std::move(common)});
     }
