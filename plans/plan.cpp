@@ -9,14 +9,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace shardwise {
 namespace {
 
-/// True where no rank receives anything.
+/// True where no rank receives anything. Ranks outside of the destination never do.
 bool is_local(const Step& step) {
-  const auto receives = [&](int64_t rank) { return traffic(step, 1, {}, rank).received > 0; };
-  return std::ranges::none_of(step.from.grid().ranks, receives) && std::ranges::none_of(step.to.grid().ranks, receives);
+  return std::ranges::none_of(step.to.grid().ranks,
+                              [&](int64_t rank) { return traffic(step, 1, {}, rank).received > 0; });
 }
 
 /// Same pieces, other ranks.
@@ -56,7 +57,7 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
     for (const int64_t rank : grid->ranks) most = std::max(most, traffic(step, element_bytes, {}, rank).buffer_bytes);
   const auto sizes = step.from.sizes();
   const int64_t n_slabs = *std::max_element(sizes.begin(), sizes.end());  // no box has more
-  step.n_rounds = std::clamp<int64_t>((most + cap - 1) / cap, 1, std::max<int64_t>(n_slabs, 1));
+  step.n_rounds = std::clamp<int64_t>(most / cap + (most % cap > 0 ? 1 : 0), 1, std::max<int64_t>(n_slabs, 1));
 }
 
 }  // namespace

@@ -45,7 +45,9 @@ void sort(std::vector<Transfer>& transfers) {
 
 Dims home_of(int64_t rank, const RankGrid& from, const RankGrid& to) {
   if (auto own = from.coord_of(rank)) return *own;
-  const auto place = std::ranges::find(to.ranks, rank) - to.ranks.begin();
+  int64_t place = rank - to.ranks.front();  // right at once for the usual consecutive ranks
+  if (place < 0 || place >= to.size() || to.ranks[place] != rank)
+    place = std::ranges::find(to.ranks, rank) - to.ranks.begin();
   return *from.coord_of(from.ranks[place % from.size()]);
 }
 
