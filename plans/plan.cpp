@@ -65,7 +65,7 @@ void keep_below(int64_t cap, int64_t element_bytes, Step& step) {
 void check_links(const char* op, const std::vector<Link>& links) {
   for (const Link& link : links)
     TORCH_CHECK_VALUE(
-        link.latency_us >= 0 && link.gb_per_s > 0,
+        link.latency_us >= 0 && std::isfinite(link.latency_us) && link.gb_per_s > 0,
         fmt::format("[{}] a link of {} us and {} GB/s cannot be. Give a latency of at least 0 and a rate above 0.", op,
                     link.latency_us, link.gb_per_s));
 }

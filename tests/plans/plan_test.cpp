@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 namespace shardwise::plan_test {
@@ -242,6 +243,8 @@ TEST(PlanTest, WrongArgumentsAreNamed) {
   expect_error("1 links are given for a mesh of 2 dims", error_of([&] { plan(layout, layout, 4, options); }));
   options.links = {{1, 1}, {1, 0}};
   expect_error("a link of 1 us and 0 GB/s", error_of([&] { plan(layout, layout, 4, options); }));
+  options.links = {{1, 1}, {std::numeric_limits<double>::infinity(), 10}};
+  expect_error("a link of inf us and 10 GB/s", error_of([&] { plan(layout, layout, 4, options); }));
   options = {};
   options.memory_cap = -1;
   expect_error("memory_cap is -1 bytes", error_of([&] { plan(layout, layout, 4, options); }));
