@@ -164,6 +164,12 @@ RankTraffic exchange(const Step& step, int64_t element_bytes, const std::vector<
   return result;
 }
 
+/// The bytes of `n_ranks` from those of `n` of them.
+int64_t scaled_up(int64_t n_bytes, int64_t n, int64_t n_ranks) {
+  __extension__ typedef __int128 Wide;  // the product may exceed 64 bits where the result does not
+  return static_cast<int64_t>(Wide{n_bytes} * n_ranks / n);
+}
+
 RankTraffic all_reduction(const Step& step, int64_t element_bytes, const std::vector<Link>& links, int64_t rank) {
   const int64_t n = step.from.grid().shape[step.mesh_dim];
   RankTraffic result;
@@ -252,8 +258,8 @@ Summary summarize(const Plan& plan, int64_t n_samples) {
     result.most_loaded_rank = rank;
   }
   if (n < n_ranks) {
-    result.received = result.received * n_ranks / n;
-    result.bound = result.bound * n_ranks / n;
+    result.received = scaled_up(result.received, n, n_ranks);
+    result.bound = scaled_up(result.bound, n, n_ranks);
   }
   if (result.received > 0)
     for (const Step& step : plan.steps)

@@ -232,6 +232,8 @@ TEST(PlanTest, LargeMeshesArePlannedOnPaper) {
   const Plan cube = plan_on({16, 16, 16}, {4096, 4096}, {S0, S0, S1}, {S1, R, S0});
   EXPECT_EQ(traffic(cube, 5).received, traffic(cube, 5).bound);
   EXPECT_EQ(transfers(cube.steps[0], 5).receives.empty(), false);
+  const Plan gather = plan_on({256, 256}, {1 << 20, 1 << 20}, {S0, R}, {R, R});  // each rank receives 4 TB
+  EXPECT_EQ(summarize(gather, 64).received, summarize(gather).received);
 }
 
 TEST(PlanTest, WrongArgumentsAreNamed) {
