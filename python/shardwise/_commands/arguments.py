@@ -37,7 +37,7 @@ def extents(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(x\d+)*", text):
         raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
     sizes = tuple(map(int, text.split("x")))
-    if prod(sizes) > MAX_ELEMENTS:
+    if prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
         raise argparse.ArgumentTypeError(f"{text} is more than {MAX_ELEMENTS:,} elements. Give smaller extents.")
     return sizes
 
@@ -69,9 +69,9 @@ def n_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f'"{text}" is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.')
-    number = int(float(match[1]) * UNITS[match[2]])
+    number = int(min(float(match[1]) * UNITS[match[2]], 2.0**62))
     if not 0 < number < 2**62:
-        raise argparse.ArgumentTypeError(f"{text} is {number} bytes. Give 1 to {2**62 - 1}.")
+        raise argparse.ArgumentTypeError(f"{text} is no number of bytes that can be counted. Give 1 to {2**62 - 1}.")
     return number
 
 
