@@ -1,5 +1,7 @@
 #include "pictures/svg_writer.h"
 
+#include "text/table.h"
+
 #include <fmt/format.h>
 
 #include <array>
@@ -38,13 +40,6 @@ std::string rules(std::string_view prefix, bool is_dark) {
   return text;
 }
 
-/// How many characters UTF-8 text has.
-int64_t n_characters(std::string_view text) {
-  int64_t n = 0;
-  for (const char c : text) n += (c & 0xC0) != 0x80;
-  return n;
-}
-
 }  // namespace
 
 std::string escaped(std::string_view text) {
@@ -71,7 +66,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-int64_t text_width(std::string_view text) { return (n_characters(text) * 73 + 9) / 10; }
+int64_t text_width(std::string_view text) { return (static_cast<int64_t>(width_of(text)) * 73 + 9) / 10; }
 
 void SvgWriter::rect(int64_t x, int64_t y, int64_t width, int64_t height, std::string_view attributes) {
   out_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"{}/>\n", x, y, width, height, attributes);

@@ -5,12 +5,16 @@
 //      1  [3, 16]    192
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace shardwise::detail {
+
+/// Columns of a terminal that text in UTF-8 takes: 2 of a wide character, 0 of a mark on the letter before.
+size_t width_of(std::string_view text);
 
 enum class Align : uint8_t { kLeft, kRight };
 

@@ -32,6 +32,7 @@ TEST(SvgWriterTest, TextIsEscaped) {
 TEST(SvgWriterTest, WidthsCountCharactersNotBytes) {
   EXPECT_EQ(detail::text_width("⋯⋮"), detail::text_width("ab"));
   EXPECT_EQ(detail::text_width(""), 0);
+  EXPECT_EQ(detail::text_width("表の"), detail::text_width("abcd"));
 }
 
 TEST(SvgPictureTest, CellsTellRanksOffsetsShapeAndBytes) {

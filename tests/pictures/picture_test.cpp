@@ -406,6 +406,20 @@ TEST(TextTableTest, ColumnsAreAsWideAsTheirWidestWord) {
             "      and 2 more\n");
 }
 
+TEST(TextTableTest, WideCharactersTakeTwoColumnsAndMarksNone) {
+  // text, columns
+  const std::vector<std::pair<std::string, size_t>> cases = {
+      {"", 0}, {"é", 1}, {"e\u0301", 1}, {"…─", 2}, {"表", 2}, {"표a", 3}, {"ｶ", 1}, {"🚀", 2}, {"\xe8\xa1", 1}};
+  for (const auto& [text, columns] : cases) EXPECT_EQ(detail::width_of(text), columns) << text;
+  detail::TextTable table({{"tensor"}, {"bytes", detail::Align::kRight}});
+  table.add({"表.weight", "7"});
+  table.add({"a\nb\x1b[1m", "8"});
+  EXPECT_EQ(table.to_string(),
+            "tensor     bytes\n"
+            "表.weight      7\n"
+            "a?b?[1m        8\n");
+}
+
 TEST(TextTableTest, NumbersHaveCommasEveryThreeDigits) {
   // number, text
   EXPECT_EQ(detail::with_commas(0), "0");
