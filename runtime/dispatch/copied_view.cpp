@@ -21,6 +21,25 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   return tensor;
 }
 
+/// True where a write to `a` is counted as one to `b`: they have one version. The `.data` of a view has one of its own.
+bool count_together(const c10::TensorImpl& a, const c10::TensorImpl& b) {
+  if (!a.version_counter().enabled() || !b.version_counter().enabled()) return false;
+  c10::VariableVersion version = a.version_counter();  // refers to it: versions are compared by a change of one
+  const uint32_t of_a = version.current_version(), of_b = b.version_counter().current_version();
+  version.set_version(int64_t{of_a} + 1);
+  const bool is_one = b.version_counter().current_version() != of_b;
+  version.set_version(of_a);
+  return is_one;
+}
+
+/// `will_count`: the version of `tensor` goes up when the operator returns.
+void follow_write(const at::Tensor& tensor, bool will_count) {
+  if (auto* impl = maybe_dtensor(tensor)) {
+    WriteWatch::note_write(*impl);
+    if (const auto& view = impl->view_link()) view->write_back(*impl, will_count);
+  }
+}
+
 }  // namespace
 
 CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
@@ -81,16 +100,18 @@ bool CopiedView::covers(const Spec& spec) const {
   return view.is_non_overlapping_and_dense();
 }
 
-void CopiedView::write_back(const SpecPtr& spec, const Shards& shards) {
+void CopiedView::write_back(const DTensorImpl& view, bool will_count) {
+  const SpecPtr& spec = view.spec();
+  const Shards& shards = view.shards();
   BelowAutograd guard;
   if (kind_ == Kind::kMoved) bring(spec, shards);
   if (kind_ == Kind::kCopied)
     for (size_t i = 0; i < shards.size(); ++i)
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));
-  after_write(*source_);
-  // The write that this follows is counted when the operator returns; in inference mode it has been.
-  write_count_ = write_count(source_impl()) + source_impl().version_counter().enabled();
+  const bool is_counted = will_count && count_together(view, source_impl());
+  follow_write(*source_, is_counted);
+  write_count_ = write_count(source_impl()) + is_counted;
 }
 
 void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
@@ -109,11 +130,6 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
     if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);
 }
 
-void after_write(const at::Tensor& tensor) {
-  if (auto* impl = maybe_dtensor(tensor)) {
-    WriteWatch::note_write(*impl);
-    if (const auto& view = impl->view_link()) view->write_back(impl->spec(), impl->shards());
-  }
-}
+void after_write(const at::Tensor& tensor) { follow_write(tensor, /*will_count=*/true); }
 
 }  // namespace shardwise

@@ -33,7 +33,7 @@ class CopiedView final : public ViewLink {
   bool needs_other_ranks() const override;
   void refresh(const SpecPtr& spec, const Shards& shards) override;
   /// Cost: moves the view; where the view does not cover its source, gathers the source too.
-  void write_back(const SpecPtr& spec, const Shards& shards) override;
+  void write_back(const DTensorImpl& view, bool will_count) override;
 
  private:
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }

@@ -6,6 +6,8 @@
 
 namespace shardwise {
 
+class DTensorImpl;
+
 /// Held by the view. Its one implementation is CopiedView (runtime/dispatch/copied_view.h), which knows operators.
 class ViewLink {
  public:
@@ -17,8 +19,9 @@ class ViewLink {
   /// Fetches the values again, into the memory of `shards`, if they are stale. Collective over the source's mesh where it needs other
   /// ranks. Of several threads one fetches, and the others wait.
   virtual void refresh(const SpecPtr& spec, const Shards& shards) = 0;
-  /// Copies the values of a view that was written to into the source, and on into the source's own source. Collective.
-  virtual void write_back(const SpecPtr& spec, const Shards& shards) = 0;
+  /// Copies the values of `view`, which holds this and was written to, into the source, and on into the source's own source. Collective.
+  /// `will_count`: the version of `view` goes up by this write, after this.
+  virtual void write_back(const DTensorImpl& view, bool will_count) = 0;
 };
 
 }  // namespace shardwise

@@ -196,6 +196,28 @@ def test_a_view_and_its_base_share_their_version():
     on_ranks(check)
 
 
+@pytest.mark.parametrize("inner", [lambda x: x, lambda x: x[1:4]], ids=["view", "of a view"])
+@pytest.mark.parametrize("view", [lambda x: x[3], lambda x: x.view(4, 9)[1]], ids=["row", "other shape"])
+def test_a_view_written_to_through_data_sees_the_next_write_to_its_base(view, inner):
+    """`.data` counts its writes for itself."""
+
+    def check(mesh):
+        ours, theirs = sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense()
+        (seen, part), (expected, dense_part) = ((view(x), inner(view(x))) for x in (ours, theirs))
+        for x, written in ((ours, part), (theirs, dense_part)):
+            before = x._version
+            written.data.fill_(7)
+            assert x._version == before
+            x.add_(1)
+            written.data.mul_(3)
+            x.add_(1)
+        assert torch.equal(ours.full_tensor(), theirs)
+        assert torch.equal(seen.full_tensor(), expected)
+        assert torch.equal(part.full_tensor(), dense_part)
+
+    on_ranks(check)
+
+
 def test_a_padding_row_is_zeroed_where_it_lives():
     def check(mesh):
         table = sw.distribute_tensor(torch.ones(10, 3), mesh, [Shard(0, sizes=[1, 4, 0, 5])])
