@@ -18,6 +18,7 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kDispatch = "dispatch_tokens";
+constexpr const char* kCombine = "combine_tokens";
 
 std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); }
 
@@ -179,6 +180,45 @@ at::Tensor replicated(const at::Tensor& local, const MeshPtr& mesh) {
   return from_local(local, mesh, {Placement::replicate()}, {.shape = Dims(local.sizes())});
 }
 
+/// Whether the rows of any rank take a gradient. Of plain rows each rank sees its own alone, so they tell each other before they send any.
+/// Throws: c10::ValueError where rows do not fit, on all ranks.
+bool check_rows(const at::Tensor& rows, const Spec& spec) {
+  constexpr const char* kWayOut = "Give one row for each of those, in their order: a DTensor, or this rank's part.";
+  if (is_dtensor(rows)) {
+    TORCH_CHECK_VALUE(rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh(),
+                      fmt::format("[{}] rows of shape {} are not what dispatch_tokens() gave, {}. {}", kCombine,
+                                  shape_of(rows), to_string(spec), kWayOut));
+    return takes_gradient(rows);
+  }
+  const Group& group = *spec.mesh()->group(0);
+  const bool is_matrix = rows.dim() == 2;
+  const std::vector<int64_t> own{is_matrix ? rows.size(0) : -1, is_matrix ? rows.size(1) : rows.dim(),
+                                 static_cast<int64_t>(rows.scalar_type()), takes_gradient(rows)};
+  const at::Tensor all =
+      gather_rows(group, "compare rows of experts", at::tensor(own, at::kLong).to(numbers_device(group)));
+  const auto told = [&](int64_t member, int64_t column) {
+    return all.const_data_ptr<int64_t>()[member * all.size(1) + column];
+  };
+  const auto dtype = [&](int64_t member) { return c10::toString(static_cast<c10::ScalarType>(told(member, 2))); };
+  const std::vector<Interval> of_ranks = spec.layout().shard_intervals(0);
+  bool any_gradient = false;
+  for (int64_t i = 0; i < group.size(); ++i) {
+    const int64_t n_rows = of_ranks[i].end - of_ranks[i].begin, rank = group.ranks[i];
+    const std::string shape =
+        told(i, 0) < 0 ? fmt::format("{} dims", told(i, 1)) : fmt::format("shape [{}, {}]", told(i, 0), told(i, 1));
+    TORCH_CHECK_VALUE(
+        told(i, 0) == n_rows,
+        fmt::format("[{}] rows of {} are not what dispatch_tokens() gave rank {}, which are {} rows of {}. {}",
+                    kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
+    TORCH_CHECK_VALUE(told(i, 1) == told(0, 1) && told(i, 2) == told(0, 2),
+                      fmt::format("[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks "
+                                  "parts of one tensor.",
+                                  kCombine, dtype(0), told(0, 1), group.ranks[0], dtype(i), told(i, 1), rank));
+    any_gradient |= told(i, 3) != 0;
+  }
+  return any_gradient;
+}
+
 }  // namespace
 
 RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_ids,
@@ -230,18 +270,15 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
 
 at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
   TORCH_CHECK_VALUE(routed.route, "[combine_tokens] the route is of no dispatch_tokens(). Give what that returned.");
-  const CommScope scope("combine_tokens");
+  const CommScope scope(kCombine);
   const Spec& spec = *spec_of(routed.rows);
-  const bool fits = is_dtensor(rows)
-                        ? rows.dim() == 2 && rows.size(0) == spec.sizes()[0] && spec_of(rows)->mesh() == spec.mesh()
-                        : rows.dim() == 2 && rows.size(0) == spec.boxes()[0].sizes[0];
-  TORCH_CHECK_VALUE(
-      fits,
-      fmt::format("[combine_tokens] rows of shape {} are not what dispatch_tokens() gave, {}. Give one row for each "
-                  "of those, in their order: a DTensor, or this rank's part.",
-                  shape_of(rows), to_string(spec)));
-  const at::Tensor local = is_dtensor(rows) ? to_local(redistribute(rows, spec.placements().vec())) : rows;
-  const at::Tensor sums = send_back(routed.route, local, to_local(routed.rows));
+  const bool any_gradient = check_rows(rows, spec);
+  at::Tensor local = is_dtensor(rows) ? to_local(redistribute(rows, spec.placements().vec())) : rows;
+  const at::Tensor dispatched = to_local(routed.rows);
+  // A rank without rows may have made its own of nothing; others wait for it in the backward.
+  if (any_gradient && at::GradMode::is_enabled() && !takes_gradient(local) && !takes_gradient(dispatched))
+    local = local.detach().requires_grad_();
+  const at::Tensor sums = send_back(routed.route, local, dispatched);
   if (!routed.tokens) return sums;
   const Placement given = routed.tokens->placements()[0];
   const at::Tensor result = from_local(sums, spec.mesh(), {given.is_shard(0) ? given : Placement::shard(0)},

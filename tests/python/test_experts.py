@@ -303,6 +303,48 @@ def test_tokens_that_need_gradients_on_one_rank_alone_are_an_error():
     run_ranks(2, body, timeout=60)
 
 
+# rows of rank 1, words of the error
+MISFITS = [
+    (
+        lambda rows: torch.ones(9, 3),
+        r"rows of shape \[9, 3\] are not what dispatch_tokens\(\) gave rank 1, which are 4 rows",
+    ),
+    (lambda rows: rows[0], r"rows of 1 dims are not what dispatch_tokens\(\) gave rank 1"),
+    (lambda rows: rows[:, :2], r"rows are Float of 3 features on rank 0 and Float of 2 on rank 1"),
+    (lambda rows: rows.bfloat16(), r"rows are Float of 3 features on rank 0 and BFloat16 of 3 on rank 1"),
+]
+
+
+@pytest.mark.parametrize(("rows_of_one", "words"), MISFITS)
+def test_rows_that_do_not_fit_on_one_rank_are_an_error_on_both(rows_of_one, words):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        experts = sw.ones(4, 3, 3, device_mesh=mesh, placements=[Shard(0)])
+        routed = dispatch_tokens(torch.ones(2, 3), torch.tensor([[0, 2], [1, 3]]), experts=experts)
+        rows = routed.rows.to_local()
+        with pytest.raises(ValueError, match=words):
+            combine_tokens(rows_of_one(rows) if rank else rows, routed)
+        assert combine_tokens(rows, routed).eq(2).all()
+
+    run_ranks(2, body, timeout=20)
+
+
+def test_gradients_come_from_rows_alone():
+    """A rank without rows depends on nothing that takes a gradient, and takes part in the backward."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        experts = sw.ones(3, 3, 3, device_mesh=mesh, placements=[Shard(0)])
+        routed = dispatch_tokens(torch.ones(2, 3), torch.zeros(2, 1, dtype=torch.long), experts=experts)
+        rows = routed.rows.to_local()
+        weight = torch.ones(3, requires_grad=True)
+        combined = combine_tokens(rows * weight if len(rows) else torch.zeros(0, 3), routed)
+        combined.sum().backward()
+        assert weight.grad is None if rank else weight.grad.eq(6).all()
+
+    run_ranks(3, body, timeout=20)
+
+
 class Doubled(nn.Module):
     """Some of its experts are in a submodule."""
 
