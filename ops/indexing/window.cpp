@@ -11,13 +11,15 @@
 namespace shardwise {
 namespace {
 
-/// Indices relative to a window of `n`, and which of them are in it.
+/// Indices relative to a window of `n`, and which of them are in it. As int64: `first` and `size` may be beyond int32.
 struct Found {
   at::Tensor place, is_here;
 
-  Found(const at::Tensor& index, int64_t first, int64_t n, int64_t size)
-      : place(at::where(index.lt(0), index + size, index).sub_(first)),
-        is_here(place.ge(0).logical_and_(place.lt(n))) {}
+  Found(const at::Tensor& given, int64_t first, int64_t n, int64_t size) {
+    const at::Tensor index = given.to(at::kLong);
+    place = at::where(index.lt(0), index + size, index).sub_(first);
+    is_here = place.ge(0).logical_and_(place.lt(n));
+  }
 };
 
 /// The same for each index tensor, and where all of them are in the window.
