@@ -8,6 +8,8 @@
 #include "runtime/api/philox.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/native/DistributionTemplates.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <cmath>
@@ -118,20 +120,25 @@ at::Tensor& bernoulli_float_(at::Tensor& self, double p, MaybeGenerator generato
 template <class Number>
 FillPiece of_bits(const Number& number) {
   return [=](const at::Tensor& piece, c10::IntArrayRef sizes, const Box& box, uint64_t seed) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, piece.scalar_type(), "random_", [&] {
-      fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([&](uint64_t bits) { return number(bits); }));
-    });
+    AT_DISPATCH_V2(
+        piece.scalar_type(), "random_", AT_WRAP([&] {
+          fill_box<scalar_t>(piece, sizes, box, seed, each_of_pair([&](uint64_t bits) { return number(bits); }));
+        }),
+        AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
   };
 }
 
 /// How many consecutive integers from 0 on `dtype` represents exactly; 0 stands for 2^64.
 uint64_t n_integers(at::ScalarType dtype) {
-  uint64_t n = 2;
-  AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, dtype == at::kBool ? at::kByte : dtype, "random_", [&] {
-    n = (uint64_t{1} << std::numeric_limits<scalar_t>::digits) + (std::is_floating_point_v<scalar_t> ? 1 : 0);
-    if (std::is_same_v<scalar_t, at::Half> || std::is_same_v<scalar_t, at::BFloat16>) ++n;
-  });
-  return dtype == at::kBool ? 2 : n;
+  if (dtype == at::kBool) return 2;
+  if (dtype == at::kUInt64) return 0;
+  uint64_t n = 0;
+  AT_DISPATCH_V2(dtype, "random_", AT_WRAP([&] {
+                   n = uint64_t{1} << std::numeric_limits<scalar_t>::digits;
+                   if (!std::numeric_limits<scalar_t>::is_integer) ++n;
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES), at::kUInt16, at::kUInt32, at::kHalf, at::kBFloat16);
+  return n;
 }
 
 /// Uniform in [from, from + n); n = 0 stands for 2^64.
@@ -145,19 +152,29 @@ at::Tensor& random_(at::Tensor& self, MaybeGenerator generator) {
                    [](at::Tensor& one, const at::Generator& scratch) { one.random_(scratch); });
 }
 
+/// The bounds as torch moves them to numbers that `dtype` has: others would be rounded, and draws be outside of [from, to).
+void move_bounds(at::ScalarType dtype, int64_t& from, std::optional<int64_t>& to) {
+  if (!c10::isFloatingType(dtype)) return;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "random_", [&] {
+    from = at::native::templates::update_from<scalar_t>(from);
+    if (to) to = at::native::templates::update_to<scalar_t>(*to);
+  });
+}
+
 at::Tensor& random_from_(at::Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator generator) {
+  int64_t first = from;
+  std::optional<int64_t> end = to;
   uint64_t n = 0;
-  if (to)
-    n = static_cast<uint64_t>(*to) - static_cast<uint64_t>(from);
-  else if (from != std::numeric_limits<int64_t>::lowest())
-    n = n_integers(self.scalar_type()) - static_cast<uint64_t>(from);
-  return draw_into(self, generator, integers_from(from, n),
+  if (to || from != std::numeric_limits<int64_t>::lowest()) {
+    move_bounds(self.scalar_type(), first, end);
+    n = (end ? static_cast<uint64_t>(*end) : n_integers(self.scalar_type())) - static_cast<uint64_t>(first);
+  }
+  return draw_into(self, generator, integers_from(first, n),
                    [=](at::Tensor& one, const at::Generator& scratch) { one.random_(from, to, scratch); });
 }
 
 at::Tensor& random_to_(at::Tensor& self, int64_t to, MaybeGenerator generator) {
-  return draw_into(self, generator, integers_from(0, static_cast<uint64_t>(to)),
-                   [=](at::Tensor& one, const at::Generator& scratch) { one.random_(to, scratch); });
+  return random_from_(self, 0, to, std::move(generator));
 }
 
 }  // namespace

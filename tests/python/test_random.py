@@ -39,6 +39,12 @@ DRAWS = {
     "random_": lambda x: x.random_(),
     "random_ to": lambda x: x.random_(7),
     "random_ from": lambda x: x.to(torch.int64).random_(-3, 2**62),
+    **{
+        f"random_ of {dtype}": lambda x, dtype=dtype: x.to(dtype).random_(3, 60000).to(torch.int64)
+        for dtype in (torch.uint16, torch.uint32, torch.uint64)
+    },
+    "random_ of all uint32 from 3 on": lambda x: x.to(torch.uint32).random_(3, None).to(torch.int64),
+    "randint_like of uint16": lambda x: torch.randint_like(x, 3, 60000, dtype=torch.uint16).to(torch.int64),
     "rand_like": torch.rand_like,
     "randn_like": lambda x: torch.randn_like(x, dtype=torch.float64),
     "randint_like": lambda x: torch.randint_like(x, 3, 9),
@@ -198,6 +204,18 @@ def test_a_generator_is_honoured_and_advanced():
     assert torch.equal(run_ranks(2, body)[0], untouched[0].to_local())
 
 
+@pytest.mark.parametrize(("dtype", "low", "high"), [(torch.bfloat16, 900, 1000), (torch.half, 0, 4100)])
+@pytest.mark.filterwarnings("ignore:.*is out of bounds")
+def test_integers_stay_below_their_bound_in_dtypes_that_round_them(dtype, low, high):
+    def body(rank):
+        x = sw.zeros(100, 100, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)], dtype=dtype)
+        for drawn in (x.random_(low, high), torch.randint_like(x, low, high)):
+            numbers = drawn.full_tensor().double()
+            assert low <= numbers.min() < numbers.max() < high
+
+    run_ranks(2, body)
+
+
 def test_distributions():
     """Mean and variance of 200,000 numbers each, to four deviations of the mean."""
     # draw, mean, variance
@@ -210,6 +228,7 @@ def test_distributions():
         "cauchy": (lambda x: x.cauchy_(1, 2).sub_(1).abs_().le_(2), 0.5, 0.25),
         "bernoulli": (lambda x: x.bernoulli_(0.3), 0.3, 0.21),
         "random": (lambda x: x.random_(2, 8), 4.5, 35 / 12),
+        "random of uint64": (lambda x: x.to(torch.uint64).random_(0, 2**40).div(2.0**40), 0.5, 1 / 12),
         "small rate": (lambda x: torch.poisson(x.fill_(0.7)), 0.7, 0.7),
         "large rate": (lambda x: torch.poisson(x.fill_(90)), 90, 90),
         "few trials": (lambda x: torch.binomial(x.fill_(9), x.clone().fill_(0.2)), 1.8, 1.44),
@@ -258,6 +277,8 @@ WRONG = [
     (lambda x: x.geometric_(2), "geometric_ expects p to be in \\(0, 1\\)"),
     (lambda x: x.long().exponential_(), "dtype must be a floating point"),
     (lambda x: x.random_(3, 3), "random_ expects 'from' to be less than 'to'"),
+    (lambda x: x.to(torch.uint16).random_(), "not implemented for 'UInt16'"),  # torch has none either
+    (lambda x: x.to(torch.uint64).random_(3, None), "to - 1 is out of bounds"),
     (lambda x: torch.bernoulli(x + 2), "Use values in \\[0, 1\\]"),
     (lambda x: torch.normal(x, x - 1), "normal expects all elements of std >= 0.0"),
     (lambda x: torch.poisson(x - 1), "invalid Poisson rate"),
