@@ -25,8 +25,8 @@ def run_ranks(
     ranks and calls. None: as the environment's SHARDWISE_THREADS=strict says.
 
     What torch has once per process the ranks share, as forward-mode AD levels, and the default generator, for plain tensors.
-    DTensors draw from a generator of the rank's own, which starts as a copy; what a rank calls of torch.manual_seed,
-    get_rng_state and set_rng_state is about that one, too.
+    DTensors draw from a generator of the rank's own, which starts as a copy of that as it was before the ranks started; what a rank
+    calls of torch.manual_seed, get_rng_state and set_rng_state is about its own one, too.
 
     >>> from shardwise.testing import run_ranks
     >>> def on_rank(rank):

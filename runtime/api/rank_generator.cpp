@@ -1,5 +1,7 @@
 #include "runtime/api/rank_generator.h"
 
+#include "runtime/threads/start_generator.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <mutex>
@@ -8,6 +10,7 @@ namespace shardwise {
 namespace {
 
 struct RankGenerator {
+  at::Generator start;  // what it began as a copy of
   at::Generator generator;
   bool is_governed = false;  // the rank has set it
 };
@@ -29,8 +32,11 @@ auto with_generator(const Use& use) {
 
 at::Generator& rank_generator(const at::Generator& shared) {
   RankGenerator& own = of_thread();
-  if (!own.generator.defined() || (!own.is_governed && own.generator.current_seed() != shared.current_seed()))
-    own.generator = shared.clone();
+  const at::Generator& start = start_generator();
+  if (!own.generator.defined() || own.start != start) own = {start, (start.defined() ? start : shared).clone()};
+  // Not a copy: other ranks may have drawn plain tensors since the seed was set.
+  if (const uint64_t seed = shared.current_seed(); !own.is_governed && own.generator.current_seed() != seed)
+    own.generator = at::detail::createCPUGenerator(seed);
   return own.generator;
 }
 

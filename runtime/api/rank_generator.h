@@ -10,7 +10,7 @@
 
 namespace shardwise {
 
-/// This thread's copy of `shared`, taken at first use, and anew when the seed of `shared` is another; no more once
+/// This thread's copy of what `shared` was when the ranks were started. It begins anew when the seed of `shared` is another; no more once
 /// seed_rank() or set_rank_state() was called in this thread. Pre: `shared` is locked.
 at::Generator& rank_generator(const at::Generator& shared);
 

@@ -1,8 +1,10 @@
 #include "runtime/threads/thread_world.h"
 
+#include "runtime/threads/start_generator.h"
 #include "runtime/threads/strict_backend.h"
 #include "runtime/threads/thread_backend.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -24,12 +26,16 @@ struct ThreadHub::RendezvousTable {
   RendezvousTable(int64_t n_ranks, std::chrono::milliseconds timeout) {
     if (strict_threads()) communicators = std::make_shared<Communicators>(n_ranks, timeout);
     store->setTimeout(timeout);
+    at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(shared.mutex());
+    generator = shared.clone();
   }
 
   std::mutex mutex;
   std::map<std::vector<int64_t>, Places> by_ranks;
   std::shared_ptr<Communicators> communicators;  // of strict ranks, in place of by_ranks
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  at::Generator generator;  // that no rank draws from
 
   Places of(const std::shared_ptr<Membership>& membership, const std::vector<int64_t>& ranks) {
     const std::lock_guard lock(mutex);
@@ -113,6 +119,7 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   std::vector<int64_t> everyone(size());
   std::iota(everyone.begin(), everyone.end(), 0);
   const std::lock_guard lock(mutex_);
+  start_generator() = rendezvous_table_->generator;
   auto& world = worlds_[rank];
   if (!world) world = std::make_shared<World>(rank, size(), make_group(everyone), make_group);
   return world;

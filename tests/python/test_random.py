@@ -216,6 +216,31 @@ def test_integers_stay_below_their_bound_in_dtypes_that_round_them(dtype, low, h
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("seed", [None, 9])
+def test_plain_draws_of_one_rank_leave_replicas_alike(seed):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        whole = [Replicate()]
+
+        def wait():
+            sw.DTensor.from_local(torch.ones(1), mesh, [Partial()]).full_tensor()
+
+        if seed is not None:
+            if rank == 0:
+                torch.default_generator.manual_seed(seed)
+            wait()
+        if rank == 0:
+            drawn = sw.rand(4, device_mesh=mesh, placements=whole).to_local()
+            torch.rand(3)
+        wait()
+        if rank == 1:
+            drawn = sw.rand(4, device_mesh=mesh, placements=whole).to_local()
+        return drawn
+
+    first, second = run_ranks(2, body)
+    assert torch.equal(first, second)
+
+
 def test_distributions():
     """Mean and variance of 200,000 numbers each, to four deviations of the mean."""
     # draw, mean, variance
