@@ -7,7 +7,7 @@ import shardwise as sw
 from shardwise import DTensor, Partial, RaggedShard
 from shardwise.testing import run_ranks
 
-HALF, BFLOAT16, FLOAT, DOUBLE = torch.half, torch.bfloat16, torch.float32, torch.float64
+FLOAT8, HALF, BFLOAT16, FLOAT, DOUBLE = torch.float8_e4m3fn, torch.half, torch.bfloat16, torch.float32, torch.float64
 CASES = [
     # what, dtype of the terms, the terms of two ranks, whether they pass
     (lambda x: x.sum(dtype=torch.int64), FLOAT, (0.5, 0.5), False),  # 1, not 0 + 0
@@ -25,6 +25,9 @@ CASES = [
     (lambda x: x.float(), HALF, (1.0, 2.0), True),
     (lambda x: x.double().sum(), BFLOAT16, (1.0, 2.0), True),
     (lambda x: x.cfloat(), FLOAT, (1.0, 2.0), True),
+    (lambda x: x.to(FLOAT8).float(), FLOAT, (300.0, -190.0), False),  # 112, not 288 - 192
+    (lambda x: x.float(), FLOAT8, (1.5, 17.0), False),  # 18, not 1.5 + 17
+    (lambda x: torch.empty_like(x, dtype=FLOAT8).copy_(x).float(), FLOAT, (300.0, -190.0), False),
     (lambda x: x * 2, torch.int8, (100, 100), True),
     (lambda x: x.to(torch.int8, copy=True), torch.int8, (100, 100), True),
     (lambda x: x.sum() / 2, FLOAT, (1.0, 2.0), True),
