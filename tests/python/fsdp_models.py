@@ -48,6 +48,21 @@ class Tied(Model):
         self.head.weight = self.words.weight
 
 
+class First(nn.Module):
+    """One of two modules runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.is_interrupted = False
+
+    def forward(self, x):
+        x = self.ways[0](x)
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return x
+
+
 def seeded(make: Callable[..., nn.Module], **sizes: Any) -> nn.Module:
     torch.manual_seed(5)
     return make(**sizes)

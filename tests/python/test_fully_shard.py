@@ -7,6 +7,7 @@ import torch
 from fsdp_models import (
     IDS,
     Block,
+    First,
     Model,
     Tied,
     expect_same,
@@ -153,28 +154,6 @@ def test_bytes_are_at_the_bound():
     run_ranks(4, body)
 
 
-def test_gradients_are_added_up_without_messages():
-    given = seeded(Model)
-    dense = copy.deepcopy(given)
-    sum(loss_of(dense, ids) for ids in IDS).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        for reshards in (True, False):
-            model = shard_blocks(copy.deepcopy(given), mesh)
-            model.set_reshard_after_forward(reshards)
-            model.set_reshard_after_backward(reshards)
-            for step, ids in enumerate(IDS):
-                model.set_requires_gradient_sync(step == len(IDS) - 1)
-                with sw.CommDebugMode() as comm:
-                    loss_of(model, rows_of(ids, mesh.get_rank(), 4)).backward()
-                assert comm.get_comm_counts().get("reduce_scatter", 0) == (4 if step == len(IDS) - 1 else 0)
-                assert reshards or step == 0 or "all_gather" not in comm.get_comm_counts()
-            expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
 def test_several_backwards_of_one_forward():
     given = seeded(Model)
     dense = copy.deepcopy(given)
@@ -187,29 +166,6 @@ def test_several_backwards_of_one_forward():
         loss.backward(retain_graph=True)
         loss.backward()
         expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
-def test_two_forwards_before_a_backward():
-    given = seeded(Model)
-    dense = copy.deepcopy(given)
-    (loss_of(dense, IDS[0]) + loss_of(dense, IDS[1])).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        for together in (True, False):
-            model.zero_grad()
-            losses = [loss_of(model, rows_of(ids, mesh.get_rank(), 4)) for ids in IDS[:2]]
-            if together:
-                sum(losses).backward()
-            else:
-                model.set_is_last_backward(False)
-                losses[1].backward()
-                model.set_is_last_backward(True)
-                losses[0].backward()
-            expect_same(model, dense)
 
     run_ranks(4, body)
 
@@ -258,49 +214,6 @@ def test_replicas_of_shards():
         expect_same(model, dense)
 
     run_ranks(4, body)
-
-
-def test_all_reduce_of_replicas_waits():
-    given = seeded(Model)
-    dense = copy.deepcopy(given)
-    sum(loss_of(dense, ids) for ids in IDS).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        for step, ids in enumerate(IDS):
-            model.set_requires_all_reduce(step == len(IDS) - 1)
-            with sw.CommDebugMode() as comm:
-                loss_of(model, rows_of(ids, mesh.get_rank(), 4)).backward()
-            assert comm.get_comm_counts().get("all_reduce", 0) == (4 if step == len(IDS) - 1 else 0)
-        expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
-def test_all_reduce_of_replicas_is_not_forgotten_where_the_last_backward_misses_a_unit():
-    given = seeded(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5)))
-    x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
-
-    def loss(model, x, step):
-        y = model[0](x)
-        return (model[1](y) if step == 0 else y).square().mean()
-
-    dense = copy.deepcopy(given)
-    sum(loss(dense, x, step) for step in range(2)).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        model = copy.deepcopy(given)
-        for layer in model:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        for step in range(2):
-            model.set_requires_all_reduce(step == 1)
-            loss(model, rows_of(x, mesh.get_rank(), 4), step).backward()
-        expect_same(model, dense)
-
-    run_ranks(4, body, timeout=60)
 
 
 PLAN = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
@@ -421,138 +334,6 @@ def test_frozen_parameters():
         expect_same(model, dense)
 
     run_ranks(4, body)
-
-
-class Failing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(6, 10), Block(6, 10)])
-        self.fails_in = ""
-
-    def forward(self, x):
-        x = self.blocks[0](x)
-        if self.fails_in == "forward":
-            raise RuntimeError("on purpose")
-
-        def fail(grad):
-            if self.fails_in == "backward":
-                raise RuntimeError("on purpose")
-
-        x.register_hook(fail)
-        return self.blocks[1](x)
-
-
-def problem_that_fails():
-    """A model, its rows, and a copy that has the dense gradients."""
-    given = seeded(Failing)
-    x = torch.rand(8, 6, generator=torch.Generator().manual_seed(2))
-    dense = copy.deepcopy(given)
-    dense(x).square().mean().backward()
-    return given, x, dense
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_state_after_exceptions(where):
-    given, x, dense = problem_that_fails()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        mine = rows_of(x, mesh.get_rank(), 4)
-        model(mine).square().mean().backward()
-        model.zero_grad()
-        model.fails_in = where
-        with pytest.raises(RuntimeError, match="on purpose"):
-            model(mine).square().mean().backward()
-        model.fails_in = ""
-        model.zero_grad()
-        if where == "backward":  # which the next forward would do
-            model.reset_iter_state()
-        assert all(isinstance(each, sw.DTensor) for each in model.parameters())
-        model(mine).square().mean().backward()
-        expect_same(model, dense)
-
-    run_ranks(4, body)
-
-
-@pytest.mark.parametrize("forward", ["of another forward", "of the same forward"])
-def test_a_backward_after_one_that_failed(forward):
-    given, x, dense = problem_that_fails()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        losses = [model(rows_of(x, mesh.get_rank(), 4)).square().mean() for _ in range(2)]
-        model.fails_in = "backward"
-        with pytest.raises(RuntimeError, match="on purpose"):
-            losses[0].backward(retain_graph=True)
-        model.fails_in = ""
-        model.zero_grad()
-        losses[forward == "of another forward"].backward()
-        expect_same(model, dense)
-
-    run_ranks(4, body, timeout=60)
-
-
-def test_unshard_and_prefetch():
-    given = seeded(Model)
-    dense = copy.deepcopy(given)
-    loss_of(dense, IDS[0]).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (4,))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        first, second, third = model.blocks
-        first.set_modules_to_forward_prefetch([second, third])
-        third.set_modules_to_backward_prefetch([second, first])
-        handle = first.unshard(async_op=True)
-        handle.wait()
-        assert type(first.up.weight) is nn.Parameter
-        torch.testing.assert_close(first.up.weight, given.blocks[0].up.weight)
-        loss_of(model, rows_of(IDS[0], mesh.get_rank(), 4)).backward()
-        expect_same(model, dense)
-        first.unshard()
-        first.reshard()
-        assert isinstance(first.up.weight, sw.DTensor)
-
-    run_ranks(4, body)
-
-
-@pytest.mark.parametrize("change", ["to", "to_empty", "assign"])
-def test_what_was_set_holds_for_other_parameters(change):
-    given = seeded(Model)
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        model = shard_blocks(copy.deepcopy(given), mesh)
-        first, _, third = model.blocks
-        first.set_modules_to_forward_prefetch(list(model.blocks[1:]))
-        third.set_modules_to_backward_prefetch(list(model.blocks[:2]))
-        for each in (model, *model.blocks):
-            each.set_gradient_divide_factor(1.0)
-        values = {key: value.clone() for key, value in model.state_dict().items()}
-        if change == "to":
-            model.to("cpu")
-        elif change == "to_empty":
-            model.to_empty(device="cpu")
-        model.load_state_dict(values, assign=change == "assign")
-        with torch.no_grad():
-            model(IDS[0])  # the outermost group stays gathered
-        n_gathered = []
-
-        def count(*_):
-            n_gathered.append(comm.get_comm_counts().get("all_gather", 0))
-
-        first.up.register_forward_pre_hook(count)
-        third.up.register_forward_hook(lambda module, args, output: output.register_hook(count) and None)
-        with sw.CommDebugMode() as comm:
-            loss_of(model, IDS[0][: 4 * (rank + 1)]).backward()
-        assert n_gathered == [3, 3 + 3]  # the blocks, and again
-        dense = copy.deepcopy(given)
-        sum(loss_of(dense, IDS[0][: 4 * (index + 1)]) for index in range(2)).backward()
-        expect_same(model, dense)
-
-    run_ranks(2, body)
 
 
 def test_values_loaded_and_clipped():
@@ -692,21 +473,6 @@ def test_two_modules_in_one_group():
     run_ranks(4, body)
 
 
-class First(nn.Module):
-    """One of two modules runs."""
-
-    def __init__(self):
-        super().__init__()
-        self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
-        self.is_interrupted = False
-
-    def forward(self, x):
-        x = self.ways[0](x)
-        if self.is_interrupted:
-            raise KeyboardInterrupt
-        return x
-
-
 def test_a_group_of_which_one_module_ran_stays_gathered():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
@@ -717,180 +483,5 @@ def test_a_group_of_which_one_module_ran_stays_gathered():
         with sw.CommDebugMode() as comm:
             loss.backward()
         assert dict(comm.get_comm_counts()) == {"reduce_scatter": 1}
-
-    run_ranks(2, body)
-
-
-def test_reset_after_an_interrupted_forward():
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        model, x = First(), torch.ones(2, 6)
-        fully_shard(list(model.ways), mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        model.is_interrupted = True
-        with pytest.raises(KeyboardInterrupt):
-            model(x)
-        model.is_interrupted = False
-        model.reset_iter_state()
-        for _ in range(2):
-            loss = model(x).sum()
-            with sw.CommDebugMode() as comm:
-                loss.backward()
-            assert dict(comm.get_comm_counts()) == {"all_gather": 1, "reduce_scatter": 1}
-        with torch.no_grad():
-            model(x)
-        assert all(isinstance(each, sw.DTensor) for each in model.parameters())
-
-    run_ranks(2, body)
-
-
-def test_a_backward_that_reads_no_parameter():
-    class Words(nn.Embedding):
-        def forward(self, ids):
-            words = super().forward(ids)
-            return words, 2 * words
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        model = fully_shard(Words(11, 6), mesh=mesh, reshard_after_forward=True)
-        model.set_unshard_in_backward(False)
-        words, doubled = model(IDS[0])
-        with sw.CommDebugMode() as comm:
-            (words.sum() + doubled.sum()).backward()
-        assert dict(comm.get_comm_counts()) == {"reduce_scatter": 1}
-
-    run_ranks(2, body)
-
-
-@pytest.mark.parametrize("is_leaf", [False, True])
-def test_outputs_that_one_rank_ignores(is_leaf):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 5)])
-
-        def forward(self, x):
-            return [way(x) for way in self.ways]
-
-    def loss(model, rank):
-        a, b = model(x[rank].clone().requires_grad_(is_leaf))
-        return a.square().mean() + (b.square().mean() if rank == 0 else 0)
-
-    given = seeded(Both)
-    x = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(2))
-    dense = copy.deepcopy(given)
-    (sum(loss(dense, rank) for rank in range(2)) / 2).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        model = copy.deepcopy(given)
-        for way in model.ways:
-            fully_shard(way, mesh=mesh, reshard_after_forward=False)
-        fully_shard(model, mesh=mesh).set_reshard_after_forward(False)
-        model.set_reduce_scatter_unused_params(True)
-        loss(model, rank).backward()
-        expect_same(model, dense)
-
-    run_ranks(2, body, timeout=30)
-
-
-def test_unused_parameters_are_zeros_where_asked():
-    class Either(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
-
-        def forward(self, x, way):
-            return self.ways[way](x)
-
-    given = seeded(Either)
-    x = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(2))
-    dense = copy.deepcopy(given)
-    (sum(dense(x[way], way).square().mean() for way in range(2)) / 2).backward()
-
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,))
-        model = fully_shard(copy.deepcopy(given), mesh=mesh)
-        model.set_reduce_scatter_unused_params(True)
-        way = mesh.get_rank()
-        model(x[way], way).square().mean().backward()
-        expect_same(model, dense)
-
-    run_ranks(2, body)
-
-
-def test_what_is_refused():
-    def body(rank):
-        mesh = sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-        cube = sw.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))
-        grid = sw.init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
-        model = fully_shard(nn.Linear(4, 4), mesh=mesh)
-        model_of_ignored = nn.Linear(2, 2)
-        cases = [
-            (lambda: fully_shard(model, mesh=mesh), ValueError, "fully sharded already"),
-            (lambda: fully_shard(nn.ReLU(), mesh=mesh), ValueError, "no parameters to shard"),
-            (
-                lambda: fully_shard(model_of_ignored, mesh=mesh, ignored_params=set(model_of_ignored.parameters())),
-                ValueError,
-                "no parameters to shard",
-            ),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=cube), ValueError, "has 3 dims"),
-            (lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh), ValueError, "has no forward"),
-            (lambda: fully_shard("model", mesh=mesh), TypeError, "no nn.Module"),
-            (lambda: fully_shard([], mesh=mesh), ValueError, "has no modules"),
-            (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=3),
-                ValueError,
-                r"no multiple of it\. Give one of \[1, 2\]",
-            ),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=0), ValueError, "no multiple"),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward="2"), TypeError, "of type str"),
-            (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1)),
-                IndexError,
-                r"bias is to be placed as Shard\(1\): it has the shape \[2\]",
-            ),
-            (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: Replicate()),
-                ValueError,
-                "is no Shard",
-            ),
-            (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda parameter: 1),
-                TypeError,
-                "gave int for weight",
-            ),
-            (
-                lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, mp_policy=torch.bfloat16),
-                TypeError,
-                "MixedPrecisionPolicy",
-            ),
-            (lambda: fully_shard(nn.Linear(2, 2), mesh=mesh, offload_policy=3), TypeError, "OffloadPolicy"),
-            (lambda: model.set_modules_to_forward_prefetch([nn.ReLU()]), ValueError, "not fully sharded"),
-            (lambda: model.set_reshard_after_forward(2), ValueError, "is no bool"),
-            (lambda: copy.deepcopy(model), TypeError, "is not copied"),
-        ]
-        for call, kind, words in cases:
-            with pytest.raises(kind, match=words):
-                call()
-
-        outer = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        fully_shard(outer, mesh=mesh)
-        with pytest.raises(ValueError, match="inner and shared modules first"):
-            fully_shard(outer[0], mesh=mesh)
-        tied = seeded(Tied)
-        fully_shard(tied.head, mesh=mesh)
-        with pytest.raises(ValueError, match="is shared with Linear"):
-            fully_shard(tied, mesh=mesh)
-        on_all = sw.distribute_module(nn.Linear(2, 2), mesh)
-        with pytest.raises(ValueError, match=r"placed as .* already"):
-            fully_shard(on_all, mesh=mesh)
-        elsewhere = sw.distribute_module(nn.Linear(2, 2), grid["tp"])
-        with pytest.raises(ValueError, match="not slices of one mesh"):
-            fully_shard(elsewhere, mesh=sw.init_device_mesh("cpu", (2,)))
-        batch = sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
-        with pytest.raises(ValueError, match="got a DTensor"):
-            model(batch)
-        torch.testing.assert_close(model(torch.ones(2, 4)).shape, torch.Size([2, 4]))
 
     run_ranks(2, body)
