@@ -46,6 +46,9 @@ void GatherSchedule::listen(const ParameterGroupPtr& group) {
     schedule->finish_reduction();
     schedule->gather_ahead_in_backward();
   });
+  group->before_gradients([self = weak_from_this()] {
+    if (const auto schedule = self.lock()) schedule->drop_failed_backward();
+  });
 }
 
 GatherSchedule::Member* GatherSchedule::find(const ParameterGroup* group) {

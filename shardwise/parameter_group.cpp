@@ -73,22 +73,38 @@ class GradientArrived final : public torch::autograd::PostAccumulateGradHook {
   std::function<void()> arrived_;
 };
 
+class GradientComes final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit GradientComes(std::function<void()> comes) : comes_(std::move(comes)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    comes_();
+    return gradients;
+  }
+
+ private:
+  std::function<void()> comes_;
+};
+
 constexpr auto kGathering = [] { return "all_gather"; };
 
 }  // namespace
 
-/// Tells of the first gradient of one backward. The hooks of the leaves hold it, which may outlive the group.
+/// Tells of gradients, and of the first of one backward. The hooks of the leaves hold it, which may outlive the group.
 class ParameterGroup::Arrivals {
  public:
+  void comes() {
+    if (before_) before_();
+  }
   void arrived() {
     if (!std::exchange(has_arrived_, true) && first_) first_();
   }
   void restart() { has_arrived_ = false; }
   void tell(std::function<void()> first) { first_ = std::move(first); }
+  void tell_before(std::function<void()> before) { before_ = std::move(before); }
 
  private:
   bool has_arrived_ = false;
-  std::function<void()> first_;
+  std::function<void()> before_, first_;
 };
 
 std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::string>& names,
@@ -183,13 +199,20 @@ void ParameterGroup::follow_requires_grad() {
 }
 
 void ParameterGroup::listen() {
-  for (const at::Tensor& leaf : leaves_)
-    if (leaf.requires_grad())
-      torch::autograd::impl::set_post_acc_grad_hooks(
-          leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
+  for (const at::Tensor& leaf : leaves_) {
+    if (!leaf.requires_grad()) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        leaf, std::make_unique<GradientArrived>([arrivals = arrivals_] { arrivals->arrived(); }));
+    const auto is_ours = [](const auto& hook) { return dynamic_cast<GradientComes*>(hook.get()) != nullptr; };
+    if (std::ranges::none_of(torch::autograd::impl::hooks(leaf), is_ours))
+      torch::autograd::impl::add_hook(leaf,
+                                      std::make_unique<GradientComes>([arrivals = arrivals_] { arrivals->comes(); }));
+  }
 }
 
 void ParameterGroup::on_first_gradient(std::function<void()> first) { arrivals_->tell(std::move(first)); }
+
+void ParameterGroup::before_gradients(std::function<void()> before) { arrivals_->tell_before(std::move(before)); }
 
 uint64_t ParameterGroup::n_writes() const {
   uint64_t result = 0;

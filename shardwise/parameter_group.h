@@ -58,8 +58,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
 
   /// Told when the whole parameters are to stand in the place of the sharded ones (true), and the other way round.
   void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
-  /// Told when the first gradient of a backward comes.
+  /// Told when the first gradient of a backward has come.
   void on_first_gradient(std::function<void()> first);
+  /// Told before each gradient, which is not added to those that have come yet.
+  void before_gradients(std::function<void()> before);
 
   /// The whole parameters are to stand in the modules.
   bool is_in_place() const { return is_in_place_; }

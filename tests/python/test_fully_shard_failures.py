@@ -84,6 +84,50 @@ def test_a_backward_after_one_that_failed(forward):
     run_ranks(4, body, timeout=60)
 
 
+class Keeping(nn.Module):
+    """What the first layer gives is kept, and gives gradients without the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.fails_in = ""
+
+    def forward(self, x):
+        def fail(place):
+            def hook(grad):
+                if self.fails_in == place:
+                    raise RuntimeError("on purpose")
+
+            return hook
+
+        self.kept = self.layers[0](x)
+        y = self.layers[1](self.kept)
+        self.kept.register_hook(fail("after a gradient"))
+        y.register_hook(fail("before all gradients"))
+        return 2 * y
+
+
+@pytest.mark.parametrize("place", ["before all gradients", "after a gradient"])
+def test_a_backward_that_comes_by_no_output_after_one_that_failed(place):
+    given, x = seeded(Keeping), torch.rand(4, 6, generator=torch.Generator().manual_seed(2))
+    dense = copy.deepcopy(given)
+    dense(x)
+    dense.kept.square().mean().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = fully_shard(copy.deepcopy(given), mesh=mesh, reshard_after_forward=False)
+        loss = model(rows_of(x, rank, 2)).sum()
+        model.fails_in = place
+        with pytest.raises(RuntimeError, match="on purpose"):
+            loss.backward(retain_graph=True)
+        model.fails_in = ""
+        model.kept.square().mean().backward()
+        expect_same(model, dense)
+
+    run_ranks(2, body, timeout=60)
+
+
 def test_reset_after_an_interrupted_forward():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
