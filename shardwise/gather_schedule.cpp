@@ -70,6 +70,8 @@ void GatherSchedule::enter_forward(const ParameterGroupPtr& group) {
   if (n_open_ == 0) {
     if (is_in_backward_) reset();  // a backward that failed
     entered_before_ = std::exchange(entered_, {});
+    if (at::GradMode::is_enabled() && n_awaited_++ == 0)
+      for (Member& member : members_) member.has_run = false;
   }
   if (group->is_stale()) group->release();
   group->follow_requires_grad();
@@ -95,8 +97,11 @@ void GatherSchedule::gather_ahead_in_forward(const GroupSchedule& settings) {
 void GatherSchedule::leave_forward(const ParameterGroupPtr& group, bool releases) {
   if (is_backward_running()) return;
   if (n_open_ > 0) --n_open_;
-  if (at::GradMode::is_enabled()) left_.push_back(group.get());
   Member& of = member_of(*group);
+  if (at::GradMode::is_enabled()) {
+    left_.push_back(group.get());
+    of.has_run = true;
+  }
   if (of.n_forwards > 0) --of.n_forwards;
   if (of.n_forwards == 0) group->put_back();
   if (releases) reshard_after_forward(group);
@@ -114,6 +119,11 @@ void GatherSchedule::reshard_after_forward(const ParameterGroupPtr& group) {
     group->release();
 }
 
+bool GatherSchedule::may_be_ignored(const GroupSchedule& settings) {
+  // A gather for the backward is collective: where there is one, no rank's loss ignores the outputs.
+  return settings.fills_unused && !(settings.reshards_after_forward && settings.gathers_in_backward);
+}
+
 void GatherSchedule::begin_backward() {
   drop_failed_backward();
   if (std::exchange(is_in_backward_, true)) return;
@@ -121,8 +131,13 @@ void GatherSchedule::begin_backward() {
   backward_ = token;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this(), token] { self->end_backward(); });
-  for (Member& member : members_)  // also where this rank's loss ignores the outputs
-    if (member.settings->fills_unused && std::ranges::count(left_, member.group.get()) > 0) member.is_unsettled = true;
+  for (Member& member : members_) {  // also where this rank's loss ignores the outputs
+    const GroupSchedule& settings = *member.settings;
+    if (!settings.fills_unused || !member.has_run) continue;
+    member.is_unsettled = true;
+    if (may_be_ignored(settings) && settings.gathers_in_backward)
+      member.group->start_gather();  // which a backward before has released
+  }
 }
 
 int64_t GatherSchedule::n_ended() {
@@ -183,10 +198,8 @@ void GatherSchedule::after_backward(const ParameterGroupPtr& group) {
     finish_reduction();
     gather_ahead_in_backward();
   }
-  // Ranks whose loss ignores the outputs come to it after the backward, unless they gather for it, which is collective: so do all.
-  const GroupSchedule& settings = *member.settings;
-  const bool all_have_backward = settings.reshards_after_forward && settings.gathers_in_backward;
-  if (is_to_settle(member) && (all_have_backward || !settings.fills_unused)) settle_gradients(member);
+  if (may_be_ignored(*member.settings)) return;
+  if (is_to_settle(member)) settle_gradients(member);
   release_after_backward(member);
 }
 
@@ -209,6 +222,7 @@ void GatherSchedule::end_backward() {
   finish_reduction();
   is_in_backward_ = false;
   ++n_ended_;
+  if (n_awaited_ > 0) --n_awaited_;
   computing_ = nullptr;
   if (is_last_backward_) left_.clear();
 }
@@ -216,6 +230,7 @@ void GatherSchedule::end_backward() {
 void GatherSchedule::drop_backward() {
   is_in_backward_ = false;
   ++n_ended_;
+  if (n_awaited_ > 0) --n_awaited_;
   computing_ = nullptr;
   reducing_ = nullptr;
   for (Member& member : members_) {
@@ -232,10 +247,12 @@ void GatherSchedule::drop_failed_backward() {
 void GatherSchedule::reset() {
   drop_backward();
   n_open_ = 0;
+  n_awaited_ = 0;
   entered_.clear();
   left_.clear();
   for (Member& member : members_) {
     member.n_forwards = 0;
+    member.has_run = false;
     member.group->release();
   }
 }

@@ -62,12 +62,15 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
     int64_t n_forwards = 0;     // calls of its modules that run
     int64_t n_backwards = 0;    // calls of its modules whose backward runs
     bool is_unsettled = false;  // in this backward, gradients of it were not reduced or added up yet
+    bool has_run = false;       // in a forward with gradients whose backward may still come
   };
 
   Member* find(const ParameterGroup* group);
   Member& member_of(const ParameterGroup& group);
   void gather_ahead_in_forward(const GroupSchedule& settings);
   void gather_ahead_in_backward();
+  /// In a backward, zeros may stand for gradients of the group, and ranks whose loss ignores its outputs come to it at the end.
+  static bool may_be_ignored(const GroupSchedule& settings);
   void begin_backward();
   void listen(const ParameterGroupPtr& group);
   void finish_reduction();
@@ -84,6 +87,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   size_t n_open_ = 0;                                      // forwards of groups, one within another
   std::vector<ParameterGroup*> entered_, entered_before_;  // in this forward of the outermost module, and in the last
   std::vector<ParameterGroup*> left_;                      // since the last backward
+  int64_t n_awaited_ = 0;  // forwards of outermost modules, with gradients, whose backward has not come
   ParameterGroupPtr reducing_;
   ParameterGroupPtr computing_;  // whose backward runs, and what waits to be gathered ahead of it is not on its way yet
   int64_t n_ended_ = 0;

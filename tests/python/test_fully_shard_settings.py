@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fsdp_models import IDS, Model, expect_same, loss_of, rows_of, seeded, shard_blocks
+from fsdp_models import IDS, Model, expect_same, full, loss_of, rows_of, seeded, shard_blocks
 from torch import nn
 
 import shardwise as sw
@@ -179,34 +179,81 @@ def test_a_backward_that_reads_no_parameter():
     run_ranks(2, body)
 
 
+class Both(nn.Module):
+    """Two ways from one input; the second is gone twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.Linear(6, 5), nn.Linear(6, 6)])
+
+    def forward(self, x):
+        return self.ways[0](x).square().mean(), self.ways[1](self.ways[1](x)).square().mean()
+
+
+def shard_both(given, mesh):
+    model = copy.deepcopy(given)
+    for way in model.ways:
+        fully_shard(way, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh).set_reshard_after_forward(False)
+    model.set_reduce_scatter_unused_params(True)
+    return model
+
+
+def in_its_backward(model, x, uses_second):
+    a, b = model(x)
+    (a + b if uses_second else a).backward()
+
+
+def in_a_second_backward(model, x, uses_second):
+    a, b = model(x)
+    (a + b).backward(retain_graph=True)
+    (2 * a + b if uses_second else 2 * a).backward()
+
+
+def in_the_backward_of_a_second_forward(model, x, uses_second):
+    (first, second), (a, b) = model(x), model(2 * x)
+    (a + b).backward()
+    (first + second if uses_second else first).backward()
+
+
 @pytest.mark.parametrize("is_leaf", [False, True])
-def test_outputs_that_one_rank_ignores(is_leaf):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ways = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 5)])
-
-        def forward(self, x):
-            return [way(x) for way in self.ways]
-
-    def loss(model, rank):
-        a, b = model(x[rank].clone().requires_grad_(is_leaf))
-        return a.square().mean() + (b.square().mean() if rank == 0 else 0)
+@pytest.mark.parametrize("run", [in_its_backward, in_a_second_backward, in_the_backward_of_a_second_forward])
+def test_outputs_that_one_rank_ignores(run, is_leaf):
+    def run_rank(model, rank):
+        run(model, x[rank].clone().requires_grad_(is_leaf), uses_second=rank == 0)
 
     given = seeded(Both)
     x = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(2))
     dense = copy.deepcopy(given)
-    (sum(loss(dense, rank) for rank in range(2)) / 2).backward()
+    for rank in range(2):
+        run_rank(dense, rank)
+    for parameter in dense.parameters():
+        parameter.grad /= 2
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
-        model = copy.deepcopy(given)
-        for way in model.ways:
-            fully_shard(way, mesh=mesh, reshard_after_forward=False)
-        fully_shard(model, mesh=mesh).set_reshard_after_forward(False)
-        model.set_reduce_scatter_unused_params(True)
-        loss(model, rank).backward()
+        model = shard_both(given, mesh)
+        run_rank(model, rank)
         expect_same(model, dense)
+
+    run_ranks(2, body, timeout=30)
+
+
+def test_unused_parameters_are_zeros_in_each_backward_of_a_forward():
+    given = seeded(Both)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = shard_both(given, mesh)
+        for _ in range(2):
+            a, b = model(torch.ones(3, 6))
+            (a + b).backward(retain_graph=True)
+            model.zero_grad()
+            a.backward()
+            assert all(full(each.grad).count_nonzero() == 0 for each in model.ways[1].parameters())
+            model.zero_grad()
+        model.ways[0](torch.ones(3, 6)).sum().backward()  # within which the second way has no part
+        assert all(each.grad is None for each in model.ways[1].parameters())
 
     run_ranks(2, body, timeout=30)
 
