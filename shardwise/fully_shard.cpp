@@ -34,6 +34,9 @@ class Sharder {
       if (n_dims > 0) (*placements)[data_dims_.back()] = Shard(free_dim(*placements, n_dims));
       shardings_.push_back({std::move(places), std::move(*placements), std::move(gathered)});
     }
+    for (const auto& item : module.named_modules())
+      if (const auto layouts = call_layouts_of(*item.value()))
+        check_slice(layouts->mesh, [&] { return fmt::format("calls of {} are laid out", kind_of(*item.value())); });
   }
 
   const std::vector<Sharding>& shardings() const { return shardings_; }
@@ -51,10 +54,7 @@ class Sharder {
     const at::Tensor& tensor = place.tensor();
     if (!is_dtensor(tensor)) return result;
     const Spec& spec = *spec_of(tensor);
-    TORCH_CHECK_VALUE(is_slice(spec.mesh()),
-                      fmt::format("[fully_shard] {} lives on the mesh {}, which is neither {} nor a slice of it. Slice "
-                                  "both from one mesh: mesh[\"tp\"] and mesh[\"dp\"].",
-                                  place.full_name(), to_string(*spec.mesh()), to_string(*root_)));
+    check_slice(spec.mesh(), [&] { return fmt::format("{} lives", place.full_name()); });
     for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim) {
       const int64_t in_root = dim_in_root(spec.mesh(), mesh_dim);
       const bool is_data = std::ranges::count(data_dims_, in_root) > 0;
@@ -62,6 +62,15 @@ class Sharder {
       result[in_root] = spec.placements()[mesh_dim];
     }
     return result;
+  }
+
+  /// `what()`: "up.weight lives".
+  template <class What>
+  void check_slice(const MeshPtr& mesh, const What& what) {
+    TORCH_CHECK_VALUE(is_slice(mesh),
+                      fmt::format("[fully_shard] {} on the mesh {}, which is neither {} nor a slice of it. Slice "
+                                  "both from one mesh: mesh[\"tp\"] and mesh[\"dp\"].",
+                                  what(), to_string(*mesh), to_string(*root_)));
   }
 
   bool is_slice(const MeshPtr& mesh) {

@@ -459,6 +459,11 @@ TEST(FullyShardTest, WhatCannotBeShardedIsAnErrorBeforeAnythingIs) {
     Pair model;
     sw::parallelize_module(model, mesh["tp"], {{"up", sw::ColwiseParallel()}});
     expect_error("up.weight lives on the mesh (tp=2", error(model, line));
+    torch::nn::Sequential elsewhere(torch::nn::ReLU(), torch::nn::Linear(4, 4));
+    sw::parallelize_module(*elsewhere[0], sw::init_device_mesh("cpu", {2}), {});
+    expect_error("calls of ReLU are laid out on the mesh (2), which is neither (4) nor a slice",
+                 error(elsewhere, line));
+    for (const at::Tensor& parameter : elsewhere->parameters()) EXPECT_FALSE(is_dtensor(parameter));
     sw::fully_shard(model, mesh["dp"]);
     const at::Tensor rows = at::ones({2, 8});
     EXPECT_EQ(sw::forward(model, rows).sizes(), (Dims{4, 8}));
