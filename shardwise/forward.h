@@ -15,6 +15,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <optional>
+#include <ranges>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -29,28 +30,49 @@ namespace detail {
 template <class T>
 using Held = std::conditional_t<std::is_convertible_v<const T&, const at::Tensor&>, at::Tensor, std::decay_t<const T&>>;
 
+/// Numbers, and names of them.
+template <class T>
+constexpr bool kIsNumber = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+
+/// The same text for the same bits alone, but for NaNs.
+template <class T>
+void write_number(std::ostream& text, const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    write_number(text, static_cast<std::underlying_type_t<T>>(value));
+  else
+    text << std::hexfloat << value;
+}
+
 template <class T>
 struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-/// Notes what the ranks compare of an argument: numbers, names and text, plain tensors, and lists and optionals of these; what cannot be
-/// looked into counts as unequal.
+/// Notes what the ranks compare of an argument: numbers by their bits, names and text, plain tensors, and ranges and optionals of these; what
+/// cannot be looked into counts as unequal.
 template <class T>
 void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     const at::Tensor& tensor = value;
     if (tensor.defined() && !is_dtensor(tensor)) others.push_back({path, tensor, ""});
-  } else if constexpr (std::is_same_v<T, std::vector<at::Tensor>>) {
-    for (size_t i = 0; i < value.size(); ++i) note_value(path + "[" + std::to_string(i) + "]", value[i], others);
   } else if constexpr (IsOptional<T>::value) {
     if (value) note_value(path, *value, others);
-  } else if constexpr (std::is_enum_v<T>) {
-    note_value(path, static_cast<std::underlying_type_t<T>>(value), others);
-  } else if constexpr (std::is_arithmetic_v<T> || std::is_convertible_v<const T&, std::string>) {
+  } else if constexpr (kIsNumber<T> || std::is_convertible_v<const T&, std::string>) {
     std::ostringstream text;
-    text << value;
+    if constexpr (kIsNumber<T>)
+      write_number(text, value);
+    else
+      text << value;
     others.push_back({path, {}, text.str()});
+  } else if constexpr (std::ranges::input_range<const T>) {
+    if constexpr (kIsNumber<std::ranges::range_value_t<const T>>) {
+      std::ostringstream text;
+      for (const std::ranges::range_value_t<const T> each : value) write_number(text << ' ', each);
+      others.push_back({path, {}, text.str()});
+    } else {
+      size_t i = 0;
+      for (const auto& each : value) note_value(path + "[" + std::to_string(i++) + "]", each, others);
+    }
   } else if constexpr (!std::is_same_v<T, std::nullopt_t>) {
     others.push_back({path, unknown_value(), ""});
   }

@@ -180,11 +180,13 @@ struct ManyArgumentsImpl : torch::nn::Module {
   std::tuple<at::Tensor, int64_t, at::Tensor> forward(const at::Tensor& x, const at::Tensor& mask, double factor,
                                                       const std::string& name, const std::vector<at::Tensor>& more,
                                                       std::optional<int64_t> offset, Mode mode,
+                                                      const std::vector<double>& shifts = {},
                                                       const Opaque& opaque = {}) {
     at::Tensor y = linear(x) * factor + static_cast<double>(name.size()) + offset.value_or(0);
     if (mask.defined()) y = y * mask;
     for (const at::Tensor& each : more) y = mode == Mode::kPlus ? y + each : y - each;
     if (opaque.held.defined()) y = y + opaque.held;
+    for (const double shift : shifts) y = y + shift;
     return {y, more.size(), x};
   }
 
@@ -219,8 +221,12 @@ TEST(ParallelizeModuleTest, ArgumentsOfAnyKindArePassedOnAndCompared) {
     expect_error("different args[4][1]", error(mask, 2, "abc", others, std::nullopt, Mode::kPlus));
     expect_error("different args[5]", error(mask, 2, "abc", more, std::optional<int64_t>(world.rank()), Mode::kPlus));
     expect_error("different args[6]", error(mask, 2, "abc", more, std::nullopt, static_cast<Mode>(world.rank())));
-    expect_error("args[7], whose values cannot be compared",
-                 error(mask, 2, "abc", more, std::nullopt, Mode::kPlus, ManyArgumentsImpl::Opaque()));
+    const std::vector<double> same{0.5, 1.0 / 3}, shifts{0.5, 1.0 / 3 + own * 1e-12};
+    EXPECT_TRUE(is_dtensor(std::get<0>(sw::forward(ours, x, mask, 2, "abc", more, std::nullopt, Mode::kPlus, same))));
+    expect_error("different args[2]", error(mask, 1.0 / 3 + own * 1e-12, "abc", more, std::nullopt, Mode::kPlus));
+    expect_error("different args[7]", error(mask, 2, "abc", more, std::nullopt, Mode::kPlus, shifts));
+    expect_error("args[8], whose values cannot be compared",
+                 error(mask, 2, "abc", more, std::nullopt, Mode::kPlus, same, ManyArgumentsImpl::Opaque()));
   });
 }
 
