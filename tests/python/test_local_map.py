@@ -84,6 +84,22 @@ def test_results_of_other_lengths_than_uneven_arguments_are_the_pieces_in_order(
     run_ranks(torch.Size(mesh_shape).numel(), body)
 
 
+def test_lengths_of_all_results_share_a_message():
+    dense = torch.arange(14.0).view(7, 2)
+
+    def body(rank):
+        x = sw.distribute_tensor(dense, mesh_of(2), [Shard(0)])
+        function = local_map(lambda p: (p[:3], [p[p[:, 0] > 4], p.sum(1)], p[:1]), ([Shard(0)],) * 4)
+        with sw.CommDebugMode() as comm:
+            first, (large, sums), one = function(x)
+        assert comm.get_comm_counts() == {"all_gather": 1}
+        assert torch.equal(first.full_tensor(), dense[[0, 1, 2, 4, 5, 6]])
+        assert torch.equal(large.full_tensor(), dense[3:]) and torch.equal(sums.full_tensor(), dense.sum(1))
+        assert torch.equal(one.full_tensor(), dense[[0, 4]])
+
+    run_ranks(2, body)
+
+
 def test_arguments_are_moved_if_that_is_wanted():
     def body(rank):
         mesh = mesh_of(2)

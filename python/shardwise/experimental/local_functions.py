@@ -16,6 +16,7 @@ from shardwise.placement_types import Placement, Shard
 __all__ = ["local_map"]
 
 Placements = Sequence[Placement]
+Lengthy = tuple[int | DTensor, int]  # a result, by its number, or an argument; and a dim of it
 
 
 def local_map(
@@ -37,8 +38,8 @@ def local_map(
     `in_placements`: those that each positional argument must have, in pytree order; None for what is no DTensor; without them
     nothing is checked. `in_grad_placements`: how the gradients of the pieces are laid out, if not as the arguments.
     `device_mesh`: the results', by default the first argument's. `redistribute_inputs`: arguments of other placements are moved
-    first. Where an argument is sharded unevenly, results may be, too: their lengths on all ranks are gathered, a few numbers of each
-    rank. Those of an argument are sharded as it is. Otherwise results are as long on each rank, and nothing is sent.
+    first. Where an argument is sharded unevenly, results may be, too: their lengths on all ranks are gathered, in one message of a few
+    numbers of each rank. Those of an argument are sharded as it is. Otherwise results are as long on each rank, and nothing is sent.
 
     A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, and for lengths that no
     placements describe, AssertionError, as torch does, where placements do not fit what there is.
@@ -161,60 +162,72 @@ def _distributed(result: Any, out_placements: Any, mesh: DeviceMesh, given: list
             f"[local_map] requires one PlacementType be provided for each output value: out_placements has {len(per_result)} and "
             f"the function gave {len(flat)}. Give one per value, None for what is no tensor."
         )
-    return pytree.tree_unflatten(
-        [_distributed_one(value, placements, mesh, given) for value, placements in zip(flat, per_result, strict=True)],
-        structure,
-    )
-
-
-def _distributed_one(value: Any, placements: Placements | None, mesh: DeviceMesh, given: list[DTensor]) -> Any:
-    if not isinstance(value, torch.Tensor):
+    resolved = [
+        None if placements is None else [_resolved(placement, value.dim()) for placement in placements]
+        for value, placements in map(_checked_result, flat, per_result)
+    ]
+    given = [argument for argument in given if argument.device_mesh == mesh]
+    uneven = [_uneven_dims(placements or [], given) for placements in resolved]
+    own: dict[Lengthy, int] = {}
+    for i, by_dim in enumerate(uneven):
+        for dim, arguments in by_dim.items():
+            own[i, dim] = flat[i].size(dim)
+            own.update({(argument, as_dim): argument._local_tensor.size(as_dim) for argument, as_dim in arguments})
+    lengths = dict(zip(own, _on_all_ranks(list(own.values()), mesh) if own else [], strict=True))
+    for i, placements in enumerate(resolved):
         if placements is not None:
-            raise AssertionError(
-                f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}! "
-                "Give None for it."
-            )
-        return value
+            shape, placements = _whole(i, flat[i], placements, mesh, uneven[i], lengths)
+            flat[i] = DTensor.from_local(flat[i], mesh, placements, shape=shape)
+    return pytree.tree_unflatten(flat, structure)
+
+
+def _checked_result(value: Any, placements: Placements | None) -> tuple[Any, Placements | None]:
+    if not isinstance(value, torch.Tensor) and placements is not None:
+        raise AssertionError(
+            f"[local_map] the result {value!r} is no tensor: Non-tensor output expects None placements but received {placements}! "
+            "Give None for it."
+        )
     if isinstance(value, DTensor):
         raise AssertionError(
             f"[local_map] the function works on pieces and gave a DTensor of shape {list(value.shape)}. Return a plain tensor."
         )
-    if placements is None:
-        return value
-    resolved = [_resolved(placement, value.dim()) for placement in placements]
-    shape, resolved = _whole(value, resolved, mesh, given)
-    return DTensor.from_local(value, mesh, resolved, shape=shape)
+    return value, placements
 
 
 def _whole(
-    value: torch.Tensor, placements: list[Placement], mesh: DeviceMesh, given: list[DTensor]
+    number: int,
+    value: torch.Tensor,
+    placements: list[Placement],
+    mesh: DeviceMesh,
+    uneven: dict[int, list[tuple[DTensor, int]]],
+    lengths: dict[Lengthy, torch.Tensor],
 ) -> tuple[list[int], list[Placement]]:
-    """The shape of the result whose piece is `value`, and its placements with the extents of dims that are sharded unevenly. It has
-    such dims only where arguments do: the ranks then tell each other the lengths of their pieces."""
+    """The shape of the result of that number whose piece is `value`, and its placements with the extents of dims that are sharded
+    unevenly."""
     shape, placements = list(value.shape), list(placements)
-    given = [argument for argument in given if argument.device_mesh == mesh]
-    sharded = _sharded_dims(placements)
-    uneven = {dim: _uneven_along(mesh_dims, given) for dim, mesh_dims in sharded.items()}
-    own = {(argument, dim): argument._local_tensor.size(dim) for each in uneven.values() for argument, dim in each}
-    lengths = _on_all_ranks([*value.shape, *own.values()], mesh) if own else []
-    of_arguments = dict(zip(own, lengths[value.dim() :], strict=True))
-    for dim, mesh_dims in sharded.items():
-        if not uneven[dim]:
+    for dim, mesh_dims in _sharded_dims(placements).items():
+        if dim not in uneven:
             shape[dim] *= prod(mesh.size(mesh_dim) for mesh_dim in mesh_dims)
             continue
         for argument, as_dim in uneven[dim]:
             if _sharded_dims(argument.placements)[as_dim] == mesh_dims and torch.equal(
-                lengths[dim], of_arguments[argument, as_dim]
+                lengths[number, dim], lengths[argument, as_dim]
             ):
                 shape[dim] = argument.size(as_dim)
                 for mesh_dim in mesh_dims:
                     placements[mesh_dim] = Shard(dim, cast(Shard, argument.placements[mesh_dim]).sizes)
                 break
         else:
-            shape[dim], sizes = _extents(lengths[dim], dim, mesh_dims)
+            shape[dim], sizes = _extents(lengths[number, dim], dim, mesh_dims)
             for mesh_dim in mesh_dims:
                 placements[mesh_dim] = Shard(dim, sizes)
     return shape, placements
+
+
+def _uneven_dims(placements: Placements, given: list[DTensor]) -> dict[int, list[tuple[DTensor, int]]]:
+    """The dims of a result that may be sharded unevenly, as dims of arguments are: the ranks tell each other the lengths of these."""
+    by_dim = {dim: _uneven_along(mesh_dims, given) for dim, mesh_dims in _sharded_dims(placements).items()}
+    return {dim: arguments for dim, arguments in by_dim.items() if arguments}
 
 
 def _sharded_dims(placements: Placements) -> dict[int, list[int]]:
