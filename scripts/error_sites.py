@@ -47,6 +47,7 @@ ELSEWHERE = {
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",
     ),
+    "another program that sends to the live page": ("python/shardwise/live/server.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",
         " reads the values of its operands, and a traced program has none",

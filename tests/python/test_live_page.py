@@ -130,8 +130,30 @@ def test_a_browser_shows_what_the_program_does(port, tmp_path):
     assert complaints == []
 
 
-WHOLE = """{"job": "a", "rank": 0, "pid": 1, "time": 1.0,
-    "groups": [{"ranks": [0, 1], "calls": 10, "sent": 0, "received": 100, "seconds": 0}]}"""
+def snapshot_of(rank, time, seconds, pid=1):
+    group = {"ranks": [0, 1], "calls": 10 * time, "sent": 0, "received": 100 * time, "seconds": seconds}
+    mesh = {"shape": [2], "names": ["tp"], "ranks": [0, 1]}
+    tensor = {"name": "w", "shape": [4], "dtype": "float32", "placements": ["Shard(0)"], "mesh": [2]}
+    return {
+        "job": "a",
+        "rank": rank,
+        "n_ranks": 2,
+        "host": "here",
+        "pid": pid,
+        "time": time,
+        "began": 0.5,
+        "memory": 1000,
+        "groups": [group],
+        "waits": [{"name": "all_reduce", "op": "aten::mm", "seconds": 0.5}],
+        "error": {"text": "ValueError", "line": "a.py:1", "time": 1.0},
+        "meshes": [mesh],
+        "tensors": [{**tensor, "bytes": 16, "local_bytes": 8}],
+        "n_tensors": 1,
+        "local_bytes": 8,
+    }
+
+
+WHOLE = json.dumps(snapshot_of(0, 1.0, 0))
 # what stands in it, what stands there instead
 DAMAGES = [
     (WHOLE, "{}"),
@@ -139,10 +161,12 @@ DAMAGES = [
     ('"rank": 0', '"rank": -1'),
     ('"rank": 0', '"rank": 1e999'),
     ('"pid": 1, ', ""),
-    ("1.0", "NaN"),  # the page's JSON has none
-    ("1.0", "1e999"),
-    ('"calls": 10, ', ""),
-    ('"calls": 10', '"calls": "10"'),
+    ('"time": 1.0', '"time": NaN'),  # the page's JSON has none
+    ('"time": 1.0', '"time": 1e999'),
+    ('"calls": 10.0, ', ""),
+    ('"calls": 10.0', '"calls": "10"'),
+    ('"shape": [2]', '"shape": [3]'),  # of a mesh
+    ('"shape": [2]', '"shape": [-1, -2]'),
     ('"a"', '"\\ud800"'),  # no text
     ('"a"', "[" * 100_000 + "]" * 100_000),
 ]
@@ -160,6 +184,42 @@ def test_what_is_no_snapshot_is_refused(port):
     assert json.loads(ask(port, "GET", "/state")[1])["ranks"] == []
     assert ask(port, "POST", "/feed", WHOLE, **as_json)[0] == 200
     assert json.loads(ask(port, "GET", "/state")[1])["jobs"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda whole: whole.pop("waits"), "waits is missing"),
+        (lambda whole: whole.update(meshes=None), "meshes is no list"),
+        (lambda whole: whole.update(tensors=[1]), "tensors[0] is no object"),
+        (lambda whole: whole["waits"][0].pop("seconds"), "waits[0].seconds is missing"),
+        (lambda whole: whole["waits"][0].update(seconds=True), "waits[0].seconds is not a finite number"),
+        (lambda whole: whole["meshes"][0].update(ranks=[0, -1]), "meshes[0].ranks[1] is not a whole number from 0 on"),
+        (lambda whole: whole["meshes"][0].update(shape=[3]), "meshes[0] of shape [3] has 2 ranks"),
+        (lambda whole: whole["tensors"][0].update(placements=[0]), "tensors[0].placements[0] is not a text"),
+        (lambda whole: whole.update(error="ValueError"), "error is no object"),
+        (lambda whole: whole.update(rank=1 << 16), "rank 65536 is more than 65535"),
+    ],
+)
+def test_the_part_of_a_snapshot_that_is_wrong_is_named(damage, words):
+    damaged = snapshot_of(0, 1.0, 0)
+    damage(damaged)
+    board = Board()
+    with pytest.raises(ValueError, match=re.escape(words)):
+        board.take(damaged)
+    assert board.state()["jobs"] == []
+
+
+def test_the_answer_to_a_wrong_snapshot_names_the_part(port):
+    damaged = WHOLE.replace('"waits"', '"weights"')
+    status, answer = ask(port, "POST", "/feed", damaged, Content_Type="application/json")
+    assert (status, json.loads(answer)) == (400, {"error": "no snapshot: waits is missing"})
+
+
+def test_parts_that_nobody_shows_are_not_kept():
+    board = Board()
+    board.take({**snapshot_of(0, 1.0, 0), "more": "x"})
+    assert "more" not in board.state()["ranks"][0]
 
 
 def test_a_client_that_hangs_up_is_no_complaint(port):
@@ -186,11 +246,6 @@ def test_a_taken_port_is_an_error(port):
     command = [sys.executable, "-m", "shardwise", "watch", "--port", str(port)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "Address already in use" in result.stderr
-
-
-def snapshot_of(rank, time, seconds, pid=1):
-    group = {"ranks": [0, 1], "calls": 10 * time, "sent": 0, "received": 100 * time, "seconds": seconds}
-    return {"job": "a", "rank": rank, "pid": pid, "time": time, "groups": [group]}
 
 
 def test_a_buffer_that_is_computed_is_surveyed_without_a_warning():
@@ -234,7 +289,7 @@ def test_large_meshes_are_shown(port, monkeypatch):
     ranks = list(range(1 << 16))
     group = {"ranks": ranks, "calls": 0, "sent": 0, "received": 0, "seconds": 0.0}
     meshes = [{"shape": [256, 256], "names": [], "ranks": ranks}, {"shape": [1 << 16], "names": [], "ranks": ranks}]
-    large = {"job": "a", "rank": 0, "pid": 1, "time": 1.0, "groups": [group], "meshes": meshes}
+    large = {**snapshot_of(0, 1.0, 0), "groups": [group], "meshes": meshes}
     monkeypatch.setattr(live_feed, "PATIENCE", 60)
     monkeypatch.setattr(live_feed, "snapshot", lambda *of: large)
     with open_feed(port) as feed:
@@ -351,3 +406,36 @@ def test_links_are_those_of_programs_that_run():
         [["tp", "7 B/s", [7], "500 B"]],
         [["tp", "0 B/s", [40, 0], "1 kB"]],
     ]
+
+
+# Elements that can do everything, and show nothing.
+PARTS = """
+const [page, states] = process.argv.slice(1);
+const script = require("fs").readFileSync(page, "utf8").split("<script>")[1].split("</script>")[0];
+const element = new Proxy(function () {}, {
+  get: (_, key) => key === Symbol.toPrimitive ? () => "" : element, set: () => true, apply: () => element});
+const document = {getElementById: () => element, createElement: () => element, createElementNS: () => element};
+class Element {}
+class Option {}
+const failed = [];
+const there = require("vm").createContext({
+  document, Element, Option, fetch: () => new Promise(() => {}), console: {error: error => failed.push(String(error))}});
+require("vm").runInContext(script, there);
+for (const state of JSON.parse(states)) there.showAll(state);
+console.log(JSON.stringify(failed));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_page_shows_ranks_of_which_parts_are_missing():
+    board = Board()
+    for rank in range(2):
+        board.take(snapshot_of(rank, 1.0, 0))
+    whole = board.state()
+    states = [whole]
+    for part in whole["ranks"][0]:
+        rank = {key: value for key, value in whole["ranks"][0].items() if key not in (part, "error")}
+        states.append({**whole, "ranks": [rank, whole["ranks"][1]]})
+    command = ["node", "-e", PARTS, "--", str(PAGE), json.dumps(states)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(shown) == []
