@@ -73,15 +73,19 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another layout is moved to this one's, plain state, alike on all ranks, is laid out as it. It keeps its
-        dtype. Raises ValueError, with nothing loaded, where a table's state lacks what this optimizer keeps, or is of another shape."""
+        """As torch's: state of another layout or mesh is moved to this one's, plain state, alike on all ranks, is laid out as it. It keeps
+        its dtype. Raises ValueError, with nothing loaded, where a table's state lacks what this optimizer keeps, or is of another shape."""
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         state = dict(state_dict["state"])
-        for name, table in zip(names, tables, strict=False):  # torch says where there are not as many
-            state[name] = self._placed(name, state.get(name, {}), self._rows[table].state)
+        pairs = list(zip(names, tables, strict=False))  # torch says where there are not as many
+        for name, table in pairs:
+            self._check(name, state.get(name, {}), self._rows[table].state)
         for rows in self._rows.values():
             rows.write_back()  # `state_dict` may hold this one's own tensors
+        for name, table in pairs:
+            own = zip(self._state_names, self._rows[table].state, strict=True)
+            state[name] = {**state.get(name, {}), **{kind: _on_mesh_of(each, state[name][kind]) for kind, each in own}}
         super().load_state_dict({**state_dict, "state": state})
         for name, table in zip(names, tables, strict=True):
             rows = self._rows[table]
@@ -90,15 +94,14 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 own.copy_(state[name][kind])
                 self.state[table][kind] = own
 
-    def _placed(self, name: Any, saved: dict[str, Any], state: list[Any]) -> dict[str, Any]:
-        """What was saved of a table, with plain tensors laid out as those of its `state`."""
+    def _check(self, name: Any, saved: dict[str, Any], state: list[Any]) -> None:
+        """That what was saved of a table is what stands in its `state`."""
         missing = [kind for kind in self._state_names if kind not in saved]
         if missing:
             raise ValueError(
                 f"[{type(self).__name__}] the state of parameter {name} lacks {missing}: it is of another optimizer, or not of "
                 "all its tables. Nothing was loaded. Load one that this class has saved."
             )
-        placed = {}
         for kind, own in zip(self._state_names, state, strict=True):
             if saved[kind].shape != own.shape:
                 raise ValueError(
@@ -106,8 +109,6 @@ class _FusedOptimizer(torch.optim.Optimizer):
                     f"{list(own.shape)} is needed. Nothing was loaded. Load one that was saved of a table of the same shape, with the same "
                     "row_wise."
                 )
-            placed[kind] = placed_as(saved[kind], own)
-        return {**saved, **placed}
 
     def close(self) -> None:
         """Lookups give gradients again, and this optimizer does nothing from now on."""
@@ -153,6 +154,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
             f"[{type(self).__name__}] a table of shape {shape} is in none of the optimizer's param_groups any more, so its step has no "
             "learning rate. close() the optimizer, after which lookups give gradients, or keep the group with lr=0."
         )
+
+
+def _on_mesh_of(own: Any, saved: torch.Tensor) -> torch.Tensor:
+    """What was saved, on the mesh of the state `own`: plain values laid out as it, others in any layout."""
+    placed: Any = placed_as(saved, own)
+    return placed if placed.device_mesh == own.device_mesh else placed.redistribute(own.device_mesh, own.placements)
 
 
 def _numbers(group: dict[str, Any], place: int) -> dict[str, Any]:

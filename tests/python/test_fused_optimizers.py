@@ -244,6 +244,32 @@ def test_training_goes_on_from_state_in_another_layout(name, saved_as, loaded_as
 
 
 @pytest.mark.parametrize("name", CHECKPOINTED)
+def test_training_goes_on_from_state_on_another_mesh(name):
+    def body(rank):
+        def new(mesh, placements, dense):
+            table = nn.Parameter(sw.distribute_tensor(dense, mesh, placements))
+            return table, CHECKPOINTED[name]([table])
+
+        def train(table, steps):
+            for step in steps:
+                mesh = table.device_mesh
+                step_with(table, sw.distribute_tensor(some_ids(step), mesh, [Replicate()] * mesh.ndim))
+
+        line, grid = sw.init_device_mesh("cpu", (4,)), sw.init_device_mesh("cpu", (2, 2))
+        first, optimizer = new(line, [Shard(0)], dense_table())
+        train(first, range(2))
+        second, resumed = new(grid, [Replicate(), Shard(0)], first.detach().full_tensor())
+        resumed.load_state_dict(optimizer.state_dict())
+        train(first, range(2, 4))
+        train(second, range(2, 4))
+        assert_equal(second.detach(), first.detach().full_tensor())
+        optimizer.close()
+        resumed.close()
+
+    run_ranks(4, body)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
 def test_training_goes_on_from_full_plain_state(name):
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
