@@ -58,6 +58,8 @@ void bind_forward_scope(py::module_& module) {
       "tensor or the text of it. The forward has ended where `frame` is given and is not among the thread's calls.");
   module.def("leave_forward", &ForwardScope::leave, py::arg("module"),
              "Closes the forward with the last call of the module that opened it.");
+  module.def("forget_forward", &ForwardScope::forget, py::arg("module"),
+             "The module is gone: its number may be another's from now on.");
   module.def(
       "give_out_of_forward", [](const std::string& by) { ForwardScope::give_out(by.c_str()); }, py::arg("by"),
       "`by` gave a plain tensor that need not be the same on all ranks: plain tensors in this forward are no replicas "

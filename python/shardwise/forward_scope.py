@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwise import _C
 from shardwise.dtensor import DTensor
@@ -41,6 +42,8 @@ _OPAQUE = (
 )  # fmt: skip
 # The id of both hooks in every module, as torch would give it: torch.compile makes one graph for modules whose hooks have the same ids.
 _HOOK_ID = RemovableHandle(OrderedDict()).id
+# Modules that have opened a scope, which C++ knows by their ids.
+_opened = WeakIdKeyDictionary()
 # In the place of what cannot be looked into: it has no values to compare.
 _UNKNOWN = torch.empty(0, device="meta")
 
@@ -92,6 +95,9 @@ def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: types.FrameType | None) -> None:
     if not _C.join_forward(id(module)):
+        if module not in _opened:
+            weakref.finalize(module, _C.forget_forward, id(module)).atexit = False
+            _opened[module] = True
         _C.open_forward(id(module), type(module).__name__, list(plain_arguments(args, kwargs)), frame)
 
 

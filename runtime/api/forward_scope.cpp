@@ -220,6 +220,13 @@ void ForwardScope::leave(int64_t module) {
   if (forward && forward->module == module && --forward->n_calls == 0) forward.reset();
 }
 
+void ForwardScope::forget(int64_t module) {
+  GraphsThatGiveOut& graphs = graphs_that_give_out();
+  if (!graphs.any) return;
+  const std::lock_guard lock(graphs.mutex);
+  graphs.modules.erase(module);
+}
+
 bool ForwardScope::is_open() { return running() != nullptr; }
 
 std::string ForwardScope::objection(const MeshPtr& mesh) {

@@ -43,6 +43,8 @@ class ForwardScope {
                    std::function<bool()> is_running = {});
   /// Closes the scope with the last call of the module that opened it; else does nothing.
   static void leave(int64_t module);
+  /// The module is gone: its number may be another's from now on. To be called from any thread.
+  static void forget(int64_t module);
 
   static bool is_open();
   /// Why plain tensors are no replicas on `mesh` here, as a sentence and the way out; "" where they are. Pre: is_open().
