@@ -17,6 +17,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <unordered_set>
 #include <utility>
 
@@ -117,11 +118,28 @@ class Forward {
     const CommScope scope("forward", CommScope::Cause::kProgram);
     Digest all;
     for (const Summary& summary : summaries()) all.add(summary.digest);
-    const at::Tensor rows = gather_numbers(group, {all.value(), static_cast<int64_t>(arguments_.size())});
+    const at::Tensor rows = [&] {
+      try {
+        return gather_numbers(group, {all.value(), static_cast<int64_t>(arguments_.size())});
+      } catch (c10::Error& error) {
+        error.add_context(waited());
+        throw;
+      } catch (const std::runtime_error& error) {  // of gloo
+        throw std::runtime_error(fmt::format("{} ({})", error.what(), waited()));
+      }
+    }();
     const auto differing = differing_ranks(group, rows);
     if (!differing) return unreadable();
     const at::Tensor counts = rows.select(1, 1);
     return counts.eq(counts[0]).all().item<bool>() ? which_differs(group) : what_differs(*differing, "arguments");
+  }
+
+  /// What may be wrong where the others do not answer.
+  std::string waited() const {
+    return fmt::format(
+        "while the ranks compared the plain arguments of {}: a rank that was called without any compares "
+        "nothing. Give all ranks the same arguments.",
+        name_);
   }
 
   /// All ranks have the same kinds of arguments.

@@ -50,7 +50,8 @@ class ForwardScope {
   /// Why plain tensors are no replicas on `mesh` here, as a sentence and the way out; "" where they are. Pre: is_open().
   static std::string objection(const MeshPtr& mesh);
   /// The same as far as it is in the arguments: the ranks of the mesh compare them when it is first asked. Cost: that gathers two
-  /// numbers per rank, and where they differ one per argument and rank. CommTrace leaves both out.
+  /// numbers per rank, and where they differ one per argument and rank. CommTrace leaves both out. Ranks without arguments send nothing: where
+  /// others have some, these wait for them until the group's time-out, whose error says so.
   static std::string difference(const MeshPtr& mesh);
 
   /// Tells an open scope that the program gets this rank's part of a tensor of `spec` as a plain one: from now on plain tensors may

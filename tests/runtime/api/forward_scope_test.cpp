@@ -107,6 +107,18 @@ TEST(ForwardScopeTest, TheFirstArgumentThatDiffersIsNamedOnAllRanks) {
   });
 }
 
+TEST(ForwardScopeTest, AWaitForRanksWithoutArgumentsIsAnErrorThatSaysSo) {
+  const std::string error = error_of_ranks(
+      2,
+      [](World& world) {
+        std::vector<ForwardArgument> arguments;
+        if (world.rank() == 0) arguments.push_back({"ids", at::arange(5), ""});
+        within(std::move(arguments), [] { return ForwardScope::objection(make_mesh({2})); });
+      },
+      std::chrono::seconds(2));
+  expect_error("while the ranks compared the plain arguments of Model: a rank that was called without any", error);
+}
+
 TEST(ForwardScopeTest, APartThatIsGivenOutIsAnObjection) {
   run_ranks(2, [](World&) {
     const at::Tensor replica = lay_out(at::ones({4}), make_mesh({2}), {Placement::replicate()});
