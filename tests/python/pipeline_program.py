@@ -8,7 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.microbatch import TensorChunkSpec, _split_tensor, split_args_kwargs_into_chunks
+from torch.distributed.pipelining.microbatch import (
+    TensorChunkSpec,
+    _Replicate,
+    _split_tensor,
+    merge_chunks,
+    split_args_kwargs_into_chunks,
+)
 from torchrun import run_parts
 
 import shardwise as sw
@@ -236,6 +242,24 @@ def batches_split_along_another_dim(folder):
         assert "Tensor size 3 is smaller" in str(error)
     else:
         raise RuntimeError("three columns were split into four parts")
+
+
+def values_without_dims(folder):
+    """They are errors of torch's, as plain ones are."""
+    mesh = sw.init_device_mesh("cpu", (2,))
+    plain = torch.tensor(1.0)
+    for value in (plain, sw.distribute_tensor(plain, mesh, [sw.Replicate()])):
+        for call in (
+            lambda value=value: merge_chunks([value, value], None),
+            lambda value=value: _split_tensor(value, TensorChunkSpec(0), 2),
+        ):
+            try:
+                call()
+            except (RuntimeError, IndexError):
+                continue
+            raise RuntimeError("a tensor without dims was split or merged")
+    kept = merge_chunks([value, value], _Replicate())
+    assert torch.equal(kept.full_tensor(), plain)
 
 
 if __name__ == "__main__":

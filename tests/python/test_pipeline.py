@@ -19,5 +19,5 @@ def test_stages_train_as_the_whole_model(part, n_ranks, tmp_path):
     expect_all_well("pipeline_program.py", n_ranks, part, tmp_path)
 
 
-def test_a_batch_is_split_along_the_dim_of_its_spec(tmp_path):
-    expect_all_well("pipeline_program.py", 2, "batches_split_along_another_dim", tmp_path)
+def test_batches_are_split_along_the_dim_of_their_spec(tmp_path):
+    expect_all_well("pipeline_program.py", 2, "batches_split_along_another_dim,values_without_dims", tmp_path)

@@ -68,8 +68,8 @@ def merge(original: Any, chunks: Sequence[Any], chunk_spec: Any) -> Any:
 
 
 def _is_split(tensor: Any, dim: int | None) -> bool:
-    """True where ranks have other indices of `dim`."""
-    if dim is None or not isinstance(tensor, DTensor):
+    """True where ranks have other indices of `dim`. torch says where a tensor has no such dim."""
+    if dim is None or not isinstance(tensor, DTensor) or not -tensor.ndim <= dim < tensor.ndim:
         return False
     return any(_splits(placement, dim % tensor.ndim) for placement in tensor.placements)
 
