@@ -1,7 +1,7 @@
 """Stages that do not fit the mesh or each other: said before the first message of a pipeline, which would wait forever.
 
-What a stage alone shows, its constructor says. What ranks must agree on, they compare in the first step: which has which stage, of how many, and in how
-many parts the batch comes.
+What all ranks see alike, the constructor of a stage says. What a rank alone may have wrong, they compare in the first step: which has which stage, of how
+many, and in how many parts the batch comes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ def checked(original: Any) -> Any:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments
         own = [
             (name, parameter) for name, parameter in _module(given).named_parameters() if isinstance(parameter, DTensor)
         ]
         if own:
-            _check(given["stage_index"], given["num_stages"], _ranks_of(given.get("group")), own)
-        original(self, *args, **kwargs)
+            _check(given["num_stages"], _ranks_of(given.get("group")), own)
+            index = given["stage_index"]
+            if isinstance(index, int) and not 0 <= index < given["num_stages"]:  # all ranks are told in the first step
+                given["stage_index"] %= given["num_stages"]
+                self._shardwise_index = index
+        original(*bound.args, **bound.kwargs)
 
     return __init__
 
@@ -68,17 +73,12 @@ def _ranks_of(group: Any) -> list[int]:
     return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
-def _check(index: int, n_stages: int, ranks: list[int], own: Sequence[tuple[str, DTensor]]) -> None:
+def _check(n_stages: int, ranks: list[int], own: Sequence[tuple[str, DTensor]]) -> None:
     """Raises ValueError."""
     if len(ranks) > n_stages:
         raise ValueError(
             f"[PipelineStage] the group has the {len(ranks)} ranks {ranks}, and there are {n_stages} stages: each of its ranks runs "
             'another stage. Give group=mesh.get_group("pp"), the ranks that have one part of every stage.'
-        )
-    if not 0 <= index < n_stages:
-        raise ValueError(
-            f"[PipelineStage] stage {index} is none of the {n_stages} stages. Give the rank's place among them, "
-            'mesh.get_local_rank("pp").'
         )
     for name, parameter in own:
         shared = sorted(set(parameter.device_mesh.mesh.flatten().tolist()) & set(ranks))
@@ -93,17 +93,26 @@ def _check(index: int, n_stages: int, ranks: list[int], own: Sequence[tuple[str,
 def _compare(stages: Sequence[Any], n_parts: int) -> None:
     """Raises ValueError on all ranks of the pipeline alike."""
     first, ranks = stages[0], _ranks_of(stages[0].group)
-    if len(ranks) == 1:
-        return
-    mine = _Share(sorted(stage.stage_index for stage in stages), first.num_stages, n_parts)
-    shares: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(shares, mine, group=first.group)
+    indices = sorted(getattr(stage, "_shardwise_index", stage.stage_index) for stage in stages)
+    mine = _Share(indices, first.num_stages, n_parts)
+    shares: list[Any] = [mine] * len(ranks)
+    if len(ranks) > 1:
+        dist.all_gather_object(shares, mine, group=first.group)
     for rank, share in zip(ranks, shares, strict=True):
         if share[1:] != shares[0][1:]:
             raise ValueError(
                 f"[PipelineStage] rank {rank} of the pipeline {ranks} has {share}, and rank {ranks[0]} {shares[0]}. Give all ranks the "
                 "same num_stages and n_microbatches."
             )
+    for rank, share in zip(ranks, shares, strict=True):
+        unknown = [index for index in share.stages if not 0 <= index < share.n_stages]
+        if unknown:
+            raise ValueError(
+                f"[PipelineStage] stage {unknown[0]} on rank {rank} of the pipeline {ranks} is none of the {share.n_stages} stages. Give "
+                'the rank\'s place among them, mesh.get_local_rank("pp").'
+            )
+    if len(ranks) == 1:
+        return
     for place, share in enumerate(shares):
         wanted = [stage for stage, home in first.stage_index_to_group_rank.items() if home == place]
         if share.stages != sorted(wanted):

@@ -14,7 +14,7 @@ layer = sw.distribute_module(nn.Linear(4, 4), mesh["tp"])
 CASES = [
     case(
         "a stage that there is not",
-        'PipelineStage(layer, 2, 2, device, group=mesh.get_group("pp"))',
+        'stage = PipelineStage(layer, 2 * number, 2, device, group=mesh.get_group("pp"))\nScheduleGPipe(stage, 2).step(batch)',
         ValueError,
         of_processes=True,
     ),
