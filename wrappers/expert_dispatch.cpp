@@ -22,6 +22,24 @@ constexpr const char* kCombine = "combine_tokens";
 
 std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); }
 
+/// The dim of `mesh` that the mesh of the experts is: itself, or a slice of it. Nothing for other meshes. The same on all ranks.
+std::optional<int64_t> dim_of_experts(const MeshPtr& mesh, const MeshPtr& experts) {
+  if (mesh == experts) return 0;
+  if (experts->names().empty() || std::ranges::count(mesh->names(), experts->names()[0]) == 0) return std::nullopt;
+  return mesh->submesh(experts->names()) == experts ? std::optional(mesh->dim_of(experts->names()[0])) : std::nullopt;
+}
+
+/// How tokens are laid out by row: as they are given, but sharded along the dim of the experts, and with nothing that is to be added up.
+Placements by_rows(const Spec& tokens, const MeshPtr& experts) {
+  const int64_t dim = *dim_of_experts(tokens.mesh(), experts);
+  Placements result = tokens.placements().vec();
+  for (int64_t mesh_dim = 0; mesh_dim < tokens.mesh()->ndim(); ++mesh_dim) {
+    Placement& placement = result[mesh_dim];
+    if (!placement.is_shard(0) && (mesh_dim == dim || !placement.is_replicate())) placement = Placement::shard(0);
+  }
+  return result;
+}
+
 /// Facts that all ranks know alike, but for plain tensors' numbers of tokens.
 void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, const std::optional<at::Tensor>& weights,
                      const at::Tensor& experts) {
@@ -40,7 +58,9 @@ void check_arguments(const at::Tensor& tokens, const at::Tensor& expert_ids, con
                     "as torch.Tensors.",
                     kDispatch, is_dtensor(tokens) ? "DTensor" : "torch.Tensor", name,
                     is_dtensor(tensor) ? "DTensor" : "torch.Tensor"));
-    if (is_dtensor(tensor)) check_same_mesh(kDispatch, mesh, spec_of(tensor)->mesh());
+    if (!is_dtensor(tensor)) return;
+    if (!dim_of_experts(spec_of(tensor)->mesh(), mesh)) check_same_mesh(kDispatch, mesh, spec_of(tensor)->mesh());
+    check_same_mesh(kDispatch, spec_of(tokens)->mesh(), spec_of(tensor)->mesh());
   };
   check_kind("expert_ids", expert_ids);
   if (weights) check_kind("weights", *weights);
@@ -89,7 +109,9 @@ int64_t kind_of_part(const LocalTokens& local) {
 /// How many rows each rank has for each expert, and of how many tokens, which all ranks tell each other first.
 class Counts {
  public:
-  Counts(const LocalTokens& local, const Spec& experts) : group_(*experts.mesh()->group(0)), experts_(experts) {
+  /// `told`: all ranks that have the tokens, which get the same error; those of the experts' mesh are among them.
+  Counts(const LocalTokens& local, const Spec& experts, const Group& told)
+      : told_(told), group_(*experts.mesh()->group(0)), experts_(experts) {
     const int64_t n_experts = experts.sizes()[0];
     const std::string mistake = mistake_in(local);
     std::vector<int64_t> own{kind_of_part(local), 0, -1, 0};
@@ -107,7 +129,7 @@ class Counts {
       std::ranges::copy(sorting_.rows_per_expert, own.begin() + kHead);
       std::ranges::copy(sorting_.tokens_per_rank, own.begin() + kHead + n_experts);
     }
-    all_ = gather_rows(group_, "tokens per expert", at::tensor(own, at::kLong).to(numbers_device(group_)),
+    all_ = gather_rows(told_, "tokens per expert", at::tensor(own, at::kLong).to(numbers_device(told_)),
                        /*is_counted=*/true);
     check(mistake, n_experts);
   }
@@ -115,58 +137,55 @@ class Counts {
   const SortedChoices& sorting() const { return sorting_; }
   /// The experts of each rank.
   std::vector<Interval> intervals() const { return experts_.layout().shard_intervals(0); }
-  int64_t n_tokens(int64_t member) const { return at(member, 3); }
-  int64_t rows_of(int64_t member, int64_t expert) const { return at(member, kHead + expert); }
+  int64_t rows_of(int64_t member, int64_t expert) const { return at(row_of(member), kHead + expert); }
   /// Tokens that `member` sends to this rank.
-  int64_t tokens_from(int64_t member) const { return at(member, kHead + experts_.sizes()[0] + group_.index); }
+  int64_t tokens_from(int64_t member) const { return at(row_of(member), kHead + experts_.sizes()[0] + group_.index); }
 
  private:
   static constexpr int64_t kHead = 4;  // kind, lowest and highest expert, tokens
 
-  int64_t at(int64_t member, int64_t column) const {
-    return all_.const_data_ptr<int64_t>()[member * all_.size(1) + column];
-  }
+  int64_t row_of(int64_t member) const { return told_.index_of(group_.ranks[member]); }
+  int64_t at(int64_t row, int64_t column) const { return all_.const_data_ptr<int64_t>()[row * all_.size(1) + column]; }
 
   void check(const std::string& mistake, int64_t n_experts) const {
-    for (int64_t i = 0; i < group_.size(); ++i) {
+    for (int64_t i = 0; i < told_.size(); ++i) {
       TORCH_CHECK_VALUE(
           at(i, 0) >= 0,
           fmt::format("[{}] {}.", kDispatch,
                       mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. "
                                                     "Give [n_tokens, features] and [n_tokens, n_choices]",
-                                                    group_.ranks[i])
+                                                    told_.ranks[i])
                                       : mistake));
       TORCH_CHECK_VALUE(
           at(i, 0) == at(0, 0),
           fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ between ranks {} "
                       "and {}. Give all ranks parts of one tensor.",
-                      kDispatch, group_.ranks[0], group_.ranks[i]));
+                      kDispatch, told_.ranks[0], told_.ranks[i]));
     }
-    for (int64_t i = 0; i < group_.size(); ++i)
+    for (int64_t i = 0; i < told_.size(); ++i)
       TORCH_CHECK_INDEX(
           at(i, 1) >= 0 && at(i, 2) < n_experts,
           fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in "
                       "[0, {}).",
-                      kDispatch, at(i, 1) < 0 ? at(i, 1) : at(i, 2), group_.ranks[i], n_experts, n_experts));
+                      kDispatch, at(i, 1) < 0 ? at(i, 1) : at(i, 2), told_.ranks[i], n_experts, n_experts));
   }
 
+  const Group& told_;
   const Group& group_;
   const Spec& experts_;
   bool is_sound_ = false;
   SortedChoices sorting_;
-  at::Tensor all_;  // [ranks, numbers], on the CPU
+  at::Tensor all_;  // [ranks that are told, numbers], on the CPU
 };
 
 /// `tensor`, which is a dense [n_tokens, ...], sharded by token as `like` is.
 at::Tensor by_token(const at::Tensor& tensor, const Placements& like) { return to_local(redistribute(tensor, like)); }
 
 LocalTokens local_part_of(const at::Tensor& tokens, const at::Tensor& expert_ids,
-                          const std::optional<at::Tensor>& weights) {
+                          const std::optional<at::Tensor>& weights, const MeshPtr& experts) {
   if (!is_dtensor(tokens)) return {tokens, expert_ids, weights.value_or(at::Tensor())};
-  const Placement given = spec_of(tokens)->placements()[0];
-  const Placements by_rows{given.is_shard(0) ? given : Placement::shard(0)};
-  return {by_token(tokens, by_rows), by_token(expert_ids, by_rows),
-          weights ? by_token(*weights, by_rows) : at::Tensor()};
+  const Placements like = by_rows(*spec_of(tokens), experts);
+  return {by_token(tokens, like), by_token(expert_ids, like), weights ? by_token(*weights, like) : at::Tensor()};
 }
 
 /// DTensors must fit as wholes, which all ranks see.
@@ -229,8 +248,8 @@ RoutedTokens dispatch_tokens(const at::Tensor& tokens, const at::Tensor& expert_
   const CommScope scope(kDispatch);
   const Spec& of_experts = *spec_of(experts);
   const MeshPtr& mesh = of_experts.mesh();
-  const LocalTokens local = local_part_of(tokens, expert_ids, given);
-  const Counts counts(local, of_experts);
+  const LocalTokens local = local_part_of(tokens, expert_ids, given, mesh);
+  const Counts counts(local, of_experts, is_dtensor(tokens) ? *spec_of(tokens)->mesh()->group() : *mesh->group(0));
 
   const GroupPtr group = mesh->group(0);
   const std::vector<Interval> of_ranks = counts.intervals();
@@ -280,10 +299,12 @@ at::Tensor combine_tokens(const at::Tensor& rows, const RoutedTokens& routed) {
     local = local.detach().requires_grad_();
   const at::Tensor sums = send_back(routed.route, local, dispatched);
   if (!routed.tokens) return sums;
-  const Placement given = routed.tokens->placements()[0];
-  const at::Tensor result = from_local(sums, spec.mesh(), {given.is_shard(0) ? given : Placement::shard(0)},
+  const at::Tensor result = from_local(sums, routed.tokens->mesh(), by_rows(*routed.tokens, spec.mesh()),
                                        {.shape = Dims{routed.tokens->sizes()[0], sums.size(1)}});
-  return given.is_partial() ? redistribute(result, {Placement::replicate()}) : redistribute(result, {given});
+  Placements given = routed.tokens->placements().vec();
+  for (Placement& placement : given)
+    if (placement.is_partial()) placement = Placement::replicate();
+  return redistribute(result, std::move(given));
 }
 
 }  // namespace shardwise

@@ -36,7 +36,8 @@ struct RoutedTokens {
 ///
 /// Shapes: `tokens` [n_tokens, features], `expert_ids` [n_tokens, n_choices] or [n_tokens], integers, `weights` like `expert_ids`. Plain
 /// ones are this rank's tokens, any number or none; distributed ones are sharded by token first, if they are not. `experts`: a DTensor
-/// sharded by expert along dim 0, one of the experts' parameters, on a 1-D mesh.
+/// sharded by expert along dim 0, one of the experts' parameters, on a 1-D mesh. Distributed tokens live on it, or on one of several dims that
+/// it is a slice of: those of the ranks along it go to its experts, and the other dims lay them out as they are.
 /// Throws: c10::ValueError, alike on all ranks, for shapes and layouts that do not fit; c10::IndexError for an expert that does not exist;
 /// c10::NotImplementedError on ranks outside the mesh.
 /// Cost: one message of n_experts + n_ranks + 4 numbers between all ranks, and one per pair of ranks with the tokens, a number and a weight per row.

@@ -95,6 +95,62 @@ def test_dispatched_and_combined_tokens_are_dense(n_experts, kind, dtype):
     run_ranks(4, body, timeout=120)
 
 
+@pytest.mark.parametrize("names", [("dp", "ep"), ("ep", "dp")])
+@pytest.mark.parametrize(
+    "layout",
+    [[Shard(0), Shard(0)], [Shard(0, sizes=[7, 2]), Replicate()], [Replicate(), Shard(0)], [Partial(), Shard(1)]],
+    ids=str,
+)
+def test_tokens_are_sharded_over_other_mesh_dims_too(layout, names):
+    tokens, ids, weights, matrices, grads = problem(9, 5, 2, None, torch.float32)
+    for tensor in (tokens, weights, matrices):
+        tensor.requires_grad_()
+    _, _, wanted = dense(tokens, ids, weights, matrices)
+    wanted.backward(grads)
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        given, chosen, factors = (
+            sw.distribute_tensor(each.detach(), mesh, layout) for each in (tokens, ids.float(), weights)
+        )
+        given.requires_grad_()
+        factors.requires_grad_()
+        experts = sw.distribute_tensor(matrices.detach(), mesh["ep"], [Shard(0)]).requires_grad_()
+        routed = dispatch_tokens(given, chosen.long(), factors, experts=experts)
+        products = F.grouped_mm(routed.rows, experts, offs=routed.offs)
+        combined = combine_tokens(products.tanh() * routed.weights.unsqueeze(-1), routed)
+        torch.testing.assert_close(combined.full_tensor(), wanted.detach())
+        combined.backward(sw.distribute_tensor(grads, mesh, [Replicate()] * 2))
+        torch.testing.assert_close(given.grad.full_tensor(), tokens.grad)
+        torch.testing.assert_close(factors.grad.full_tensor(), weights.grad)
+        splits = layout[names.index("dp")] != Replicate()
+        whole = DTensor.from_local(
+            experts.grad.full_tensor(), mesh["dp"], [Partial() if splits else Replicate()]
+        ).full_tensor()
+        torch.testing.assert_close(whole, matrices.grad)
+
+    run_ranks(4, body, timeout=60)
+
+
+def test_an_expert_that_does_not_exist_is_an_error_over_all_mesh_dims():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+        tokens, ids = (
+            sw.distribute_tensor(each, mesh, [Shard(0)] * 2) for each in (torch.ones(4, 3), torch.tensor([0, 1, 2, 4]))
+        )
+        experts = sw.ones(4, 3, 3, device_mesh=mesh["ep"], placements=[Shard(0)])
+        with pytest.raises(IndexError, match="expert 4 does not exist: rank 3 asks for it"):
+            dispatch_tokens(tokens, ids, experts=experts)
+        line = sw.init_device_mesh("cpu", (4,))
+        elsewhere = [
+            sw.distribute_tensor(each, line, [Shard(0)]) for each in (torch.ones(4, 3), torch.tensor([0, 1, 2, 4]))
+        ]
+        with pytest.raises(ValueError, match="different meshes"):
+            dispatch_tokens(*elsewhere, experts=experts)
+
+    run_ranks(4, body, timeout=60)
+
+
 def test_one_rank_may_have_all_experts():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (1,))
