@@ -30,7 +30,7 @@
 //          3  [5, 3]  [5, 0]      60  50.0%
 //       imbalance 2.00: rank 3 holds 60 bytes, the mean is 30
 //
-// README.md has the same in Python.
+// docs/start.md has the same in Python.
 #include <shardwise/shardwise.h>
 
 #include <torch/types.h>
@@ -43,8 +43,9 @@ int main() {
   const sw::Mesh mesh = sw::init_device_mesh("cpu", {4});  // starts this process, too
   const sw::DTensor table = sw::rand({10, 3}, mesh, {sw::Shard(0, {1, 4, 0, 5})}, torch::requires_grad());
   const sw::DTensor ids = sw::distribute_tensor(torch::tensor({7, 7, 2, 0}), mesh, {sw::Replicate()});
-  const sw::DTensor rows(torch::embedding(table, ids));         // each row goes once to the ranks that lack it
-  rows.redistribute({sw::Shard(0)}).square().sum().backward();  // by batch, then each row's gradient back to its owner
+  const sw::DTensor rows(torch::embedding(table, ids));        // no row is sent yet
+  const sw::DTensor mine = rows.redistribute({sw::Shard(0)});  // each rank receives the row of its one id
+  mine.square().sum().backward();                              // each row's gradient goes back to its owner
   if (mesh.get_rank() == 0) {
     std::cout << table.sizes() << '\n' << to_string(table.placements()) << '\n' << to_string(rows.placements()) << '\n';
     std::cout << to_string(table.grad().placements()) << '\n';
