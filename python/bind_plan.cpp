@@ -199,7 +199,7 @@ constexpr const char* kPlanRedistribution =
     "(latency in us,\n"
     "GB/s each way), 20 us and 10 GB/s where none are given. `memory_cap`: bytes of message buffers that a rank may "
     "hold at once,\n"
-    "then in more rounds; 0 is no limit.\n\n"
+    "then in more rounds, each of at least one index of a box's longest dim; 0 is no limit.\n\n"
     "Raises ValueError where the shapes differ or options do not fit."
     "\n\n"
     ">>> x = sw.ones(8, 8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
