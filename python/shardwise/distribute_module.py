@@ -36,10 +36,10 @@ def distribute_module(
 
     Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas while
     the plain arguments of that call are the same on all ranks: the model may make masks, positions and constants, and be given
-    plain ids. The ranks compare the arguments (tensors, arrays, numbers and text) once per call, by one number each, when the first
-    plain tensor meets a DTensor; where they differ it is a ValueError or TypeError that names the argument. What `input_fn` or a
-    ParallelStyle of the called module wraps is not compared. After the forward took out a rank's part with to_local(), plain
-    tensors are errors again. Under implicit_replication() nothing is compared: the caller vouches for it.
+    plain ids. The ranks compare the arguments (tensors, arrays, numbers and text) once per call, when the first plain tensor meets a
+    DTensor: each rank sends two numbers for all of them. Where they differ it is a ValueError or TypeError that names the argument. What
+    `input_fn` or a ParallelStyle of the called module wraps is not compared. After the forward took out a rank's part with to_local(),
+    plain tensors are errors again. Under implicit_replication() nothing is compared: the caller vouches for it.
 
     The module's load_state_dict() takes plain values, too, alike on all ranks: each takes its part.
 

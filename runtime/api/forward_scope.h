@@ -4,7 +4,7 @@
 // of the outermost call, once, when the first plain tensor meets a DTensor:
 //
 //   model(input_ids=ids)     opens the scope with {"input_ids", ids}
-//     embedding(ids, table)  ids is plain, table distributed: one number per rank travels; equal: ids is a replica
+//     embedding(ids, table)  ids is plain, table distributed: two numbers per rank travel; equal: ids is a replica
 //     scores + mask          nothing travels any more
 //
 // A model that gets along without such meetings sends nothing.
