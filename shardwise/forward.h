@@ -6,7 +6,7 @@
 // torch::nn modules have no hooks. A forward that is called as usual works on DTensors by the operators' rules. forward() adds what Python's hooks
 // do: plain inputs of the outermost call are laid out (parts of a batch under fully_shard(), pieces as a style says), plain tensors within it
 // count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h), outputs are laid out as a style says, and
-// the parameters of a unit that fully_shard() does not reshard are gathered together.
+// the parameters of a unit, what one call of fully_shard() took, are gathered together.
 #pragma once
 
 #include "shardwise/dtensor.h"
