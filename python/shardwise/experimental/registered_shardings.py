@@ -31,7 +31,8 @@ def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn
     The function is called as the operator is, with a DTensorSpec for each tensor. It returns pairs of the outputs' placements and
     the inputs', on one mesh dim: one per argument, the elements of lists one by one, None for what is no tensor. On each mesh dim
     the pair is taken that moves the fewest bytes; where none fits the inputs are gathered. Shards may be of any extents: those of
-    the largest operand, which other dims of its length get too. It is asked once per set of layouts and other arguments.
+    the largest operand, which other dims of its length get too. It is asked once per set of layouts and values of the other
+    arguments, floats included: in each step, if an argument has a new value in each step, as a learning rate has.
 
     The operator runs on each rank's pieces as it is, with torch's derivative. It needs a meta (fake) kernel. Call it alike on all
     ranks. Raises TypeError for what is no overload, ValueError for an operator that torch composes of others and, when it is called,
