@@ -23,7 +23,7 @@ import argcomplete
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
-from shardwise._commands.help import HelpFormatter
+from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise.debug.printing import printable
 
 # Whose commands there are, in the order of the help.
@@ -33,12 +33,10 @@ COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m shardwise",
-        description="Pictures and plans without communication: who holds what, what a redistribution\n"
-        "would send, and where embedding tables would go.",
+        description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
+        "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
         formatter_class=HelpFormatter,
-        epilog="Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),\n"
-        "R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:\n"
-        "RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions).",
+        epilog=PLACEMENTS,
     )
     main.add_argument("--version", action="version", version=f"shardwise {__version__}")
     commands = main.add_subparsers(dest="command", required=True)

@@ -432,7 +432,9 @@ def test_a_mistake_on_the_command_line_is_an_error_of_usage(words, text, capsys)
 
 
 @pytest.mark.parametrize("name", ["show", "diff", "plan", "simulate", "plan-embeddings"])
-def test_examples_stand_in_the_help(name, capsys):
+def test_examples_and_the_spelling_of_placements_stand_in_the_help(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    assert f"  python -m shardwise {name} " in capsys.readouterr().out
+    help = capsys.readouterr().out
+    assert f"  python -m shardwise {name} " in help
+    assert name == "plan-embeddings" or "Placements, one per mesh dim: S0 " in help

@@ -28,7 +28,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--batch", type=int, default=1024, help="samples per rank and step (default: %(default)s)")
     add("--data-parallel-threshold", type=int, metavar="ELEMENTS", help="tables of at most so many are replicated")
     add("--row-slice-threshold", type=int, metavar="ELEMENTS", help="tables of at least so many are sharded by rows")
-    add("--column-slice-threshold", type=int, metavar="ELEMENTS", help="most of one slice of columns")
+    add("--column-slice-threshold", type=int, metavar="ELEMENTS", help="a slice of columns has at most so many")
     add("--state-per-element", type=int, default=0, metavar="BYTES", help="of the optimizer: 4 for Adagrad, 8 for Adam")
     add("--state-per-row", type=int, default=0, metavar="BYTES", help="of the optimizer: 4 for row-wise Adagrad")
     add("--mesh", type=mesh_extents, default=(), help="of the ranks, as in 8x8: links are given per mesh dim")

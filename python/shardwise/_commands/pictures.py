@@ -17,7 +17,7 @@ from shardwise._commands.arguments import (
     ranks,
     shape,
 )
-from shardwise._commands.help import HelpFormatter
+from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS
 from shardwise.debug.printing import shown_picture
@@ -40,7 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "show",
         help="a picture of who holds what of a tensor, or of a mesh",
         description="Draws who holds what of a tensor of this shape, with bytes and imbalance;\nwithout --shape, the mesh.",
-        epilog=SHOW_EXAMPLES,
+        epilog=f"{PLACEMENTS}\n\n{SHOW_EXAMPLES}",
         formatter_class=HelpFormatter,
     )
     add = show.add_argument
@@ -57,7 +57,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "diff",
         help="a picture of what moves where between two layouts",
         description="Draws both layouts, the bytes from ranks to ranks and per link, and the boxes that move.",
-        epilog=DIFF_EXAMPLES,
+        epilog=f"{PLACEMENTS}\n\n{DIFF_EXAMPLES}",
         formatter_class=HelpFormatter,
     )
     add_move(diff)

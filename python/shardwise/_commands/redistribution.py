@@ -8,7 +8,7 @@ import torch
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
 from shardwise._commands.arguments import dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
-from shardwise._commands.help import HelpFormatter
+from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise.debug.text_tables import table_text
 
 PLAN_EXAMPLE = """example:
@@ -23,7 +23,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
         ("simulate", "a table of what ranks send and receive", SIMULATE_EXAMPLE, show_ranks),
     ):
-        command = commands.add_parser(name, help=help, epilog=example, formatter_class=HelpFormatter)
+        command = commands.add_parser(
+            name, help=help, epilog=f"{PLACEMENTS}\n\n{example}", formatter_class=HelpFormatter
+        )
         add_move(command)
         command.set_defaults(run=partial(redistribution, show=show))
 
@@ -41,7 +43,7 @@ def add_move(command: argparse.ArgumentParser) -> None:
     add("--dtype", type=dtype, default=torch.float32, help="default: float32")
     add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
     add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10 for each)")
-    add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="of message buffers per rank, as in 1MiB")
+    add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="most in message buffers per rank, as in 1MiB")
 
 
 def planned(options: argparse.Namespace) -> Plan:

@@ -12,7 +12,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         epilog="Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is on "
         "127.0.0.1 alone, and changes nothing: from elsewhere, ssh -L 8765:127.0.0.1:8765 brings it.",
     )
-    command.add_argument("--port", type=port, default=DEFAULT_PORT, help="default: %(default)s; 0: one that is free")
+    command.add_argument(
+        "--port", type=port, default=DEFAULT_PORT, help="of the page (default: %(default)s; 0: one that is free)"
+    )
     command.set_defaults(run=run)
 
 
