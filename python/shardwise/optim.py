@@ -84,8 +84,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
         for rows in self._rows.values():
             rows.write_back()  # `state_dict` may hold this one's own tensors
         for name, table in pairs:
-            own = zip(self._state_names, self._rows[table].state, strict=True)
-            state[name] = {**state.get(name, {}), **{kind: _on_mesh_of(each, state[name][kind]) for kind, each in own}}
+            saved, kept = state.get(name, {}), self._rows[table].state
+            moved = {kind: _on_mesh_of(own, saved[kind]) for kind, own in zip(self._state_names, kept, strict=True)}
+            state[name] = {**saved, **moved}
         super().load_state_dict({**state_dict, "state": state})
         for name, table in zip(names, tables, strict=True):
             rows = self._rows[table]
