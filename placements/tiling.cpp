@@ -23,6 +23,26 @@ int64_t dim_with_most_begins(c10::ArrayRef<Box> boxes) {
   return best;
 }
 
+/// A dim and the index in it at which about half of the edges of `parts` have been passed, of the dim in which most lie inside `whole`.
+std::optional<std::pair<int64_t, int64_t>> middle_edge(const Box& whole, const std::vector<Box>& parts) {
+  int64_t best = -1;
+  std::vector<int64_t> most;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(whole.sizes.size()); ++dim) {
+    const Interval all = whole.interval(dim);
+    std::vector<int64_t> edges;
+    for (const Box& part : parts)
+      for (const int64_t edge : {part.interval(dim).begin, part.interval(dim).end})
+        if (all.begin < edge && edge < all.end) edges.push_back(edge);
+    if (edges.size() <= most.size()) continue;
+    best = dim;
+    most = std::move(edges);
+  }
+  if (best < 0) return std::nullopt;
+  const auto middle = most.begin() + static_cast<std::ptrdiff_t>(most.size() / 2);
+  std::nth_element(most.begin(), middle, most.end());
+  return std::pair{best, *middle};
+}
+
 }  // namespace
 
 std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes) {
@@ -59,10 +79,15 @@ std::optional<Box> find_hole(const Box& whole, c10::ArrayRef<Box> boxes) {
   }
   if (covered == whole.numel()) return std::nullopt;
   if (parts.empty()) return whole;
-  for (const Box& rest : subtract(whole, parts.front())) {
-    if (auto hole = find_hole(rest, parts)) return hole;
-  }
-  return std::nullopt;
+  const auto cut = middle_edge(whole, parts);
+  if (!cut) return std::nullopt;  // boxes that are not disjoint
+  const auto [dim, at] = *cut;
+  const Interval all = whole.interval(dim);
+  Box half = whole;
+  half.set_interval(dim, {all.begin, at});
+  if (auto hole = find_hole(half, parts)) return hole;
+  half.set_interval(dim, {at, all.end});
+  return find_hole(half, parts);
 }
 
 }  // namespace shardwise

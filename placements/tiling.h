@@ -16,7 +16,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(c10::ArrayRef<Box> boxes);
 
 /// A box of `whole` that no element of `boxes` belongs to; nothing where they cover it.
 ///
-/// Pre: `boxes` are disjoint and inside `whole`. Cost: O(n) where they cover it.
+/// Pre: `boxes` are disjoint and inside `whole`. Cost: O(n) where they cover it, else about O(n log n).
 std::optional<Box> find_hole(const Box& whole, c10::ArrayRef<Box> boxes);
 
 }  // namespace shardwise

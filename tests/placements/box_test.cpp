@@ -85,6 +85,19 @@ TEST(TilingTest, HoleIsABoxThatNothingCovers) {
   EXPECT_FALSE(find_hole(whole, {{{0, 0}, {4, 2}}, {{0, 2}, {4, 2}}}));
   EXPECT_EQ(find_hole(whole, {{{0, 0}, {4, 2}}, {{0, 2}, {3, 2}}}), (Box{{3, 2}, {1, 2}}));
   EXPECT_FALSE(find_hole(Box::whole({0, 4}), {}));
+  EXPECT_FALSE(find_hole(Box::whole({}), {{{}, {}}}));
+  EXPECT_EQ(find_hole(Box::whole({}), {}), Box::whole({}));
+}
+
+TEST(TilingTest, AHoleAmongManyBoxesIsFound) {
+  constexpr int64_t kRows = 100'000;
+  std::vector<Box> rows;
+  for (int64_t i = 0; i + 1 < kRows; ++i) rows.push_back({{(i * 7) % (kRows - 1), 0}, {1, 4}});
+  EXPECT_EQ(find_hole(Box::whole({kRows, 4}), rows), (Box{{kRows - 1, 0}, {1, 4}}));
+  std::vector<Box> cells;
+  for (int64_t i = 0; i < 200 * 200; ++i)
+    if (i != 77 * 200 + 33) cells.push_back({{i / 200 * 3, i % 200}, {3, 1}});
+  EXPECT_EQ(find_hole(Box::whole({600, 200}), cells), (Box{{231, 33}, {3, 1}}));
 }
 
 }  // namespace
