@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[str, torch.Tensor]]]]:
     """The tensors that the optimizer keeps, by the id of their parameter."""
     for parameter, state in optimizer.state.items():
-        yield id(parameter), [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
+        if isinstance(state, Mapping):  # some keep numbers of their own beside the parameters' states
+            yield id(parameter), [(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)]
 
 
 def _listed(name: str, tensor: Any) -> Listed:
