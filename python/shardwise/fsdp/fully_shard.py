@@ -45,8 +45,8 @@ def fully_shard(
 
     `mesh`: of one dim, or of two: parameters are replicated over the first and sharded over the second. Without one all ranks. As a slice,
     mesh["dp"], beside other dims on which parameters are DTensors already (parallelize_module on mesh["tp"]): those are sharded further, and
-    stay DTensors on these during the forward. `ignored_params` stay as they are, and their gradients, too: those of a
-    DistributedEmbedding, say. Parameters that modules share stay one where all these modules are in one call.
+    stay DTensors on these during the forward. `ignored_params` stay as they are, and their gradients, too; so do those of a
+    DistributedEmbedding, which need not be named. Parameters that modules share stay one where all these modules are in one call.
 
     Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective
     over the mesh: all ranks call the same modules, and of a module's parameters may use others. Per rank and step they receive what it
