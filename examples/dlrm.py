@@ -1,6 +1,6 @@
 """DLRM (Naumov et al., 2019) on four ranks: 26 categorical features behind one DistributedEmbedding, 13 dense ones, clicks to predict.
 
-Tables have the sizes of the Criteo Terabyte data set as MLPerf's benchmark states them, scaled to this machine: at most 20,000 rows. No
+Tables have the sizes of the Criteo Terabyte data set as MLPerf's benchmark states them, scaled down to at most 20,000 rows. No
 package carries that data, so samples are generated: ids by Zipf's law with exponent 1.1, dense features normal, and clicks by a hidden
 model of both that the training has to find. Tables train by fused row-wise Adagrad in the backward, the dense part by Adam under
 DistributedDataParallel. The checkpoint is read again on another number of ranks, where the loss is the same.
