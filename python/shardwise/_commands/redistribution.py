@@ -21,7 +21,7 @@ SIMULATE_EXAMPLE = """example:
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for name, help, example, show in (
         ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
-        ("simulate", "a table of what ranks send and receive", SIMULATE_EXAMPLE, show_ranks),
+        ("simulate", "a table of the traffic of all ranks, and of some of them", SIMULATE_EXAMPLE, show_ranks),
     ):
         command = commands.add_parser(
             name, help=help, epilog=f"{PLACEMENTS}\n\n{example}", formatter_class=HelpFormatter
