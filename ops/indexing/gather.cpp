@@ -14,6 +14,7 @@
 #include "ops/support/own_operator.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/tracing.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -122,22 +123,6 @@ void localize_gather(const LocalCall& local, std::vector<c10::IValue>& args) {
 // Derivatives: gather's is scatter, and the reverse.
 
 at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim);
-
-at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
-  std::vector<int64_t> of_source(grad.dim());
-  for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
-  const at::Tensor result = [&] {
-    const at::NoGradGuard no_grad;
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const at::Tensor sum = zeros_for_grad(*source, grad, of_source);
-    call_scatter_(sum, index, grad, dim, "add", true);
-    return in_pieces_of(*source, sum);
-  }();
-  carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
-  return with_derivative(
-      grad, result, {index}, "GatherBackwardBackward",
-      [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim); });
-}
 
 at::Tensor lookup(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
   const at::Tensor result = [&] {
@@ -280,6 +265,25 @@ at::Tensor& scatter_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& ind
 }
 
 }  // namespace
+
+at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim) {
+  std::vector<int64_t> of_source(grad.dim());
+  for (int64_t d = 0; d < grad.dim(); ++d) of_source[d] = d == dim ? -1 : d;
+  const at::Tensor result = [&] {
+    const at::NoGradGuard no_grad;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    at::Tensor sum = zeros_for_grad(*source, grad, of_source);
+    if (is_tracing())  // graphs take no operator of ours that writes to its operand
+      sum = call_scatter(sum, index, grad, dim, "add", true);
+    else
+      call_scatter_(sum, index, grad, dim, "add", true);
+    return in_pieces_of(*source, sum);
+  }();
+  carry_tangent(grad, result, [&](const at::Tensor& tangent) { return gather_grad(tangent, index, source, dim); });
+  return with_derivative(
+      grad, result, {index}, "GatherBackwardBackward",
+      [dim](const at::Tensor& outer, const variable_list& saved) { return lookup(outer, saved[0], dim); });
+}
 
 void register_gather(RuleTable& table) {
   define_differentiable_operator("gather(Tensor self, Tensor index, int dim, int first, int size) -> Tensor",

@@ -14,6 +14,10 @@ namespace shardwise {
 /// `of_source`: per dim of `grad` the dim of the source, or -1.
 at::Tensor zeros_for_grad(const Spec& source, const at::Tensor& grad, c10::ArrayRef<int64_t> of_source);
 
+/// The gradient, for `grad`, of a tensor of `source` whose elements at `index` along `dim` were taken. `index` is not checked: that would ask
+/// all ranks.
+at::Tensor gather_grad(const at::Tensor& grad, const at::Tensor& index, const SpecPtr& source, int64_t dim);
+
 /// Redistributes `grad`, made of such zeros, to the source's layout if that is an EnumerableShard.
 at::Tensor in_pieces_of(const Spec& source, const at::Tensor& grad);
 

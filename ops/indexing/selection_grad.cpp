@@ -1,37 +1,39 @@
 // ops/indexing/selection_grad.cpp: derivatives of operators that select values: max, min, median, kthvalue, sort.
 #include "ops/families.h"
 #include "ops/indexing/index_grad.h"
+#include "ops/indexing/index_operand.h"
 #include "ops/support/kernels.h"
 #include "runtime/api/dtensor.h"
 
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
 namespace {
 
-/// torch's formula scatters into plain zeros; these are sharded like the gradient. No index occurs twice.
+/// The gradient of a tensor of `sizes`, of which the values at `indices` along `dim` have the gradient `values`. It is laid out as that.
+/// torch's formulas scatter into plain zeros, by an operator that asks all ranks whether the indices exist.
+at::Tensor at_selected(const at::Tensor& values, int64_t dim, const at::Tensor& indices, c10::IntArrayRef sizes) {
+  if (sizes.empty()) return values;  // the one value
+  const MeshPtr& mesh = spec_of(values)->mesh();
+  const auto source =
+      Spec::intern(mesh, sizes, Placements(mesh->ndim()), row_major_strides(sizes), values.scalar_type());
+  const at::Tensor places = index_operand("aten::value_selecting_reduction_backward", indices, mesh);
+  return gather_grad(values, places, source, c10::maybe_wrap_dim(dim, values.dim()));
+}
+
 at::Tensor value_selecting_reduction_backward(const at::Tensor& grad, int64_t dim, const at::Tensor& indices,
                                               c10::SymIntArrayRef sizes, bool keepdim) {
   const bool is_reduced = !keepdim && !sizes.empty();
-  const at::Tensor values = is_reduced ? grad.unsqueeze(dim) : grad;
-  const int64_t along = c10::maybe_wrap_dim(dim, values.dim());
-  std::vector<int64_t> of_source(values.dim());
-  for (int64_t d = 0; d < values.dim(); ++d) of_source[d] = d == along ? -1 : d;
-
-  const SpecPtr& spec = spec_of(grad);
   Dims concrete;
   for (const c10::SymInt& size : sizes) concrete.push_back(size.expect_int());
-  const auto source = Spec::intern(spec->mesh(), concrete, Placements(spec->placements().size()),
-                                   row_major_strides(concrete), grad.scalar_type());
-  return zeros_for_grad(*source, values, of_source)
-      .scatter_add_(dim, is_reduced ? indices.unsqueeze(dim) : indices, values);
+  return is_reduced ? at_selected(grad.unsqueeze(dim), dim, indices.unsqueeze(dim), concrete)
+                    : at_selected(grad, dim, indices, concrete);
 }
 
 /// A value may be the running extreme at several positions.
 at::Tensor cummaxmin_backward(const at::Tensor& grad, const at::Tensor& /*input*/, const at::Tensor& indices,
                               int64_t dim) {
-  return at::zeros_like(grad).scatter_add(dim, indices, grad);
+  return at_selected(grad, dim, indices, grad.sizes());
 }
 
 }  // namespace

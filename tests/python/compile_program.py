@@ -144,6 +144,26 @@ def few_moves(_):
     assert not [target for target in targets if target.startswith("shardwise.")], targets
 
 
+def selections(_):
+    """Their derivatives write where the values came from, and need ask nobody whether that exists."""
+    selections = {
+        "max": lambda x, dim: x.max(dim)[0],
+        "min": lambda x, dim: x.min(dim, keepdim=True)[0],
+        "sort": lambda x, dim: x.sort(dim)[0],
+        "topk": lambda x, dim: x.topk(2, dim)[0],
+        "median": lambda x, dim: x.median(dim)[0],
+        "kthvalue": lambda x, dim: x.kthvalue(2, dim)[0],
+        "cummax": lambda x, dim: x.cummax(dim)[0],
+    }
+    for name, select in selections.items():
+        for dim in (0, 1):
+            try:
+                expect_dense(lambda x, dim=dim, select=select: select(x * 2, dim), [(5, 4)], [[Shard(0)]], calls=1)
+            except Exception as error:
+                error.add_note(f"{name} along {dim}")
+                raise
+
+
 def moves_without_messages(_):
     def moved(x, to):
         return (x.redistribute(placements=[to]) if isinstance(x, DTensor) else x) * 2
