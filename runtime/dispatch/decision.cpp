@@ -74,13 +74,15 @@ DecisionCache& DecisionCache::of_thread() {
 }
 
 std::shared_ptr<const Decision> DecisionCache::find(const DecisionKey& key) {
-  auto found = entries_.find(key);
-  if (found == entries_.end()) {
-    ++misses_;
-    return nullptr;
+  for (const Entries* entries : {&entries_, &by_numbers_}) {
+    if (entries->empty()) continue;
+    if (const auto found = entries->find(key); found != entries->end()) {
+      ++hits_;
+      return found->second.decision;
+    }
   }
-  ++hits_;
-  return found->second.decision;
+  ++misses_;
+  return nullptr;
 }
 
 const Decision* DecisionCache::find_direct(const DecisionKey& key) {
@@ -90,9 +92,11 @@ const Decision* DecisionCache::find_direct(const DecisionKey& key) {
   return found->second.decision.get();
 }
 
-void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs) {
-  if (entries_.size() >= kMaxDecisions) entries_.clear();
-  entries_.insert_or_assign(std::move(key), Entry{std::move(decision), std::move(specs)});
+void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
+                           bool is_by_numbers) {
+  Entries& entries = is_by_numbers ? by_numbers_ : entries_;
+  if (entries.size() >= (is_by_numbers ? kMaxByNumbers : kMaxDecisions)) entries.clear();
+  entries.insert_or_assign(std::move(key), Entry{std::move(decision), std::move(specs)});
 }
 
 }  // namespace shardwise

@@ -79,18 +79,23 @@ struct CacheCounters {
 };
 
 /// One per thread, so a hit takes no lock. Entries keep the specs of their key alive (an address in a key is never reused).
-/// Bounded: emptied when it holds kMaxDecisions.
+/// Bounded: emptied when it holds kMaxDecisions. Those that are for numbers of one value stand apart, so that a number which changes from
+/// call to call drives out no others.
 class DecisionCache {
  public:
   static constexpr size_t kMaxDecisions = 8192;
   static DecisionCache& of_thread();
+  static constexpr size_t kMaxByNumbers = 256;
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
   /// The same if it is_direct, else null. Valid until the next insert(), which any call of an operator may be. A miss is not
   /// counted: the caller goes on to find().
   const Decision* find_direct(const DecisionKey& key);
-  void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs);
-  CacheCounters counters() const { return {hits_, misses_, static_cast<int64_t>(entries_.size())}; }
+  void insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
+              bool is_by_numbers = false);
+  CacheCounters counters() const {
+    return {hits_, misses_, static_cast<int64_t>(entries_.size() + by_numbers_.size())};
+  }
 
  private:
   struct Entry {
@@ -100,7 +105,10 @@ class DecisionCache {
   struct Hash {
     size_t operator()(const DecisionKey& key) const { return key.hash(); }
   };
-  std::unordered_map<DecisionKey, Entry, Hash> entries_;
+  using Entries = std::unordered_map<DecisionKey, Entry, Hash>;
+
+  Entries entries_;
+  Entries by_numbers_;
   int64_t hits_ = 0;
   int64_t misses_ = 0;
 };

@@ -32,7 +32,7 @@ std::shared_ptr<const Decision> decision_for(const BoundCall& call) {
   auto decision = std::make_shared<const Decision>(decide(dense));
   std::vector<SpecPtr> specs;
   for (const Operand& operand : dense.operands) specs.push_back(operand.spec);
-  cache.insert(call.key, decision, std::move(specs));
+  cache.insert(call.key, decision, std::move(specs), call.op.rule && call.op.rule->is_by_numbers());
   return decision;
 }
 

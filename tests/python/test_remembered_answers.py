@@ -58,6 +58,35 @@ def test_the_shape_that_a_number_gives():
     run_ranks(2, body)
 
 
+@torch.library.custom_op("remembered_test::scaled", mutates_args=())
+def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x * scale
+
+
+@scaled.register_fake
+def _(x, scale):
+    return torch.empty_like(x)
+
+
+def test_numbers_of_many_values_drive_out_no_other_answers():
+    sw.register_rule("remembered_test::scaled", lambda shapes: "ij->ij")
+
+    def body(rank):
+        x = sw.distribute_tensor(torch.ones(4, 2), sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        x.sin()
+        before = sw.cache_counters().size
+        with torch.no_grad():
+            for i in range(600):
+                y = torch.ops.remembered_test.scaled(x, i / 8)
+                assert y.placements == (Shard(0),) and y.to_local()[0, 0] == i / 8
+        assert sw.cache_counters().size <= before + 256
+        misses = sw.cache_counters().misses
+        x.sin()
+        assert sw.cache_counters().misses == misses
+
+    run_ranks(2, body)
+
+
 def test_the_default_dtype():
     together = threading.Barrier(2, timeout=60)
     dense = torch.arange(5)
