@@ -126,8 +126,7 @@ Decision decide(OpCall& call) {
     decision.copied_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
   if (call.op.is_view) decision.view_offset = offset_of_view(call);
   decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
-  if (decision.is_skipped && call.refusal) std::rethrow_exception(call.refusal);  // as on the ranks that have elements
-  if (decision.is_skipped) decision.numbers = numbers_of(call.op, call.args);
+  if (decision.is_skipped && !call.refusal) decision.taken_numbers = numbers_of(call.op, call.args);
   if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);
   decision.is_direct = is_direct(call, decision);
   return decision;

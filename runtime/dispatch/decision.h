@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 
 namespace shardwise {
@@ -20,8 +21,8 @@ struct Decision {
   bool copied_view = false;  // ... although the result should be a view of it
   int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
-  /// Where is_skipped: the numbers of the call that was worked out, which the kernel took. It may refuse others.
-  std::vector<c10::IValue> numbers;
+  /// Where is_skipped: the numbers of this thread's latest call that the kernel takes elsewhere. It may refuse others.
+  mutable std::optional<std::vector<c10::IValue>> taken_numbers;
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;
   /// Arguments to replace, per local piece (one entry for ordinary layouts).
@@ -84,8 +85,8 @@ struct CacheCounters {
 class DecisionCache {
  public:
   static constexpr size_t kMaxDecisions = 8192;
-  static DecisionCache& of_thread();
   static constexpr size_t kMaxByNumbers = 256;
+  static DecisionCache& of_thread();
 
   std::shared_ptr<const Decision> find(const DecisionKey& key);
   /// The same if it is_direct, else null. Valid until the next insert(), which any call of an operator may be. A miss is not

@@ -17,6 +17,7 @@
 #include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
 
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -101,26 +102,32 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// Throws what the kernel throws on the ranks that have elements, where it refuses the numbers of this call: a decision is for numbers of all
-/// values.
-void check_numbers(const BoundCall& call, const Decision& decision) {
-  if (numbers_of(call.op, call.args()) == decision.numbers) return;
+/// Of a rank without elements: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for numbers of all
+/// values; it remembers those of the latest call.
+std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& decision) {
+  std::vector<c10::IValue> numbers = numbers_of(call.op, call.args());
+  if (decision.taken_numbers && *decision.taken_numbers == numbers) return nullptr;
   OpCall dense = call.to_op_call();
-  infer_outputs(dense);
-  if (dense.refusal) std::rethrow_exception(dense.refusal);
+  try {
+    infer_outputs(dense);
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  if (!dense.refusal) decision.taken_numbers = std::move(numbers);
+  return dense.refusal;
 }
 
 void run(BoundCall& call) {
   const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
-  if (decision->is_skipped) check_numbers(call, *decision);
+  const std::exception_ptr refusal = decision->is_skipped ? refusal_elsewhere(call, *decision) : nullptr;
   if (!decision->propagation)
     run_gathered(call);
   else if (op.rule->is_per_element())
     run_foreach(call, *decision);
   else
-    run_decided(call, *decision);
+    run_decided(call, *decision, refusal);
 }
 
 std::string layout_of(const SpecPtr& spec) { return spec ? to_string(spec->placements()) : "plain"; }

@@ -34,8 +34,9 @@ class LocalRun {
     if (call.op.is_view && (view_kind_ || call.op.rule->kernel())) view_args_ = call.args().vec();
   }
 
-  void run() {
+  void run(const std::exception_ptr& refusal) {
     if (decision_.moves) move_inputs();
+    if (refusal) std::rethrow_exception(refusal);
     leader_ = leader();
     const size_t n_pieces = leader_->boxes().size();
     is_flat_ = propagation_.by_box && n_pieces > 1 && may_run_flat();
@@ -278,9 +279,9 @@ class LocalRun {
 
 }  // namespace
 
-void run_decided(BoundCall& call, const Decision& decision) {
+void run_decided(BoundCall& call, const Decision& decision, const std::exception_ptr& refusal) {
   BelowAutograd guard;
-  LocalRun(call, decision).run();
+  LocalRun(call, decision).run(refusal);
 }
 
 }  // namespace shardwise

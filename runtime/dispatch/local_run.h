@@ -3,9 +3,12 @@
 
 #include "runtime/dispatch/bound_call.h"
 
+#include <exception>
+
 namespace shardwise {
 
 /// Carries out `decision` for `call`: moves inputs, calls the kernel once per piece, leaves wrapped results on the stack.
-void run_decided(BoundCall& call, const Decision& decision);
+/// `refusal`: is thrown where the kernel would be called, for other ranks take part in the moves first.
+void run_decided(BoundCall& call, const Decision& decision, const std::exception_ptr& refusal = nullptr);
 
 }  // namespace shardwise

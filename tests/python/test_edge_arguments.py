@@ -73,3 +73,26 @@ def test_losses_of_one_class_on_ranks_without_samples(reduction):
             torch.testing.assert_close(ours.full_tensor(), expected)
 
     run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "words"),
+    [
+        (lambda x: x.median(1), torch.complex64, "not implemented for 'ComplexFloat'"),
+        (lambda x: x.pow(-1), torch.int64, "negative integer powers"),
+        (lambda x: torch.maximum(x, x), torch.complex64, "maximum not implemented for complex"),
+    ],
+    ids=["dtype", "number", "two operands"],
+)
+def test_what_a_kernel_refuses_is_refused_after_the_same_messages_on_ranks_without_elements(call, dtype, words):
+    def check(mesh):
+        for placement in (Shard(1, sizes=[0, 1, 2]), Shard(0, sizes=[0, 0, 1]), Partial()):
+            x = sw.distribute_tensor(torch.ones(1, 3, dtype=dtype), mesh, [Replicate()])
+            x = x.redistribute(placements=[placement])
+            if dtype == torch.int64:
+                x.pow(2)
+            with pytest.raises((RuntimeError, NotImplementedError), match=words):
+                call(x)
+            assert x.full_tensor().shape == (1, 3)  # the ranks still agree
+
+    run_ranks(3, lambda rank: check(sw.init_device_mesh("cpu", (3,))), timeout=20)

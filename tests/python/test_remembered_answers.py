@@ -110,6 +110,10 @@ def test_the_default_dtype():
 REFUSED = {
     "power": (torch.int64, lambda x, number: x**number, 2, -1, "negative integer powers"),
     "fill": (torch.uint8, lambda x, number: x.fill_(number), 3, 300, "overflow"),
+    "fill of floats": (torch.float32, lambda x, number: x.fill_(number), 3.0, 1e300, "overflow"),
+    "added": (torch.int8, lambda x, number: x.add(x, alpha=number), 3, 300, "overflow"),
+    "celu": (torch.float32, lambda x, number: F.celu(x, number), 0.5, 0.0, "[Zz]ero|ZeroDivision"),
+    "softshrink": (torch.float32, lambda x, number: F.softshrink(x, number), 0.5, -0.5, "lambda must be"),
 }
 
 
@@ -117,7 +121,8 @@ REFUSED = {
 def test_numbers_are_refused_on_ranks_without_elements_too(dtype, call, good, bad, words):
     def body(rank):
         x = sw.distribute_tensor(torch.ones(2, dtype=dtype), sw.init_device_mesh("cpu", (4,)), [Shard(0)])
-        assert (call(x, good).full_tensor() == call(torch.ones(2, dtype=dtype), good)).all()
+        for number in (good, good + 1, good):
+            assert (call(x, number).full_tensor() == call(torch.ones(2, dtype=dtype), number)).all()
         with pytest.raises(RuntimeError, match=words):
             call(x, bad)
 
