@@ -13,6 +13,7 @@
 #include "runtime/comm/reduce_dtype.h"
 #include "runtime/rules/propagate.h"
 
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/argmax.h>
@@ -149,8 +150,10 @@ std::tuple<at::Tensor, at::Tensor> best_shape(const at::Tensor& self, c10::IntAr
 
 // How the entries combine.
 
+/// Throws: torch's errors for a dim that does not exist or is given twice, which its kernels would say only where there are elements.
 std::vector<int64_t> dims_of(const at::Tensor& self, at::OptionalIntArrayRef dims) {
   std::vector<int64_t> result;
+  if (dims) at::dim_list_to_bitset(*dims, self.dim());
   if (dims)
     for (int64_t dim : *dims) result.push_back(c10::maybe_wrap_dim(dim, self.dim()));
   if (result.empty()) {

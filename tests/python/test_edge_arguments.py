@@ -75,6 +75,18 @@ def test_losses_of_one_class_on_ranks_without_samples(reduction):
     run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
 
 
+@pytest.mark.parametrize("call", [torch.var, torch.std, torch.var_mean, torch.std_mean], ids=lambda call: call.__name__)
+def test_a_dim_given_twice_is_an_error_on_ranks_without_elements_too(call):
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(torch.ones(2, 3), mesh, [placement])
+            with pytest.raises(RuntimeError, match="dim 0 appears multiple times in the list of dims"):
+                call(x, dim=[0, -2])
+            call(x, dim=[0, 1])
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize(
     ("call", "dtype", "words"),
     [
