@@ -203,6 +203,10 @@ struct Extremes {
 
 template <bool is_max>
 std::tuple<at::Tensor, at::Tensor> running_extremes(const at::Tensor& self, int64_t dim) {
+  // torch's kernels say so where there are elements, which not every rank has.
+  TORCH_CHECK_NOT_IMPLEMENTED(!self.is_complex() && !at::isFloat8Type(self.scalar_type()),
+                              fmt::format("[{}] is not implemented for {}. Convert the tensor first.",
+                                          is_max ? "aten::cummax" : "aten::cummin", c10::toString(self.scalar_type())));
   const DimPieces along = pieces_along(self, dim);
   const int64_t first = along.intervals[along.own].begin;
   Shards values, indices;

@@ -87,6 +87,17 @@ def test_a_dim_given_twice_is_an_error_on_ranks_without_elements_too(call):
     on_ranks(check)
 
 
+@pytest.mark.parametrize("call", [torch.cummax, torch.cummin], ids=lambda call: call.__name__)
+def test_running_extremes_of_complex_numbers_are_an_error_on_ranks_without_elements_too(call):
+    def check(mesh):
+        for placement in (Shard(0), Shard(0, sizes=[0, 2]), Shard(1), Partial(), Replicate()):
+            x = sw.distribute_tensor(torch.ones(2, 3, dtype=torch.complex64), mesh, [placement])
+            with pytest.raises(NotImplementedError, match="not implemented for ComplexFloat"):
+                call(x, 0)
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize(
     ("call", "dtype", "words"),
     [
