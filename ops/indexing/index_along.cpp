@@ -31,6 +31,8 @@ Indexed along(const char* op, const at::Tensor& self, int64_t of_dim, const at::
 }
 
 at::Tensor index_select(const at::Tensor& self, int64_t dim, const at::Tensor& index) {
+  TORCH_CHECK(self.dim() > 0 || index.numel() == 1, "index_select(): Index to scalar can have only 1 value, got ",
+              index.numel(), " value(s)");
   const at::Tensor found = look_up(at_least_1d(self), along("aten::index_select", self, dim, index));
   return self.dim() == 0 ? found.squeeze(0) : found;
 }

@@ -75,6 +75,16 @@ def test_losses_of_one_class_on_ranks_without_samples(reduction):
     run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
 
 
+def test_a_scalar_has_one_place():
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(()), mesh, [Replicate()])
+        assert x.index_select(0, torch.zeros(1, dtype=torch.int64)).shape == ()
+        with pytest.raises(RuntimeError, match="Index to scalar can have only 1 value, got 2"):
+            x.index_select(0, torch.zeros(2, dtype=torch.int64))
+
+    on_ranks(check)
+
+
 @pytest.mark.parametrize("call", [torch.var, torch.std, torch.var_mean, torch.std_mean], ids=lambda call: call.__name__)
 def test_a_dim_given_twice_is_an_error_on_ranks_without_elements_too(call):
     def check(mesh):
