@@ -32,6 +32,12 @@ Shards pieces_on_meta(const Spec& destination) {
   return pieces;
 }
 
+/// Runs to the end. Pieces that came unchanged to another mesh are copied: no view spans two meshes, so nobody would know of common memory.
+void run_to_end(Moving& moving, bool is_to_other_mesh) {
+  moving.run();
+  if (is_to_other_mesh) moving.own();
+}
+
 /// The stream on which a move begins, of an accelerator; none on the CPU. Its memory is that stream's, so that it ends there too.
 class HomeStream {
  public:
@@ -59,9 +65,13 @@ class HomeStream {
 
 class StartedMove final : public PendingMove {
  public:
-  explicit StartedMove(Moving moving) : moving_(std::move(moving)), home_(moving_.device()) {
+  StartedMove(Moving moving, bool is_to_other_mesh)
+      : moving_(std::move(moving)), is_to_other_mesh_(is_to_other_mesh), home_(moving_.device()) {
     moving_.run(/*stops_at_last_sending=*/true);
-    if (moving_.is_done()) return;
+    if (moving_.is_done()) {
+      run_to_end(moving_, is_to_other_mesh_);  // now: the source may be written to before finish()
+      return;
+    }
     if (!has_boxes(moving_.next())) {
       reductions_ = moving_.start_in_place();
       return;
@@ -86,7 +96,7 @@ class StartedMove final : public PendingMove {
       finish_reductions();
       if (last_) moving_.arrive(std::move(last_->finish()[0]));
       last_.reset();
-      moving_.run();
+      run_to_end(moving_, is_to_other_mesh_);
     }
     home_.let_current_wait();
     return moving_.pieces();
@@ -98,6 +108,7 @@ class StartedMove final : public PendingMove {
   }
 
   Moving moving_;
+  bool is_to_other_mesh_;
   HomeStream home_;
   std::optional<ExchangeRun> last_;
   std::vector<std::unique_ptr<Reduction>> reductions_;
@@ -116,7 +127,7 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
   Moving moving(source, shards, destination, options);
   if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
-  moving.run();
+  run_to_end(moving, source->mesh() != destination->mesh());
   return moving.pieces();
 }
 
@@ -128,7 +139,8 @@ std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& sha
     return start_traced_move({source, destination, options}, shards);
   const auto layouts = [&] { return move_words(*source, *destination, options); };
   const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
-  return std::make_unique<StartedMove>(Moving(source, shards, destination, options));
+  return std::make_unique<StartedMove>(Moving(source, shards, destination, options),
+                                       source->mesh() != destination->mesh());
 }
 
 MoveCounters move_counters() {

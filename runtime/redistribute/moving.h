@@ -56,14 +56,15 @@ class Moving {
 
   void skip() { ++next_; }
 
+  /// The pieces are memory of this move: where no step gave new ones, and nothing else did, they are copied.
+  void own();
+
   /// Runs to the end, or to the last step that sends something.
   void run(bool stops_at_last_sending = false);
 
   ExchangeRun begin() const { return ExchangeRun(party_of(next()), {item()}, device_); }
 
  private:
-  /// In-place steps write to memory of this move.
-  void own();
   /// Replicas that become Partial: the first coordinate keeps the value, the others hold the reduction's identity.
   void make_partial(const OwnStep& own);
 

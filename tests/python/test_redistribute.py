@@ -94,6 +94,29 @@ def test_a_move_to_the_same_placements_shares_memory():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("placements", [[S0], [R], [Partial()], [Shard(0, [1, 6])]], ids=str)
+def test_a_move_to_the_same_placements_on_another_mesh_shares_no_memory(placements, async_op):
+    """No view spans two meshes: a write to one tensor is not seen in the other, and autograd need not know of it."""
+
+    def body(rank):
+        here, there = sw.init_device_mesh("cpu", (2,)), sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        source = sw.distribute_tensor(DENSE, here, placements)
+        moved = source.redistribute(there, placements, async_op=async_op)
+        source.zero_()
+        assert torch.equal(moved.full_tensor(), DENSE)
+        moved.mul_(3)
+        assert (source.full_tensor() == 0).all()
+        leaf = sw.distribute_tensor(DENSE, here, [S0]).requires_grad_()
+        twice = leaf * 2
+        squares = twice.redistribute(there, [S0], async_op=async_op).square().sum()
+        twice.zero_()
+        squares.backward()
+        assert torch.equal(leaf.grad.full_tensor(), 8 * DENSE)
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize("target", [[S0], [S1], [R], [Shard(0, [0, 7, 0, 0])]], ids=str)
 @pytest.mark.parametrize("source", [[S0], [S1], [R], [Partial()], [Partial("max")]], ids=str)
 def test_an_async_move_is_waited_for_at_its_first_use(source, target):
