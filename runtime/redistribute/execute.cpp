@@ -14,6 +14,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -79,9 +80,14 @@ class StartedMove final : public PendingMove {
     last_.emplace(moving_.begin());
     last_->start(/*may_change=*/true);
   }
+  /// Waits, as Messages do, and as they do not while an exception unwinds: the other ranks may wait for this one.
   ~StartedMove() override {
     const c10::OptionalStreamGuard at_home(home_.stream());
     last_.reset();
+    if (std::uncaught_exceptions() > 0) {
+      reductions_.clear();
+      return;
+    }
     try {
       finish_reductions();
     } catch (...) {

@@ -5,12 +5,15 @@
 #include "runtime/redistribute/execute.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
+#include "tests/support/strict_threads.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <future>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 
 namespace shardwise::redistribute_test {
@@ -284,6 +287,28 @@ TEST(RedistributeTest, AFailedAsyncMoveSaysWhyAtEveryUse) {
         EXPECT_THROW(to_local(moved), c10::DistBackendError);
       },
       std::chrono::milliseconds(2000));
+}
+
+TEST(RedistributeTest, AnAsyncReductionIsNotWaitedForWhileAnExceptionUnwinds) {
+  const StrictThreads strict(true);  // where the others need not call for a reduction to start
+  std::promise<void> unwound;
+  run_ranks(2, [&](World& world) {
+    auto mesh = make_mesh({2});
+    const at::Tensor x = from_local(at::ones({4}), mesh, {Placement::partial()});
+    full_tensor(x);
+    if (world.rank() == 1) {  // never calls, while rank 0 may wait
+      EXPECT_EQ(unwound.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+      return;
+    }
+    try {
+      RedistributeOptions options;
+      options.async_op = true;
+      const at::Tensor moved = redistribute(x, mesh, {Placement::replicate()}, options);
+      throw std::runtime_error("the program's own");
+    } catch (const std::runtime_error&) {
+      unwound.set_value();
+    }
+  });
 }
 
 TEST(RedistributeTest, ManyTensorsShareOneExchangeAndTheirGradientsToo) {
