@@ -2,14 +2,17 @@
 #include "python/casters.h"
 #include "python/mesh_args.h"
 #include "python/torch_world.h"
+#include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -17,6 +20,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr const char* kModule = "shardwise.device_mesh";
+constexpr const char* kGroups = "shardwise._torch_groups";
 
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
@@ -34,7 +38,13 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
   grid.shape = Dims(ranks.sizes());
   const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
   grid.ranks.assign(flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel());
-  return DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
+  auto mesh = DeviceMesh::create(python_world(), device_type_of(device_type), std::move(grid), names.value_or(Names()));
+  // All ranks are here. Made by one alone, when it first asks, it would shift the names that torch.distributed gives to later groups.
+  if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
+    const py::gil_scoped_acquire gil;
+    py::module_::import(kGroups).attr("lone_group")();
+  }
+  return mesh;
 }
 
 at::Tensor rank_tensor(const DeviceMesh& mesh) {
@@ -50,11 +60,40 @@ int64_t local_rank(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_
   return (*mesh.coord())[dim];
 }
 
-/// The name by which torch.distributed knows the group along `mesh_dim`; none where this rank is alone in it or outside.
-std::optional<std::string> group_name(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
+/// True where torch.distributed knows `group` by `name`. After destroy_process_group() it may know another one by it.
+bool is_registered(const c10d::ProcessGroup& group, const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name).get() == &group;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+/// The name by which torch.distributed knows `group`; "" where it does not, as of threads.
+/// Throws: c10::ValueError where it was destroyed.
+std::string open_name(Group group) {
+  const std::string name = open_group(group, "device_mesh").getGroupName();
+  if (!name.empty() && !is_registered(*group.process_group, name)) {
+    group.process_group.reset();
+    open_group(group, "device_mesh");
+  }
+  return name;
+}
+
+GroupPtr group_of_world(World& world) {
+  std::vector<int64_t> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return world.group(ranks);
+}
+
+/// torch.distributed's, None on a non-member.
+py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
-  if (!group || group->size() == 1) return std::nullopt;
-  return open_group(*group, "device_mesh").getGroupName();
+  if (!group) return py::none();
+  const auto groups = py::module_::import(kGroups);
+  const bool is_alone = group->size() == 1;
+  const std::string name = open_name(is_alone ? *group_of_world(*mesh.world()) : *group);
+  return is_alone && !name.empty() ? groups.attr("lone_group")() : groups.attr("group_of")(name);
 }
 
 std::string text_of(const DeviceMesh& mesh) {
@@ -181,13 +220,8 @@ void bind_device_mesh(py::module_& module) {
             return py::tuple(py::cast(std::vector<int64_t>(self.coord()->begin(), self.coord()->end())));
           },
           "This rank's place in the mesh, None outside it.")
-      .def(
-          "get_group",
-          [](const DeviceMesh& self, const std::optional<DimOrName>& mesh_dim) {
-            return py::module_::import("shardwise._torch_groups").attr("group_of")(group_name(self, mesh_dim));
-          },
-          py::arg("mesh_dim") = py::none(),
-          "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
+      .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
+           "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",

@@ -14,11 +14,9 @@ from shardwise import _C
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-DESCRIPTION = "shardwise"  # of the groups that C++ asked for
+DESCRIPTION, LONE = "shardwise", "shardwise, one rank"  # of the groups that C++ asked for, and of this rank's own
 
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
-
-_lone: list[str] = []  # its name: an object would keep the backend's threads
 
 
 def default_group() -> ProcessGroup | None:
@@ -65,20 +63,27 @@ def new_group_like(
     return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
 
 
-def lone_group() -> ProcessGroup:
-    """The group of this rank alone, made when first asked for in this world."""
-    try:
-        return c10d._resolve_process_group(c10d.GroupName(_lone[-1]))  # type: ignore[attr-defined]
-    except (IndexError, RuntimeError):
-        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        _lone[:] = [group.group_name]
-        return group
+def lone_group() -> ProcessGroup | None:
+    """The group of this rank alone, made when first asked for in this world; None where torch.distributed has none.
+
+    Whoever makes a mesh with a dim of one rank asks for it, on all ranks.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return dist.group.WORLD
+    ranks = [dist.get_rank()]
+    return _made(ranks, LONE) or dist.new_group(ranks, use_local_synchronization=True, group_desc=LONE)
 
 
-def group_of(name: str | None) -> ProcessGroup | None:
-    """The group called `name`; no name, no group. Raises ValueError for ranks that are threads: torch knows nothing of theirs."""
-    if name is None:
-        return None
+def _made(ranks: list[int], description: str) -> ProcessGroup | None:
+    """The group of `ranks` that was made here under this description."""
+    for group in c10d._world.pg_names:
+        if group.group_desc == description and dist.get_process_group_ranks(group) == ranks:
+            return group
+    return None
+
+
+def group_of(name: str) -> ProcessGroup:
+    """The group called `name`. Raises ValueError for ranks that are threads, whose groups have none: torch knows nothing of them."""
     if not name:
         raise ValueError(
             "[device_mesh] get_group() has none to give: ranks are threads here, outside torch.distributed."

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
-from shardwise._torch_groups import GroupsByRanks, given_groups, lone_group, new_group_like
+from shardwise._torch_groups import GroupsByRanks, given_groups, new_group_like
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
 
@@ -140,8 +140,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if flattened is not None:
             return flattened.get_group()
         self._check_named(mesh_dim)
-        group = super().get_group(mesh_dim)
-        return lone_group() if group is None and self.get_coordinate() is not None else group
+        own = self._given.get((self.get_rank(),))
+        return own if own is not None and self.size(mesh_dim) == 1 else super().get_group(mesh_dim)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """This rank's place along `mesh_dim`, which a 1-D mesh need not name. Raises RuntimeError where others lack it."""

@@ -89,16 +89,26 @@ def new_world(folder):
     for i in range(3):  # each with a store of its own: torch's over TCP does not survive being opened again
         place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         dist.init_process_group("gloo", init_method=f"file://{folder}/world{i}", **place)
-        meshes.append(sw.init_device_mesh("cpu", (2, 2)))
-        x = sw.ones(8, device_mesh=meshes[-1], placements=[Shard(0), Shard(0)])
+        for mesh in meshes[-1:]:
+            torch_init_device_mesh("cpu", (4, 1))  # whose groups have the names of the last world's
+            torch_init_device_mesh("cpu", (2, 2))
+            for dim in range(3):
+                expect_destroyed(mesh, dim)
+        meshes.append(sw.init_device_mesh("cpu", (2, 2, 1)))
+        x = sw.ones(8, device_mesh=meshes[-1], placements=[Shard(0), Shard(0), Replicate()])
         assert x.sum().item() == 8
         dist.barrier()
         dist.destroy_process_group()
     assert len(set(map(id, meshes))) == 3 and meshes[0] != meshes[1]
+    for mesh in (meshes[0], meshes[2]):
+        expect_destroyed(mesh, 0)
+
+
+def expect_destroyed(mesh, dim):
     try:
-        meshes[0].get_group(0)  # None would be all ranks of the new world, for torch
+        mesh.get_group(dim)  # None would be all ranks of the new world, for torch
     except ValueError as error:
-        assert "was destroyed" in str(error)
+        assert "destroyed" in str(error), error
     else:
         raise AssertionError("a mesh of a world that is gone gave a group")
 

@@ -4,8 +4,14 @@ import pytest
 from torchrun import forked_ranks
 
 
-@pytest.mark.parametrize("part", ["torchs_own", "slices", "given_groups", "only_members", "functional_collectives"])
-def test_four_processes(part):
-    result = forked_ranks("torch_names_program.py", 4, part, timeout=120)
+def expect_part(part, n_ranks):
+    result = forked_ranks("torch_names_program.py", n_ranks, part, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(4)]
+    assert sorted(result.stdout.split()) == [f"{part}-{rank}" for rank in range(n_ranks)]
+
+
+@pytest.mark.parametrize(
+    "part", ["torchs_own", "slices", "lone_groups", "given_groups", "only_members", "functional_collectives"]
+)
+def test_four_processes(part):
+    expect_part(part, 4)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -139,6 +140,23 @@ def only_members():
         works(sw.DeviceMesh.from_group(group, "cpu"))
     works(sw.init_device_mesh("cpu", (2, 2)))
     works(sw.DeviceMesh("cpu", [1, 3]))
+
+
+def lone_groups():
+    """One rank alone asks for its own: that changes nothing for groups that only their members make."""
+    rank = dist.get_rank()
+    mesh = sw.init_device_mesh("cpu", (4, 1), mesh_dim_names=("all", "one"))
+    if rank == 0:
+        assert ranks_of(mesh.get_group("one")) == [0] and mesh.get_group("one").group_name
+    pair = [rank // 2 * 2, rank // 2 * 2 + 1]
+    group = dist.new_group(pair, use_local_synchronization=True, timeout=timedelta(seconds=20))
+    total = torch.tensor([rank])
+    dist.all_reduce(total, group=group)
+    assert total.item() == sum(pair)
+    own = dist.new_group([rank], use_local_synchronization=True)
+    given = sw.DeviceMesh.from_group([mesh.get_group("all"), own], "cpu", mesh.mesh, mesh_dim_names=("all", "one"))
+    assert given.get_group("one") is own is not mesh.get_group("one") and given["one"].get_group() is own
+    works(given)
 
 
 def functional_collectives():
