@@ -12,12 +12,14 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace shardwise {
 namespace {
 
 using Names = std::vector<std::string>;
+using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
 
 constexpr const char* kModule = "shardwise.device_mesh";
 constexpr const char* kGroups = "shardwise._torch_groups";
@@ -94,6 +96,70 @@ py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& 
   const bool is_alone = group->size() == 1;
   const std::string name = open_name(is_alone ? *group_of_world(*mesh.world()) : *group);
   return is_alone && !name.empty() ? groups.attr("lone_group")() : groups.attr("group_of")(name);
+}
+
+/// What a DeviceMesh of Python knows besides its grid and groups. Its objects come and go while tensors live on the mesh.
+struct Origin {
+  std::weak_ptr<const DeviceMesh> mesh;
+  MeshPtr root;             // that it was sliced or flattened from; null where it was not
+  std::vector<Names> dims;  // of the root, that each dim is made of
+  std::optional<GroupNames> given;
+  bool has_groups = true;
+};
+
+/// Used under the interpreter's lock.
+std::map<const DeviceMesh*, Origin>& origins() {
+  static auto* const origins = new std::map<const DeviceMesh*, Origin>;  // never destroyed: meshes may outlive main
+  return *origins;
+}
+
+void forget_ended_origins() {
+  std::vector<MeshPtr> roots;  // whose ends are no part of the loop
+  std::erase_if(origins(), [&](auto& entry) {
+    if (!entry.second.mesh.expired()) return false;
+    roots.push_back(std::move(entry.second.root));
+    return true;
+  });
+}
+
+/// True where `mesh` is `root` or one that it was sliced or flattened from: the two would keep each other alive.
+bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
+  while (root && root.get() != &mesh) {
+    const auto found = origins().find(root.get());
+    root = found == origins().end() ? nullptr : found->second.root;
+  }
+  return root != nullptr;
+}
+
+/// Leaves the root that is known where none is given.
+void set_origin(const std::shared_ptr<DeviceMesh>& mesh, const std::optional<MeshPtr>& root, std::vector<Names> dims,
+                std::optional<GroupNames> given, bool has_groups) {
+  forget_ended_origins();
+  Origin& known = origins()[mesh.get()];
+  if (root && !comes_from(*root, *mesh)) {
+    known.root = *root;
+    known.dims = std::move(dims);
+  }
+  known.mesh = mesh;
+  known.given = std::move(given);
+  known.has_groups = has_groups;
+}
+
+/// (root, dims, given, has_groups), None where nobody set it.
+py::object origin(const DeviceMesh& mesh) {
+  forget_ended_origins();
+  const auto found = origins().find(&mesh);
+  if (found == origins().end()) return py::none();
+  const Origin known = found->second;  // the root's object may be made now
+  py::tuple dims(known.dims.size());
+  for (size_t i = 0; i < known.dims.size(); ++i) dims[i] = py::tuple(py::cast(known.dims[i]));
+  py::object names = py::none();
+  if (known.given) {
+    py::dict by_ranks;
+    for (const auto& [ranks, name] : *known.given) by_ranks[py::tuple(py::cast(ranks))] = name;
+    names = std::move(by_ranks);
+  }
+  return py::make_tuple(known.root ? from_mesh(known.root) : py::object(py::none()), dims, names, known.has_groups);
 }
 
 std::string text_of(const DeviceMesh& mesh) {
@@ -222,6 +288,9 @@ void bind_device_mesh(py::module_& module) {
           "This rank's place in the mesh, None outside it.")
       .def("get_group", &torchs_group, py::arg("mesh_dim") = py::none(),
            "torch.distributed's process group along `mesh_dim`, None outside the mesh.")
+      .def("_set_origin", &set_origin, py::arg("root"), py::arg("dims"), py::arg("given"), py::arg("has_groups"),
+           "What _origin() gives while the mesh lives.")
+      .def("_origin", &origin)
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",

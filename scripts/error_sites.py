@@ -46,6 +46,7 @@ ELSEWHERE = {
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",
+        ": torch.distributed names it by their number",
     ),
     "another program that sends to the live page": ("python/shardwise/live/server.py",),
     "what torch's tracers ask for, and take as an answer": (

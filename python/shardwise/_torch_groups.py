@@ -1,8 +1,8 @@
 """What shardwise._C asks of torch.distributed: groups, made here and known to C++ by their names."""
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,8 @@ from shardwise import _C
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-DESCRIPTION, LONE = "shardwise", "shardwise, one rank"  # of the groups that C++ asked for, and of this rank's own
+# Of the groups made here: those that C++ asked for, this rank's own, and those that their members made without the other ranks.
+DESCRIPTION, LONE, BY_MEMBERS = "shardwise", "shardwise, one rank", "shardwise, by its members"
 
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
 
@@ -38,8 +39,7 @@ def timeout_of(group: ProcessGroup) -> timedelta | None:
 
 def given_groups(groups: GroupsByRanks) -> AbstractContextManager[None]:
     """A `with` block in which meshes are made over these groups, for their ranks (ascending), unless theirs they are anyway."""
-    names = {ranks: group.group_name for ranks, group in groups.items() if not _is_known(group)}
-    return _C.given_groups(names) if names else nullcontext()
+    return _C.given_groups({ranks: group.group_name for ranks, group in groups.items() if not is_known(group)})
 
 
 def new_group(ranks: list[int]) -> str | None:
@@ -48,9 +48,9 @@ def new_group(ranks: list[int]) -> str | None:
     return None if group is None or group == dist.GroupMember.NON_GROUP_MEMBER else group.group_name
 
 
-def _is_known(group: ProcessGroup) -> bool:
-    """True where C++ communicates over it among its ranks."""
-    return group == dist.group.WORLD or group.group_desc == DESCRIPTION
+def is_known(group: ProcessGroup) -> bool:
+    """True where C++ communicates over it among its ranks, or has nothing to send."""
+    return group == dist.group.WORLD or group.group_desc in (DESCRIPTION, LONE)
 
 
 def new_group_like(
@@ -72,6 +72,33 @@ def lone_group() -> ProcessGroup | None:
         return dist.group.WORLD
     ranks = [dist.get_rank()]
     return _made(ranks, LONE) or dist.new_group(ranks, use_local_synchronization=True, group_desc=LONE)
+
+
+def group_by_members(ranks: tuple[int, ...], parts: Sequence[ProcessGroup]) -> ProcessGroup:
+    """The group of `ranks` (ascending), made by them alone unless there is one. `parts`: groups by which each rank reaches all others,
+    after one another.
+
+    Raises ValueError on all of them where torch.distributed would give it other names on other ranks.
+    """
+    known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
+    if known is not None:
+        return known
+    fewest = most = len(c10d._world.pg_names)  # a part of the name
+    for part in parts:
+        if part.size() == 1:
+            continue
+        counts: list[Any] = [None] * part.size()
+        dist.all_gather_object(counts, (fewest, most), group=part)
+        fewest, most = min(low for low, _ in counts), max(high for _, high in counts)
+    if fewest < most:
+        raise ValueError(
+            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, and some of them are in "
+            f"{fewest} groups, others in {most}: torch.distributed names it by their number. Make DeviceMesh(device_type, "
+            f"{list(ranks)}) on all ranks of the world first."
+        )
+    return dist.new_group(
+        list(ranks), timeout=timeout_of(parts[0]), use_local_synchronization=True, group_desc=BY_MEMBERS
+    )
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:

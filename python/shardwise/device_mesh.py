@@ -1,6 +1,7 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import combinations
 from math import prod
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
-from shardwise._torch_groups import GroupsByRanks, given_groups, new_group_like
+from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, group_of, is_known, new_group_like
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
 
@@ -73,16 +74,16 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         backend_override: Sequence[BackendOverride | None] | None = None,
         _init_backend: bool = True,
     ) -> None:
-        groups: GroupsByRanks = {}
+        groups: GroupsByRanks | None = None
         if backend_override and _init_backend:
             # First the ordinary groups, which every rank makes: within the block below only members would make those not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
             groups = _overridden_groups(mesh, backend_override)
-        with given_groups(groups) if _init_backend else _C.without_groups():
+        with _making(groups, _init_backend):
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
-        self._given = groups  # groups of its own
-        self._has_groups = _init_backend
+        if groups is not None or not _init_backend:
+            self._keep_origin(given=groups, has_groups=_init_backend)
 
     @classmethod
     @_reading_ranks
@@ -91,6 +92,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self = cls.__new__(cls)
         _C.DeviceMesh.__init__(self, mesh)
         self._tell_torch()
+        known = self._origin()
+        if known is not None:
+            root, dims, names, has_groups = known
+            try:
+                given = None if names is None else {ranks: group_of(name) for ranks, name in names.items()}
+            except RuntimeError:  # they were destroyed
+                given = {}
+            self._keep_origin(root, dims, given, has_groups)
         return self
 
     @property
@@ -116,8 +125,34 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._coordinate_on_dim = self.get_coordinate()
         self._thread_id = None
         self._hash = None
-        self._given = {}
+        self._dims: tuple[tuple[str, ...], ...] = tuple((name,) for name in self.mesh_dim_names or ())
+        self._given: GroupsByRanks | None = None
         self._has_groups = True
+
+    def _keep_origin(
+        self,
+        root: "DeviceMesh | None" = None,
+        dims: tuple[tuple[str, ...], ...] = (),
+        given: GroupsByRanks | None = None,
+        has_groups: bool = True,
+    ) -> None:
+        """Sets what this mesh is a part of and made over. C++ keeps it, too: tensors outlive this object.
+
+        `dims`: those of `root` that each dim is made of. `given`: groups of its own, to which its members may add; None where it is over
+        the groups that all ranks of the world make.
+        """
+        is_member = self.get_coordinate() is not None
+        if given is not None and is_member and all(map(is_known, given.values())):
+            given = None
+        self._given, self._has_groups = given, has_groups
+        if root is not None:
+            self._root_mesh, self._dims = root, dims
+            names = root.mesh_dim_names or ()
+            layouts = [_MeshLayout([root._layout[names.index(dim)] for dim in each]) for each in dims]
+            self._layout = _MeshLayout([layout.collapse() for layout in layouts])
+            self._rank_map, self._flatten_rank_map = root._rank_map, root._flatten_rank_map
+        group_names = None if given is None else {ranks: group.group_name for ranks, group in given.items()}
+        self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
 
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
@@ -140,7 +175,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if flattened is not None:
             return flattened.get_group()
         self._check_named(mesh_dim)
-        own = self._given.get((self.get_rank(),))
+        own = (self._given or {}).get((self.get_rank(),))
         return own if own is not None and self.size(mesh_dim) == 1 else super().get_group(mesh_dim)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
@@ -184,20 +219,41 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if dims != names:
             every = self[dims]
             shape = [prod(every.size(dim) for dim in root._flattened_dims.get(name, (name,))) for name in names]
-            return DeviceMesh(
-                self.device_type, every.mesh.reshape(shape), mesh_dim_names=names, _init_backend=self._has_groups
-            )
-        with given_groups(self._given) if self._has_groups else _C.without_groups():
-            part: DeviceMesh = super().__getitem__(names)
-        if self._given:
-            part._given = self._given
-        part._has_groups = self._has_groups
-        if part is not self and part._root_mesh is None:
-            part._root_mesh = root
-            root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as the object that knows its root
-            part._layout = _MeshLayout([self._layout[self.mesh_dim_names.index(name)] for name in names])
-            part._rank_map, part._flatten_rank_map = root._rank_map, root._flatten_rank_map
+            given = self._given
+            if given is not None:
+                parts = [root._flatten_mapping[name] for name in names if name in root._flattened_dims]
+                given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
+            with _making(given, self._has_groups):
+                part: DeviceMesh = DeviceMesh(
+                    self.device_type, every.mesh.reshape(shape), mesh_dim_names=names, _init_backend=self._has_groups
+                )
+            of_root = tuple(tuple(root._flattened_dims.get(name, (name,))) for name in names)
+        else:
+            given = self._given_of(dims)
+            with _making(given, self._has_groups):
+                part = super().__getitem__(names)
+            of_root = tuple(self._dims[self.mesh_dim_names.index(name)] for name in names)
+        if part != self and part._root_mesh is None:
+            part._keep_origin(root, of_root, given, self._has_groups)
+            root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as this object
+        if (
+            part._root_mesh is not root and part._root_mesh == root
+        ):  # the same mesh, made twice: they know the same flattened ones
+            for known in ("_flatten_mapping", "_flattened_dims"):
+                getattr(part._root_mesh, known).update(getattr(root, known))
+                setattr(root, known, getattr(part._root_mesh, known))
         return part
+
+    def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
+        """Of the groups of its own those that the slice along `names` is over, with one of all its ranks: its members make it here."""
+        coordinate = self.get_coordinate()
+        if self._given is None or coordinate is None:
+            return self._given
+        dims = [(self.mesh_dim_names or ()).index(name) for name in names]
+        others = [dim for dim in range(self.ndim) if dim not in dims]
+        ranks = self.mesh.permute(*others, *dims)[tuple(coordinate[dim] for dim in others)]
+        groups = [group for dim in dims if (group := self.get_group(dim)) is not None]
+        return _with_everyone({tuple(dist.get_process_group_ranks(group)): group for group in groups}, ranks)
 
     @_reading_ranks
     def _flatten(
@@ -228,29 +284,26 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 )
             return known
         dims = self._dims_of_root()
-        groups: GroupsByRanks = {}
+        groups = self._given
+        if groups is not None:  # all its ranks are in one of them, or the world has their group
+            groups = {line: group for line, group in groups.items() if len(line) == self.size()}
         if backend_override is not None and self._has_groups:
             kept = [root.mesh_dim_names.index(dim) for dim in dims]
             parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
             groups = _overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
-        with given_groups(groups):
+        with _making(groups, self._has_groups):
             flat = DeviceMesh(
                 self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), _init_backend=self._has_groups
             )
-        flat._given = groups
+        if flat._root_mesh is None and flat != root:
+            flat._keep_origin(root, (dims,), groups, self._has_groups)
         root._flatten_mapping[name] = flat
         root._flattened_dims[name] = dims
-        if flat._root_mesh is None and flat is not root:
-            flat._root_mesh = root
-            flat._layout = _MeshLayout([self._layout.collapse()])
-            flat._rank_map, flat._flatten_rank_map = root._rank_map, root._flatten_rank_map
         return flat
 
     def _dims_of_root(self) -> tuple[str, ...]:
         """The dims of the mesh that this one was sliced or flattened from."""
-        root: Any = self._get_root_mesh()
-        names: Any = self.mesh_dim_names
-        return tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
+        return tuple(dim for dims in self._dims for dim in dims)
 
     @classmethod
     @_reading_ranks
@@ -264,8 +317,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     ) -> "DeviceMesh":
         """The mesh whose groups are `group`: one for a 1-D mesh, which has its ranks, or one per dim of `mesh`.
 
-        Called by its members; a mesh of several dims that lacks ranks of the world by all ranks. Tensors on it do not mix with
-        those of another mesh of the same ranks. Raises ValueError where groups and ranks do not fit.
+        Called by its members: they make a group of all of them where `mesh` has several dims and lacks ranks of the world. Tensors on it
+        do not mix with those of another mesh of the same ranks. Raises ValueError where groups and ranks do not fit.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if mesh is None:
@@ -291,10 +344,13 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                     f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
                     "the ranks along that dim are others. Give the group along each dim."
                 )
-        given: GroupsByRanks = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
-        with given_groups(given):
+        lines = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
+        given = _with_everyone(lines, ranks)
+        if all(map(is_known, given.values())):
+            return cls(device_type, ranks, mesh_dim_names=mesh_dim_names)
+        with _making(given):
             result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names)
-        result._given = given
+        result._keep_origin(given=given)
         return result
 
     def __enter__(self) -> "DeviceMesh":
@@ -316,7 +372,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if root is None:
             return _C.DeviceMesh.__reduce__(self)
         own = (self.device_type, self.mesh, self.mesh_dim_names)
-        return rebuild_slice, (*own, root.mesh, root.mesh_dim_names, self._dims_of_root())
+        return rebuild_slice, (*own, root.mesh, root.mesh_dim_names, self._dims)
 
 
 @_reading_ranks
@@ -382,15 +438,39 @@ def rebuild_slice(
     mesh_dim_names: tuple[str, ...],
     root: torch.Tensor,
     root_dim_names: tuple[str, ...],
-    dims: tuple[str, ...],
+    dims: tuple[tuple[str, ...] | str, ...],
 ) -> DeviceMesh:
-    """Unpickles a mesh of some dims of another: the groups of all such parts are made, as other ranks unpickle theirs."""
-    try:
-        part = DeviceMesh(device_type, root, mesh_dim_names=root_dim_names)[dims]
-    except ValueError:  # on all ranks: this world has fewer than the other mesh
-        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
-    is_this_ranks = part.mesh_dim_names == mesh_dim_names and torch.equal(part.mesh, mesh)
+    """Unpickles a mesh of some dims of another: the groups of all such parts are made, as other ranks unpickle theirs.
+
+    `dims`: those of the other mesh that each dim is made of. Older files have them in a row.
+    """
+    by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
+    if len(by_dim) != len(mesh_dim_names):
+        by_dim = [tuple(dim for each in by_dim for dim in each)]
+    kept = [root_dim_names.index(dim) for each in by_dim for dim in each]
+    parts = root.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *mesh.shape)
+    is_whole = _is_in_world(device_type, root)
+    here = list(parts) if is_whole else [part for part in parts if _is_in_world(device_type, part)]
+    if is_whole:
+        whole = DeviceMesh(device_type, root, mesh_dim_names=root_dim_names)
+        for name, of_root in zip(mesh_dim_names, by_dim, strict=True):
+            if of_root != (name,):
+                whole[of_root]._flatten(name)
+        part = whole[mesh_dim_names]
+    elif here:  # the same parts, in as many rows as there are
+        names = (f"others of {', '.join(mesh_dim_names)}", *mesh_dim_names)
+        part = DeviceMesh(device_type, torch.stack(here), mesh_dim_names=names)[mesh_dim_names]
+    is_this_ranks = bool(here) and part.mesh_dim_names == mesh_dim_names and torch.equal(part.mesh, mesh)
     return part if is_this_ranks else DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+
+
+def _is_in_world(device_type: str, ranks: torch.Tensor) -> bool:
+    """The same on all ranks."""
+    try:
+        DeviceMesh(device_type, ranks, _init_backend=False)
+    except ValueError:
+        return False
+    return True
 
 
 def from_torch(mesh: object) -> DeviceMesh:
@@ -408,8 +488,12 @@ def from_torch(mesh: object) -> DeviceMesh:
         return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
     if set(names) <= set(root.mesh_dim_names):
         return from_torch(root)[names]
-    _make_groups_of_flattened(mesh, root)
-    return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    part = _slice_of_same_ranks(mesh, root)
+    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    if part is not None and flat.ndim == 1 and flat._root_mesh is None:
+        root_of_part: Any = part._get_root_mesh()
+        flat._keep_origin(root_of_part, (part._dims_of_root(),))
+    return flat
 
 
 def current_torch_mesh() -> TorchDeviceMesh | None:
@@ -418,13 +502,33 @@ def current_torch_mesh() -> TorchDeviceMesh | None:
     return stack[-1] if stack else None
 
 
-def _make_groups_of_flattened(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> None:
-    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks."""
-    ours = from_torch(root)
+def _slice_of_same_ranks(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> DeviceMesh | None:
+    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks.
+
+    Returns the slice where it has them in the order of `mesh`.
+    """
+    ours, ranks = from_torch(root), mesh.mesh.flatten().tolist()
     for n_dims in range(1, root.ndim + 1):
         for names in combinations(root.mesh_dim_names or (), n_dims):
-            if set(ours[names].mesh.flatten().tolist()) == set(mesh.mesh.flatten().tolist()):
-                return
+            own = ours[names].mesh.flatten().tolist()
+            if set(own) == set(ranks):
+                return ours[names] if own == ranks else None
+    return None
+
+
+def _making(given: GroupsByRanks | None, has_groups: bool = True) -> AbstractContextManager[Any]:
+    """A `with` block in which meshes are made over these groups, of all ranks' where there are None, or without groups."""
+    if not has_groups:
+        return _C.without_groups()
+    return nullcontext() if given is None else given_groups(given)
+
+
+def _with_everyone(lines: GroupsByRanks, ranks: torch.Tensor) -> GroupsByRanks:
+    """`lines`, the groups of this rank along each dim of `ranks`, and that of all `ranks` where neither they nor the world are it."""
+    everyone = tuple(sorted(ranks.flatten().tolist()))
+    if everyone in lines or len(everyone) == dist.get_world_size():
+        return lines
+    return {**lines, everyone: group_by_members(everyone, list(lines.values()))}
 
 
 def _lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:

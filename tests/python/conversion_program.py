@@ -1,5 +1,8 @@
 """Run by test_conversions.py under torchrun: conversion_program.py PARTS FOLDER, see run_parts()."""
 
+import gc
+import pickle
+
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor as torchs
@@ -227,6 +230,46 @@ def slices_loaded(folder):
         assert len(set(groups)) == 4 // loaded.device_mesh.size()  # each group has a name of its own
     others = torch.load(f"{folder}/mesh{(rank + 2) % 4}")
     assert others.mesh.tolist() == ([2, 3] if rank < 2 else [0, 1])
+
+
+def slices_kept_by_tensors(folder):
+    """The program lets go of its meshes; a tensor keeps its own."""
+    ranks = [[0, 1], [2, 3]]
+    mesh = sw.DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
+    mesh["dp", "tp"]._flatten("all")
+    tensors = [sw.ones(4, device_mesh=mesh[name], placements=[Shard(0)]) for name in ("dp", "tp", "all")]
+    alone = sw.DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), _init_backend=False)
+    local = sw.DTensor.from_local(X, alone["dp"], [Shard(0)], shape=(14, 10), stride=(10, 1))
+    del mesh, alone
+    gc.collect()
+    for tensor in tensors:
+        own = tensor.device_mesh
+        root = own._get_root_mesh()
+        assert root.mesh.tolist() == ranks and root.mesh_dim_names == ("dp", "tp")
+        assert pickle.loads(pickle.dumps(own)) == own and own.__reduce__()[0] is sw.device_mesh.rebuild_slice
+    assert tensors[1].device_mesh._get_root_mesh()["tp"] == tensors[1].device_mesh
+    expect_error(RuntimeError, "process groups not initialized!", local.device_mesh.get_group)
+
+
+def slices_of_eight(folder):
+    """In twos and fours."""
+    rank = dist.get_rank()
+    grid = sw.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    fours = grid["dp", "tp"]._flatten("fours")
+    for mesh, own in ((grid["tp"], X + rank // 2), (fours, X + rank // 4)):
+        torch.save(sw.distribute_tensor(own, mesh, [Shard(0)]), f"{folder}/{mesh.mesh_dim_names[0]}{rank}")
+
+
+def slices_of_eight_loaded_by_four(folder):
+    """Those whose ranks are all there; they are saved again."""
+    rank = dist.get_rank()
+    for name, own in (("tp", X + rank // 2), ("fours", X)):
+        loaded = torch.load(f"{folder}/{name}{rank}", weights_only=True)
+        assert torch.equal(loaded.full_tensor(), own) and loaded.device_mesh.mesh_dim_names == (name,)
+        groups = [None] * 4
+        dist.all_gather_object(groups, loaded.device_mesh.get_group().group_name)
+        assert len(set(groups)) == 4 // loaded.device_mesh.size()
+        torch.save(loaded, f"{folder}/{name}{rank}")
 
 
 def slices_loaded_by_half(folder):

@@ -20,6 +20,16 @@ def test_slices_of_a_mesh_keep_its_groups(tmp_path):
     expect_all_well("conversion_program.py", 2, "slices_loaded_by_half", tmp_path)
 
 
+def test_a_tensors_mesh_knows_its_root_where_the_program_has_let_go_of_it(tmp_path):
+    expect_all_well("conversion_program.py", 4, "slices_kept_by_tensors", tmp_path)
+
+
+def test_slices_of_a_mesh_keep_their_groups_where_ranks_of_it_are_missing(tmp_path):
+    expect_all_well("conversion_program.py", 8, "slices_of_eight", tmp_path)
+    for _ in range(2):  # what was loaded is saved likewise
+        expect_all_well("conversion_program.py", 4, "slices_of_eight_loaded_by_four", tmp_path)
+
+
 X = torch.arange(12.0).view(6, 2)
 PIECES = [ShardMetadata((0, 0), (2, 1), 1), ShardMetadata((2, 0), (4, 1), 1), ShardMetadata((0, 1), (6, 1), 0)]
 

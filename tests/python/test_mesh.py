@@ -1,6 +1,7 @@
 """Meshes."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -93,6 +94,38 @@ def test_equal_meshes_are_equal_and_hash_alike():
         assert copy.deepcopy(mesh) is mesh
 
     run_ranks(2, body)
+
+
+def test_slices_of_any_dims_are_pickled_with_the_mesh_that_they_are_of():
+    def sliced(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 1, 2, 2), mesh_dim_names=("pp", "ep", "dp", "tp"))
+        mesh["dp", "tp"]._flatten("mp")
+        mesh["ep", "dp"]._flatten()
+        return [mesh["tp"], mesh["tp", "pp"], mesh["mp"], mesh["ep_dp", "tp"], mesh["pp", "tp"]["pp"]]
+
+    def saved(rank):
+        return [pickle.dumps(mesh) for mesh in sliced(rank)]
+
+    def loaded(rank):
+        for _ in range(2):  # what was loaded is saved likewise
+            parts = [pickle.loads(file) for file in files[rank]]
+            roots = [part._get_root_mesh() for part in parts]
+            assert [root.shape for root in roots] == [(2, 1, 2, 2)] * 5
+            files[rank] = [pickle.dumps(part) for part in parts]
+        assert parts == sliced(rank)
+
+    files = run_ranks(8, saved)
+    run_ranks(8, loaded)
+
+
+def test_a_mesh_made_twice_knows_its_flattened_dims_by_both_objects():
+    def body(rank):
+        first, second = (sw.init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "tp")) for _ in range(2))
+        own = first["dp", "tp"]
+        flat = second["dp", "tp"]._flatten("mp")
+        assert first == second and second["mp"] == flat == own._flatten("mp") and second["pp", "mp"].size("mp") == 2
+
+    run_ranks(4, body)
 
 
 def test_the_innermost_mesh_of_a_with_block_is_the_default():

@@ -15,3 +15,8 @@ def expect_part(part, n_ranks):
 )
 def test_four_processes(part):
     expect_part(part, 4)
+
+
+@pytest.mark.parametrize("part", ["given_groups_of_some", "slices_of_given_groups"])
+def test_eight_processes(part):
+    expect_part(part, 8)

@@ -1,5 +1,6 @@
 """Run by test_torch_names.py under torchrun: torch_names_program.py PART prints PART-RANK where all is well."""
 
+import gc
 import os
 import sys
 from datetime import timedelta
@@ -142,6 +143,12 @@ def only_members():
     works(sw.DeviceMesh("cpu", [1, 3]))
 
 
+def group_among(lines):
+    """This rank's group among those of `lines`, which all ranks make; None where it is in none."""
+    made = [dist.new_group(line) for line in lines]
+    return next((group for group, line in zip(made, lines, strict=True) if dist.get_rank() in line), None)
+
+
 def lone_groups():
     """One rank alone asks for its own: that changes nothing for groups that only their members make."""
     rank = dist.get_rank()
@@ -157,6 +164,53 @@ def lone_groups():
     given = sw.DeviceMesh.from_group([mesh.get_group("all"), own], "cpu", mesh.mesh, mesh_dim_names=("all", "one"))
     assert given.get_group("one") is own is not mesh.get_group("one") and given["one"].get_group() is own
     works(given)
+
+
+def given_groups_of_some():
+    """A mesh of several dims over groups of some ranks: its members make the group of all of them."""
+    rank = dist.get_rank()
+    for first in (0, 4):
+        a, b, c, d = range(first, first + 4)
+        tp, dp = group_among([[a, b], [c, d]]), group_among([[a, c], [b, d]])
+        if first == 4:  # the others never hear of this mesh
+            group_among([[4, 5]])
+        if tp is None:
+            continue
+        ranks = [[a, b], [c, d]]
+
+        def make(groups=(dp, tp), ranks=ranks):
+            return sw.DeviceMesh.from_group(groups, "cpu", ranks, mesh_dim_names=("dp", "tp"))
+
+        if first == 0:
+            grid = make()
+            works(grid)
+            works(grid._flatten("all"))
+            assert make() == grid and grid.get_group("tp") is tp and grid["tp"].get_group() is tp
+        else:  # torch would name the group on some ranks otherwise than on others
+            raises(ValueError, "some of them are in 3 groups, others in 4", make)
+    works(sw.init_device_mesh("cpu", (8,)))
+    known = sw.DeviceMesh("cpu", [4, 5, 6, 7])
+    if rank >= 4:
+        works(make())
+    works(known)
+
+
+def slices_of_given_groups():
+    """Each is over a group of its own ranks; they stay so where the program has let go of its meshes."""
+    ranks = torch.arange(8).view(2, 2, 2)
+    a, b, c = (group_among(ranks.movedim(dim, -1).reshape(-1, 2).tolist()) for dim in range(3))
+    cube = sw.DeviceMesh.from_group([a, b, c], "cpu", ranks, mesh_dim_names=("a", "b", "c"))
+    assert cube["a", "b"] == cube["a", "b"] and cube["a", "b"]["a"] == cube["a"]
+    flat = cube["a", "b"]._flatten("ab")
+    for mesh in (cube, cube["a", "b"], cube["b", "c"], cube["c"], flat, cube["ab", "c"]):
+        works(mesh)
+    kept = sw.ones(4, device_mesh=cube["b", "c"], placements=[Shard(0), Replicate()])
+    del cube, flat, mesh
+    gc.collect()
+    mesh = kept.device_mesh
+    assert mesh["b"].get_group() is b and mesh._get_root_mesh().get_group("a") is a
+    works(mesh["b"])
+    works(mesh._get_root_mesh()["a", "c"])
 
 
 def functional_collectives():
