@@ -214,7 +214,10 @@ def test_a_module_runs_with_its_arguments(folder, monkeypatch, capsys):
     monkeypatch.syspath_prepend(folder)
     assert main(monkeypatch, "-m", "script", "3") == 3
     assert capsys.readouterr().out == "['3'] shardwise.dtensor __main__ shardwise.dtensor\n"
-    assert "Name a script" in main(monkeypatch, "--nothing") and "Name a script" in main(monkeypatch)
+    assert main(monkeypatch, "--nothing") == 2 and main(monkeypatch) == 2 and main(monkeypatch, "no_such.py", "3") == 2
+    complaints = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "program" in complaints[0] and "program" in complaints[1] and "Name a script" in complaints[2]
+    assert main(monkeypatch, "--help") == 0 and "unchanged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("part", ["parallel", "tensors", "fully_sharded"])
