@@ -75,8 +75,9 @@ SHARDWISE_ANYWHERE inline float rounded_to_half(float value, uint32_t random) {
     return std::fabs(rounded) > kLargest ? value : rounded;
   }
   constexpr float kPerUnit = 16777216;
-  const float rounded = std::floor(size * kPerUnit + static_cast<float>(random) / 65536) / kPerUnit;
-  return std::copysign(rounded, value);
+  const float units = size * kPerUnit, below = std::floor(units);
+  const bool goes_up = (units - below) * 65536 + static_cast<float>(random) >= 65536;  // never where it is exact
+  return std::copysign((goes_up ? below + 1 : below) / kPerUnit, value);
 }
 
 }  // namespace shardwise::kernels

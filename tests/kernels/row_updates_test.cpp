@@ -286,6 +286,16 @@ TEST(StochasticRoundingTest, GivesTheNumbersNextToAValueAndItsMean) {
   check(0, 0, 0, &rounded_to_half);
 }
 
+TEST(StochasticRoundingTest, ExactNumbersStay) {
+  for (const uint32_t random : {0U, 1U, 0x7fffU, 0x8000U, 0xfffcU, 0xfffdU, 0xfffeU, 0xffffU}) {
+    for (int units = 0; units <= 2048; ++units)  // subnormal below 1024
+      for (const float value : {static_cast<float>(units) * 0x1p-24f, static_cast<float>(-units) * 0x1p-24f})
+        EXPECT_EQ(rounded_to_half(value, random), value) << units << " by " << random;
+    for (uint32_t upper = 0; upper < 0x7f80; ++upper)
+      EXPECT_EQ(rounded_to_bfloat16(float_of(upper << 16), random), float_of(upper << 16)) << upper << " by " << random;
+  }
+}
+
 TEST(StochasticRoundingTest, FiniteNumbersStayFinite) {
   const float largest = float_of(0x7f7fffff), infinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(rounded_to_bfloat16(largest, 0xffff), largest);  // and then as to the nearest
