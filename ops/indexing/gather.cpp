@@ -15,6 +15,7 @@
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/tracing.h"
+#include "runtime/tensor/below_autograd.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -165,6 +166,14 @@ at::Tensor gather(const at::Tensor& self, int64_t dim, const at::Tensor& index, 
   return index.dim() == 0 ? found.squeeze(0) : found;
 }
 
+/// Throws: what torch's kernel throws for the dtype, which it does where there are elements only, as not every rank has.
+void check_mode(const at::Tensor& self, std::string_view mode, bool include_self) {
+  if (mode.empty() || mode == "add" || is_tracing()) return;
+  const BelowAutograd guard;
+  const at::Tensor one = at::full({1}, 1, at::TensorOptions().dtype(self.scalar_type()));
+  scatter_window(one, at::full({1}, 0, at::kLong), one.clone(), 0, 0, 1, mode, include_self);
+}
+
 /// Operands as shardwise::scatter takes them.
 struct Scatter {
   int64_t dim;
@@ -184,6 +193,7 @@ struct Scatter {
 
   void write(const at::Tensor& self, std::string_view mode, bool include_self) const {
     if (index.numel() == 0) return;
+    check_mode(self, mode, include_self);
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
     const Layout& layout = spec_of(self)->layout();
     if (layout.in_pieces() || (layout.is_partial() && mode != "add"))
@@ -192,8 +202,10 @@ struct Scatter {
       call_scatter_(part, index, src, dim, mode, include_self);
   }
   at::Tensor written(const at::Tensor& self, std::string_view mode, bool include_self) const {
-    if (self.dim() > 0 && covers(self) && index.numel() > 0)
+    if (self.dim() > 0 && covers(self) && index.numel() > 0) {
+      check_mode(self, mode, include_self);
       return call_scatter(self, index, src, dim, mode, include_self);
+    }
     const at::Tensor result = self.clone();
     write(result, mode, include_self);
     return result;

@@ -89,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor> topk(const at::Tensor& self, int64_t k, int64
 }  // namespace
 
 void register_sorting(RuleTable& table) {
-  table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim"));
+  table.add({"aten::sort", "aten::sort.stable"}, pointwise().whole("dim").sampled());
   aten_kernels().impl("topk", &topk);
 }
 

@@ -114,8 +114,14 @@ def test_running_extremes_of_complex_numbers_are_an_error_on_ranks_without_eleme
         (lambda x: x.median(1), torch.complex64, "not implemented for 'ComplexFloat'"),
         (lambda x: x.pow(-1), torch.int64, "negative integer powers"),
         (lambda x: torch.maximum(x, x), torch.complex64, "maximum not implemented for complex"),
+        (lambda x: x.sort(0), torch.complex64, "[Ss]ort does not support complex"),
+        (
+            lambda x: x.scatter_reduce(1, torch.zeros_like(x, dtype=torch.int64), x, "amax"),
+            torch.complex64,
+            "not implemented",
+        ),
     ],
-    ids=["dtype", "number", "two operands"],
+    ids=["dtype", "number", "two operands", "sort", "scatter_reduce"],
 )
 def test_what_a_kernel_refuses_is_refused_after_the_same_messages_on_ranks_without_elements(call, dtype, words):
     def check(mesh):
