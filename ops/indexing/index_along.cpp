@@ -63,8 +63,10 @@ at::Tensor& write(at::Tensor& self, const Indexed& at, const at::Tensor& values,
   return self;
 }
 
+/// As torch's kernels do it: `alpha` takes the dtype of `source`, not the other way round.
 at::Tensor scaled(const at::Tensor& source, const at::Scalar& alpha) {
-  return alpha.equal(1) ? source : source.mul(alpha);
+  if (alpha.equal(1)) return source;
+  return source.mul(at::full({}, alpha, at::TensorOptions().dtype(source.scalar_type()).device(source.device())));
 }
 
 at::Tensor index_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& source,

@@ -75,6 +75,23 @@ def test_losses_of_one_class_on_ranks_without_samples(reduction):
     run_ranks(4, lambda rank: check(sw.init_device_mesh("cpu", (4,))))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "alpha"), [(torch.bool, 2), (torch.bool, 0), (torch.int64, 2.5), (torch.bfloat16, 2)]
+)
+def test_the_factor_of_index_add_takes_the_dtype_of_the_tensors(dtype, alpha):
+    dense, source, index = torch.zeros(2, 3, dtype=dtype), torch.ones(3, 3, dtype=dtype), torch.tensor([1, 0, 1])
+    expected = dense.index_add(0, index, source, alpha=alpha)
+
+    def check(mesh):
+        for placement in (Shard(0), Shard(0, sizes=[0, 2]), Shard(1), Replicate()):
+            x = sw.distribute_tensor(dense, mesh, [placement])
+            rows, places = (sw.distribute_tensor(each, mesh, [Shard(0)]) for each in (source, index))
+            assert torch.equal(x.index_add(0, places, rows, alpha=alpha).full_tensor(), expected)
+            assert torch.equal(x.index_add_(0, places, rows, alpha=alpha).full_tensor(), expected)
+
+    on_ranks(check)
+
+
 def test_a_scalar_has_one_place():
     def check(mesh):
         x = sw.distribute_tensor(torch.ones(()), mesh, [Replicate()])
