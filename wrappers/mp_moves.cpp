@@ -1,11 +1,13 @@
 #include "wrappers/mp_moves.h"
 
+#include "runtime/comm/given_groups.h"
 #include "wrappers/plain_parts.h"
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
 
 #include <numeric>
+#include <optional>
 
 namespace shardwise {
 namespace {
@@ -68,6 +70,12 @@ MeshPtr line_of(const MeshPtr& mesh, int64_t mesh_dim) {
   RankGrid line{{mesh->size(mesh_dim)}, {}};
   for (coord[mesh_dim] = 0; coord[mesh_dim] < mesh->size(mesh_dim); ++coord[mesh_dim])
     line.ranks.push_back(mesh->grid().rank_at(coord));
+  std::optional<GivenGroups> own;  // the mesh's group: the World need not know it, as it does of threads
+  if (!World::is_thread()) {
+    GivenGroups::ByRanks groups;
+    if (const GroupPtr& group = mesh->group(mesh_dim)) groups[group->ranks] = std::make_shared<Group>(*group);
+    own.emplace(std::move(groups));
+  }
   return DeviceMesh::create(mesh->world(), mesh->device_type(), std::move(line));
 }
 

@@ -111,6 +111,7 @@ def given_groups():
     works(grid)
     assert sw.DeviceMesh.from_group(mine, "cpu", mesh_dim_names=("tp",)) == mesh != sw.init_device_mesh("cpu", (4,))
     assert grid["tp"] == grid["tp"] and grid["tp"].get_group() is mine
+    assert sw.parallel.mp_reduce(torch.tensor([float(rank)]), grid, "tp").item() == sum(ranks_of(mine))
     works(grid["tp"])
     world = sw.DeviceMesh.from_group(dist.group.WORLD, "cpu")
     assert world == sw.init_device_mesh("cpu", (4,)) and world.get_group() is dist.group.WORLD
