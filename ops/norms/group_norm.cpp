@@ -31,6 +31,11 @@ struct GroupAxes {
     const Axis batch{signature.add_factor(sizes[0])};
     const int group = signature.add_factor(n_groups);
     all = {batch, {group, sizes[1] / n_groups}};
+    if (sizes[1] == 0) {  // groups of no channels: a rank's channels do not tell how many are its own
+      signature.factors[group].is_whole = true;
+      all[1] = {signature.add_factor(0)};
+      signature.factors.back().is_whole = true;
+    }
     for (int64_t size : sizes.slice(2)) {
       all.push_back({signature.add_factor(size)});
       signature.factors.back().is_whole = true;
@@ -61,8 +66,9 @@ void describe_group_norm_backward(const OpCall& call, Signature& signature) {
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
   const OpCall& call = local.call;
   const int input = call.operand_at("input");
-  args[call.op.arg_index("group")] =
-      local.inputs[input].sizes[1] * call.arg("group").toInt() / call.operands[input].sizes[1];
+  const int64_t n_channels = call.operands[input].sizes[1];
+  if (n_channels > 0)
+    args[call.op.arg_index("group")] = local.inputs[input].sizes[1] * call.arg("group").toInt() / n_channels;
 }
 
 int64_t n_per_channel(const at::Tensor& input) { return c10::multiply_integers(input.sizes().slice(2)); }

@@ -157,7 +157,7 @@ void describe_trilinear(const OpCall& call, Signature& signature) {
   }
   for (size_t i = 0; i < 3; ++i)
     for (size_t dim = 0; dim < places[i].size(); ++dim)
-      if (const int64_t size = call.operands[i].sizes[dim]; size != 1) sizes[places[i][dim]] = size;
+      if (const int64_t size = call.operands[i].sizes.at(dim); size != 1) sizes[places[i][dim]] = size;
   for (int64_t size : sizes) signature.add_factor(size);
   for (size_t i = 0; i < 3; ++i) {
     Axes& axes = signature.inputs.emplace_back();

@@ -2,7 +2,7 @@
 #include "ops/families.h"
 #include "ops/support/axes.h"
 
-#include <algorithm>
+#include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
 namespace {
@@ -12,7 +12,7 @@ void describe(const OpCall& call, Signature& signature) {
   const Axes input = add_axes(signature, call.operands[0].sizes);
   Axes output = input;
   for (int64_t dim : call.arg("dim").toIntVector()) {
-    const int64_t at = dim < 0 ? dim + static_cast<int64_t>(input.size()) : dim;
+    const int64_t at = c10::maybe_wrap_dim(dim, static_cast<int64_t>(input.size()), /*wrap_scalar=*/false);
     signature.factors[input[at].factor].is_whole = true;
     output[at].factor = signature.add_factor(0);
     signature.factors.back().is_whole = true;

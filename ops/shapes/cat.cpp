@@ -5,6 +5,7 @@
 #include "runtime/tensor/derivative_formula.h"
 
 #include <ATen/ops/cat_ops.h>
+#include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
 
@@ -56,7 +57,8 @@ void describe_stack(const OpCall& call, Signature& signature) {
   for (int64_t size : sizes) signature.add_factor(size);
   signature.inputs.assign(call.operands.size(), all_factors(sizes.size()));
   Axes output = all_factors(sizes.size());
-  output.insert(output.begin() + dim_in(call, sizes.size() + 1), Axis{});
+  output.insert(output.begin() + c10::maybe_wrap_dim(call.arg("dim").toInt(), static_cast<int64_t>(sizes.size()) + 1),
+                Axis{});
   signature.outputs.push_back(output);
 }
 

@@ -28,11 +28,11 @@ struct Sampling {
   Axes input, grid, result;
 
   Sampling(c10::IntArrayRef input_sizes, c10::IntArrayRef grid_sizes, Signature& signature) {
-    const Axis batch{signature.add_factor(input_sizes[0])}, channel{signature.add_factor(input_sizes[1])};
+    const Axis batch{signature.add_factor(input_sizes.at(0))}, channel{signature.add_factor(input_sizes.at(1))};
     input = {batch, channel}, grid = {batch}, result = {batch, channel};
     add_whole_axes(input_sizes, input_sizes.size() - 2, signature, input);
-    for (int64_t size : grid_sizes.slice(1, grid_sizes.size() - 2)) {
-      grid.push_back({signature.add_factor(size)});
+    for (size_t dim = 1; dim + 1 < grid_sizes.size(); ++dim) {
+      grid.push_back({signature.add_factor(grid_sizes[dim])});
       result.push_back(grid.back());
     }
     add_whole_axes(grid_sizes, 1, signature, grid);

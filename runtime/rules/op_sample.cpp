@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 
 namespace shardwise {
 namespace {
@@ -55,6 +56,19 @@ at::Tensor sample_of(const OpCall& call, const Operand& operand, const Dims& siz
   const Dims strides = sample_strides(sizes, spec);
   return at::full(c10::multiply_integers(sizes), has_indices(call, operand) ? 0 : 1, options)
       .as_strided(sizes, strides);
+}
+
+/// What the rule says of operands that it knows; nothing where their numbers of dims, or a dim among the arguments, do not fit it.
+std::optional<Signature> signature_of(const OpCall& call) {
+  Signature signature;
+  try {
+    signature = call.op.rule->signature(call);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  for (size_t i = 0; i < call.operands.size(); ++i)
+    if (signature.inputs[i].size() != call.operands[i].sizes.size()) return std::nullopt;
+  return signature;
 }
 
 /// One factor, one size; no factor, nothing to shard.
@@ -136,7 +150,9 @@ bool infer_from_sample(OpCall& call) {
   if (rule->is_per_element()) return infer_elements(call);
 
   call.outputs.resize(call.op.n_returns());
-  const Signature signature = rule->signature(call);
+  const std::optional<Signature> described = signature_of(call);
+  if (!described) return false;  // torch says what is wrong
+  const Signature& signature = *described;
   check_sizes(call, signature);
   const bool is_row_major = are_row_major(call);
   const int64_t extent = is_row_major ? 1 : 2;  // strides of dims of extent 1 tell nothing
@@ -148,6 +164,7 @@ bool infer_from_sample(OpCall& call) {
   for (size_t i = 0; i < results->size(); ++i) {
     if (!(*results)[i].defined()) continue;
     Dims output((*results)[i].sizes());
+    if (output.size() != signature.outputs[i].size()) return false;
     for (size_t dim = 0; dim < output.size(); ++dim)
       if (const Axis& axis = signature.outputs[i][dim]; may_be_sharded(axis, signature))
         output[dim] = signature.factors[axis.factor].size * axis.scale;

@@ -219,8 +219,9 @@ Signature Rule::signature(const OpCall& call) const {
   if (linearity_ != Linearity::kNone) signature.linearity = linearity_;
   for (const std::string& arg : whole_args_) {
     const Axes& axes = signature.inputs[0];
-    for (int64_t dim : dims_in(call.arg(arg), static_cast<int64_t>(axes.size())))
-      if (dim < static_cast<int64_t>(axes.size()) && axes[dim].factor >= 0)
+    const auto n_dims = static_cast<int64_t>(axes.size());
+    for (int64_t dim : dims_in(call.arg(arg), n_dims))  // which may be out of range: the operator says so
+      if (dim >= 0 && dim < n_dims && axes[dim].factor >= 0)
         signature.factors[axes[dim].factor].is_whole = true;
     signature.is_pointwise = false;
   }

@@ -152,3 +152,65 @@ def test_what_a_kernel_refuses_is_refused_after_the_same_messages_on_ranks_witho
             assert x.full_tensor().shape == (1, 3)  # the ranks still agree
 
     run_ranks(3, lambda rank: check(sw.init_device_mesh("cpu", (3,))), timeout=20)
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 0), (2, 0, 3), (2, 4, 0), (0, 4, 3)], ids=str)
+def test_group_norm_of_nothing(shape, n_groups):
+    def check(mesh):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            x = sw.distribute_tensor(torch.ones(shape), mesh, [placement]).requires_grad_()
+            result = F.group_norm(x, n_groups)
+            result.sum().backward()
+            assert result.shape == x.grad.shape == shape
+
+    on_ranks(check)
+
+
+CALLS_ALONG_A_DIM = {
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "logsumexp": torch.logsumexp,
+    "sort": torch.sort,
+    "glu": F.glu,
+    "cat": lambda x, dim: torch.cat([x, x], dim),
+    "stack": lambda x, dim: torch.stack([x, x], dim),
+    "cross": lambda x, dim: torch.linalg.cross(x, x, dim=dim),
+    "var": torch.var,
+    "aminmax": lambda x, dim: torch.aminmax(x, dim=dim),
+    "fft": lambda x, dim: torch.ops.aten._fft_c2c(x.to(torch.complex64), [dim], 0, True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_ALONG_A_DIM.values(), ids=CALLS_ALONG_A_DIM)
+def test_a_dim_out_of_range_is_an_error(call):
+    def check(mesh):
+        for shape in ((), (2,), (2, 3)):
+            x = sw.distribute_tensor(torch.ones(shape), mesh, [Replicate()])
+            for dim in (len(shape) + 1, -len(shape) - 2, -9, 100):
+                with pytest.raises((IndexError, RuntimeError)):
+                    call(x, dim)
+
+    on_ranks(check)
+
+
+WRONG_SHAPES = {
+    "grid_sample": (lambda x, y: F.grid_sample(x, y, align_corners=False), (2, 3), (2,)),
+    "stack": (lambda x, y: torch.stack([x, y]), (2,), (2, 3)),
+    "addmm": (lambda x, y: torch.addmm(y, x, x), (2, 2), (1, 2, 2)),
+    "linear": (lambda x, y: F.linear(x, x, y), (2, 2), (1, 2, 2)),
+    "layer_norm": (lambda x, y: F.layer_norm(x, (3,), y), (2, 3), (1, 3)),
+    "trilinear": (lambda x, y: torch.ops.aten._trilinear(x, y, y, [1, 3], [0], [1, 2], [2, 3]), (2, 3), (2,)),
+}
+
+
+@pytest.mark.parametrize(("call", "shape", "other"), WRONG_SHAPES.values(), ids=WRONG_SHAPES)
+def test_tensors_of_other_dims_than_the_operator_takes_are_an_error(call, shape, other):
+    def check(mesh):
+        for placement in (Shard(0), Replicate()):
+            x = sw.distribute_tensor(torch.ones(shape), mesh, [placement])
+            y = sw.distribute_tensor(torch.ones(other), mesh, [Replicate()])
+            with pytest.raises((IndexError, RuntimeError, ValueError)):
+                call(x, y)
+
+    on_ranks(check)
