@@ -4,6 +4,7 @@
 #include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
+#include "runtime/tensor/mesh_companion.h"
 #include "wrappers/mp_moves.h"
 
 #include <ATen/ops/tensor.h>
@@ -99,58 +100,44 @@ py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& 
 }
 
 /// What a DeviceMesh of Python knows besides its grid and groups. Its objects come and go while tensors live on the mesh.
-struct Origin {
-  std::weak_ptr<const DeviceMesh> mesh;
+struct Origin final : MeshCompanion {
   MeshPtr root;             // that it was sliced or flattened from; null where it was not
   std::vector<Names> dims;  // of the root, that each dim is made of
   std::optional<GroupNames> given;
   bool has_groups = true;
 };
 
-/// Used under the interpreter's lock.
-std::map<const DeviceMesh*, Origin>& origins() {
-  static auto* const origins = new std::map<const DeviceMesh*, Origin>;  // never destroyed: meshes may outlive main
-  return *origins;
-}
-
-void forget_ended_origins() {
-  std::vector<MeshPtr> roots;  // whose ends are no part of the loop
-  std::erase_if(origins(), [&](auto& entry) {
-    if (!entry.second.mesh.expired()) return false;
-    roots.push_back(std::move(entry.second.root));
-    return true;
-  });
-}
+/// Null where nobody set it.
+std::shared_ptr<Origin> origin_of(const DeviceMesh& mesh) { return std::static_pointer_cast<Origin>(kept_with(mesh)); }
 
 /// True where `mesh` is `root` or one that it was sliced or flattened from: the two would keep each other alive.
 bool comes_from(MeshPtr root, const DeviceMesh& mesh) {
   while (root && root.get() != &mesh) {
-    const auto found = origins().find(root.get());
-    root = found == origins().end() ? nullptr : found->second.root;
+    const auto known = origin_of(*root);
+    root = known ? known->root : nullptr;
   }
   return root != nullptr;
 }
 
 /// Leaves the root that is known where none is given.
-void set_origin(const std::shared_ptr<DeviceMesh>& mesh, const std::optional<MeshPtr>& root, std::vector<Names> dims,
+void set_origin(const DeviceMesh& mesh, const std::optional<MeshPtr>& root, std::vector<Names> dims,
                 std::optional<GroupNames> given, bool has_groups) {
-  forget_ended_origins();
-  Origin& known = origins()[mesh.get()];
-  if (root && !comes_from(*root, *mesh)) {
-    known.root = *root;
-    known.dims = std::move(dims);
+  const auto before = origin_of(mesh);
+  auto known = before ? std::make_shared<Origin>(*before) : std::make_shared<Origin>();
+  if (root && !comes_from(*root, mesh)) {
+    known->root = *root;
+    known->dims = std::move(dims);
   }
-  known.mesh = mesh;
-  known.given = std::move(given);
-  known.has_groups = has_groups;
+  known->given = std::move(given);
+  known->has_groups = has_groups;
+  keep_with(mesh, std::move(known));
 }
 
 /// (root, dims, given, has_groups), None where nobody set it.
 py::object origin(const DeviceMesh& mesh) {
-  forget_ended_origins();
-  const auto found = origins().find(&mesh);
-  if (found == origins().end()) return py::none();
-  const Origin known = found->second;  // the root's object may be made now
+  const auto found = origin_of(mesh);
+  if (!found) return py::none();
+  const Origin& known = *found;
   py::tuple dims(known.dims.size());
   for (size_t i = 0; i < known.dims.size(); ++i) dims[i] = py::tuple(py::cast(known.dims[i]));
   py::object names = py::none();

@@ -6,8 +6,6 @@
 
 #include <ATen/ops/matmul.h>
 
-#include <fmt/format.h>
-
 #include <array>
 #include <numeric>
 
@@ -17,9 +15,7 @@ namespace {
 /// "…k,nk,n->…n"; a weight of one dim has no n.
 void describe_linear(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef input = call.operands[0].sizes, weight = call.operands[1].sizes;
-  TORCH_CHECK(!input.empty() && !weight.empty(),
-              fmt::format("[{}] input and weight have {} and {} dims. Give at least 1.", call.op.name, input.size(),
-                          weight.size()));
+  TORCH_CHECK(!input.empty() && !weight.empty());  // torch says so
   const Axes batch = add_axes(signature, input.slice(0, input.size() - 1));
   const Axis contracted{signature.add_factor(input.back())};
   Axes columns;

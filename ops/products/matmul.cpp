@@ -9,8 +9,6 @@
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/matmul.h>
 
-#include <fmt/format.h>
-
 #include <array>
 
 namespace shardwise {
@@ -29,8 +27,7 @@ Dims sizes_of_product(c10::IntArrayRef left, c10::IntArrayRef right) {
 /// "…mk,…kn->…mn" with broadcast batch dims; a vector on the left has no m, one on the right no n.
 void describe_matmul(const OpCall& call, Signature& signature) {
   const c10::IntArrayRef left = call.operands[0].sizes, right = call.operands[1].sizes;
-  TORCH_CHECK(!left.empty() && !right.empty(), fmt::format("[{}] the factors have {} and {} dims. Give at least 1.",
-                                                           call.op.name, left.size(), right.size()));
+  TORCH_CHECK(!left.empty() && !right.empty());  // torch says so
   const Dims result = sizes_of_product(left, right);
   Axes left_axes(left.size()), right_axes(right.size()), result_axes(result.size());
   const int contracted = signature.add_factor(left.back());

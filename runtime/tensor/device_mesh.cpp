@@ -3,6 +3,7 @@
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
+#include "runtime/tensor/mesh_companion.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -116,7 +117,10 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
     if (auto found = registry().find(key); found != registry().end())
       if (auto mesh = found->second.lock()) return mesh;
   }
-  std::shared_ptr<DeviceMesh> mesh(new DeviceMesh);
+  const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
+    let_go_of(*ended);
+    delete ended;
+  });
   mesh->coord_ = grid.coord_of(world->rank());
   mesh->lines_ = make_lines(*world, grid);
   mesh->everyone_ = world->group(grid.ranks);

@@ -82,6 +82,22 @@ CASES = [
         ValueError,
     ),
     case(
+        "a DTensor of other rows than were dispatched",
+        """
+        routed = parallel.dispatch_tokens(tokens, expert_ids, experts=matrices)
+        parallel.combine_tokens(sw.ones(99, 4, device_mesh=mesh), routed)
+        """,
+        ValueError,
+    ),
+    case(
+        "rows that are no parts of one tensor",
+        """
+        routed = parallel.dispatch_tokens(tokens, expert_ids, experts=matrices)
+        parallel.combine_tokens(torch.ones(routed.rows.to_local().size(0), 4 + rank), routed)
+        """,
+        ValueError,
+    ),
+    case(
         "a module whose parameters are not stacked by expert",
         "parallel.parallelize_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), mesh, parallel.ExpertParallel())",
         ValueError,

@@ -13,6 +13,12 @@ CASES = [
     case("a negative dim that does not exist", "sw.distribute_tensor(x, mesh, [Shard(-3)])", IndexError),
     case("sizes that do not add up", "sw.distribute_tensor(x, mesh, [Shard(0, sizes=[1, 2])])", ValueError),
     case("more sizes than ranks", "sw.distribute_tensor(x, mesh, [Shard(0, sizes=[1, 2, 3])])", ValueError),
+    case("more elements than can be counted", "sw.Layout((2**32, 2**32), (2,), [Shard(0)])", ValueError),
+    case(
+        "a piece beyond the indices that there are",
+        "EnumerableShard([ShardMetadata((2**63 - 1, 0), (1, 2), 0)])",
+        ValueError,
+    ),
     case("negative sizes", "Shard(0, sizes=[7, -1])", ValueError),
     case("empty sizes", "Shard(0, sizes=[])", ValueError),
     case("an unknown reduction", 'Partial("median")', ValueError),
