@@ -3,11 +3,10 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
+from command_line import finished_command
 
 import shardwise as sw
 
@@ -89,13 +88,7 @@ def test_ranks_outside_the_plan_are_index_errors():
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", "plan-embeddings", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return finished_command("plan-embeddings", *arguments)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from command_line import finished_command
 
 import shardwise as sw
 from shardwise import EnumerableShard, Layout, Partial, Replicate, Shard
@@ -165,17 +166,12 @@ def test_traffic_on_a_mesh_of_65536_ranks():
     assert share.received == share.bound > 0
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 PLAN = ["--shape", "4097x1023", "--mesh", "2x2", "--from", "S0,S1", "--to", "S1,S0"]
 
 
 def test_the_command_plan_prints_the_line():
-    result = run("plan", *PLAN)
+    command = [sys.executable, "-m", "shardwise", "plan", *PLAN]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0 and not result.stderr, result.stderr
     move, line = result.stdout.splitlines()
     assert move == (
@@ -185,7 +181,7 @@ def test_the_command_plan_prints_the_line():
 
 
 def test_the_command_simulate_prints_a_table():
-    result = run(
+    result = finished_command(
         "simulate", "--shape", "65536x4096", "--mesh", "64x64", "--from", "S0,R", "--to", "R,S1", "--dtype", "bfloat16"
     )
     assert result.returncode == 0 and not result.stderr, result.stderr
@@ -207,7 +203,7 @@ MORE = {
 @pytest.mark.parametrize("name", MORE)
 def test_the_command_takes(name):
     options, words = MORE[name]
-    result = run("plan", *PLAN, *options)
+    result = finished_command("plan", *PLAN, *options)
     assert result.returncode == 0 and words in result.stdout, result.stderr
 
 
@@ -216,7 +212,7 @@ SPELLED = ["RaggedShard((0,1),(2,3,0,5))", "Shard(0, sizes=[1, 3, 1, 3])", "Part
 
 @pytest.mark.parametrize("text", ["S0[1,3,1,3]", "P", "Pmax", "Pavg", "R", "S-1", *SPELLED])
 def test_placements_are_spelled(text):
-    result = run("plan", "--shape", "8x8", "--mesh", "4", "--from", text, "--to", "S0")
+    result = finished_command("plan", "--shape", "8x8", "--mesh", "4", "--from", text, "--to", "S0")
     assert result.returncode == 0, result.stderr
 
 
@@ -246,7 +242,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=str)
 def test_a_mistake_on_the_command_line_is_an_error_of_usage(arguments, words):
-    result = run("plan", *PLAN, *arguments)
+    result = finished_command("plan", *PLAN, *arguments)
     assert result.returncode == 2 and not result.stdout
     assert (
         words in result.stderr
