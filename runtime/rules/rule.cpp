@@ -221,8 +221,7 @@ Signature Rule::signature(const OpCall& call) const {
     const Axes& axes = signature.inputs[0];
     const auto n_dims = static_cast<int64_t>(axes.size());
     for (int64_t dim : dims_in(call.arg(arg), n_dims))  // which may be out of range: the operator says so
-      if (dim >= 0 && dim < n_dims && axes[dim].factor >= 0)
-        signature.factors[axes[dim].factor].is_whole = true;
+      if (dim >= 0 && dim < n_dims && axes[dim].factor >= 0) signature.factors[axes[dim].factor].is_whole = true;
     signature.is_pointwise = false;
   }
   return signature;
