@@ -236,9 +236,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if part != self and part._root_mesh is None:
             part._keep_origin(root, of_root, given, self._has_groups)
             root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as this object
-        if (
-            part._root_mesh is not root and part._root_mesh == root
-        ):  # the same mesh, made twice: they know the same flattened ones
+        if part._root_mesh is not root and part._root_mesh == root:
+            # The same mesh, made twice: both objects know the same flattened ones.
             for known in ("_flatten_mapping", "_flattened_dims"):
                 getattr(part._root_mesh, known).update(getattr(root, known))
                 setattr(root, known, getattr(part._root_mesh, known))

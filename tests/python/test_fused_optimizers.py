@@ -243,6 +243,15 @@ def test_training_goes_on_from_state_in_another_layout(name, saved_as, loaded_as
     run_ranks(3, body)
 
 
+def expect_the_same_steps(train, tables, optimizers):
+    for table in tables:
+        train(table, range(2, 4))
+    first, second = tables
+    assert_equal(second.detach(), first.detach().full_tensor())
+    for optimizer in optimizers:
+        optimizer.close()
+
+
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_training_goes_on_from_state_on_another_mesh(name):
     def body(rank):
@@ -260,11 +269,7 @@ def test_training_goes_on_from_state_on_another_mesh(name):
         train(first, range(2))
         second, resumed = new(grid, [Replicate(), Shard(0)], first.detach().full_tensor())
         resumed.load_state_dict(optimizer.state_dict())
-        train(first, range(2, 4))
-        train(second, range(2, 4))
-        assert_equal(second.detach(), first.detach().full_tensor())
-        optimizer.close()
-        resumed.close()
+        expect_the_same_steps(train, [first, second], [optimizer, resumed])
 
     run_ranks(4, body)
 
@@ -292,11 +297,7 @@ def test_training_goes_on_from_full_plain_state(name):
         plain = {**whole, "state": {0: state}}
         second, resumed = new(first.detach().full_tensor())
         resumed.load_state_dict(plain)
-        train(first, range(2, 4))
-        train(second, range(2, 4))
-        assert_equal(second.detach(), first.detach().full_tensor())
-        optimizer.close()
-        resumed.close()
+        expect_the_same_steps(train, [first, second], [optimizer, resumed])
 
     run_ranks(2, body)
 
