@@ -31,6 +31,12 @@ void add_boxes(Box whole, int64_t dim, int64_t end, Interval range, std::vector<
   if (first <= last) add_part_of(last, {0, range.end % row_length});
 }
 
+/// The elements of the units from `before` to `end`, of `all` units that `length` elements are distributed over.
+Interval range_of_units(int64_t length, Wide before, Wide end, Wide all) {
+  const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / all); };
+  return {place(before), place(end)};
+}
+
 }  // namespace
 
 Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord) {
@@ -39,8 +45,7 @@ Interval flat_range(int64_t length, c10::IntArrayRef units, int64_t coord) {
     if (static_cast<int64_t>(i) < coord) before += units[i];
     all += units[i];
   }
-  const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / all); };
-  return {place(before), place(before + units[coord])};
+  return range_of_units(length, before, before + units[coord], all);
 }
 
 FlatRanges::FlatRanges(c10::IntArrayRef units) : before_{0} {
@@ -49,8 +54,7 @@ FlatRanges::FlatRanges(c10::IntArrayRef units) : before_{0} {
 }
 
 Interval FlatRanges::at(int64_t length, int64_t coord) const {
-  const auto place = [&](Wide n) { return static_cast<int64_t>(length * n / before_.back()); };
-  return {place(before_[coord]), place(before_[coord + 1])};
+  return range_of_units(length, before_[coord], before_[coord + 1], before_.back());
 }
 
 int64_t flat_length(const Box& whole, int64_t n_flattened) {
