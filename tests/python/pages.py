@@ -32,8 +32,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from command_line import finished_command
 from markdown_it import MarkdownIt
-from torchrun import LAUNCHER
+from torchrun import run_command
 
 import shardwise
 from shardwise.testing import run_ranks
@@ -209,48 +210,37 @@ def run_threads(program: Program, path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 MARK = "@@ end of block @@"
+OF_RANK_0 = 'import os, sys\nif os.environ["RANK"] != "0":\n    sys.stdout = open(os.devnull, "w")\n'
+LAST_OF_RANKS = "import torch.distributed as dist\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
 
 
 def run_processes(program: Program, folder: Path) -> list[str]:
     text = "".join(f'{block.code}\nprint("{MARK}", flush=True)\n' for block in program.blocks)
     if program.launcher == "torchrun":
-        text += "import torch.distributed as dist\n\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
+        text = OF_RANK_0 + text + LAST_OF_RANKS
     (folder / "page.py").write_text(text)
-    if program.launcher == "python":
-        printed = run_command("python page.py", folder)
-    else:
-        logs = folder / "logs"
-        run_command(
-            f"torchrun --nproc-per-node {program.n_ranks} page.py", folder, "--redirects", "1", "--log-dir", str(logs)
-        )
-        (log,) = logs.glob("**/0/stdout.log")
-        printed = log.read_text()
-    *outputs, rest = printed.split(MARK + "\n")
+    command = f"torchrun --nproc-per-node {program.n_ranks} page.py" if program.n_ranks else "python page.py"
+    *outputs, rest = printed_by(command, folder).split(MARK + "\n")
     assert not rest.strip()
     return outputs
 
 
-def run_command(command: str, folder: Path, *options: str) -> str:
+def printed_by(command: str, folder: Path) -> str:
     """What `command` prints in `folder`; files of the repository are named as from its root."""
-    launcher, *arguments = shlex.split(command)
-    launchers = {
-        "python": [sys.executable],
-        "torchrun": [*LAUNCHER, *options],
-    }
-    assert launcher in launchers, f"{command}: pages show the output of torchrun and python only"
-    arguments = [str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments]
-    finished = subprocess.run(
-        [*launchers[launcher], *arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in shlex.split(command)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(PACKAGE), prepend=os.pathsep)
+        if words[0] == "torchrun":
+            finished = run_command(shlex.join(words))
+        elif words[:3] == ["python", "-m", "shardwise"]:
+            finished = finished_command(*words[3:])
+        else:
+            assert words[0] == "python", f"{command}: pages show the output of torchrun and python only"
+            finished = subprocess.run(
+                [sys.executable, *words[1:]], capture_output=True, text=True, timeout=300, check=False
+            )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

@@ -60,11 +60,16 @@ def run_program(rank, *, n_ranks, command, environment, folder, output, errors, 
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     os.chdir(folder)
-    sys.argv = command
-    sys.path[0] = os.path.dirname(os.path.join(folder, command[0]))
     wanted = environment.get("PYTHONPATH", "").split(os.pathsep)  # it may name more folders than the server's own did
     sys.path[1:1] = [path for path in wanted if path and path not in sys.path]
-    runpy.run_path(command[0], run_name="__main__")
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path[0] = folder
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = os.path.dirname(os.path.join(folder, command[0]))
+        runpy.run_path(command[0], run_name="__main__")
 
 
 def status_of(running, deadline):

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from torchrun import torchrun
+from torchrun import IMPORTED, forked_ranks, torchrun
 
 import shardwise as sw
 from shardwise import compat
@@ -18,6 +18,7 @@ from shardwise.compat.counterparts import counterparts
 from shardwise.interop.facade import torchs_own
 from shardwise.testing import run_ranks
 
+OF_LLAMA = (*IMPORTED, "transformers.models.llama.modeling_llama")
 MODULES = ["", ".placement_types", ".parallel", ".parallel.style", ".experimental", ".debug", ".device_mesh"]
 
 
@@ -222,7 +223,8 @@ def test_a_module_runs_with_its_arguments(folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize("part", ["parallel", "tensors", "fully_sharded"])
 def test_an_unchanged_program(part, tmp_path):
-    result = torchrun("compat_program.py", 4, part, tmp_path, on_shardwise=True)
+    start = torchrun if part == "parallel" else forked_ranks
+    result = start("compat_program.py", 4, part, tmp_path, on_shardwise=True)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"{part}-{rank} shardwise.dtensor" for rank in range(4)]
 
@@ -238,14 +240,14 @@ def test_transformers_tensor_parallel_plans(tmp_path):
         num_key_value_heads=2,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    result = torchrun("compat_program.py", 2, "tp_plan", tmp_path, on_shardwise=True)
+    result = forked_ranks("compat_program.py", 2, "tp_plan", tmp_path, imported=OF_LLAMA, on_shardwise=True)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"tp_plan-{rank} shardwise.dtensor" for rank in range(2)]
 
 
 def test_transformers_loads_what_a_sharded_model_saved(tmp_path):
     pytest.importorskip("transformers")
-    result = torchrun("compat_program.py", 4, "saved", tmp_path, on_shardwise=True)
+    result = forked_ranks("compat_program.py", 4, "saved", tmp_path, imported=OF_LLAMA, on_shardwise=True)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"saved-{rank} shardwise.dtensor" for rank in range(4)]
 

@@ -4,7 +4,7 @@ import importlib
 import re
 
 import pytest
-from pages import PAGES, ROOT, assert_same_text, name_of, read_page, run_command, run_program
+from pages import PAGES, ROOT, assert_same_text, name_of, printed_by, read_page, run_program
 
 READ = {name_of(path): read_page(path) for path in PAGES}
 PROGRAMS = [(name, i) for name, page in READ.items() for i in range(len(page.programs))]
@@ -27,7 +27,7 @@ def test_the_commands_of_a_page_print_what_it_shows(name, i, tmp_path):
     for file, text in page.files.items():
         (tmp_path / file).write_text(text)
     command, expected = page.sessions[i]
-    assert_same_text(run_command(command, tmp_path), expected)
+    assert_same_text(printed_by(command, tmp_path), expected)
 
 
 def test_every_file_of_a_page_is_run():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from pages import assert_same_text
-from torchrun import LAUNCHER, forked_ranks
+from torchrun import IMPORTED, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -42,19 +42,8 @@ def sessions(source: Path) -> list[tuple[str, str]]:
 
 
 def run(command: str) -> str:
-    launcher, *arguments = shlex.split(command)
-    assert launcher == "torchrun"
-    if {"--no-python", "-m"} & set(arguments) or "sharded_embedding" in command:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        finished = subprocess.run(
-            [*LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-    else:  # the same without the time that torchrun and the imports of its ranks take
-        option, n_ranks, program, *words = arguments
-        assert option == "--nproc-per-node"
-        finished = forked_ranks(
-            ROOT / program, int(n_ranks), *words, imported=("torch", "shardwise"), timeout=600
-        )  # inductor compiles for some
+    imported = (*IMPORTED, "transformers.models.bert.modeling_bert") if "finetune_hf" in command else IMPORTED
+    finished = run_command(command, imported=imported, timeout=600)  # inductor compiles for some
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

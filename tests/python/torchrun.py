@@ -7,6 +7,7 @@ import atexit
 import functools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,21 +19,40 @@ from rank_server import TIMED_OUT
 
 HERE = Path(__file__).parent
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+ON_SHARDWISE = ["-m", "shardwise.compat"]
 IMPORTED = ("torch.distributed.optim", "torch.distributed.checkpoint", "shardwise")  # what most programs here import
 
 
 def torchrun(program, n_ranks, *arguments, timeout=300, on_shardwise=False, env=None):
     """The finished process of `torchrun program arguments`, or of `torchrun -m shardwise.compat program arguments`."""
-    launcher = [*LAUNCHER, "--nproc-per-node", str(n_ranks), *(["-m", "shardwise.compat"] if on_shardwise else [])]
+    launcher = [*LAUNCHER, "--nproc-per-node", str(n_ranks), *(ON_SHARDWISE if on_shardwise else [])]
     command = [*launcher, str(HERE / program), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
 
 
-def forked_ranks(program, n_ranks, *arguments, timeout=300, imported=IMPORTED):
+def run_command(command, *, imported=IMPORTED, timeout=300):
+    """`torchrun words`, as documents show it: of forked ranks where the words say no more than how many, and name a program of Python."""
+    launcher, *words = shlex.split(command)
+    assert launcher == "torchrun", command
+    option, n_ranks, *of_program = words
+    on_shardwise = of_program[:2] == ON_SHARDWISE
+    program, *arguments = of_program[2 * on_shardwise :]
+    if option == "--nproc-per-node" and not program.startswith("-"):
+        program = Path.cwd() / program
+        return forked_ranks(
+            program, int(n_ranks), *arguments, timeout=timeout, imported=imported, on_shardwise=on_shardwise
+        )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*LAUNCHER, *words], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def forked_ranks(program, n_ranks, *arguments, timeout=300, imported=IMPORTED, on_shardwise=False):
     """The same as torchrun(), of ranks that begin where the modules `imported` are."""
     if os.environ.get("SHARDWISE_TEST_TORCHRUN"):
-        return torchrun(program, n_ranks, *arguments, timeout=timeout)
-    command = [str(HERE / program), *map(str, arguments)]
+        return torchrun(program, n_ranks, *arguments, timeout=timeout, on_shardwise=on_shardwise)
+    command = [*(ON_SHARDWISE if on_shardwise else []), str(HERE / program), *map(str, arguments)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that is free
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "tests"}
     server = rank_server(imported)
