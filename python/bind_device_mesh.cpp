@@ -13,8 +13,10 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <unordered_map>
 
 namespace shardwise {
 namespace {
@@ -149,6 +151,35 @@ py::object origin(const DeviceMesh& mesh) {
   return py::make_tuple(known.root ? from_mesh(known.root) : py::object(py::none()), dims, names, known.has_groups);
 }
 
+/// A mesh on its way to a new object of Python.
+struct MeshHandle {
+  std::shared_ptr<DeviceMesh> mesh;  // a holder's type has no const; nothing bound changes a mesh
+};
+
+/// The objects of each mesh, known weakly; read and written under the GIL. pybind11's table gives out those, too, that are half made,
+/// or end: dropping what they own may run anything, here and in other threads.
+std::unordered_map<const DeviceMesh*, std::vector<py::weakref>>& objects() {
+  static auto* objects =
+      new std::unordered_map<const DeviceMesh*, std::vector<py::weakref>>;  // outlives the interpreter
+  return *objects;
+}
+
+bool is_alive(const py::weakref& object) { return PyWeakref_GetObject(object.ptr()) != Py_None; }
+
+void register_object(const py::object& object) {
+  for (auto& [mesh, known] : objects()) std::erase_if(known, std::not_fn(is_alive));
+  std::erase_if(objects(), [](const auto& entry) { return entry.second.empty(); });
+  objects()[py::cast<const DeviceMesh*>(object)].emplace_back(object);
+}
+
+/// Null where there is none.
+py::object registered_object(const DeviceMesh& mesh) {
+  const auto found = objects().find(&mesh);
+  if (found == objects().end()) return {};
+  const auto living = std::ranges::find_if(found->second, is_alive);
+  return living == found->second.end() ? py::object() : (*living)();
+}
+
 std::string text_of(const DeviceMesh& mesh) {
   return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
@@ -167,10 +198,11 @@ MeshPtr to_mesh(py::handle object) {
 }
 
 py::object from_mesh(const MeshPtr& mesh) {
-  // A holder's type has no const; nothing bound changes a mesh.
-  auto object = py::cast(std::const_pointer_cast<DeviceMesh>(mesh->with_memory()));
-  if (!py::type::of(object).is(py::type::of<DeviceMesh>())) return object;
-  return py::module_::import(kModule).attr("DeviceMesh").attr("_of")(object);
+  const MeshPtr with_memory = mesh->with_memory();
+  if (py::object object = registered_object(*with_memory)) return object;
+  return py::module_::import(kModule)
+      .attr("DeviceMesh")
+      .attr("_of")(MeshHandle{std::const_pointer_cast<DeviceMesh>(with_memory)});
 }
 
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
@@ -232,6 +264,7 @@ std::optional<Placements> placements_on(const MeshPtr& mesh, const std::optional
 }
 
 void bind_device_mesh(py::module_& module) {
+  py::class_<MeshHandle>(module, "MeshHandle", "A mesh on its way to a new shardwise.DeviceMesh.");
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>> type(
       module, "DeviceMesh",
       "What shardwise.DeviceMesh has of C++: the grid of ranks and the groups over which they communicate.");
@@ -242,8 +275,9 @@ void bind_device_mesh(py::module_& module) {
              return std::const_pointer_cast<DeviceMesh>(make_mesh(device_type, ranks, std::move(mesh_dim_names)));
            }),
            py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none())
-      .def(py::init([](const std::shared_ptr<DeviceMesh>& mesh) { return mesh; }), py::arg("mesh"),
-           "Another object for the same mesh.")
+      .def(py::init([](const MeshHandle& handle) { return handle.mesh; }), py::arg("handle"),
+           "An object for this mesh.")
+      .def("_register", &register_object, "This object is whole: it may be given out for its mesh while it lives.")
       .def_property_readonly("device_type",
                              [](const DeviceMesh& self) { return c10::DeviceTypeName(self.device_type(), true); })
       .def_property_readonly("mesh", &rank_tensor, "The ranks as an int32 tensor of the mesh's shape.")

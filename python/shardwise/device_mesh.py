@@ -84,13 +84,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._tell_torch()
         if groups is not None or not _init_backend:
             self._keep_origin(given=groups, has_groups=_init_backend)
+        self._register()
 
     @classmethod
     @_reading_ranks
-    def _of(cls, mesh: _C.DeviceMesh) -> "DeviceMesh":
-        """The mesh as an object of this class: C++ gives out meshes by it."""
+    def _of(cls, handle: _C.MeshHandle) -> "DeviceMesh":
+        """A new object for a mesh that has none: C++ gives out meshes by it."""
         self = cls.__new__(cls)
-        _C.DeviceMesh.__init__(self, mesh)
+        _C.DeviceMesh.__init__(self, handle)
         self._tell_torch()
         known = self._origin()
         if known is not None:
@@ -100,6 +101,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             except RuntimeError:  # they were destroyed
                 given = {}
             self._keep_origin(root, dims, given, has_groups)
+        self._register()
         return self
 
     @property

@@ -128,6 +128,27 @@ def test_a_mesh_made_twice_knows_its_flattened_dims_by_both_objects():
     run_ranks(4, body)
 
 
+def test_an_object_of_a_mesh_that_ends_is_not_given_out_again():
+    """As another thread would get it while this one drops what the object owns."""
+
+    class AtTheEnd:
+        def __del__(self):
+            found.append(tensor.device_mesh)
+
+    def body(rank):
+        nonlocal tensor
+        tensor = sw.ones(4, device_mesh=sw.DeviceMesh("cpu", [0]))
+        dropped = tensor.device_mesh
+        dropped.at_the_end = AtTheEnd()
+        del dropped
+        assert len(found) == 1 and found[0] is tensor.device_mesh
+        assert found[0] == tensor.device_mesh and not hasattr(found[0], "at_the_end")
+        assert pickle.loads(pickle.dumps(found[0])) == found[0]
+
+    tensor, found = None, []
+    run_ranks(1, body)
+
+
 def test_the_innermost_mesh_of_a_with_block_is_the_default():
     def body(rank):
         outer, inner = sw.init_device_mesh("cpu", (2,)), sw.DeviceMesh("cpu", [1, 0])
