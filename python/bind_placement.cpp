@@ -1,12 +1,10 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 
-#include "placements/layout.h"
+#include "placements/split.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -83,8 +81,8 @@ std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64
   TORCH_CHECK_INDEX(
       index >= 0 && index < n_parts,
       fmt::format("[placements] part {} of {} does not exist. Use one in [0, {}).", index, n_parts, n_parts));
-  const Dims sizes = chunk_sizes(length, n_parts);
-  return {sizes[index], std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0})};
+  const Interval part = detail::split_at({.range = {0, length}}, Placement::shard(0), n_parts, index).range;
+  return {part.length(), part.begin};
 }
 
 void bind_shard_metadata(py::module_& module) {

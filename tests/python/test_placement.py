@@ -122,6 +122,7 @@ def test_what_torch_tells_of_splits_and_sums():
     for length, n_parts in ((10, 4), (2, 3), (0, 2), (6, 3)):
         parts = [Shard.local_shard_size_and_offset(length, n_parts, part) for part in range(n_parts)]
         assert parts == [torch_dt.Shard.local_shard_size_and_offset(length, n_parts, part) for part in range(n_parts)]
+    assert Shard.local_shard_size_and_offset(2**50, 2**40, 3) == (2**10, 3 * 2**10)  # not by a list of all parts
     assert Partial.ALL_REDUCE_OPS == torch_dt.Partial.ALL_REDUCE_OPS
     assert Partial.LINEAR_REDUCE_OPS == torch_dt.Partial.LINEAR_REDUCE_OPS
     with pytest.raises(IndexError, match="part 4 of 4 does not exist"):

@@ -232,6 +232,8 @@ MISTAKES = [
     (["--memory-cap", "1XiB"], '"1XiB" is no number of bytes'),
     (["--memory-cap", "9" * 400], "Give 1 to 4611686018427387903"),
     (["--shape", "0x99999999999999999999"], "Give smaller extents"),
+    (["--shape", "1125899906842624x128"], "on 4 ranks may be more than 1,152,921,504,606,846,976 bytes"),
+    (["--to-mesh", "256x256", "--shape", "4194304x4194304"], "on 65,536 ranks may be more"),
     (["--link", "inf:10", "--link", "20:10"], "a link of inf us and 10 GB/s"),
     (["--ranks", "0,1"], "2 ranks do not fill a mesh of 4"),
     (["--ranks", "0,1,1,2"], "1"),

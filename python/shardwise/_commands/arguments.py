@@ -24,7 +24,7 @@ UNITS = {
     "TiB": 2**40,
 }
 MAX_RANKS = 65_536
-MAX_ELEMENTS = 2**56  # whose bytes, all ranks together, still count in 64 bits
+MAX_BYTES = 2**60  # of all ranks, each with a whole tensor: sums over several steps still count in 64 bits
 
 PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
 SPELLED: dict[str, Callable[..., Placement]] = {
@@ -36,10 +36,7 @@ def extents(text: str) -> tuple[int, ...]:
     """4097x1023."""
     if not re.fullmatch(r"\d+(x\d+)*", text):
         raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
-    sizes = tuple(map(int, text.split("x")))
-    if prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_ELEMENTS:,} elements. Give smaller extents.")
-    return sizes
+    return tuple(map(int, text.split("x")))
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -168,7 +165,14 @@ def dtype(text: str) -> torch.dtype:
     return found
 
 
-def layout(sizes: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement]) -> Layout:
+def layout(
+    sizes: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement], dtype: torch.dtype
+) -> Layout:
+    """Raises ValueError where bytes would not count in 64 bits, and for another number of ranks than the mesh has."""
+    if prod(max(size, 1) for size in sizes) * dtype.itemsize * prod(mesh) > MAX_BYTES:
+        raise ValueError(
+            f"{'x'.join(map(str, sizes))} elements on {prod(mesh):,} ranks may be more than {MAX_BYTES:,} bytes. Give smaller extents."
+        )
     if order is None:
         return Layout(sizes, mesh, placed)
     if len(order) != prod(mesh):

@@ -82,7 +82,7 @@ def run_show(options: argparse.Namespace) -> list[str]:
     if options.shape is None:
         order = options.ranks or list(range(prod(options.mesh)))
         return _shown(_C.picture_of_mesh(options.mesh, order, dim_names), options)
-    placed = layout(options.shape, options.mesh, options.ranks, options.placements)
+    placed = layout(options.shape, options.mesh, options.ranks, options.placements, options.dtype)
     return _shown(_C.picture_of_tensor(placed, options.dtype.itemsize, dim_names), options)
 
 

@@ -49,11 +49,11 @@ def add_move(command: argparse.ArgumentParser) -> None:
 def planned(options: argparse.Namespace) -> Plan:
     if options.to_ranks is not None and options.to_mesh is None:
         raise ValueError("--to-ranks are those of --to-mesh, which is missing. Give both.")
-    source = layout(options.shape, options.mesh, options.ranks, options.source)
+    source = layout(options.shape, options.mesh, options.ranks, options.source, options.dtype)
     mesh, order = (options.mesh, options.ranks) if options.to_mesh is None else (options.to_mesh, options.to_ranks)
     return plan_redistribution(
         source,
-        layout(options.shape, mesh, order, options.target),
+        layout(options.shape, mesh, order, options.target, options.dtype),
         dtype=options.dtype,
         objective=options.objective,
         links=options.link,
