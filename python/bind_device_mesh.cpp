@@ -47,7 +47,7 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
   // All ranks are here. Made by one alone, when it first asks, it would shift the names that torch.distributed gives to later groups.
   if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
     const py::gil_scoped_acquire gil;
-    py::module_::import(kGroups).attr("lone_group")();
+    py::module_::import(kGroups).attr("lone_group")(py::arg("is_collective") = true);
   }
   return mesh;
 }

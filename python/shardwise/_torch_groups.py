@@ -63,22 +63,38 @@ def new_group_like(
     return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
 
 
-def lone_group() -> ProcessGroup | None:
+def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
     """The group of this rank alone, made when first asked for in this world; None where torch.distributed has none.
 
-    Whoever makes a mesh with a dim of one rank asks for it, on all ranks.
+    `is_collective`: all ranks ask, as those do that make a mesh with a dim of one rank. Some backends make groups only then. Raises
+    ValueError where theirs was not made so.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return dist.group.WORLD
-    ranks = [dist.get_rank()]
-    return _made(ranks, LONE) or dist.new_group(ranks, use_local_synchronization=True, group_desc=LONE)
+    world = dist.group.WORLD
+    if world is None or world.size() == 1:
+        return world
+    own = [dist.get_rank()]
+    made = _made(own, LONE)
+    if made is not None:
+        return made
+    try:
+        return _new_group_of_members(own, LONE)
+    except _MembersMakeNone as error:
+        if not is_collective:
+            raise ValueError(
+                f"[device_mesh] the group of rank {own[0]} alone is not there, and it cannot make it alone: {error}. Make a mesh with a "
+                "dim of one rank on all ranks of the world first."
+            ) from None
+    for rank in range(world.size()):
+        new_group_like([rank], description=LONE)
+    return _made(own, LONE)
 
 
 def group_by_members(ranks: tuple[int, ...], parts: Sequence[ProcessGroup]) -> ProcessGroup:
     """The group of `ranks` (ascending), made by them alone unless there is one. `parts`: groups by which each rank reaches all others,
     after one another.
 
-    Raises ValueError on all of them where torch.distributed would give it other names on other ranks.
+    Raises ValueError on all of them where torch.distributed would give it other names on other ranks, and where their backend makes
+    groups only on all ranks of the world.
     """
     known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
     if known is not None:
@@ -96,9 +112,27 @@ def group_by_members(ranks: tuple[int, ...], parts: Sequence[ProcessGroup]) -> P
             f"{fewest} groups, others in {most}: torch.distributed names it by their number. Make DeviceMesh(device_type, "
             f"{list(ranks)}) on all ranks of the world first."
         )
-    return dist.new_group(
-        list(ranks), timeout=timeout_of(parts[0]), use_local_synchronization=True, group_desc=BY_MEMBERS
-    )
+    try:
+        return _new_group_of_members(list(ranks), BY_MEMBERS, timeout_of(parts[0]))
+    except _MembersMakeNone as error:
+        raise ValueError(
+            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, which their backend "
+            f"refuses: {error}. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
+        ) from None
+
+
+class _MembersMakeNone(Exception):
+    """The backend makes groups only on all ranks of the world: MPI, and those of torchcomms."""
+
+
+def _new_group_of_members(ranks: list[int], description: str, timeout: timedelta | None = None) -> ProcessGroup:
+    """Made by `ranks` alone. Raises _MembersMakeNone, before any message, where the backend has all ranks of the world make it."""
+    try:
+        return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=description)
+    except (NotImplementedError, ValueError) as error:
+        if "use_local_synchronization" not in str(error):
+            raise
+        raise _MembersMakeNone(error) from None
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:

@@ -11,7 +11,16 @@ def expect_part(part, n_ranks):
 
 
 @pytest.mark.parametrize(
-    "part", ["torchs_own", "slices", "lone_groups", "given_groups", "only_members", "functional_collectives"]
+    "part",
+    [
+        "torchs_own",
+        "slices",
+        "lone_groups",
+        "all_ranks_make_groups",
+        "given_groups",
+        "only_members",
+        "functional_collectives",
+    ],
 )
 def test_four_processes(part):
     expect_part(part, 4)

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh as torch_init_device_
 
 import shardwise as sw
 from shardwise import Replicate, Shard
+from shardwise._torch_groups import group_by_members, lone_group
 
 c10d_functional = torch.ops.c10d_functional
 
@@ -165,6 +166,28 @@ def lone_groups():
     given = sw.DeviceMesh.from_group([mesh.get_group("all"), own], "cpu", mesh.mesh, mesh_dim_names=("all", "one"))
     assert given.get_group("one") is own is not mesh.get_group("one") and given["one"].get_group() is own
     works(given)
+
+
+def all_ranks_make_groups():
+    """Over a backend whose groups all ranks of the world make, as MPI's: a mesh does not ask its members alone for one."""
+    made = dist.new_group
+
+    def new_group(ranks, *args, use_local_synchronization=False, **kwargs):
+        if use_local_synchronization:
+            raise ValueError("MPI backend doesn't support use_local_synchronization=True")
+        return made(ranks, *args, **kwargs)
+
+    dist.new_group = new_group
+    rank = dist.get_rank()
+    line = sw.init_device_mesh("cpu", (4,))
+    raises(ValueError, f"the group of rank {rank} alone is not there", lone_group)
+    raises(ValueError, "which their backend refuses: MPI", lambda: group_by_members((0, 1, 2), [line.get_group()]))
+    mesh = sw.init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "one", "tp"))
+    works(line)
+    works(mesh)
+    works(mesh["one", "tp"])
+    if rank == 0:
+        assert ranks_of(mesh.get_group("one")) == [0]
 
 
 def given_groups_of_some():
