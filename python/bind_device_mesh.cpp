@@ -180,6 +180,13 @@ py::object registered_object(const DeviceMesh& mesh) {
   return living == found->second.end() ? py::object() : (*living)();
 }
 
+/// What Python notes of the world of `mesh`, as long as it lives. Under the GIL.
+py::dict world_notes(const DeviceMesh& mesh) {
+  static auto* notes = new std::map<std::weak_ptr<World>, py::dict, std::owner_less<>>;  // outlives the interpreter
+  std::erase_if(*notes, [](const auto& entry) { return entry.first.expired(); });
+  return (*notes)[mesh.world()];
+}
+
 std::string text_of(const DeviceMesh& mesh) {
   return fmt::format("DeviceMesh({}, '{}')", to_string(mesh), c10::DeviceTypeName(mesh.device_type(), true));
 }
@@ -312,6 +319,7 @@ void bind_device_mesh(py::module_& module) {
       .def("_set_origin", &set_origin, py::arg("root"), py::arg("dims"), py::arg("given"), py::arg("has_groups"),
            "What _origin() gives while the mesh lives.")
       .def("_origin", &origin)
+      .def("_world_notes", &world_notes, "What is noted of all ranks' meshes, as long as their world lives.")
       .def("__getitem__", torch::wrap_pybind_function_no_gil(&submesh), py::arg("mesh_dim_names"),
            "The mesh of the named dims through this rank. Collective, as making a mesh is.")
       .def("__enter__",

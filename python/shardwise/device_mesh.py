@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
+from shardwise._mesh_families import Family, MeshKey, note, related, slices
 from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, group_of, is_known, new_group_like
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
@@ -73,6 +74,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Sequence[BackendOverride | None] | None = None,
         _init_backend: bool = True,
+        _is_noted: bool = True,
     ) -> None:
         groups: GroupsByRanks | None = None
         if backend_override and _init_backend:
@@ -84,6 +86,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._tell_torch()
         if groups is not None or not _init_backend:
             self._keep_origin(given=groups, has_groups=_init_backend)
+        if _is_noted:  # all ranks make it: it is no part of another mesh, of which each rank has its own
+            self._note_family()
         self._register()
 
     @classmethod
@@ -156,6 +160,15 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         group_names = None if given is None else {ranks: group.group_name for ranks, group in given.items()}
         self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
 
+    def _key(self) -> MeshKey:
+        return self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names or ()
+
+    @_reading_ranks
+    def _note_family(self, names: tuple[str, ...] = (), dims: tuple[tuple[str, ...], ...] | None = None) -> None:
+        """All ranks have made this mesh, or its slices of these `names` and `dims`, over groups that all ranks make."""
+        if self._given is None and self._has_groups:
+            note(self, Family(self.device_type, self._key(), names, dims))
+
     @property
     def _dim_group_names(self) -> list[str]:  # type: ignore[override]
         """The names of the groups along each dim through this rank; none outside the mesh."""
@@ -227,7 +240,11 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
             with _making(given, self._has_groups):
                 part: DeviceMesh = DeviceMesh(
-                    self.device_type, every.mesh.reshape(shape), mesh_dim_names=names, _init_backend=self._has_groups
+                    self.device_type,
+                    every.mesh.reshape(shape),
+                    mesh_dim_names=names,
+                    _init_backend=self._has_groups,
+                    _is_noted=False,
                 )
             of_root = tuple(tuple(root._flattened_dims.get(name, (name,))) for name in names)
         else:
@@ -235,6 +252,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             with _making(given, self._has_groups):
                 part = super().__getitem__(names)
             of_root = tuple(self._dims[self.mesh_dim_names.index(name)] for name in names)
+        if part != root and given is None and root._slices.get(names) is not part:
+            root._note_family(names, of_root)
         if part != self and part._root_mesh is None:
             part._keep_origin(root, of_root, given, self._has_groups)
             root._slices[names] = part  # it lives on: C++ gives a tensor's mesh out as this object
@@ -294,8 +313,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             groups = _overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
         with _making(groups, self._has_groups):
             flat = DeviceMesh(
-                self.device_type, self.mesh.flatten(), mesh_dim_names=(name,), _init_backend=self._has_groups
+                self.device_type,
+                self.mesh.flatten(),
+                mesh_dim_names=(name,),
+                _init_backend=self._has_groups,
+                _is_noted=False,
             )
+        if groups is None:
+            root._note_family((name,), (dims,))
         if flat._root_mesh is None and flat != root:
             flat._keep_origin(root, (dims,), groups, self._has_groups)
         root._flatten_mapping[name] = flat
@@ -348,9 +373,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         lines = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
         given = _with_everyone(lines, ranks)
         if all(map(is_known, given.values())):
-            return cls(device_type, ranks, mesh_dim_names=mesh_dim_names)
+            return cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
         with _making(given):
-            result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names)
+            result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
         result._keep_origin(given=given)
         return result
 
@@ -368,11 +393,17 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     def __hash__(self) -> int:
         return hash((self.device_type, self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names))
 
+    @_reading_ranks
     def __reduce__(self) -> tuple[Any, ...]:
-        root: Any = self._root_mesh
-        if root is None:
-            return _C.DeviceMesh.__reduce__(self)
         own = (self.device_type, self.mesh, self.mesh_dim_names)
+        families = related(self, self._key()) if self._given is None and self._has_groups else []
+        if len(families) > 1:
+            return rebuild_related, (*own, [(each.root_ranks(), each.root[2], *each[2:]) for each in families])
+        if families and families[0].dims is not None:
+            return rebuild_slice, (*own, families[0].root_ranks(), families[0].root[2], families[0].dims)
+        root: Any = self._root_mesh
+        if families or root is None:
+            return _C.DeviceMesh.__reduce__(self)
         return rebuild_slice, (*own, root.mesh, root.mesh_dim_names, self._dims)
 
 
@@ -448,21 +479,60 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    kept = [root_dim_names.index(dim) for each in by_dim for dim in each]
-    parts = root.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *mesh.shape)
-    is_whole = _is_in_world(device_type, root)
-    here = list(parts) if is_whole else [part for part in parts if _is_in_world(device_type, part)]
-    if is_whole:
-        whole = DeviceMesh(device_type, root, mesh_dim_names=root_dim_names)
-        for name, of_root in zip(mesh_dim_names, by_dim, strict=True):
+    return _this_one(
+        device_type,
+        mesh,
+        mesh_dim_names,
+        [_this_ranks_slice(device_type, root, root_dim_names, mesh_dim_names, by_dim)],
+    )
+
+
+def rebuild_related(
+    device_type: str,
+    mesh: torch.Tensor,
+    mesh_dim_names: tuple[str, ...] | None,
+    families: list[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
+) -> DeviceMesh:
+    """Unpickles a mesh that was made by itself and as a slice, or as that of several meshes: all of them are made, on all ranks."""
+    made: list[DeviceMesh | None] = []
+    for root, root_names, names, dims in families:
+        if dims is not None:
+            made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
+        elif _is_in_world(device_type, root):
+            made.append(rebuild_mesh(device_type, root, list(root_names)))
+    return _this_one(device_type, mesh, mesh_dim_names, made)
+
+
+def _this_one(
+    device_type: str, mesh: torch.Tensor, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
+) -> DeviceMesh:
+    """That of the meshes `made` which has these ranks and names, else a new one."""
+    for each in made:
+        if each is not None and each.mesh_dim_names == names and torch.equal(each.mesh, mesh):
+            return each
+    return DeviceMesh(device_type, mesh, mesh_dim_names=names, _is_noted=False)
+
+
+def _this_ranks_slice(
+    device_type: str,
+    root: torch.Tensor,
+    root_names: tuple[str, ...],
+    names: tuple[str, ...],
+    dims: Sequence[tuple[str, ...]],
+) -> DeviceMesh | None:
+    """That of the slices of `root` which this rank is in. Of a root that has ranks outside of this world as many are made as are
+    inside; None where none is."""
+    if _is_in_world(device_type, root):
+        whole = DeviceMesh(device_type, root, mesh_dim_names=root_names)
+        for name, of_root in zip(names, dims, strict=True):
             if of_root != (name,):
                 whole[of_root]._flatten(name)
-        part = whole[mesh_dim_names]
-    elif here:  # the same parts, in as many rows as there are
-        names = (f"others of {', '.join(mesh_dim_names)}", *mesh_dim_names)
-        part = DeviceMesh(device_type, torch.stack(here), mesh_dim_names=names)[mesh_dim_names]
-    is_this_ranks = bool(here) and part.mesh_dim_names == mesh_dim_names and torch.equal(part.mesh, mesh)
-    return part if is_this_ranks else DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
+        return whole[names]
+    here = [part for part in slices(root, root_names, dims) if _is_in_world(device_type, part)]
+    if not here:
+        return None
+    rows = (f"others of {', '.join(names)}", *names)
+    return DeviceMesh(device_type, torch.stack(here), mesh_dim_names=rows)[names]
 
 
 def _is_in_world(device_type: str, ranks: torch.Tensor) -> bool:
@@ -490,10 +560,11 @@ def from_torch(mesh: object) -> DeviceMesh:
     if set(names) <= set(root.mesh_dim_names):
         return from_torch(root)[names]
     part = _slice_of_same_ranks(mesh, root)
-    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_noted=False)
     if part is not None and flat.ndim == 1 and flat._root_mesh is None:
         root_of_part: Any = part._get_root_mesh()
         flat._keep_origin(root_of_part, (part._dims_of_root(),))
+        root_of_part._note_family(names, (part._dims_of_root(),))
     return flat
 
 

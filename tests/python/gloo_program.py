@@ -104,6 +104,33 @@ def new_world(folder):
         expect_destroyed(mesh, 0)
 
 
+def saved_meshes(folder):
+    """A mesh that is a slice on some ranks and was made by itself, too, is loaded by groups that all ranks make in one order."""
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    rank = place["rank"]
+    for kind in range(4):
+        dist.init_process_group("gloo", init_method=f"file://{folder}/saved{kind}", **place)
+        grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        crossed = sw.DeviceMesh("cpu", [[0, 1], [3, 2]], mesh_dim_names=("dp", "tp"))
+        pair = sw.DeviceMesh("cpu", [0, 1], mesh_dim_names=("tp",)) if kind < 3 else grid["tp"]
+        held = [pair, grid["tp"], crossed["tp"], grid["tp"]._flatten("all")][kind]
+        files = [pickle.dumps(sw.ones(6, device_mesh=held, placements=[Shard(0)])), pickle.dumps(held)]
+        kept = held.mesh.tolist()
+        dist.destroy_process_group()
+
+        dist.init_process_group("gloo", init_method=f"file://{folder}/loaded{kind}", **place)
+        for file in files:
+            loaded = pickle.loads(file)
+            mesh = getattr(loaded, "device_mesh", loaded)
+            assert mesh.mesh.tolist() == kept, (rank, kind, mesh)
+            if mesh.get_coordinate() is not None:
+                assert sw.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
+        last = sw.ones(4, device_mesh=sw.DeviceMesh("cpu", [1, 2]), placements=[Shard(0)])
+        assert rank not in (1, 2) or last.sum().item() == 4
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def expect_destroyed(mesh, dim):
     try:
         mesh.get_group(dim)  # None would be all ranks of the new world, for torch

@@ -21,6 +21,7 @@ def run(command):
         "groups",
         "torch_meshes",
         "new_world",
+        "saved_meshes",
         "left_open",
         "moves",
         "read_alone",

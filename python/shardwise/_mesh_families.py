@@ -1,0 +1,67 @@
+"""Which meshes all ranks made together. A file of one has all that are to be made where it is read, on every rank the same."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from shardwise import _C
+
+MeshKey: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]  # shape, ranks, names
+
+
+class Family(NamedTuple):
+    """All slices of a mesh, the root, along some of its dims: each rank has the one that it is in.
+
+    `dims`: those of the root that each dim of the slices is made of. None where the root itself was made: a family of one.
+    """
+
+    device_type: str
+    root: MeshKey
+    names: tuple[str, ...] = ()
+    dims: tuple[tuple[str, ...], ...] | None = None
+
+    def root_ranks(self) -> torch.Tensor:
+        shape, ranks, _ = self.root
+        return torch.tensor(ranks, dtype=torch.int32, device="cpu").view(shape)
+
+    def members(self) -> frozenset[MeshKey]:
+        if self.dims is None:
+            return frozenset([self.root])
+        shape, _, names = self.root
+        slice_shape = tuple(prod(shape[names.index(dim)] for dim in each) for each in self.dims)
+        rows = slices(self.root_ranks(), names, self.dims).flatten(1).tolist()
+        return frozenset((slice_shape, tuple(row), self.names) for row in rows)
+
+
+def slices(root: torch.Tensor, root_names: Sequence[str], dims: Sequence[Sequence[str]]) -> torch.Tensor:
+    """The ranks of all slices of `root` along `dims`, one after another."""
+    kept = [root_names.index(dim) for each in dims for dim in each]
+    shape = [prod(root.size(root_names.index(dim)) for dim in each) for each in dims]
+    return root.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *shape)
+
+
+def note(mesh: _C.DeviceMesh, family: Family) -> None:
+    """All ranks of the world of `mesh` made these."""
+    families = mesh._world_notes()
+    if family not in families:
+        families[family] = family.members()
+
+
+def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
+    """The families that the mesh is in, with those of their other members, and so on, in the order in which they were made.
+
+    They are the same on all ranks, although one rank's slice is a mesh that was made by itself, too, and another's is not.
+    """
+    families: dict[Family, frozenset[MeshKey]] = {
+        family: members
+        for family, members in list(mesh._world_notes().items())
+        if family.device_type == mesh.device_type
+    }  # a list: other threads may make meshes meanwhile
+    found: set[Family] = set()
+    known = {key}
+    while more := [family for family in families if family not in found and not families[family].isdisjoint(known)]:
+        found.update(more)
+        known.update(*(families[family] for family in more))
+    return [family for family in families if family in found]
