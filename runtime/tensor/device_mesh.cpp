@@ -11,8 +11,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 namespace shardwise {
@@ -51,6 +53,18 @@ std::vector<RankGrid> slices(const RankGrid& grid, c10::ArrayRef<int64_t> kept) 
   return result;
 }
 
+/// True for the ranks (ascending) along a dim of `grid`, and for all of its ranks.
+bool is_along(const RankGrid& grid, const Line& ranks) {
+  const auto has_these = [&](RankGrid part) {
+    std::ranges::sort(part.ranks);
+    return part.ranks == ranks;
+  };
+  if (has_these(grid)) return true;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(grid.shape.size()); ++dim)
+    if (std::ranges::any_of(slices(grid, dim), has_these)) return true;
+  return false;
+}
+
 /// Makes every group that `grid` needs, on every rank in one order; returns this rank's.
 std::vector<GroupPtr> make_lines(World& world, const RankGrid& grid) {
   std::vector<GroupPtr> mine(grid.shape.size());
@@ -80,6 +94,42 @@ std::vector<const void*> given_groups() {
   if (given)
     for (const auto& [ranks, group] : given->groups()) result.push_back(group->process_group.get());
   return result;
+}
+
+/// The groups that meshes were made over in place of the World's; their slices are over these, too.
+struct Given {
+  GivenGroups::ByRanks groups;
+  bool are_absent = false;
+};
+
+std::mutex given_mutex;
+std::map<const DeviceMesh*, Given>& given_to() {
+  static auto* given = new std::map<const DeviceMesh*, Given>;  // never destroyed, as the registry
+  return *given;
+}
+
+void keep_given(const DeviceMesh& mesh) {
+  const auto* given = GivenGroups::current();
+  if (!given || (given->groups().empty() && !given->are_absent())) return;
+  const std::lock_guard lock(given_mutex);
+  given_to()[&mesh] = {given->groups(), given->are_absent()};
+}
+
+void forget_given(const DeviceMesh& mesh) {
+  Given last;  // ends without the lock: groups wait for their threads
+  const std::lock_guard lock(given_mutex);
+  if (const auto found = given_to().find(&mesh); found != given_to().end()) {
+    last = std::move(found->second);
+    given_to().erase(found);
+  }
+}
+
+/// Nothing where `mesh` is over the World's groups, or this thread makes meshes over given ones anyway.
+std::optional<Given> given_of(const DeviceMesh& mesh) {
+  if (GivenGroups::current()) return std::nullopt;
+  const std::lock_guard lock(given_mutex);
+  const auto found = given_to().find(&mesh);
+  return found == given_to().end() ? std::nullopt : std::optional(found->second);
 }
 
 std::mutex registry_mutex;
@@ -119,6 +169,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   }
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
     let_go_of(*ended);
+    forget_given(*ended);
     delete ended;
   });
   mesh->coord_ = grid.coord_of(world->rank());
@@ -129,6 +180,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
   mesh->device_type_ = device_type;
   mesh->names_ = std::move(names);
   connect_world(*mesh->world_, *mesh);
+  keep_given(*mesh);
 
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
@@ -174,11 +226,23 @@ MeshPtr DeviceMesh::submesh(const std::vector<std::string>& names) const {
                                   name, to_string(*this)));
   }
 
-  RankGrid mine;
-  for (RankGrid& slice : slices(*grid_, kept)) {
+  auto all = slices(*grid_, kept);
+  const auto own =
+      std::ranges::find_if(all, [&](const RankGrid& slice) { return std::ranges::count(slice.ranks, rank()) > 0; });
+  RankGrid mine = own == all.end() ? all.front() : *own;
+
+  std::optional<GivenGroups> over;
+  if (auto given = given_of(*with_memory())) {
+    if (given->are_absent) {
+      over.emplace();
+    } else {
+      std::erase_if(given->groups, [&](const auto& entry) { return !is_along(mine, entry.first); });
+      over.emplace(std::move(given->groups));
+    }
+  }
+  for (const RankGrid& slice : all) {
     make_lines(*world_, slice);
     world_->group(slice.ranks);
-    if (mine.ranks.empty() || std::ranges::count(slice.ranks, rank())) mine = std::move(slice);
   }
   return create(world_, with_memory()->device_type(), std::move(mine), names)->on(device_type_);
 }

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import _C, Replicate, Shard
 from shardwise._torch_groups import group_by_members, lone_group
 
 c10d_functional = torch.ops.c10d_functional
@@ -190,6 +190,10 @@ def all_ranks_make_groups():
         assert ranks_of(mesh.get_group("one")) == [0]
 
 
+def slice_of(mesh, dim):
+    return _C.DeviceMesh.__getitem__(mesh, dim)
+
+
 def given_groups_of_some():
     """A mesh of several dims over groups of some ranks: its members make the group of all of them."""
     rank = dist.get_rank()
@@ -210,11 +214,13 @@ def given_groups_of_some():
             works(grid)
             works(grid._flatten("all"))
             assert make() == grid and grid.get_group("tp") is tp and grid["tp"].get_group() is tp
+            assert [slice_of(make(), dim) for dim in ("tp", "dp")] == [grid["tp"], grid["dp"]]  # as C++ makes them
         else:  # torch would name the group on some ranks otherwise than on others
             raises(ValueError, "some of them are in 3 groups, others in 4", make)
     works(sw.init_device_mesh("cpu", (8,)))
     known = sw.DeviceMesh("cpu", [4, 5, 6, 7])
     if rank >= 4:
+        assert slice_of(make(), "dp").get_group() is dp
         works(make())
     works(known)
 
