@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from itertools import combinations
+from itertools import chain, combinations
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
@@ -224,34 +224,21 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if len(names) == 1 and names[0] in root._flatten_mapping:
             flat: DeviceMesh = root._flatten_mapping[names[0]]
             return flat
-        dims = tuple(dim for name in names for dim in root._flattened_dims.get(name, (name,)))
-        unknown = [dim for dim in dims if dim not in self.mesh_dim_names]
+        own = self.mesh_dim_names
+        by_name = [(name,) if name in own else root._flattened_dims.get(name, (name,)) for name in names]
+        unknown = [dim for dims in by_name for dim in dims if dim not in own]
         if unknown:
             raise KeyError(
                 f"[device_mesh] Invalid mesh_dim_names {names}: no mesh dim is called {', '.join(map(repr, unknown))}. The mesh has "
-                f"{list(self.mesh_dim_names)}."
+                f"{list(own)}."
             )
-        if dims != names:
-            every = self[dims]
-            shape = [prod(every.size(dim) for dim in root._flattened_dims.get(name, (name,))) for name in names]
-            given = self._given
-            if given is not None:
-                parts = [root._flatten_mapping[name] for name in names if name in root._flattened_dims]
-                given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
+        if set(names) <= set(own):
+            given = self._given_of(names)
             with _making(given, self._has_groups):
-                part: DeviceMesh = DeviceMesh(
-                    self.device_type,
-                    every.mesh.reshape(shape),
-                    mesh_dim_names=names,
-                    _init_backend=self._has_groups,
-                    _is_noted=False,
-                )
-            of_root = tuple(tuple(root._flattened_dims.get(name, (name,))) for name in names)
+                part: DeviceMesh = super().__getitem__(names)
         else:
-            given = self._given_of(dims)
-            with _making(given, self._has_groups):
-                part = super().__getitem__(names)
-            of_root = tuple(self._dims[self.mesh_dim_names.index(name)] for name in names)
+            part, given = self._merged(names, by_name)
+        of_root = tuple(tuple(chain(*(self._dims[own.index(dim)] for dim in dims))) for dims in by_name)
         if part != root and given is None and root._slices.get(names) is not part:
             root._note_family(names, of_root)
         if part != self and part._root_mesh is None:
@@ -263,6 +250,23 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 getattr(part._root_mesh, known).update(getattr(root, known))
                 setattr(root, known, getattr(part._root_mesh, known))
         return part
+
+    def _merged(
+        self, names: tuple[str, ...], by_name: Sequence[tuple[str, ...]]
+    ) -> "tuple[DeviceMesh, GroupsByRanks | None]":
+        """The slice along the dims `by_name`, those of one name as one dim: a flattened mesh's. With the groups that it is over."""
+        every = self[tuple(chain(*by_name))]
+        given = self._given
+        if given is not None:
+            flattened: dict[str, Any] = self._get_root_mesh()._flatten_mapping
+            parts = [flattened[name] for name in names if name in flattened]
+            given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
+        ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
+        with _making(given, self._has_groups):
+            part = DeviceMesh(
+                self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
+            )
+        return part, given
 
     def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
         """Of the groups of its own those that the slice along `names` is over, with one of all its ranks: its members make it here."""

@@ -128,6 +128,19 @@ def test_a_mesh_made_twice_knows_its_flattened_dims_by_both_objects():
     run_ranks(4, body)
 
 
+def test_a_slice_with_a_flattened_dim_is_sliced_by_its_own_names():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+        mesh["dp", "tp"]._flatten("mp")
+        part = mesh["pp", "mp"]
+        assert part["pp", "mp"] == part and part["mp", "pp"] == mesh["mp", "pp"] and part["mp"] is mesh["mp"]
+        assert pickle.loads(pickle.dumps(part["mp", "pp"])) == part["mp", "pp"]
+        with pytest.raises(KeyError, match="no mesh dim is called 'tp'"):
+            part["tp"]
+
+    run_ranks(8, body)
+
+
 def test_an_object_of_a_mesh_that_ends_is_not_given_out_again():
     """As another thread would get it while this one drops what the object owns."""
 
