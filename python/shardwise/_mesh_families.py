@@ -54,14 +54,29 @@ def related(mesh: _C.DeviceMesh, key: MeshKey) -> list[Family]:
 
     They are the same on all ranks, although one rank's slice is a mesh that was made by itself, too, and another's is not.
     """
-    families: dict[Family, frozenset[MeshKey]] = {
-        family: members
-        for family, members in list(mesh._world_notes().items())
-        if family.device_type == mesh.device_type
-    }  # a list: other threads may make meshes meanwhile
+    families = _noted(mesh)
+    if not any(key in members for members in families.values()):
+        _note_as_slice(mesh, key)
+        families = _noted(mesh)
     found: set[Family] = set()
     known = {key}
     while more := [family for family in families if family not in found and not families[family].isdisjoint(known)]:
         found.update(more)
         known.update(*(families[family] for family in more))
     return [family for family in families if family in found]
+
+
+def _noted(mesh: _C.DeviceMesh) -> dict[Family, frozenset[MeshKey]]:
+    families = list(mesh._world_notes().items())  # other threads may make meshes meanwhile
+    return {family: members for family, members in families if family.device_type == mesh.device_type}
+
+
+def _note_as_slice(mesh: _C.DeviceMesh, key: MeshKey) -> None:
+    """Of a mesh that C++ sliced, as for parameters that are sharded over data on top of tensor parallelism."""
+    names = key[2]
+    for known in _noted(mesh):
+        if known.dims is None and names and set(names) <= set(known.root[2]):
+            family = Family(known.device_type, known.root, names, tuple((name,) for name in names))
+            if key in family.members():
+                note(mesh, family)
+                return

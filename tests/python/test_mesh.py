@@ -5,9 +5,12 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import shardwise as sw
+from shardwise.fsdp import fully_shard
+from shardwise.parallel import ColwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
 
 
@@ -115,6 +118,23 @@ def test_slices_of_any_dims_are_pickled_with_the_mesh_that_they_are_of():
         assert parts == sliced(rank)
 
     files = run_ranks(8, saved)
+    run_ranks(8, loaded)
+
+
+def test_a_slice_that_fully_shard_made_is_pickled_with_its_root():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+        model = nn.Linear(4, 4)
+        parallelize_module(model, mesh["tp"], ColwiseParallel())
+        fully_shard(model, mesh=mesh["dp"])
+        return pickle.dumps(model.state_dict()["weight"].device_mesh)
+
+    def loaded(rank):
+        part = pickle.loads(files[rank])
+        assert part._get_root_mesh().shape == (2, 2, 2)
+        assert part.mesh.flatten().tolist() == list(range(rank // 4 * 4, rank // 4 * 4 + 4))
+
+    files = run_ranks(8, body)
     run_ranks(8, loaded)
 
 
