@@ -1,4 +1,5 @@
-"""The conda recipe asks for what pyproject.toml asks for. It compiles in conda's own world, which a test does not have."""
+"""rattler-build accepts the conda recipe, which asks for what pyproject.toml asks for. To compile it takes conda's own world, which a test
+does not have."""
 
 import re
 import tomllib
@@ -38,3 +39,34 @@ def test_every_variable_of_a_variant_is_there() -> None:
     assert {"python", "c_stdlib", "c_stdlib_version"} <= VARIANTS.keys()
     oldest = tuple(int(part) for part in PROJECT["project"]["requires-python"].removeprefix(">=").split("."))
     assert min(tuple(int(part) for part in each.split(".")[:2]) for each in VARIANTS["python"]) == oldest
+
+
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list:
+    """What rattler-build makes of the recipe and of the variants beside it: one for each package."""
+    rattler_build = pytest.importorskip("rattler_build")
+    monkeypatch.setenv("SHARDWISE_VERSION", "1.2.3.dev4+gabcdef")
+    variants = rattler_build.VariantConfig.from_file(ROOT / "conda" / "variants.yaml")
+    config = rattler_build.RenderConfig(rattler_build.PlatformConfig(target_platform="linux-64"))
+    return rattler_build.Stage0Recipe.from_file(ROOT / "conda" / "recipe.yaml").render(variants, config)
+
+
+def test_rattler_build_renders_a_package_for_each_python(rendered: list) -> None:
+    assert [each.variant["python"] for each in rendered] == VARIANTS["python"]
+    tags = ["py" + "".join(each.split(".")[:2]) for each in VARIANTS["python"]]
+    assert [each.recipe.build.string[: len(tags[0])] for each in rendered] == tags
+
+
+def test_rattler_build_reads_each_part_of_the_recipe(rendered: list) -> None:
+    for each in rendered:
+        recipe = each.recipe.to_dict()
+        assert recipe["package"] == {"name": "shardwise", "version": "1.2.3.dev4_gabcdef"}
+        environment = recipe["build"]["script"]["env"]
+        assert environment == {"CMAKE_GENERATOR": "Ninja", "SETUPTOOLS_SCM_PRETEND_VERSION": "1.2.3.dev4+gabcdef"}
+        asked = recipe["requirements"]
+        assert {"gxx_linux-64", "sysroot_linux-64 2.28.*"} <= set(asked["build"])
+        assert not [spec for part in asked.values() for spec in part if "{{" in spec]
+        assert (asked["host"], asked["run"]) == (RECIPE["requirements"]["host"], RECIPE["requirements"]["run"])
+        imports, commands = recipe["tests"]
+        assert imports["python"]["imports"] == ["shardwise", "shardwise.parallel"]
+        assert len(commands["script"]) == 2
