@@ -7,7 +7,8 @@
 # Targets:   shardwise::c10           headers and libc10; no tensors
 #            shardwise::torch         all of libtorch without Python
 #            shardwise::torch_python  what an extension module adds
-# Variables: SHARDWISE_TORCH_ROOT, ShardwiseTorch_VERSION (2.13.0), ShardwiseTorch_CUDA (13.0, or empty)
+# Variables: SHARDWISE_TORCH_ROOT, ShardwiseTorch_INCLUDE_DIR,
+#            ShardwiseTorch_VERSION (2.13.0), ShardwiseTorch_CUDA (13.0, or empty)
 
 if(NOT SHARDWISE_TORCH_ROOT)
   if(NOT Python_EXECUTABLE)
@@ -33,10 +34,15 @@ if(EXISTS "${SHARDWISE_TORCH_ROOT}/version.py")
   endif()
 endif()
 
+# conda-forge's libtorch has the headers in the include/ of the environment, wheels have them inside the package.
+find_path(ShardwiseTorch_INCLUDE_DIR c10/util/Exception.h
+  PATHS "${SHARDWISE_TORCH_ROOT}/include" "${SHARDWISE_TORCH_ROOT}/../../../../include"
+  NO_CACHE NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
+
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   ShardwiseTorch
-  REQUIRED_VARS SHARDWISE_TORCH_ROOT ShardwiseTorch_VERSION
+  REQUIRED_VARS SHARDWISE_TORCH_ROOT ShardwiseTorch_VERSION ShardwiseTorch_INCLUDE_DIR
   VERSION_VAR ShardwiseTorch_VERSION
   REASON_FAILURE_MESSAGE "${Python_EXECUTABLE} has no torch. Pass -DPython_EXECUTABLE=<a python that has it> or -DSHARDWISE_TORCH_ROOT=<.../torch>")
 
@@ -50,8 +56,8 @@ if(ShardwiseTorch_FOUND AND NOT TARGET shardwise::torch)
   add_library(shardwise::c10 INTERFACE IMPORTED)
   set_target_properties(shardwise::c10 PROPERTIES
     INTERFACE_LINK_LIBRARIES shardwise::libc10
-    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${SHARDWISE_TORCH_ROOT}/include"
-    INTERFACE_INCLUDE_DIRECTORIES "${SHARDWISE_TORCH_ROOT}/include")
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${ShardwiseTorch_INCLUDE_DIR}"
+    INTERFACE_INCLUDE_DIRECTORIES "${ShardwiseTorch_INCLUDE_DIR}")
 
   # libtorch.so holds no code: it names the libraries (libtorch_cuda too) whose loading registers their kernels.
   add_library(shardwise::torch INTERFACE IMPORTED)
@@ -59,7 +65,7 @@ if(ShardwiseTorch_FOUND AND NOT TARGET shardwise::torch)
     INTERFACE_LINK_LIBRARIES
       "shardwise::libtorch_cpu;shardwise::c10;-Wl,--push-state,--no-as-needed,${SHARDWISE_TORCH_ROOT}/lib/libtorch.so,--pop-state"
     INTERFACE_COMPILE_DEFINITIONS USE_DISTRIBUTED
-    INTERFACE_INCLUDE_DIRECTORIES "${SHARDWISE_TORCH_ROOT}/include/torch/csrc/api/include")
+    INTERFACE_INCLUDE_DIRECTORIES "${ShardwiseTorch_INCLUDE_DIR}/torch/csrc/api/include")
 
   # Named only by what uses them: without our kernels for GPUs the library runs beside a torch for CPUs, too.
   if(ShardwiseTorch_CUDA)

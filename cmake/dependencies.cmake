@@ -10,7 +10,7 @@ endif()
 add_library(shardwise_base INTERFACE)
 target_link_libraries(shardwise_base INTERFACE shardwise::c10 shardwise_warnings)
 target_include_directories(shardwise_base INTERFACE ${PROJECT_SOURCE_DIR})
-if(EXISTS "${SHARDWISE_TORCH_ROOT}/include/fmt/format.h")
+if(EXISTS "${ShardwiseTorch_INCLUDE_DIR}/fmt/format.h")
   # format.h declares these two templates as instantiated elsewhere.
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/fmt.cpp CONTENT [[
 #include <fmt/format-inl.h>

@@ -2,6 +2,8 @@
 does not have."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -70,3 +72,32 @@ def test_rattler_build_reads_each_part_of_the_recipe(rendered: list) -> None:
         imports, commands = recipe["tests"]
         assert imports["python"]["imports"] == ["shardwise", "shardwise.parallel"]
         assert len(commands["script"]) == 2
+
+
+def test_headers_of_torch_are_found_where_conda_forge_has_them(tmp_path: Path) -> None:
+    """Its libtorch puts them in the include/ of the environment; the package torch keeps an include/ without them."""
+    torch = tmp_path / "lib" / "python3.11" / "site-packages" / "torch"
+    for file in [torch / "include" / "dnnl.h", tmp_path / "include" / "c10" / "util" / "Exception.h"]:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (torch / "version.py").write_text("__version__ = '2.13.0'\n")
+    script = tmp_path / "find.cmake"
+    script.write_text(f"""
+        function(add_library)  # a script has no targets
+        endfunction()
+        function(set_target_properties)
+          list(JOIN ARGN " " words)
+          message("${{words}}")
+        endfunction()
+        set(SHARDWISE_TORCH_ROOT "{torch}")
+        list(APPEND CMAKE_MODULE_PATH "{ROOT / "cmake"}")
+        find_package(ShardwiseTorch 2.11 REQUIRED MODULE)
+    """)
+    cmake = Path(sys.executable).with_name("cmake")
+    done = subprocess.run([cmake if cmake.exists() else "cmake", "-P", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    included = re.findall(r"INTERFACE_INCLUDE_DIRECTORIES (\S+)", done.stderr)
+    assert [Path(each).resolve() for each in included] == [
+        tmp_path / "include",
+        tmp_path / "include/torch/csrc/api/include",
+    ]
