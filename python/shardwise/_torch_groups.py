@@ -11,11 +11,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from shardwise import _C
+from shardwise._torch_versions import NAMES_COUNT_CALLS
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Of the groups made here: those that C++ asked for, this rank's own, and those that their members made without the other ranks.
 DESCRIPTION, LONE, BY_MEMBERS = "shardwise", "shardwise, one rank", "shardwise, by its members"
+
+FIRST_OF_MEMBERS = 1 << 40  # more groups than a program makes
 
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
 
@@ -60,6 +63,10 @@ def new_group_like(
     everyone = dist.group.WORLD
     assert everyone is not None
     timeout = getattr(options, "_timeout", None) or timeout_of(everyone)
+    if NAMES_COUNT_CALLS:  # ranks that have made groups without the others are ahead
+        counts: list[Any] = [None] * everyone.size()
+        dist.all_gather_object(counts, c10d._world.group_count)
+        c10d._world.group_count = max(counts)
     return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
 
 
@@ -99,21 +106,21 @@ def group_by_members(ranks: tuple[int, ...], parts: Sequence[ProcessGroup]) -> P
     known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
     if known is not None:
         return known
-    fewest = most = len(c10d._world.pg_names)  # a part of the name
+    fewest = most = c10d._world.group_count if NAMES_COUNT_CALLS else len(c10d._world.pg_names)  # a part of the name
     for part in parts:
         if part.size() == 1:
             continue
         counts: list[Any] = [None] * part.size()
         dist.all_gather_object(counts, (fewest, most), group=part)
         fewest, most = min(low for low, _ in counts), max(high for _, high in counts)
-    if fewest < most:
+    if fewest < most and not NAMES_COUNT_CALLS:
         raise ValueError(
             f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, and some of them are in "
             f"{fewest} groups, others in {most}: torch.distributed names it by their number. Make DeviceMesh(device_type, "
             f"{list(ranks)}) on all ranks of the world first."
         )
     try:
-        return _new_group_of_members(list(ranks), BY_MEMBERS, timeout_of(parts[0]))
+        return _new_group_of_members(list(ranks), BY_MEMBERS, timeout_of(parts[0]), number=most)
     except _MembersMakeNone as error:
         raise ValueError(
             f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, which their backend "
@@ -125,14 +132,23 @@ class _MembersMakeNone(Exception):
     """The backend makes groups only on all ranks of the world: MPI, and those of torchcomms."""
 
 
-def _new_group_of_members(ranks: list[int], description: str, timeout: timedelta | None = None) -> ProcessGroup:
-    """Made by `ranks` alone. Raises _MembersMakeNone, before any message, where the backend has all ranks of the world make it."""
+def _new_group_of_members(
+    ranks: list[int], description: str, timeout: timedelta | None = None, number: int = 0
+) -> ProcessGroup:
+    """Made by `ranks` alone, which have the same `number`: torch may count the group's name by it, and no other group by this one.
+
+    Raises _MembersMakeNone, before any message, where the backend has all ranks of the world make it.
+    """
+    count = c10d._world.group_count
+    c10d._world.group_count = FIRST_OF_MEMBERS + number
     try:
         return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=description)
     except (NotImplementedError, ValueError) as error:
         if "use_local_synchronization" not in str(error):
             raise
         raise _MembersMakeNone(error) from None
+    finally:
+        c10d._world.group_count = count
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:

@@ -1,9 +1,14 @@
 """What differs between the versions of torch that Shardwise runs with (2.11 to 2.15), by one name each. For C++: runtime/comm/torch_versions.h."""
 
+import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
 
-__all__ = ["register_constant"]
+__all__ = ["NAMES_COUNT_CALLS", "register_constant"]
+
+# The name of a process group has a number in it. torch 2.14 and newer: how many this process has asked for, also of groups that only
+# their members make. Older ones: how many that all ranks make or, for those, how many it is in.
+NAMES_COUNT_CALLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def register_constant(kind: type) -> None:
