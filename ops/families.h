@@ -54,6 +54,7 @@ void register_masks();
 void register_search(RuleTable& table);
 void register_selection_grad();
 void register_sorting(RuleTable& table);
+void register_quantile();
 
 // embedding/
 void register_embedding();

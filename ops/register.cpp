@@ -62,6 +62,7 @@ void register_operators() {
   register_dropout(table);
   register_scans();
   register_sorting(table);
+  register_quantile();
   register_flip_roll_repeat(table);
   register_diagonals(table);
   register_view_copies(table);
