@@ -66,7 +66,7 @@ from shardwise.distributed_embedding import (
     broadcast_parameters,
 )
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
-from shardwise.factories import empty, full, ones, rand, randn, zeros
+from shardwise.factories import empty, full, linspace, logspace, ones, rand, randn, zeros
 from shardwise.fsdp import fully_shard
 from shardwise.interop import from_torch, to_torch
 from shardwise.live import watch_if_asked
@@ -112,6 +112,8 @@ __all__ = [
     "fully_shard",
     "implicit_replication",
     "init_device_mesh",
+    "linspace",
+    "logspace",
     "lookup_exchange",
     "ones",
     "optim",

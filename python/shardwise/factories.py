@@ -5,7 +5,7 @@
 stands in; a tensor without memory is one of torch's, given to distribute_tensor. Nothing is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,10 +14,11 @@ from shardwise._C import Placement
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 
-__all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
+__all__ = ["empty", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"]
 
 Size = int | Sequence[int]
 Placements = Sequence[Placement] | None
+Number = int | float | complex | torch.Tensor
 
 
 def empty(
@@ -133,6 +134,70 @@ def randn(
     """
     _check_layout(layout)
     return _C.randn(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+
+
+def linspace(
+    start: Number,
+    end: Number,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """`steps` values at equal distances from `start` to `end`, both included: those of torch.linspace.
+
+    `start` and `end` are numbers or tensors without dims. Each rank computes all values for a moment, and keeps its own. Raises ValueError
+    for Partial placements.
+
+    >>> sw.linspace(0, 9, 10, device_mesh=mesh, placements=[sw.Shard(0, sizes=[1, 4, 0, 5])]).full_tensor()
+    tensor([0., 1., 2., 3., 4., 5., 6., 7., 8., 9.])
+    """
+    return _spaced(torch.linspace, start, end, steps, (), dtype, layout, requires_grad, device_mesh, placements)
+
+
+def logspace(
+    start: Number,
+    end: Number,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """`base` to the power of `steps` exponents at equal distances from `start` to `end`, in all else as `linspace`.
+
+    >>> sw.logspace(0, 3, 4, base=2, device_mesh=mesh, placements=[sw.Shard(0)]).full_tensor()
+    tensor([1., 2., 4., 8.])
+    """
+    return _spaced(torch.logspace, start, end, steps, (base,), dtype, layout, requires_grad, device_mesh, placements)
+
+
+def _spaced(
+    function: Callable[..., torch.Tensor],
+    start: Number,
+    end: Number,
+    steps: int,
+    base: tuple[float, ...],
+    dtype: torch.dtype | None,
+    layout: torch.layout,
+    requires_grad: bool,
+    device_mesh: DeviceMesh | None,
+    placements: Placements,
+) -> DTensor:
+    _check_layout(layout)
+    start, end = (each.item() if isinstance(each, DTensor) else each for each in (start, end))
+    dtype = function(start, end, min(steps, 0), *base, dtype=dtype, device="cpu").dtype  # refuses less than no steps
+    result = _C.full([steps], 0, dtype, device_mesh, placements, False)
+    whole = function(start, end, steps, *base, dtype=dtype, device=result.device)
+    result.copy_(DTensor.from_local(whole, result.device_mesh))
+    result.requires_grad_(requires_grad)
+    return result
 
 
 def _dims(size: tuple[Size, ...]) -> list[int]:

@@ -8,7 +8,7 @@ from layouts import by_name
 from torch import nn
 
 import shardwise as sw
-from shardwise import DTensor, Partial, Replicate, Shard
+from shardwise import DTensor, EnumerableShard, Partial, Replicate, Shard, ShardMetadata
 from shardwise.testing import run_ranks
 
 
@@ -159,6 +159,19 @@ FACTORIES = {
     "full of bool": lambda **kw: (sw.full((5, 3), True, **kw), torch.full((5, 3), True)),
     "full of float": lambda **kw: (sw.full((5, 3), 0.5, **kw), torch.full((5, 3), 0.5)),
     "0-D": lambda **kw: (sw.full((), 2.0, **kw), torch.full((), 2.0)),
+    "linspace": lambda **kw: (sw.linspace(-1, 2.5, 11, **kw), torch.linspace(-1, 2.5, 11)),
+    "linspace, half": lambda **kw: (
+        sw.linspace(0, 9, 777, dtype=torch.bfloat16, **kw),
+        torch.linspace(0, 9, 777, dtype=torch.bfloat16),
+    ),
+    "linspace of nothing": lambda **kw: (sw.linspace(0, 1, 0, **kw), torch.linspace(0, 1, 0)),
+    "linspace, complex": lambda **kw: (sw.linspace(0, 1j, 3, **kw), torch.linspace(0, 1j, 3)),
+    "linspace between tensors": lambda **kw: (
+        sw.linspace(sw.full((), 2.0, device_mesh=kw["device_mesh"]), torch.tensor(5), 4, **kw),
+        torch.linspace(2, 5, 4),
+    ),
+    "logspace": lambda **kw: (sw.logspace(-2, 2, 10, **kw), torch.logspace(-2, 2, 10)),
+    "logspace of a base": lambda **kw: (sw.logspace(0, 3, 4, 2, **kw), torch.logspace(0, 3, 4, 2)),
 }
 
 
@@ -175,6 +188,34 @@ def test_factories_make_what_torchs_make(name):
         assert sw.empty(5, 3, device_mesh=mesh, dtype=torch.int8).dtype == torch.int8
 
     run_ranks(3, body)
+
+
+def test_spaced_values_are_in_any_shards_and_send_nothing():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2))
+        pieces = EnumerableShard(
+            ShardMetadata((begin,), (end - begin,), rank)
+            for rank, begin, end in ((0, 0, 3), (2, 3, 5), (1, 5, 7), (2, 7, 10))
+        )
+        flat = sw.init_device_mesh("cpu", (4,))
+        for on, placements in (
+            (mesh, [Shard(0, sizes=[9, 1]), Shard(0)]),
+            (mesh, [Replicate(), Shard(0)]),
+            (flat, [Shard(0, sizes=[0, 4, 6, 0])]),
+            (flat, [pieces]),
+            (sw.DeviceMesh("cpu", [1, 3]), [Shard(0)]),
+        ):
+            with sw.CommDebugMode() as comm:
+                x = sw.linspace(0, 1, 10, device_mesh=on, placements=placements, requires_grad=True)
+            assert comm.get_total_counts() == 0 and x.requires_grad and x.is_leaf
+            if on.get_coordinate() is not None:
+                assert torch.equal(x.full_tensor(), torch.linspace(0, 1, 10))
+        with pytest.raises(ValueError, match="cannot fill a tensor as"):
+            sw.logspace(0, 1, 3, device_mesh=flat, placements=[Partial()])
+        with pytest.raises(RuntimeError, match="number of steps must be non-negative"):
+            sw.linspace(0, 1, -1, device_mesh=flat)
+
+    run_ranks(4, body)
 
 
 def test_factories_refuse_other_layouts_than_strided():
