@@ -4,20 +4,20 @@ python docs/pictures/screenshots.py     # where shardwise can be imported and sc
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 import shardwise as sw
 from shardwise import Layout, Shard
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parents[1] / "examples" / "train_transformer.py"
-BROWSER = os.environ.get("SHARDWISE_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "train_transformer.py"
+sys.path.append(str(ROOT / "tests" / "python"))
+from browser import started_browser  # noqa: E402
+
 SIZE = {"width": 1000, "height": 560}
 
 
@@ -60,8 +60,6 @@ def take_live(browser):
 
 
 if __name__ == "__main__":
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+    with started_browser() as browser:
         take_page(browser)
         take_live(browser)
-        browser.close()
