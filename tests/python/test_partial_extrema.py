@@ -28,8 +28,8 @@ def test_the_dense_result(op, name, left, right, passes):
         mesh = sw.init_device_mesh("cpu", (3,))
         operands = []
         for seed, placement in enumerate((left, right)):
-            torch.manual_seed(seed + (10 * rank if placement.is_partial() else 0))
-            whole = torch.randn(5, 2)
+            generator = torch.Generator().manual_seed(seed + (10 * rank if placement.is_partial() else 0))
+            whole = torch.randn(5, 2, generator=generator)  # torch's own generator is one for all threads
             if placement.is_partial():
                 operands.append(sw.DTensor.from_local(whole, mesh, [placement]))
             else:
