@@ -1,5 +1,7 @@
 """Arguments at the edge of what operators take: answered, or refused in torch's words, as for dense tensors."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -157,9 +159,19 @@ def test_what_a_kernel_refuses_is_refused_after_the_same_messages_on_ranks_witho
 @pytest.mark.parametrize("n_groups", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 0), (2, 0, 3), (2, 4, 0), (0, 4, 3)], ids=str)
 def test_group_norm_of_nothing(shape, n_groups):
+    refusal = None  # torch 2.14 refuses some of these shapes
+    try:
+        F.group_norm(torch.ones(shape), n_groups)
+    except RuntimeError as error:
+        refusal = str(error)
+
     def check(mesh):
         for placement in (Shard(0), Shard(1), Replicate()):
             x = sw.distribute_tensor(torch.ones(shape), mesh, [placement]).requires_grad_()
+            if refusal:
+                with pytest.raises(RuntimeError, match=re.escape(refusal)):
+                    F.group_norm(x, n_groups)
+                continue
             result = F.group_norm(x, n_groups)
             result.sum().backward()
             assert result.shape == x.grad.shape == shape

@@ -1,11 +1,9 @@
 """The examples do what their head comments say: each `$ command` there runs, and prints what stands below it."""
 
 import math
-import os
 import platform
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest

@@ -66,7 +66,10 @@ def on_one_rank_at_a_time(check, n_ranks=3):
 def test_tangents_are_dense(name, requires_grad):
     call = CALLS[name]
     primal, tangent = double(4, 6), double(4, 6, seed=3)
-    expected = tangent_of(call, primal.clone().requires_grad_(requires_grad), tangent)
+    try:
+        expected = tangent_of(call, primal.clone().requires_grad_(requires_grad), tangent)
+    except NotImplementedError:
+        pytest.skip("this torch has no forward mode for it")
 
     def check(mesh):
         for placement in PLACEMENTS:
