@@ -10,10 +10,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <map>
+#include <sstream>
 
 namespace shardwise {
 namespace {
@@ -32,6 +35,23 @@ std::string host_name() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   return name.data();
+}
+
+/// When this process began, in seconds since 1970; 0 where the system does not tell.
+double process_began() {
+  std::ifstream file("/proc/self/stat");
+  std::string text;
+  std::getline(file, text);
+  std::istringstream fields(
+      text.substr(std::min(text.size(), text.rfind(')') + 2)));  // a program's name may have blanks
+  std::string field;
+  for (int number = 3; number <= 22; ++number)
+    fields >> field;  // the 22nd: when it began, in ticks since the machine did
+  timespec now{};
+  if (!fields || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0;
+  const double since_boot = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  const double age = since_boot - std::stod(field) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return seconds(c10::getTimeSinceEpoch()) - age;
 }
 
 const char* word(FlightRecord::Outcome outcome) {
@@ -109,6 +129,7 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
                    {"ranks", recorder.n_ranks()},
                    {"pid", ::getpid()},
                    {"host", host_name()},
+                   {"began", process_began()},
                    {"reason", reason},
                    {"time", seconds(c10::getTimeSinceEpoch())},
                    {"line", stack.program_line},

@@ -92,6 +92,7 @@ def hang(capsys, paths):
 
 
 def test_a_rank_that_stays_away_is_named_with_its_place(tmp_path, capsys):
+    began = time.time()
     with processes("stays_away", 3, tmp_path) as started:
         wait_for(lambda: len(files(tmp_path)) == 2 and (tmp_path / "away-2").exists(), started)
         without = hang(capsys, files(tmp_path))
@@ -111,6 +112,7 @@ def test_a_rank_that_stays_away_is_named_with_its_place(tmp_path, capsys):
     flights = read_flights(files(tmp_path))
     assert [flight.current() is None for flight in flights.values()] == [False, False, True]
     assert any("in stays_away" in line for line in flights[2].stack)
+    assert all(began - 1 < flight.began < flight.calls[0].begin for flight in flights.values())  # its process
 
 
 def test_a_rank_that_hangs_in_gloo_answers_the_signal(tmp_path):
@@ -306,6 +308,12 @@ def test_files_that_are_none_are_refused(tmp_path, capsys):
         ("d.json", json.dumps(FACTS | {"communications": []})),
         ("e.json", json.dumps(FACTS | {"communications": [], "groups": "none"})),
         ("f.json", json.dumps(FACTS | {"communications": [{"group": 5}], "groups": []})),
+        ("g.json", "[" * 100_000),
+        ("h.json", json.dumps(FACTS | {"communications": [], "groups": [], "ranks": "two"})),
+        ("i.json", json.dumps(FACTS | {"communications": [], "groups": [], "rank": -5})),
+        ("j.json", json.dumps(FACTS | {"communications": [], "groups": [], "time": "late"})),
+        ("k.json", json.dumps(FACTS | {"communications": [], "groups": [], "time": 1e300})),
+        ("l.json", json.dumps(FACTS | {"communications": [], "groups": [], "ranks": 10**9})),
     ):
         path = tmp_path / name
         path.write_text(text)
@@ -333,6 +341,55 @@ def test_the_newest_file_of_a_rank_counts(tmp_path):
     assert flights[0].path.name == "b.json"
     assert describe_hang(flights) == "No rank of 1 waits for another; rank 1 left no file."
     assert [row[:2] for row in hang_rows(flights)] == [("rank", "state"), ("0", "runs"), ("1", "no file")]
+
+
+def test_files_of_earlier_runs_are_left_out(tmp_path, capsys):
+    """The rank that hangs has no file of this run, but one of the run before."""
+    done = {
+        "group": 0,
+        "call": 3,
+        "name": "all_reduce",
+        "operator": "",
+        "dtype": "Float",
+        "state": "done",
+        "begin": 1.0,
+        "end": 2.0,
+    }
+    waits = done | {"call": 4, "state": "under way", "begin": 90.0, "waits_since": 90.0, "end": None}
+    for name, rank, moment, began, last, calls in (
+        ("old0", 0, 50.0, 10.0, done, 3),
+        ("old1", 1, 50.0, 10.0, done, 3),
+        ("new0", 0, 100.0, 80.0, waits, 4),
+    ):
+        facts = FACTS | {"rank": rank, "time": moment, "began": began}
+        dump = facts | {"groups": [{"ranks": [0, 1], "calls": calls}], "communications": [last]}
+        (tmp_path / f"shardwise-rank{name}.json").write_text(json.dumps(dump))
+    text = hang(capsys, [tmp_path])
+    assert text.startswith("Rank 0 has waited 10.0 s, ") and "rank 1 left no file" in text, text
+    assert text.endswith("left out: 2 of 3 files, of earlier runs, older of their rank, or not whole\n")
+    # A run of another number of ranks goes on beside it.
+    other = FACTS | {"rank": 1, "ranks": 3, "time": 99.0, "groups": [], "communications": []}
+    (tmp_path / "shardwise-rank1.json").write_text(json.dumps(other))
+    assert list(read_flights(tmp_path.glob("*.json"))) == [0]
+
+
+def test_ranks_that_do_the_same_share_a_row_where_there_are_many():
+    n_ranks = 1500
+    everybody = tuple(range(n_ranks))
+    flights = flights_of(
+        *([waiting(rank, 2, group=everybody)] for rank in range(n_ranks - 2)),
+        [call(n_ranks - 2, 1, group=everybody)],
+        n_ranks=n_ranks,
+    )
+    began = time.thread_time()
+    text, rows = describe_hang(flights), hang_rows(flights)
+    assert time.thread_time() - began < 5  # it took minutes
+    assert text.startswith("Ranks 0-1497 have waited 80.0 s") and "for ranks 1498-1499 in all_reduce" in text
+    assert [row[:2] for row in rows[1:]] == [
+        ("0-1497", "waits 80.0 s for 1498-1499"),
+        ("1498", "runs"),
+        ("1499", "no file"),
+    ]
 
 
 def call(rank, number, name="all_reduce", group=(0, 1, 2), **values):

@@ -3,17 +3,27 @@
 import argparse
 from pathlib import Path
 
+from shardwise._commands.help import HelpFormatter
 from shardwise.debug.flight_files import read_flights
 from shardwise.debug.hang import describe_hang, hang_rows
 from shardwise.debug.text_tables import table_text
+
+EPILOG = """A program writes the files where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID)
+and by shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank
+the newest counts; files of earlier runs are left out.
+
+examples:
+  python -m shardwise hang dumps
+  python -m shardwise hang dumps/shardwise-rank*.json"""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "hang",
         help="who waits for whom, from the files that a hanging program wrote",
-        epilog="A program writes them where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID) and by "
-        "shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank the newest counts.",
+        description="Says who waits for whom, in which call and since when, and what each rank does.",
+        epilog=EPILOG,
+        formatter_class=HelpFormatter,
     )
     command.add_argument(
         "files", type=Path, nargs="+", metavar="FILE", help="shardwise-rank*.json of all ranks, or their folder"
@@ -34,8 +44,16 @@ def files_of(given: Path) -> list[Path]:
 
 
 def run(options: argparse.Namespace) -> list[str]:
-    flights = read_flights([file for given in options.files for file in files_of(given)])
-    return [describe_hang(flights), "", shown(hang_rows(flights))]
+    files = [file for given in options.files for file in files_of(given)]
+    flights = read_flights(files)
+    lines = [describe_hang(flights), "", shown(hang_rows(flights))]
+    n_left_out = len(files) - len(flights)
+    if n_left_out > 0:
+        lines += [
+            "",
+            f"left out: {n_left_out} of {len(files)} files, of earlier runs, older of their rank, or not whole",
+        ]
+    return lines
 
 
 def shown(rows: list[tuple[str, ...]]) -> str:

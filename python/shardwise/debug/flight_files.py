@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 __all__ = ["Call", "Flight", "read_flights"]
 
 VERSION = 1
+MOST_RANKS = 1 << 20
+CLOCKS_DIFFER = 10.0  # seconds by which those of two machines may
+
+
+class Ranks(tuple[int, ...]):
+    """Those of a group. Thousands are looked up a million times: the hash is made once, and equal groups are one object."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Flight:
     stack: list[str]
     n_calls: dict[tuple[int, ...], int]  # of each group
     calls: list[Call] = field(repr=False)
+    began: float = 0.0  # the process; 0 where that is not known
 
     def current(self) -> Call | None:
         """What the rank waits in, else what failed as the last of all it did."""
@@ -74,64 +90,85 @@ class Flight:
 
 
 def read_flights(paths: Iterable[Path]) -> dict[int, Flight]:
-    """By rank; of several files of one rank the newest. Raises ValueError for a file that is none of these, but leaves out those
-    that were not written to their ends."""
+    """By rank, those of the newest run; of several files of one rank the newest. Raises ValueError for a file that is none of these, but
+    leaves out those that were not written to their ends."""
+    known: dict[Ranks, Ranks] = {}
+    flights = [_read(path, known) for path in paths if path.suffix != ".partial"]
+    if not flights:
+        raise ValueError("[hang] got no files. Give those that shardwise.debug.dump() wrote: dumps/*.")
     found: dict[int, Flight] = {}
-    for path in paths:
-        if path.suffix == ".partial":
-            continue
-        flight = _read(path)
+    for flight in _of_newest_run(flights):
         if flight.rank not in found or found[flight.rank].time < flight.time:
             found[flight.rank] = flight
-    if not found:
-        raise ValueError("[hang] got no files. Give those that shardwise.debug.dump() wrote: dumps/*.")
     return dict(sorted(found.items()))
 
 
-def _read(path: Path) -> Flight:
+def _of_newest_run(flights: list[Flight]) -> list[Flight]:
+    """Without files that are older than the process that wrote the newest one, or of another number of ranks: a folder may hold files
+    of earlier runs, and a rank that hangs may have none of this one."""
+    newest = max(flights, key=lambda flight: flight.time)
+
+    def belongs(flight: Flight) -> bool:
+        slack = 0.0 if flight.host == newest.host else CLOCKS_DIFFER
+        return flight.n_ranks == newest.n_ranks and flight.time >= newest.began - slack
+
+    return [flight for flight in flights if belongs(flight)]
+
+
+def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
     try:
         dump = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"[hang] {path} holds no JSON. Give files of shardwise.debug.dump().") from None
     if not isinstance(dump, dict) or dump.get("version") != VERSION or "communications" not in dump:
         raise ValueError(
             f"[hang] {path} is no file of shardwise.debug.dump(), or one of another version. Use this one's."
         )
     try:
-        return _flight(path, dump)
-    except (IndexError, KeyError, TypeError, ValueError) as error:
+        return _flight(path, dump, known)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f"[hang] {path} is damaged: {type(error).__name__} {error}. Leave it out, or let its rank write it anew: kill -USR1 PID."
         ) from None
 
 
-def _flight(path: Path, dump: dict[str, Any]) -> Flight:
-    groups = [tuple(group["ranks"]) for group in dump["groups"]]
+def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flight:
+    rank, n_ranks = operator.index(dump["rank"]), operator.index(dump["ranks"])
+    if not 0 <= rank < n_ranks <= MOST_RANKS:
+        raise ValueError(f"rank {rank} of {n_ranks}")
+    groups = [known.setdefault(ranks, ranks) for ranks in (Ranks(group["ranks"]) for group in dump["groups"])]
     return Flight(
         path=path,
-        rank=dump["rank"],
-        n_ranks=dump["ranks"],
+        rank=rank,
+        n_ranks=n_ranks,
         pid=dump["pid"],
         host=dump["host"],
-        time=dump["time"],
+        time=_moment(dump["time"]),
         reason=dump["reason"],
-        line=dump["line"],
+        line=dump["line"] or "",
         stack=dump["stack"],
-        n_calls={group: entry["calls"] for group, entry in zip(groups, dump["groups"], strict=True)},
-        calls=[_call(dump["rank"], groups, item) for item in dump["communications"]],
+        n_calls={group: operator.index(entry["calls"]) for group, entry in zip(groups, dump["groups"], strict=True)},
+        calls=[_call(rank, groups, item) for item in dump["communications"]],
+        began=dump.get("began", 0.0),
     )
 
 
-def _call(rank: int, groups: list[tuple[int, ...]], item: dict[str, Any]) -> Call:
+def _moment(seconds: float) -> float:
+    """`seconds`. Raises what datetime raises for no time that there is."""
+    datetime.fromtimestamp(seconds)
+    return seconds
+
+
+def _call(rank: int, groups: list[Ranks], item: dict[str, Any]) -> Call:
     return Call(
         rank=rank,
-        group=() if item["group"] is None else groups[item["group"]],
-        call=item["call"],
+        group=Ranks() if item["group"] is None else groups[item["group"]],
+        call=operator.index(item["call"]),
         name=item["name"],
         operator=item["operator"],
         dtype=item["dtype"],
         state=item["state"],
-        begin=item["begin"],
+        begin=_moment(item["begin"]),
         waits_since=item.get("waits_since"),
         end=item.get("end"),
         layouts=item.get("layouts", ""),

@@ -9,6 +9,7 @@ from datetime import datetime
 from shardwise.debug.flight_files import Call, Flight
 
 FAILURE = "a communication failed"  # the reason of a file
+LISTED_RANKS = 16  # that have a row each
 
 __all__ = ["describe_hang", "hang_rows", "ranks_in_words"]
 
@@ -66,7 +67,7 @@ def _waits(flights: dict[int, Flight]) -> list[_Wait]:
         if call is not None:
             together.setdefault((call.group, call.call, call.name), []).append(call)
     waits = [
-        _Wait(calls, sorted(set.intersection(*(set(_missing(call, flights)) for call in calls))))
+        _Wait(calls, sorted(set(_missing(calls[0], flights)) - {call.rank for call in calls}))
         for calls in together.values()
     ]
 
@@ -181,30 +182,53 @@ def _words_of_rest(flights: dict[int, Flight]) -> str:
 
 
 def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
-    """Under the heading (rank, state, in, with, call, last, line): a row per rank, those without a file too."""
-    waits = _waits(flights)
-    n_ranks = max([flight.n_ranks for flight in flights.values()] + [rank + 1 for rank in flights])
-    rows: list[tuple[str, ...]] = [("rank", "state", "in", "with", "call", "at", "file of")]
+    """Under the heading (rank, state, in, with, call, at, file of): a row per rank, those without a file too. Of more than LISTED_RANKS
+    ranks, those that do the same in the same line share a row."""
+    missing = {call.rank: wait.missing for wait in _waits(flights) for call in wait.calls}
+    n_ranks = max(flight.n_ranks for flight in flights.values())
+    alike: dict[tuple[object, ...], list[int]] = {}
     for rank in range(n_ranks):
-        flight = flights.get(rank)
-        if flight is None:
-            rows.append((f"{rank}", "no file", "", "", "", "", ""))
-            continue
-        call = flight.current()
-        shown = call or (flight.calls[-1] if flight.calls else None)
-        missing = sorted({other for wait in waits for other in wait.missing if call in wait.calls})
-        if call is None:
-            state = "runs"
-        elif call.waits_since is None:
-            state = "failed"
-        else:
-            state = f"waits {flight.time - call.waits_since:.1f} s" + (f" for {_short(missing)}" if missing else "")
-        within = ("last " if call is None and shown else "") + (shown.words() if shown else "")
-        group, number = (_short(shown.group), f"{shown.call or ''}") if shown else ("", "")
-        rows.append(
-            (f"{rank}", state, within, group, number, flight.place(call), f"{_time(flight.time)}, {flight.reason}")
-        )
+        does = _does(flights.get(rank), missing.get(rank, []))
+        alike.setdefault(does if n_ranks > LISTED_RANKS else (rank, *does), []).append(rank)
+    rows: list[tuple[str, ...]] = [("rank", "state", "in", "with", "call", "at", "file of")]
+    rows += [_row(ranks, flights, missing.get(ranks[0], [])) for ranks in alike.values()]
     return rows
+
+
+def _does(flight: Flight | None, missing: list[int]) -> tuple[object, ...]:
+    """What a rank does, but for the times."""
+    if flight is None:
+        return ()
+    call = flight.current()
+    shown = call or (flight.calls[-1] if flight.calls else None)
+    what = (shown.words(), shown.group, shown.call) if shown else ()
+    waits = call is not None and call.waits_since is not None
+    return (call is None, waits, tuple(missing), *what, flight.place(call), flight.reason)
+
+
+def _row(ranks: list[int], flights: dict[int, Flight], missing: list[int]) -> tuple[str, ...]:
+    """Of ranks that do the same."""
+    flight = flights.get(ranks[0])
+    if flight is None:
+        return (_short(ranks), "no file", "", "", "", "", "")
+    call = flight.current()
+    shown = call or (flight.calls[-1] if flight.calls else None)
+    if call is None:
+        state = "runs"
+    elif call.waits_since is None:
+        state = "failed"
+    else:
+        state = f"waits {max(_waited(flights[rank]) for rank in ranks):.1f} s"
+        state += f" for {_short(missing)}" if missing else ""
+    within = ("last " if call is None and shown else "") + (shown.words() if shown else "")
+    group, number = (_short(shown.group), f"{shown.call or ''}") if shown else ("", "")
+    written = f"{_time(max(flights[rank].time for rank in ranks))}, {flight.reason}"
+    return (_short(ranks), state, within, group, number, flight.place(call), written)
+
+
+def _waited(flight: Flight) -> float:
+    call = flight.current()
+    return flight.time - call.waits_since if call is not None and call.waits_since is not None else 0.0
 
 
 def _at(place: str) -> str:
