@@ -2,6 +2,7 @@
 
 #include "runtime/comm/flight_dump.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace shardwise {
@@ -42,10 +43,20 @@ std::shared_ptr<const OpRecord> OpProfile::remember(const DecisionKey& key, OpRe
   return shared;
 }
 
-std::shared_ptr<const OpRecord> OpProfile::of_kernel(const std::string& op, const OpRecord& record) {
-  auto& known = kernels_[op];
+void OpProfile::add_kernel(const OpRecord& record, size_t n_before, uint64_t begin, uint64_t end) {
+  // A kernel for autograd, and the one for values within it, are one call of one operator.
+  if (is_within_one(n_before) && calls_.back().record->op == record.op) {
+    calls_.back() = {calls_.back().record, begin, end, record.n_collectives, record.bytes_received};
+    return;
+  }
+  auto& known = kernels_[record.op];
   if (!known) known = std::make_shared<const OpRecord>(record);
-  return known;
+  add(known, begin, end, record.n_collectives, record.bytes_received);
+}
+
+bool OpProfile::is_within_one(size_t first) const {
+  return calls_.size() > first && std::all_of(calls_.begin() + static_cast<int64_t>(first), calls_.end(),
+                                              [&](const Call& call) { return call.begin >= calls_.back().begin; });
 }
 
 void OpProfile::add(std::shared_ptr<const OpRecord> record, uint64_t begin, uint64_t end, int64_t n_collectives,

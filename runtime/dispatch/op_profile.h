@@ -51,8 +51,9 @@ class OpProfile {
   std::shared_ptr<const OpRecord> find(const DecisionKey& key) const;
   /// `specs`: those that the key is made of.
   std::shared_ptr<const OpRecord> remember(const DecisionKey& key, OpRecord record, std::vector<SpecPtr> specs);
-  /// Of a kernel in place of a rule, by its name.
-  std::shared_ptr<const OpRecord> of_kernel(const std::string& op, const OpRecord& record);
+  /// A call of a kernel in place of a rule, around the calls since there were `n_before`. Where it did nothing but call the operator of
+  /// its own name, both are one call.
+  void add_kernel(const OpRecord& record, size_t n_before, uint64_t begin, uint64_t end);
   /// A call, with the processor's clock at its ends.
   void add(std::shared_ptr<const OpRecord> record, uint64_t begin, uint64_t end, int64_t n_collectives,
            int64_t bytes_received);
@@ -69,6 +70,8 @@ class OpProfile {
     std::shared_ptr<const OpRecord> record;
     std::vector<SpecPtr> specs;  // kept alive: an address in a key is never used again
   };
+  /// Whether the last call is around all others from `first` on.
+  bool is_within_one(size_t first) const;
   struct Hash {
     size_t operator()(const DecisionKey& key) const { return key.hash(); }
   };

@@ -41,7 +41,8 @@ void OpTrace::record(const OpRecord& record) {
 }
 
 struct KernelTrace::Watch {
-  explicit Watch(const std::string& op) : op(op), profile(OpProfile::current()) {
+  explicit Watch(const std::string& op)
+      : op(op), profile(OpProfile::current()), n_before(profile == nullptr ? 0 : profile->size()) {
     if (detail::has_op_trace()) within.emplace();
   }
 
@@ -49,6 +50,7 @@ struct KernelTrace::Watch {
   std::optional<OpTrace> within;  // where there is a trace outside
   CommTrace sent;
   OpProfile* profile;
+  size_t n_before;  // calls that the profile had
   uint64_t begin = c10::getApproximateTime();
 };
 
@@ -63,7 +65,7 @@ KernelTrace::~KernelTrace() {
   OpProfile* const profile = OpProfile::current();
   const OpRecord record{watch_->op, "a kernel of its own", {}, {}, {}, n_sent, n_bytes};
   if (profile != nullptr && profile == watch_->profile)
-    profile->add(profile->of_kernel(watch_->op, record), watch_->begin, c10::getApproximateTime(), n_sent, n_bytes);
+    profile->add_kernel(record, watch_->n_before, watch_->begin, c10::getApproximateTime());
   if (watch_->within && watch_->within->records().empty()) OpTrace::record(record);
 }
 

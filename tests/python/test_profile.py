@@ -14,6 +14,7 @@ import shardwise as sw
 from shardwise import Replicate, Shard
 from shardwise.debug import MergedProfile
 from shardwise.debug.layer_times import _own_bytes
+from shardwise.debug.profile_tables import without_inner
 from shardwise.debug.text_tables import table_text
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
@@ -119,6 +120,41 @@ def test_kernels_in_place_of_rules_and_explain_within_are_told_once():
         assert [each.op for each in records] == ["aten::mul.Tensor"]
         ops = [each.op for each in recorded.operators]
         assert ops.count("aten::mul.Tensor") == 1 and any("embedding" in op for op in ops), ops
+
+    run_ranks(2, body)
+
+
+def test_an_operator_is_told_once_and_the_table_counts_nothing_twice():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        x = sw.ones(8, 4, device_mesh=mesh, placements=[Shard(0)])
+        w = sw.ones(4, 8, device_mesh=mesh, placements=[Shard(1)])
+        with sw.profile() as recorded:
+            x @ w
+            torch.nn.functional.layer_norm(x, (4,))
+        ops = [each.op for each in recorded.operators]
+        assert ops == ["shardwise::matmul", "aten::matmul", "aten::native_layer_norm"]
+        around = recorded.operators[1]
+        assert around.bytes_received == sum(each.bytes_received for each in recorded.communications) > 0
+        assert recorded.operators[2].given  # the call that had a rule
+        own = without_inner(recorded.operators)
+        assert own[0] == recorded.operators[0]
+        assert (own[1].n_collectives, own[1].bytes_received) == (0, 0)
+        assert own[1].microseconds + own[0].microseconds == pytest.approx(around.microseconds)
+
+    run_ranks(4, body)
+
+
+def test_a_rank_or_a_model_that_there_is_not_is_refused():
+    def body(rank):
+        with sw.profile() as recorded:
+            pass
+        merged = recorded.merge()
+        with pytest.raises(TypeError, match=r"\[step_report\] model is function: .* Give the torch\.nn\.Module"):
+            sw.step_report(lambda: None, lambda: None)
+        for missing in (-1, 2) if rank == 0 else ():
+            with pytest.raises(IndexError, match=rf"\[profile\] rank {missing} has no profile.* Give one from 0 to 1"):
+                merged.tables(rank=missing)
 
     run_ranks(2, body)
 

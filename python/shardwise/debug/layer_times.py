@@ -166,8 +166,12 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     there. Times are the host's: on a GPU, which works while the host goes on, take torch.profiler. A first step plans its moves and
     decides each operator's layouts: run one before.
 
-    Raises TypeError for a batch with which the model gives nothing to differentiate.
+    Raises TypeError for what is no module, and for a batch with which the model gives nothing to differentiate.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"[step_report] model is {type(model).__name__}: time and memory are told by the layers of a module. Give the torch.nn.Module."
+        )
     run = step if callable(step) else lambda: _differentiate(model, step)
     recorded = profile()
     ops = recorded._profile

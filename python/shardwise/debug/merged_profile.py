@@ -50,7 +50,14 @@ class MergedProfile:
         )
 
     def tables(self, rank: int = 0, limit: int = 20) -> str:
-        """Operators and communications of one rank, and what no line of the program asked for, most time first."""
+        """Operators and communications of one rank, and what no line of the program asked for, most time first.
+
+        Raises IndexError for a rank that there is not.
+        """
+        if not 0 <= rank < len(self.ranks):
+            raise IndexError(
+                f"[profile] rank {rank} has no profile: there are those of {len(self.ranks)} ranks. Give one from 0 to {len(self.ranks) - 1}."
+            )
         profile = self.ranks[rank]
         return "\n".join(
             [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan
 from shardwise.debug.text_tables import table_text
 
-__all__ = ["communication_table", "operator_table", "unasked", "unasked_table"]
+__all__ = ["communication_table", "operator_table", "unasked", "unasked_table", "without_inner"]
 
 
 def _short(source: str) -> str:
@@ -17,10 +18,33 @@ def _short(source: str) -> str:
     return re.sub(r"[^ ]*<locals>\.", "", source.removeprefix(os.getcwd() + os.sep))
 
 
-def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", limit: int = 20) -> str:
-    """A line per operator and layouts: how often, how long, what was received for it."""
-    groups: dict[tuple[str, str, str, str, str], list[OperatorSpan]] = {}
+def without_inner(operators: Iterable[OperatorSpan]) -> list[OperatorSpan]:
+    """Each operator with the time, the collectives and the bytes of its own: without those of the operators in it.
+
+    `operators`: of one rank, by their ends.
+    """
+    own: list[OperatorSpan] = []
+    last: list[OperatorSpan] = []  # calls that nothing later is known to be around
     for each in operators:
+        inner = []
+        while last and last[-1].begin_ns >= each.begin_ns:
+            inner.append(last.pop())
+        last.append(each)
+        own.append(
+            replace(
+                each,
+                end_ns=each.end_ns - sum(call.end_ns - call.begin_ns for call in inner),
+                n_collectives=each.n_collectives - sum(call.n_collectives for call in inner),
+                bytes_received=each.bytes_received - sum(call.bytes_received for call in inner),
+            )
+        )
+    return own
+
+
+def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", limit: int = 20) -> str:
+    """A line per operator and layouts: how often, how long, what was received for it, without the operators in it."""
+    groups: dict[tuple[str, str, str, str, str], list[OperatorSpan]] = {}
+    for each in without_inner(operators):
         given, used = ", ".join(each.given), ", ".join(each.used)
         key = (each.op, each.rule, given, "as given" if used == given else used, ", ".join(each.results))
         groups.setdefault(key, []).append(each)
