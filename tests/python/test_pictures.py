@@ -98,7 +98,15 @@ MISTAKES = [
     (lambda path: picture(LAYOUT, file=path / "a.png"), ValueError, "a suffix that names no format.*format="),
     (lambda path: picture(LAYOUT, file=path / "a.png", format="png"), ValueError, "'png' is unknown"),
     (lambda path: picture(torch.zeros(2)), TypeError, r"torch.Tensor has no layout.*distribute_tensor"),
-    (lambda path: picture(3), TypeError, r"\[picture\] int has no layout"),
+    (lambda path: picture(3), TypeError, r"\[picture\] int has no layout.* Give one of these\."),
+    (
+        lambda path: picture(torch.optim.SGD([torch.zeros(1)])),
+        TypeError,
+        r"SGD has no layout.* visualize_sharding\(module, optimizer=optimizer\)",
+    ),
+    (lambda path: picture(nn.Linear(2, 2), optimizer=3), TypeError, r"optimizer= is int.* Give the optimizer"),
+    (lambda path: diff(nn.Linear(2, 2), LAYOUT), TypeError, r"Linear is a module.* Give one of its parameters"),
+    (lambda path: picture(LAYOUT, file=3), TypeError, r"\[picture\] file is int: .* Give a name such as"),
     (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
     (
         lambda path: diff(sw.LocalShardsWrapper([torch.zeros(2, 2)], [(0, 0)]), LAYOUT),

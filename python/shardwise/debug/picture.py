@@ -53,10 +53,11 @@ class Picture:
     def save(self, file: File, format: str | None = None) -> Path:
         """Writes it to `file`, in the format that its suffix names, or in `format`; the path is returned.
 
-        Raises ValueError where the suffix names none, or another one than `format`.
+        Raises ValueError where the suffix names none, or another one than `format`, OSError for a file that cannot be written.
         """
+        wanted = format_of_file(file, format)
         path = Path(file)
-        path.write_text(self.draw(format_of_file(path, format)), encoding="utf-8")
+        path.write_text(self.draw(wanted), encoding="utf-8")
         return path
 
     def __str__(self) -> str:
@@ -127,6 +128,10 @@ def known_format(format: str) -> str:
 
 def format_of_file(file: File, format: str | None) -> str:
     """The format of a file of this name. Raises ValueError where name and `format` contradict each other or say nothing."""
+    if not isinstance(file, str | os.PathLike):
+        raise TypeError(
+            f"[picture] file is {type(file).__name__}: a picture is written to a path. Give a name such as 'x.html', or print the picture."
+        )
     suffix = Path(file).suffix.lower()
     by_name = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
     if format is None:

@@ -133,6 +133,10 @@ def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torc
             f"[picture] optimizer= is given with a {type(shown).__name__}: its state is shown beside the parameters of a module. Give "
             "the module."
         )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"[picture] optimizer= is {type(optimizer).__name__}: its state is shown, as that of a torch.optim.Optimizer. Give the optimizer."
+        )
     if isinstance(shown, nn.Module):
         return _C.picture_of_tensors(listed_tensors(shown, optimizer), own_rank())
     if isinstance(shown, Plan):

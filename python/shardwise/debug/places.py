@@ -8,6 +8,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from shardwise import _C
 from shardwise._C import Layout
@@ -57,15 +58,21 @@ def place_of(value: Any, dtype: torch.dtype | None) -> Place:
             return Place(from_torch(value), value.dtype)
         return place_on(value.device_mesh, value.shape, value.placements, value.dtype)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    wayout = (
-        "DTensor.from_local(value, mesh, placements)"
-        if is_local_shards(value)
-        else "distribute_tensor(value, mesh, placements)"
-    )
+    if isinstance(value, nn.Module):
+        raise TypeError(f"[picture] {kind} is a module: what moves is that of a tensor. Give one of its parameters.")
     raise TypeError(
-        f"[picture] {kind} has no layout: what is shown is a DTensor, a Layout, a DeviceMesh, a module or a Plan. Make a DTensor "
-        f"of it with {wayout}."
+        f"[picture] {kind} has no layout: what is shown is a DTensor, a Layout, a DeviceMesh, a module or a Plan. {_way_out(value)}."
     )
+
+
+def _way_out(value: Any) -> str:
+    if is_local_shards(value):
+        return "Make a DTensor of it with DTensor.from_local(value, mesh, placements)"
+    if isinstance(value, torch.Tensor):
+        return "Make a DTensor of it with distribute_tensor(value, mesh, placements)"
+    if isinstance(value, torch.optim.Optimizer):
+        return "Show it with its module: visualize_sharding(module, optimizer=optimizer)"
+    return "Give one of these"
 
 
 def place_on(mesh: TorchDeviceMesh, shape: Sequence[int], placements: Any, dtype: torch.dtype) -> Place:
