@@ -1,5 +1,6 @@
 #include "pictures/mesh_figure.h"
 #include "pictures/picture.h"
+#include "pictures/rank_table.h"
 #include "plans/pattern.h"
 #include "plans/traffic.h"
 #include "text/rank_names.h"
@@ -49,9 +50,7 @@ TableFigure links_table(const TrafficMatrix& matrix, const Plan& plan, const Mes
   for (const int64_t n_bytes : matrix.bytes_along) most = std::max(most, n_bytes);
   const auto add = [&](std::string link, int64_t n_bytes) {
     TableFigure::Line& line = table.lines.emplace_back();
-    line.words = {
-        std::move(link), with_commas(n_bytes),
-        total > 0 ? fmt::format("{:.1f}%", 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total)) : "-"};
+    line.words = {std::move(link), with_commas(n_bytes), detail::share_of(n_bytes, total)};
     line.fraction = most > 0 ? static_cast<double>(n_bytes) / static_cast<double>(most) : 0;
   };
   for (size_t mesh_dim = 0; mesh_dim < matrix.bytes_along.size(); ++mesh_dim)

@@ -17,8 +17,10 @@ constexpr size_t kMaxPieces = 8, kFirstPieces = 6;
 
 std::string list(const Dims& numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
-std::string share_of(int64_t n_bytes, int64_t total) {
-  return total > 0 ? fmt::format("{:.1f}%", 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total)) : "-";
+/// A mean of few bytes is no whole number.
+std::string mean_in_words(double mean) {
+  if (mean >= 10 || mean == std::floor(mean)) return with_commas(std::llround(mean));
+  return fmt::format("{:.2g}", mean);
 }
 
 double fraction_of(int64_t n_bytes, int64_t most) {
@@ -96,6 +98,13 @@ class RankLines {
 
 }  // namespace
 
+std::string share_of(int64_t n_bytes, int64_t total) {
+  if (total <= 0) return "-";
+  const double percent = 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total);
+  const int digits = n_bytes == 0 || percent >= 0.1 ? 1 : 1 - static_cast<int>(std::floor(std::log10(percent)));
+  return fmt::format("{:.{}f}%", percent, std::min(digits, 9));
+}
+
 std::string imbalance_of(const std::vector<RankBytes>& held) {
   const int64_t most = most_of(held);
   double mean = 0;
@@ -110,7 +119,7 @@ std::string imbalance_of(const std::vector<RankBytes>& held) {
   }
   return fmt::format("imbalance {:.2f}: {} {} {} bytes, the mean is {}", static_cast<double>(most) / mean,
                      rank_words(largest), largest.size() == 1 ? "holds" : "hold", with_commas(most),
-                     with_commas(std::llround(mean)));
+                     mean_in_words(mean));
 }
 
 TableFigure rank_table(const TensorFigure& figure) {

@@ -1,4 +1,5 @@
 #include "pictures/grid_segments.h"
+#include "pictures/rank_table.h"
 #include "pictures/svg_figures.h"
 #include "text/rank_names.h"
 #include "text/table.h"
@@ -22,17 +23,13 @@ constexpr int64_t kCoordinateHeight = 18;
 
 std::string numbers(const Dims& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
-std::string percent(int64_t part, int64_t whole) {
-  return fmt::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
-}
-
 /// What is to be known of a cell, a line each.
 std::string title_of(const TensorFigure& figure, const FigureCell& cell) {
   const int64_t n_bytes = cell.box.numel() * figure.element_bytes, whole = bytes_of_tensor(figure);
   std::string text =
       fmt::format("{}: {}\noffsets: {}\nshape: {}\nbytes: {}", cell.ranks.size() == 1 ? "rank" : "ranks",
                   rank_list(cell.ranks), numbers(cell.box.offsets), numbers(cell.box.sizes), with_commas(n_bytes));
-  if (whole > 0) text += fmt::format("\nshare: {} of the tensor", percent(n_bytes, whole));
+  if (whole > 0) text += fmt::format("\nshare: {} of the tensor", share_of(n_bytes, whole));
   if (cell.terms.empty()) {
     if (cell.ranks.size() > 1) text += fmt::format("\ncopies: {}", cell.ranks.size());
     return text;
@@ -60,7 +57,7 @@ class SliceDrawing {
         rows_(leave_out_middle(slice.rows, kMaxSegments)),
         columns_(leave_out_middle(slice.columns, kMaxSegments)) {
     const auto n_dims = static_cast<int64_t>(figure.sizes.size());
-    column_lines_ = lines_of(extents(columns_, kLeastColumn, n_dims == 0 ? 140 : kUsualWidth));
+    column_lines_ = lines_of(extents(columns_, least_column(), n_dims == 0 ? 140 : kUsualWidth));
     row_lines_ = lines_of(extents(rows_, kLeastRow, n_dims < 2 ? 60 : usual_height()));
     left_ = n_dims < 2 ? 0 : text_width(fmt::format("{}", slice.rows.back().end)) + 8;
     top_ = n_dims < 1 ? 0 : kCoordinateHeight;
@@ -83,6 +80,14 @@ class SliceDrawing {
 
  private:
   /// In the proportions of the slice, within bounds.
+  /// In which the number of a rank has room.
+  int64_t least_column() const {
+    int64_t least = kLeastColumn;
+    for (const FigureCell& cell : slice_.cells)
+      if (cell.ranks.size() == 1) least = std::max(least, text_width(rank_list(cell.ranks)) + 4);
+    return least;
+  }
+
   int64_t usual_height() const {
     const double height = static_cast<double>(slice_.rows.back().end - slice_.rows.front().begin);
     const double width = static_cast<double>(slice_.columns.back().end - slice_.columns.front().begin);

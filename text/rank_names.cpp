@@ -11,6 +11,7 @@ namespace shardwise::detail {
 namespace {
 
 constexpr size_t kMaxRuns = 3;
+constexpr size_t kMoreRuns = 5;  // that are named where this takes no more room than their number
 
 // Light tones of the 256-colour cube, neighbours far apart in hue.
 constexpr std::array<int, 16> kTones = {153, 216, 151, 222, 183, 159, 210, 193, 147, 223, 116, 218, 187, 111, 180, 157};
@@ -36,6 +37,8 @@ bool evenly_spaced(const std::vector<int64_t>& sorted) {
   return std::adjacent_find(sorted.begin(), sorted.end(), differs) == sorted.end();
 }
 
+std::string joined(const std::vector<std::string>& words) { return fmt::format("{}", fmt::join(words, ",")); }
+
 std::string to_string(const Run& run) {
   if (run.first == run.last) return fmt::format("{}", run.first);
   return fmt::format("{}{}{}", run.first, run.last == run.first + 1 ? "," : "-", run.last);
@@ -50,9 +53,12 @@ std::string rank_list(c10::IntArrayRef ranks) {
   if (runs.size() > kMaxRuns && evenly_spaced(sorted))
     return fmt::format("{},{},..,{}", sorted[0], sorted[1], sorted.back());
   std::vector<std::string> words;
-  for (size_t i = 0; i < std::min(runs.size(), kMaxRuns); ++i) words.push_back(to_string(runs[i]));
-  if (runs.size() > kMaxRuns) words.push_back(fmt::format(".. ({} ranks)", sorted.size()));
-  return fmt::format("{}", fmt::join(words, ","));
+  for (size_t i = 0; i < std::min(runs.size(), kMaxRuns + kMoreRuns); ++i) words.push_back(to_string(runs[i]));
+  const std::string all = joined(words);
+  if (runs.size() <= kMaxRuns) return all;
+  words.resize(kMaxRuns);
+  const std::string brief = joined(words) + fmt::format(",.. ({} ranks)", sorted.size());
+  return runs.size() <= kMaxRuns + kMoreRuns && all.size() <= brief.size() ? all : brief;
 }
 
 std::string rank_words(c10::IntArrayRef ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks); }
@@ -65,7 +71,7 @@ std::string rank_runs(c10::IntArrayRef ranks) {
   std::vector<std::string> words;
   for (const Run& run : runs_of(sorted))
     words.push_back(run.first == run.last ? fmt::format("{}", run.first) : fmt::format("{}-{}", run.first, run.last));
-  return fmt::format("{}", fmt::join(words, ","));
+  return joined(words);
 }
 
 std::string color_of(int64_t rank) {

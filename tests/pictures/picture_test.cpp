@@ -1,4 +1,5 @@
 #include "pictures/picture.h"
+#include "pictures/rank_table.h"
 
 #include "tests/placements/layouts.h"
 #include "text/rank_names.h"
@@ -102,7 +103,7 @@ TEST(PictureTest, EmptyShardHasNoCellButALine) {
      0  [1]    [0]          4  50.0%
      1  [1]    [1]          4  50.0%
      2  [0]    [2]          0   0.0%
-  imbalance 1.50: ranks 0,1 hold 4 bytes, the mean is 3
+  imbalance 1.50: ranks 0,1 hold 4 bytes, the mean is 2.7
 )" + 1);
 }
 
@@ -428,6 +429,18 @@ TEST(TextTableTest, NumbersHaveCommasEveryThreeDigits) {
   EXPECT_EQ(detail::with_commas(46881792), "46,881,792");
 }
 
+TEST(RankTableTest, SmallFiguresAreNotZero) {
+  // bytes, of, share
+  EXPECT_EQ(detail::share_of(3, 8), "37.5%");
+  EXPECT_EQ(detail::share_of(1, 1000), "0.1%");
+  EXPECT_EQ(detail::share_of(4, 30000), "0.013%");
+  EXPECT_EQ(detail::share_of(0, 8), "0.0%");
+  EXPECT_EQ(detail::share_of(0, 0), "-");
+  // ranks and their bytes, imbalance
+  EXPECT_EQ(detail::imbalance_of({{0, 4}, {1, 0}, {2, 0}}), "imbalance 3.00: rank 0 holds 4 bytes, the mean is 1.3");
+  EXPECT_EQ(detail::imbalance_of({{0, 64}, {1, 65}}), "imbalance 1.01: rank 1 holds 65 bytes, the mean is 65");
+}
+
 TEST(RankNamesTest, ListsStayShort) {
   // ranks, list
   EXPECT_EQ(detail::rank_list({5}), "5");
@@ -436,7 +449,9 @@ TEST(RankNamesTest, ListsStayShort) {
   EXPECT_EQ(detail::rank_list({0, 2}), "0,2");
   EXPECT_EQ(detail::rank_list({0, 1, 2, 8, 9, 10}), "0-2,8-10");
   EXPECT_EQ(detail::rank_list({0, 8, 16, 24, 32}), "0,8,..,32");
-  EXPECT_EQ(detail::rank_list({0, 2, 5, 7, 11}), "0,2,5,.. (5 ranks)");
+  EXPECT_EQ(detail::rank_list({0, 2, 5, 7, 11}), "0,2,5,7,11");  // no longer than with "(5 ranks)"
+  EXPECT_EQ(detail::rank_list({9, 1, 7, 3}), "1,3,7,9");
+  EXPECT_EQ(detail::rank_list({0, 2, 5, 7, 11, 13, 17, 19}), "0,2,5,.. (8 ranks)");
 }
 
 }  // namespace
