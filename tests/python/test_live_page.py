@@ -246,6 +246,7 @@ def test_a_taken_port_is_an_error(port):
     command = [sys.executable, "-m", "shardwise", "watch", "--port", str(port)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "Address already in use" in result.stderr
+    assert f"[watch] port {port} of 127.0.0.1 cannot be had" in result.stderr and "--port 0" in result.stderr
 
 
 def test_a_buffer_that_is_computed_is_surveyed_without_a_warning():

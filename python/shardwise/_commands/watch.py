@@ -2,15 +2,24 @@
 
 import argparse
 
+from shardwise._commands.help import HelpFormatter
 from shardwise.live.feed import DEFAULT_PORT
+
+EPILOG = """Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is
+on 127.0.0.1 alone, and changes nothing: from elsewhere, ssh -L 8765:127.0.0.1:8765 brings it.
+
+examples:
+  python -m shardwise watch
+  SHARDWISE_WATCH=1 torchrun --nproc-per-node 4 train.py"""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "watch",
         help="serves a page that shows what a running program does",
-        epilog="Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is on "
-        "127.0.0.1 alone, and changes nothing: from elsewhere, ssh -L 8765:127.0.0.1:8765 brings it.",
+        description="Serves the page until Ctrl+C, and says where it is.",
+        epilog=EPILOG,
+        formatter_class=HelpFormatter,
     )
     command.add_argument(
         "--port", type=port, default=DEFAULT_PORT, help="of the page (default: %(default)s; 0: one that is free)"
@@ -30,5 +39,11 @@ def run(options: argparse.Namespace) -> list[str]:
         from shardwise.live.server import serve
     except ImportError as error:
         raise ValueError(f"{error.name} is missing: pip install 'shardwise[watch]'.") from None
-    serve(options.port)
+    try:
+        serve(options.port)
+    except OSError as error:
+        raise ValueError(
+            f"[watch] port {options.port} of 127.0.0.1 cannot be had: {error.strerror}. Give another with --port, or --port 0 for one that is "
+            "free; SHARDWISE_WATCH of the program names it, too."
+        ) from None
     return []

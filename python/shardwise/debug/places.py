@@ -71,7 +71,7 @@ def _way_out(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "Make a DTensor of it with distribute_tensor(value, mesh, placements)"
     if isinstance(value, torch.optim.Optimizer):
-        return "Show it with its module: visualize_sharding(module, optimizer=optimizer)"
+        return "Give its module, too: visualize_sharding(module, optimizer=optimizer)"
     return "Give one of these"
 
 

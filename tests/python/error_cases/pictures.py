@@ -18,6 +18,15 @@ CASES = [
         "sw.debug.picture(d, optimizer=torch.optim.SGD([torch.ones(1)], lr=0.1))",
         TypeError,
     ),
+    case(
+        "an optimizer where a tensor goes",
+        "sw.debug.picture(torch.optim.SGD([torch.ones(1)], lr=0.1))",
+        TypeError,
+    ),
+    case("something else where a tensor goes", "sw.debug.picture(3)", TypeError),
+    case("what is no optimizer", "sw.debug.picture(torch.nn.Linear(2, 2), optimizer=3)", TypeError),
+    case("a module where a tensor moves", "sw.debug.diff(torch.nn.Linear(2, 2), d)", TypeError),
+    case("a file that is no path", "sw.visualize_sharding(d, file=3)", TypeError),
     case("a file of an unknown kind", 'sw.visualize_sharding(d, file="/tmp/picture.png")', ValueError),
     case(
         "a file of another kind than the format",
@@ -25,6 +34,15 @@ CASES = [
         ValueError,
     ),
     case("a report of a step without gradients", "sw.step_report(torch.nn.Identity(), x)", TypeError),
+    case("a report of what is no module", "sw.step_report(None, x)", TypeError),
+    case(
+        "a rank that a profile does not have",
+        """
+        from shardwise.debug import MergedProfile
+        MergedProfile([None, None]).tables(rank=2)
+        """,
+        IndexError,
+    ),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
     case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
     case("a profile within itself", "profile = sw.profile()\nwith profile, profile: pass", ValueError),
