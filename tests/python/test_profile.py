@@ -132,13 +132,13 @@ def test_an_operator_is_told_once_and_the_table_counts_nothing_twice():
         with sw.profile() as recorded:
             x @ w
             torch.nn.functional.layer_norm(x, (4,))
-        ops = [each.op for each in recorded.operators]
-        assert ops == ["shardwise::matmul", "aten::matmul", "aten::native_layer_norm"]
-        around = recorded.operators[1]
+        operators = recorded.operators
+        assert [each.op for each in operators] == ["shardwise::matmul", "aten::matmul", "aten::native_layer_norm"]
+        around = operators[1]
         assert around.bytes_received == sum(each.bytes_received for each in recorded.communications) > 0
-        assert recorded.operators[2].given  # the call that had a rule
-        own = without_inner(recorded.operators)
-        assert own[0] == recorded.operators[0]
+        assert operators[2].given  # the call that had a rule
+        own = without_inner(operators)
+        assert own[0] == operators[0]
         assert (own[1].n_collectives, own[1].bytes_received) == (0, 0)
         assert own[1].microseconds + own[0].microseconds == pytest.approx(around.microseconds)
 
