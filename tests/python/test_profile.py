@@ -145,6 +145,65 @@ def test_an_operator_is_told_once_and_the_table_counts_nothing_twice():
     run_ranks(4, body)
 
 
+class Sleepy(torch.autograd.Function):
+    """What takes 50 ms backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.05)
+        return grad
+
+
+class Sleep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return Sleepy.apply(x * self.weight)
+
+
+class Calls(nn.Module):
+    """Its own backward takes time between those of two layers, of which one is called again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Sleep(), Sleep()
+
+    def forward(self, x):
+        return self.first(self.second(Sleepy.apply(self.first(x))))
+
+
+@pytest.mark.parametrize(
+    ("make", "slept"),
+    [
+        (lambda: nn.Sequential(Sleep(), Sleep()), {"0": 1, "1": 1}),
+        (lambda: nn.Sequential(Sleep(), nn.ReLU(inplace=True), Sleep(), nn.Identity()), {"0": 1, "2": 1}),
+        (lambda: nn.Sequential(nn.Sequential(Sleep(), Sleep()), nn.Identity()), {"0.0": 1, "0.1": 1}),
+        (Calls, {"first": 2, "second": 1, "": 1}),
+    ],
+)
+def test_a_step_report_gives_each_layer_the_time_of_its_own_backward(make, slept):
+    """Where the output of a layer is the input of the next one, or the output of the model, too."""
+
+    def body(rank):
+        model = make()
+
+        def step():
+            model(torch.ones(4)).sum().backward()
+            time.sleep(0.05)  # as an optimizer would: no layer's
+
+        report = sw.step_report(model, step)
+        took = {each.path.partition(".")[2]: each.backward_seconds for each in report.ranks[0].layers}
+        assert {path: int(seconds / 0.05) for path, seconds in took.items() if seconds >= 0.05} == slept
+
+    run_ranks(1, body)
+
+
 def test_a_rank_or_a_model_that_there_is_not_is_refused():
     def body(rank):
         with sw.profile() as recorded:

@@ -25,7 +25,7 @@ class ModuleTracker:
     """Tells modules by their paths below the outermost one, which is called as its class is: "MLP.net1".
 
     `counters`: how many events of some kinds there have been; each event is in the module in which the program was when it came.
-    A module's backward begins when the gradient of an output of it is there.
+    A module's backward begins when the gradient of an output that it made is there, and lasts until that of another one, or the pass, ends.
     """
 
     def __init__(self, *counters: Callable[[], int]) -> None:
@@ -46,6 +46,7 @@ class ModuleTracker:
         self._ends: list[RemovableHandle] = []  # the hooks at their ends; those of modules that have ended, too
         self._starts: list[list[int]] = [[0] for _ in self._counters]
         self._marks: list[Mark] = [(EVERYTHING, False)]
+        self._tasks: set[int] = set()  # backward passes that run
 
     def start(self) -> None:
         """From here on, modules that run are seen."""
@@ -105,19 +106,45 @@ class ModuleTracker:
         depth = len(self._open)
         self._open.append(path)
         self._mark(path, False)
-        for tensor in _with_gradients(inputs):
-            tensor.register_hook(lambda grad: self._mark(parent, True))
+        self._watch(inputs, parent)
 
         def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
             if not self._is_seen() or self._open[depth:] != [path]:
                 return  # a call of the module before or after
             self._open.pop()
             self._mark(self._current(), False)
-            for tensor in _with_gradients(outputs):
-                tensor.register_hook(lambda grad: self._mark(path, True))
+            self._watch(outputs, path)
 
         # After the hooks of the module itself, which may communicate.
         self._ends.append(module.register_forward_hook(leave, always_call=True))
+
+    def _watch(self, values: Any, path: str) -> None:
+        """When a gradient of `values` is there, the backward of what made them begins: of `path`, unless an earlier call said otherwise.
+
+        The output of a layer is the input of the next one, and the last one's is that of the model: the first of these made it.
+        """
+        for tensor in tree_leaves(values):
+            if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
+                continue
+            if tensor.grad_fn is not None:  # a tensor that is written in place has another one
+                seen = tensor.grad_fn.metadata.setdefault(self, set())
+                if tensor.output_nr in seen:
+                    continue
+                seen.add(tensor.output_nr)
+            tensor.register_hook(lambda grad: self._begin_backward(path))
+
+    def _begin_backward(self, path: str) -> None:
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks and self._handle is not None:
+            self._tasks.add(task)
+            before = self._marks[-1]
+
+            def end() -> None:
+                self._tasks.discard(task)
+                self._mark(*before)
+
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+        self._mark(path, True)
 
     def _path_of(self, module: nn.Module) -> str:
         if not self._open or id(module) not in self._paths:
@@ -138,7 +165,3 @@ class ModuleTracker:
             if isinstance(parameter, DTensor):
                 self.sharding_dict[f"{path}.{name}"] = parameter.placements
                 told.setdefault("parameters", {})[name] = str(parameter.placements)
-
-
-def _with_gradients(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
