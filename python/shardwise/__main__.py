@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for line in options.run(options):
             print(printable(line))
-        sys.stdout.flush()
+        flush_output()
     except BrokenPipeError:  # who reads has seen enough, as `head`; the interpreter would write the rest when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
@@ -61,11 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands.exit(2, f"{commands.prog} {options.command}: error: {message}\n")
 
 
+def flush_output() -> None:
+    """Of a program that was started without one nothing is kept."""
+    for output in (sys.stdout, sys.stderr):
+        if output is not None:
+            output.flush()
+
+
 def run_and_exit() -> NoReturn:
     """main() as a process of its own. It ends at once: the interpreter's way out through torch's modules takes longer than a picture."""
     main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(0)
 
 

@@ -367,6 +367,14 @@ def command(*words):
     return lines.getvalue()
 
 
+def test_a_program_without_output_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stdout", None)
+    assert "rank 0" in str(sw.visualize_sharding(LAYOUT, "a header"))
+    main(["show", "--mesh", "2", "--file", str(tmp_path / "mesh.svg")])
+    main(["plan", "--shape", "4", "--mesh", "2", "--from", "S0", "--to", "R"])
+    assert (tmp_path / "mesh.svg").exists()
+
+
 def test_the_command_show_draws_a_layout_or_a_mesh(tmp_path):
     layout = Layout((10, 7), (2, 2), [Shard(0), Shard(1)])
     show = ["show", "--shape", "10x7", "--mesh", "2x2", "--placements", "S0,S1"]

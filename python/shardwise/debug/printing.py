@@ -45,7 +45,7 @@ def shown_picture(figures: _C.Figures, header: str, use_rich: bool, format: str 
     """The picture, printed under `header` where it is not written to `file`. Text is in colour with `use_rich`, and on terminals that
     have colours: as wide as these are."""
     drawn = made(figures, format, file, title=header)
-    if file is not None:
+    if file is not None or sys.stdout is None:  # a program may have no output
         return drawn
     if header:
         print(printable(header))
