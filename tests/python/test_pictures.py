@@ -172,6 +172,25 @@ def test_a_module_is_listed_with_its_optimizer():
     assert held[1] == str(3 * 80 + buffers + 4)
 
 
+def test_shared_parameters_have_all_their_names_and_those_on_meta_say_so():
+    model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "head": nn.Linear(2, 4), "none": nn.Linear(2, 2)})
+    model["head"].weight = model["embedding"].weight
+    model["none"].bias = None
+    model["none"].to("meta")
+    lines = str(picture(model, optimizer=torch.optim.SGD(model["head"].parameters()))).splitlines()
+    assert lines[0] == "3 tensors, 64 bytes; 64 bytes on 1 rank"
+    assert [line.split("  ")[1] for line in lines[2:5]] == [
+        "embedding.weight = head.weight",
+        "head.bias",
+        "none.weight",
+    ]
+    assert "float32 on meta" in lines[4] and "meta" not in lines[3]
+    for k in range(3):
+        model[f"more{k}"] = nn.Linear(2, 4, bias=False)
+        model[f"more{k}"].weight = model["embedding"].weight
+    assert "embedding.weight = head.weight = 3 more" in str(picture(model))
+
+
 def test_a_plan_shows_its_steps():
     square = Layout((8, 16), (2, 2), [Shard(0), Partial()])
     plan = sw.plan_redistribution(square, [Replicate(), Replicate()])

@@ -19,19 +19,31 @@ Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
 
 
 def listed_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Listed]:
-    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once.
+    """Name, shape, dtype, bytes of an element and layout of each parameter, its optimizer state, and each buffer; shared ones once, under
+    all their names.
 
     Of a LocalShardsWrapper the shards of this rank take the place of the layout.
     """
     listed: list[Listed] = []
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
     states = dict(_states(optimizer)) if optimizer is not None else {}
     for name, parameter in module.named_parameters():
-        listed.append(_listed(name, parameter))
+        listed.append(_listed(_name_of(names[id(parameter)]), parameter))
         listed.extend(_listed(f"{name}: {key}", value) for key, value in states.pop(id(parameter), []))
-    listed.extend(_listed(name, buffer) for name, buffer in module.named_buffers())
+    listed.extend(_listed(_name_of(names[id(buffer)]), buffer) for _, buffer in module.named_buffers())
     for number, others in enumerate(states.values()):
         listed.extend(_listed(f"parameter {number} of no module: {key}", value) for key, value in others)
     return listed
+
+
+def _name_of(names: list[str]) -> str:
+    """Of a tensor that modules share: embedding.weight = head.weight."""
+    return " = ".join(names[:2]) + (f" = {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, list[tuple[str, torch.Tensor]]]]:
@@ -47,5 +59,5 @@ def _listed(name: str, tensor: Any) -> Listed:
         place = place_of(tensor, None).layout
     elif is_local_shards(tensor):
         place = pieces_of(tensor)
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = str(tensor.dtype).removeprefix("torch.") + (" on meta" if tensor.is_meta else "")
     return name, list(tensor.shape), dtype, tensor.dtype.itemsize, place

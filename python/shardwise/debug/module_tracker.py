@@ -127,7 +127,8 @@ class ModuleTracker:
             if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
                 continue
             if tensor.grad_fn is not None:  # a tensor that is written in place has another one
-                seen = tensor.grad_fn.metadata.setdefault(self, set())
+                notes: dict[Any, Any] = tensor.grad_fn.metadata  # type: ignore[assignment]  # torch's stub calls it a function
+                seen = notes.setdefault(self, set())
                 if tensor.output_nr in seen:
                     continue
                 seen.add(tensor.output_nr)
