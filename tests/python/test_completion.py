@@ -58,6 +58,7 @@ LINES = [
     ("shardwise plan", ["plan", "plan-embeddings"]),
     ("shardwise plan --objective ", ["bytes", "time"]),
     ("shardwise show --shape 8x8 --form", ["--format"]),
+    ("shardwise diff --dtype bflo", ["bfloat16"]),
 ]
 
 

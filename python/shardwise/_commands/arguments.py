@@ -165,6 +165,13 @@ def dtype(text: str) -> torch.dtype:
     return found
 
 
+def add_dtype(command: argparse.ArgumentParser) -> None:
+    """--dtype, which shells complete."""
+    option = command.add_argument("--dtype", type=dtype, default=torch.float32, help="default: float32")
+    names = sorted({str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)})
+    option.completer = lambda **asked: names  # type: ignore[attr-defined]  # argcomplete's
+
+
 def layout(
     sizes: Sequence[int], mesh: tuple[int, ...], order: list[int] | None, placed: list[Placement], dtype: torch.dtype
 ) -> Layout:

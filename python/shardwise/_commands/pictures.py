@@ -4,12 +4,10 @@ import argparse
 from math import prod
 from pathlib import Path
 
-import torch
-
 from shardwise import _C
 from shardwise._commands.arguments import (
+    add_dtype,
     check_names,
-    dtype,
     layout,
     mesh_extents,
     names,
@@ -49,7 +47,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add("--placements", type=placements, metavar="PLACEMENTS", help='as in "S0,S1"')
     add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
     add("--names", type=names, help="of the mesh dims, as in dp,tp")
-    add("--dtype", type=dtype, default=torch.float32, help="default: float32")
+    add_dtype(show)
     _add_output(show)
     show.set_defaults(run=run_show)
 

@@ -4,10 +4,8 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
 from shardwise._C import Plan, RankTraffic, plan_redistribution
-from shardwise._commands.arguments import dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
+from shardwise._commands.arguments import add_dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
 from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise.debug.text_tables import table_text
 
@@ -40,7 +38,7 @@ def add_move(command: argparse.ArgumentParser) -> None:
     add("--ranks", type=ranks, help="of --mesh, row-major: 0,2,1,3 or 4-7 (default: 0, 1, 2, ...)")
     add("--to-mesh", type=mesh_extents, metavar="MESH", help="another mesh to move to")
     add("--to-ranks", type=ranks, metavar="RANKS", help="of --to-mesh (default: 0, 1, 2, ...)")
-    add("--dtype", type=dtype, default=torch.float32, help="default: float32")
+    add_dtype(command)
     add("--objective", choices=("bytes", "time"), default="bytes", help="default: %(default)s")
     add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10 for each)")
     add("--memory-cap", type=n_bytes, default=0, metavar="BYTES", help="most in message buffers per rank, as in 1MiB")
