@@ -322,6 +322,7 @@ def test_files_that_are_none_are_refused(tmp_path, capsys):
         assert f"[hang] {path}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path / "missing.json")])
+    assert "missing.json cannot be read: No such file or directory. Give files of" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path)])
     assert f"[hang] {tmp_path} has no files of ranks" in capsys.readouterr().err

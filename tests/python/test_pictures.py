@@ -106,6 +106,11 @@ MISTAKES = [
     ),
     (lambda path: picture(nn.Linear(2, 2), optimizer=3), TypeError, r"optimizer= is int.* Give the optimizer"),
     (lambda path: diff(nn.Linear(2, 2), LAYOUT), TypeError, r"Linear is a module.* Give one of its parameters"),
+    (
+        lambda path: picture(LAYOUT, file=path / "none" / "a.svg"),
+        FileNotFoundError,
+        r"\[picture\] file '.*a\.svg' cannot be written: No such file or directory\. Give a path",
+    ),
     (lambda path: picture(LAYOUT, file=3), TypeError, r"\[picture\] file is int: .* Give a name such as"),
     (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
     (

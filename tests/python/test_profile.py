@@ -211,6 +211,11 @@ def test_a_rank_or_a_model_that_there_is_not_is_refused():
         merged = recorded.merge()
         with pytest.raises(TypeError, match=r"\[step_report\] model is function: .* Give the torch\.nn\.Module"):
             sw.step_report(lambda: None, lambda: None)
+        if rank == 0:
+            with pytest.raises(
+                IsADirectoryError, match=r"\[profile\] the trace '/proc' cannot be written: .* Give a path"
+            ):
+                merged.save_trace("/proc")
         for missing in (-1, 2) if rank == 0 else ():
             with pytest.raises(IndexError, match=rf"\[profile\] rank {missing} has no profile.* Give one from 0 to 1"):
                 merged.tables(rank=missing)

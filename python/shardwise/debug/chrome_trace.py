@@ -19,9 +19,14 @@ Event = dict[str, Any]
 
 def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> None:
     name = os.fspath(path)
-    opened = gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w")  # noqa: SIM115
-    with opened as file:
-        json.dump({"traceEvents": trace_events(ranks), "displayTimeUnit": "ms"}, file, separators=(",", ":"))
+    text = json.dumps({"traceEvents": trace_events(ranks), "displayTimeUnit": "ms"}, separators=(",", ":"))
+    try:
+        with gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise type(error)(
+            f"[profile] the trace {name!r} cannot be written: {error.strerror}. Give a path in a folder that is there and can be written to."
+        ) from None
 
 
 def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:

@@ -118,6 +118,10 @@ def _of_newest_run(flights: list[Flight]) -> list[Flight]:
 def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
     try:
         dump = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise type(error)(
+            f"[hang] {path} cannot be read: {error.strerror}. Give files of shardwise.debug.dump(), or their folder."
+        ) from None
     except (ValueError, RecursionError):
         raise ValueError(f"[hang] {path} holds no JSON. Give files of shardwise.debug.dump().") from None
     if not isinstance(dump, dict) or dump.get("version") != VERSION or "communications" not in dump:

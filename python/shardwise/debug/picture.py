@@ -57,7 +57,14 @@ class Picture:
         """
         wanted = format_of_file(file, format)
         path = Path(file)
-        path.write_text(self.draw(wanted), encoding="utf-8")
+        drawn = self.draw(wanted)
+        try:
+            path.write_text(drawn, encoding="utf-8")
+        except OSError as error:
+            raise type(error)(
+                f"[picture] file {str(path)!r} cannot be written: {error.strerror}. Give a path in a folder that is there and can be "
+                "written to."
+            ) from None
         return path
 
     def __str__(self) -> str:

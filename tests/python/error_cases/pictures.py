@@ -26,6 +26,24 @@ CASES = [
     case("something else where a tensor goes", "sw.debug.picture(3)", TypeError),
     case("what is no optimizer", "sw.debug.picture(torch.nn.Linear(2, 2), optimizer=3)", TypeError),
     case("a module where a tensor moves", "sw.debug.diff(torch.nn.Linear(2, 2), d)", TypeError),
+    case(
+        "a file in a folder that there is not",
+        'sw.visualize_sharding(d, file="/nonexistent/picture.svg")',
+        FileNotFoundError,
+    ),
+    case(
+        "a trace in a folder that there is not",
+        """
+        from shardwise.debug import MergedProfile
+        MergedProfile([]).save_trace("/nonexistent/step.json")
+        """,
+        FileNotFoundError,
+    ),
+    case(
+        "a dump that is not there",
+        "from pathlib import Path\nfrom shardwise.debug.flight_files import read_flights\nread_flights([Path('/nonexistent/dump.json')])",
+        FileNotFoundError,
+    ),
     case("a file that is no path", "sw.visualize_sharding(d, file=3)", TypeError),
     case("a file of an unknown kind", 'sw.visualize_sharding(d, file="/tmp/picture.png")', ValueError),
     case(
