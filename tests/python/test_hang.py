@@ -368,10 +368,13 @@ def test_files_of_earlier_runs_are_left_out(tmp_path, capsys):
     text = hang(capsys, [tmp_path])
     assert text.startswith("Rank 0 has waited 10.0 s, ") and "rank 1 left no file" in text, text
     assert text.endswith("left out: 2 of 3 files, of earlier runs, older of their rank, or not whole\n")
-    # A run of another number of ranks goes on beside it.
-    other = FACTS | {"rank": 1, "ranks": 3, "time": 99.0, "groups": [], "communications": []}
+    # A run of another number of ranks goes on beside it; and the process is a rank of its own, too.
+    other = FACTS | {"rank": 1, "ranks": 3, "pid": 2, "time": 99.0, "groups": [], "communications": []}
+    own = FACTS | {"ranks": 1, "time": 100.1, "began": 80.0, "groups": [], "communications": []}
+    (tmp_path / "shardwise-rank0.json").write_text(json.dumps(own))
     (tmp_path / "shardwise-rank1.json").write_text(json.dumps(other))
-    assert list(read_flights(tmp_path.glob("*.json"))) == [0]
+    flights = read_flights(tmp_path.glob("*.json"))
+    assert [(rank, flight.n_ranks) for rank, flight in flights.items()] == [(0, 2)]
 
 
 def test_ranks_that_do_the_same_share_a_row_where_there_are_many():

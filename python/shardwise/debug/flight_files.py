@@ -105,14 +105,15 @@ def read_flights(paths: Iterable[Path]) -> dict[int, Flight]:
 
 def _of_newest_run(flights: list[Flight]) -> list[Flight]:
     """Without files that are older than the process that wrote the newest one, or of another number of ranks: a folder may hold files
-    of earlier runs, and a rank that hangs may have none of this one."""
+    of earlier runs, and a rank that hangs may have none of this one. A process that has ranks that are threads may be a rank itself."""
     newest = max(flights, key=lambda flight: flight.time)
 
-    def belongs(flight: Flight) -> bool:
-        slack = 0.0 if flight.host == newest.host else CLOCKS_DIFFER
-        return flight.n_ranks == newest.n_ranks and flight.time >= newest.began - slack
+    def is_of_now(flight: Flight) -> bool:
+        return flight.time >= newest.began - (0.0 if flight.host == newest.host else CLOCKS_DIFFER)
 
-    return [flight for flight in flights if belongs(flight)]
+    now = [flight for flight in flights if is_of_now(flight)]
+    n_ranks = max(flight.n_ranks for flight in now if (flight.host, flight.pid) == (newest.host, newest.pid))
+    return [flight for flight in now if flight.n_ranks == n_ranks]
 
 
 def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
