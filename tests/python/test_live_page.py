@@ -27,7 +27,8 @@ from shardwise.live.feed import Feed
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from shardwise.live.server import MOST_BYTES, PAGE, Board, slowest
+from shardwise.live.board import Board, slowest
+from shardwise.live.server import MOST_BYTES, PAGE
 from shardwise.live.snapshot import LastError, Surveyor
 
 PROGRAM = Path(__file__).with_name("live_program.py")

@@ -1,0 +1,82 @@
+"""What a snapshot of a rank has to have before the page may show it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["FORM", "check"]
+
+MOST_RANKS = 1 << 16
+LARGEST = 1e300  # number that the page adds up
+
+# "float" is any number, a list holds values of one form, and None is where the other form need not be.
+MESH = {"shape": [int], "names": [str], "ranks": [int]}
+FORM: dict[str, Any] = {
+    "job": str,
+    "rank": int,
+    "n_ranks": int,
+    "host": str,
+    "pid": int,
+    "time": float,
+    "began": float,
+    "memory": float,
+    "groups": [{"ranks": [int], "calls": float, "sent": float, "received": float, "seconds": float}],
+    "waits": [{"name": str, "op": str, "seconds": float}],
+    "error": (None, {"text": str, "line": str, "time": float}),
+    "meshes": [MESH],
+    "tensors": [
+        {
+            "name": str,
+            "shape": [int],
+            "dtype": str,
+            "placements": [str],
+            "mesh": [int],
+            "bytes": float,
+            "local_bytes": float,
+        }
+    ],
+    "n_tensors": int,
+    "local_bytes": float,
+}
+NAMES: dict[type, str] = {str: "a text", int: "a whole number from 0 on", float: "a finite number"}
+
+
+def check(snapshot: Any) -> None:
+    """Raises ValueError, which names the part, for what the page cannot show."""
+    _check(snapshot, FORM, "the snapshot")
+    if snapshot["rank"] >= MOST_RANKS:
+        raise ValueError(f"rank {snapshot['rank']} is more than {MOST_RANKS - 1}")
+    for i, mesh in enumerate(snapshot["meshes"]):
+        if min(mesh["shape"], default=1) < 1 or math.prod(mesh["shape"]) != len(mesh["ranks"]):
+            raise ValueError(f"meshes[{i}] of shape {mesh['shape'][:9]} has {len(mesh['ranks'])} ranks")
+
+
+def _check(value: Any, form: Any, path: str) -> None:
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path} is no object")
+        for key, inner in form.items():
+            inside = key if form is FORM else f"{path}.{key}"
+            if key not in value:
+                raise ValueError(f"{inside} is missing")
+            _check(value[key], inner, inside)
+    elif isinstance(form, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{path} is no list")
+        for i, each in enumerate(value):
+            if form[0] is not int or type(each) is not int or each < 0:  # lists of ranks are long
+                _check(each, form[0], f"{path}[{i}]")
+    elif isinstance(form, tuple):
+        if value is not None:
+            _check(value, form[1], path)
+    elif not _is_a(value, form):
+        raise ValueError(f"{path} is not {NAMES[form]}")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if kind is int:
+        return type(value) is int and value >= 0
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < LARGEST
+    return isinstance(value, kind)
