@@ -49,7 +49,7 @@ void register_activations(RuleTable& table) {
                  "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "hardshrink_backward",
                  "softshrink_backward", "native_dropout_backward"},
                 pointwise().linear_in_first());
-  table.add("aten::glu", pointwise().whole("dim"));
+  table.add("aten::glu", pointwise().whole("dim").sampled());
   table.add("aten::glu_backward", Rule("glu_backward", describe_glu_backward).sampled().linear_in_first());
   aten_kernels().impl("log_sigmoid_forward", &log_sigmoid_forward);
   aten_kernels().impl("log_sigmoid_backward", &log_sigmoid_backward);

@@ -14,6 +14,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <fmt/format.h>
+
 #include <array>
 
 namespace shardwise {
@@ -103,7 +105,12 @@ Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
                                         weight, input.size(0), input.size(1), n_per_channel(input), group, mask);
 }
 
+/// Throws: torch's errors, that of the dtype too, which its kernel says only where there are elements.
 void check_groups(const at::Tensor& input, int64_t group) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      input.numel() == 0 || at::isFloatingType(input.scalar_type()),
+      fmt::format("[aten::native_group_norm] is not implemented for {}. Convert the tensor to a floating dtype.",
+                  c10::toString(input.scalar_type())));
   TORCH_CHECK(group > 0, "Expected num groups to be greater than 0, got ", group);
   TORCH_CHECK(input.size(1) % group == 0,
               "Expected number of channels in input to be divisible by num_groups, but got input of shape ",

@@ -160,13 +160,32 @@ at::Tensor of_all_ranks(const at::Tensor& target) {
   return redistribute(target, Placements(spec_of(target)->placements().size()));
 }
 
+bool is_given(const MaybeTensor& weight) { return weight && weight->defined(); }
+
+void check_weight(const at::Tensor& weight, int64_t n_classes) {
+  TORCH_CHECK(weight.dim() == 1 && weight.numel() == n_classes, "weight tensor should be defined either for all ",
+              n_classes, " classes or no classes but got weight tensor of shape: ", weight.sizes());
+}
+
+/// Throws: torch's errors, which its kernels say only where there are elements.
+void check_operands(const at::Tensor& self, const at::Tensor& target, const MaybeTensor& weight, int64_t n_classes) {
+  TORCH_CHECK(target.scalar_type() == at::kLong || target.scalar_type() == at::kByte,
+              "expected target dtype to be Long or Byte, but got ", target.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(self.scalar_type()),
+                              fmt::format("[aten::nll_loss] is not implemented for {}. Convert the input to a "
+                                          "floating dtype.",
+                                          c10::toString(self.scalar_type())));
+  if (!is_given(weight)) return;
+  check_weight(*weight, n_classes);
+  TORCH_CHECK(weight->scalar_type() == self.scalar_type(), "expected scalar type ", self.scalar_type(), " but found ",
+              weight->scalar_type());
+}
+
 Pair forward(const at::Tensor& self, const at::Tensor& targets, const MaybeTensor& weight, int64_t reduction,
              int64_t ignored) {
   const at::Tensor target = is_dtensor(targets) ? of_all_ranks(targets) : targets;
   const int64_t n_classes = self.dim() > 0 ? self.size(class_dim(self.dim())) : 0;
-  TORCH_CHECK(!weight || !weight->defined() || (weight->dim() == 1 && weight->numel() == n_classes),
-              "weight tensor should be defined either for all ", n_classes,
-              " classes or no classes but got weight tensor of shape: ", weight->sizes());
+  check_operands(self, target, weight, n_classes);
   const auto [losses, weights] = picked(self, target, weight, ignored);
   check_range(target, n_classes, ignored);
   if (reduction == at::Reduction::None) return {losses, losses.new_zeros({})};
@@ -192,7 +211,10 @@ at::Tensor soft_cross_entropy(const at::Tensor& self, const at::Tensor& target, 
   const at::Tensor wanted =
       smoothing > 0 ? target * (1 - smoothing) + smoothing / static_cast<double>(n_classes) : target;
   at::Tensor terms = at::log_softmax(self, dim) * wanted;
-  if (weight && weight->defined()) terms = terms * along_classes(*weight, self.dim());
+  if (is_given(weight)) {
+    check_weight(*weight, n_classes);
+    terms = terms * along_classes(*weight, self.dim());
+  }
   if (reduction == at::Reduction::None) return -terms.sum(dim);
   const double n_samples = static_cast<double>(self.numel()) / static_cast<double>(n_classes);
   return reduction == at::Reduction::Mean ? -terms.sum() / n_samples : -terms.sum();
@@ -202,8 +224,7 @@ at::Tensor soft_cross_entropy(const at::Tensor& self, const at::Tensor& target, 
 at::Tensor smooth_part(const at::Tensor& log_probs, const at::Tensor& target, const MaybeTensor& weight,
                        int64_t reduction, int64_t ignored) {
   const int64_t dim = class_dim(log_probs.dim());
-  const bool is_weighted = weight && weight->defined();
-  const at::Tensor weighted = is_weighted ? log_probs * along_classes(*weight, log_probs.dim()) : log_probs;
+  const at::Tensor weighted = is_given(weight) ? log_probs * along_classes(*weight, log_probs.dim()) : log_probs;
   const at::Tensor terms = (-weighted.sum(dim)).masked_fill(target.eq(ignored), 0);
   if (reduction == at::Reduction::None) return terms;
   if (reduction == at::Reduction::Sum) return terms.sum();

@@ -33,6 +33,15 @@ bool may_skip(const OpCall& call, const Propagation& propagation) {
   return any && std::ranges::all_of(propagation.outputs, is_partial_or_empty);
 }
 
+/// True where the kernel has no element of an operand here, as others do: many kernels look at dtypes and numbers where there are elements only.
+bool lacks_elements(const OpCall& call, const Propagation& propagation) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const Spec* spec = input_spec(call, propagation, i);
+    if (spec && spec->numel() > 0 && std::ranges::all_of(spec->boxes(), &Box::empty)) return true;
+  }
+  return false;
+}
+
 std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& rule, const OpCall& call,
                                                                   const Propagation& propagation) {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> result;
@@ -76,9 +85,9 @@ bool is_one_piece(const Spec* spec) { return !spec || spec->boxes().size() == 1;
 bool is_direct(const OpCall& call, const Decision& decision) {
   const Rule& rule = *call.op.rule;
   const Propagation& propagation = *decision.propagation;
-  if (decision.moves || decision.is_skipped || decision.view_offset != 0 || !decision.local_args.empty() ||
-      propagation.by_box || rule.kernel() || rule.is_per_element() || rule.is_shape_only() ||
-      propagation.outputs.size() != 1 || !propagation.outputs[0])
+  if (decision.moves || decision.may_be_refused_elsewhere || decision.view_offset != 0 ||
+      !decision.local_args.empty() || propagation.by_box || rule.kernel() || rule.is_per_element() ||
+      rule.is_shape_only() || propagation.outputs.size() != 1 || !propagation.outputs[0])
     return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
     if (!is_one_piece(input_spec(call, propagation, i))) return false;
@@ -125,8 +134,11 @@ Decision decide(OpCall& call) {
   for (size_t i = 0; i < call.operands.size(); ++i)
     decision.copied_view |= propagation.inputs[i] && call.op.is_view && call.op.args[call.operands[i].arg].is_aliased;
   if (call.op.is_view) decision.view_offset = offset_of_view(call);
-  decision.is_skipped = !rule->is_per_element() && !rule->is_shape_only() && may_skip(call, propagation);
-  if (decision.is_skipped && !call.refusal) decision.taken_numbers = numbers_of(call.op, call.args);
+  if (!rule->is_per_element() && !rule->is_shape_only()) {
+    decision.is_skipped = may_skip(call, propagation);
+    decision.may_be_refused_elsewhere = lacks_elements(call, propagation);
+  }
+  if (decision.may_be_refused_elsewhere && !call.refusal) decision.taken_numbers = numbers_of(call.op, call.args);
   if (rule->has_local_args()) decision.local_args = localize(*rule, call, propagation);
   decision.is_direct = is_direct(call, decision);
   return decision;

@@ -21,7 +21,9 @@ struct Decision {
   bool copied_view = false;  // ... although the result should be a view of it
   int64_t view_offset = 0;   // of a view, where it begins in the global tensor that it views
   bool is_skipped = false;   // every local input is empty: outputs are filled, the kernel is not called
-  /// Where is_skipped: the numbers of this thread's latest call that the kernel takes elsewhere. It may refuse others.
+  bool may_be_refused_elsewhere =
+      false;  // the kernel is not called, or with an operand of which it sees no element here
+  /// Where may_be_refused_elsewhere: the numbers of this thread's latest call that the kernel takes there. It may refuse others.
   mutable std::optional<std::vector<c10::IValue>> taken_numbers;
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;

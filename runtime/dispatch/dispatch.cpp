@@ -102,7 +102,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// Of a rank without elements: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for numbers of all
+/// Of a rank without elements of an operand: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for numbers of all
 /// values; it remembers those of the latest call.
 std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& decision) {
   std::vector<c10::IValue> numbers = numbers_of(call.op, call.args());
@@ -121,7 +121,7 @@ void run(BoundCall& call) {
   const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
-  const std::exception_ptr refusal = decision->is_skipped ? refusal_elsewhere(call, *decision) : nullptr;
+  const std::exception_ptr refusal = decision->may_be_refused_elsewhere ? refusal_elsewhere(call, *decision) : nullptr;
   if (!decision->propagation)
     run_gathered(call);
   else if (op.rule->is_per_element())

@@ -226,3 +226,68 @@ def test_tensors_of_other_dims_than_the_operator_takes_are_an_error(call, shape,
                 call(x, y)
 
     on_ranks(check)
+
+
+REFUSED_DTYPES = {
+    "bucketize": (lambda x: torch.bucketize(x, whole(x, [0.0, 1.0])), torch.complex64),
+    "cdist": (lambda x: torch.cdist(x, x), torch.bfloat16),
+    "addmm": (lambda x: torch.addmm(x, x, x.T[:, :1].expand(3, 3)), torch.bool),
+    "bilinear": (lambda x: F.bilinear(x, x, x[None, :1].expand(1, 3, 3)), torch.bool),
+    "grid_sample": (
+        lambda x: F.grid_sample(x[:, None, None], x[:, :2].reshape(2, 1, 1, 2), align_corners=False),
+        torch.int64,
+    ),
+    "glu": (lambda x: F.glu(x[:, :2], 1), torch.complex64),
+    "group_norm": (lambda x: F.group_norm(x, 1), torch.int64),
+    "instance_norm": (lambda x: F.instance_norm(x[:, :, None].expand(2, 3, 2)), torch.complex64),
+    "conv1d": (lambda x: F.conv1d(x[:, None], whole(x, [[[True]]])), torch.bool),
+    "nll_loss": (lambda x: F.nll_loss(x, whole(x, [0, 1])), torch.complex64),
+}
+
+
+def whole(like, values):
+    return sw.distribute_tensor(torch.tensor(values), like.device_mesh, [Replicate()])
+
+
+@pytest.mark.parametrize(("call", "dtype"), REFUSED_DTYPES.values(), ids=REFUSED_DTYPES.keys())
+def test_dtypes_that_a_kernel_refuses_are_refused_on_ranks_without_elements_too(call, dtype):
+    def check(mesh):
+        for placement in (Shard(0, sizes=[0, 2]), Shard(0, sizes=[2, 0])):
+            x = sw.distribute_tensor(torch.ones(2, 3, dtype=dtype), mesh, [placement])
+            with pytest.raises(NotImplementedError, match="not implemented for"):
+                call(x)
+            assert x.full_tensor().shape == (2, 3)  # the ranks still agree
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_classes_have_the_dtype_of_the_input(dtype):
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(torch.ones(2, 3, dtype=dtype), mesh, [placement])
+            with pytest.raises(RuntimeError, match="expected scalar type"):
+                F.cross_entropy(x, whole(x, [0, 1]), weight=whole(x, [1.0, 1.0, 1.0]))
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
+def test_classes_are_integers(dtype):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(2, 3), mesh, [Shard(0)])
+        with pytest.raises(RuntimeError, match="expected target dtype to be Long or Byte"):
+            F.cross_entropy(x, sw.distribute_tensor(torch.ones(2, dtype=dtype), mesh, [Shard(0)]))
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("n_weights", [0, 1, 2])
+def test_there_is_a_weight_for_each_class(n_weights):
+    def check(mesh):
+        x = sw.distribute_tensor(torch.ones(2, 3), mesh, [Shard(0)])
+        for target in (whole(x, [0, 1]), x):
+            with pytest.raises(RuntimeError, match="for all 3 classes or no classes"):
+                F.cross_entropy(x, target, weight=whole(x, [1.0] * n_weights))
+
+    on_ranks(check)
