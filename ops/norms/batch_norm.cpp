@@ -162,6 +162,7 @@ at::Tensor instance_norm(const at::Tensor& input, const MaybeTensor& weight, con
     update(running_mean, values.mean(spatial).mean(0), momentum);
     update(running_var, at::var(values, spatial, std::optional<at::Scalar>(1)).mean(0), momentum);
   }
+  if (input.size(1) == 0) return input.clone();
   return at::group_norm(input, input.size(1), weight, bias, eps, false);
 }
 

@@ -81,6 +81,21 @@ at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const Mayb
   return convolve_piece(input, weight, bias, {stride, padding, dilation, transposed, output_padding, groups});
 }
 
+/// Throws: torch's errors, which it says only of inputs with elements.
+void check_weight(const at::Tensor& input, const at::Tensor& weight, bool is_transposed, int64_t groups) {
+  TORCH_CHECK_NOT_IMPLEMENTED(input.scalar_type() != at::kBool || input.numel() == 0,
+                              "[aten::convolution] is not implemented for Bool. Convert the tensors first.");
+  if (input.dim() < 3 || weight.dim() != input.dim() || groups <= 0) return;  // torch says what is wrong
+  TORCH_CHECK(weight.size(0) >= groups, "Given groups=", groups, ", expected weight to be at least ", groups,
+              " at dimension 0, but got weight of size ", weight.sizes(), " instead");
+  const int64_t n_channels = is_transposed ? weight.size(0) : weight.size(1) * groups;
+  TORCH_CHECK(input.size(1) == n_channels, "Given groups=", groups, ", weight of size ", weight.sizes(),
+              ", expected input", input.sizes(), " to have ", n_channels, " channels, but got ", input.size(1),
+              " channels instead");
+  TORCH_CHECK(input.numel() == 0 || weight.numel() > 0, "[aten::convolution] the weight of shape ", weight.sizes(),
+              " has no elements. Give it a kernel and channels of at least 1.");
+}
+
 /// The dense result's sizes. The dense operator runs on an empty batch, for its checks without its work; where it
 /// rejects that, on the whole batch, for its error.
 Dims sizes_of_dense(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
@@ -143,6 +158,7 @@ at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const May
                     c10::IntArrayRef output_padding, int64_t groups) {
   static auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::convolution", "").typed<decltype(compute)>();
+  check_weight(input, weight, transposed, groups);
   if (has_sharded_image(input)) {
     sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
     if (auto result = convolve_sharded_image(input, weight, bias,

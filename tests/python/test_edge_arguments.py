@@ -291,3 +291,27 @@ def test_there_is_a_weight_for_each_class(n_weights):
                 F.cross_entropy(x, target, weight=whole(x, [1.0] * n_weights))
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize(
+    ("convolve", "image", "weight"),
+    [
+        (F.conv1d, (2, 2, 5), (0, 2, 3)),
+        (F.conv1d, (2, 2, 5), (2, 0, 3)),
+        (F.conv1d, (2, 2, 5), (2, 2, 0)),
+        (F.conv1d, (0, 2, 5), (2, 3, 3)),
+        (F.conv_transpose1d, (2, 2, 5), (0, 2, 3)),
+        (F.conv_transpose1d, (2, 2, 5), (2, 0, 3)),
+    ],
+)
+def test_weights_of_convolutions_that_torch_refuses(convolve, image, weight):
+    with pytest.raises(RuntimeError):
+        convolve(torch.ones(image), torch.ones(weight))
+
+    def check(mesh):
+        for placement in (Shard(0), Shard(2), Replicate()):
+            x = sw.distribute_tensor(torch.ones(image), mesh, [placement])
+            with pytest.raises(RuntimeError, match="weight"):
+                convolve(x, sw.distribute_tensor(torch.ones(weight), mesh, [Replicate()]))
+
+    on_ranks(check)
