@@ -70,6 +70,15 @@ at::Tensor mean(const at::Tensor& self, std::optional<at::ScalarType> dtype) {
   return mean_dim(self, {}, false, dtype);
 }
 
+/// Throws: torch's errors for powers that have no norm of nothing.
+void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
+  TORCH_CHECK(!dims.empty() || self.numel() > 0, "linalg.vector_norm cannot compute the ", p,
+              " norm on an empty tensor because the operation does not have an identity");
+  for (const int64_t dim : dims)
+    TORCH_CHECK(self.size(dim) > 0, "linalg.vector_norm cannot compute the ", p, " norm on the dimension ", dim,
+                " because this dimension is empty and the operation does not have an identity");
+}
+
 /// By sums of powers, or maximum and minimum.
 at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::OptionalIntArrayRef dims, bool keepdim,
                        std::optional<at::ScalarType> dtype) {
@@ -80,6 +89,7 @@ at::Tensor vector_norm(const at::Tensor& self, const at::Scalar& ord, at::Option
   TORCH_CHECK(at::isFloatingType(to),
               fmt::format("[aten::linalg_vector_norm] the norm of {} is not defined. Pass a floating dtype=.",
                           c10::toString(input.scalar_type())));
+  if (p < 0) check_not_empty(self, p, dims.value_or(at::IntArrayRef()));
   const at::Tensor sizes = at::abs(input);
   if (p == INFINITY) return at::amax(sizes, dims.value_or(at::IntArrayRef()), keepdim);
   if (p == -INFINITY) return at::amin(sizes, dims.value_or(at::IntArrayRef()), keepdim);

@@ -126,8 +126,9 @@ at::Tensor flip(const at::Tensor& self, c10::IntArrayRef dims) {
 }
 
 at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRef dims) {
-  at::roll(one_element(self), shifts, dims);
-  if (self.numel() == 0) return self.clone();
+  const bool is_empty = self.numel() == 0;  // of such torch takes any dims
+  at::roll(is_empty ? at::empty(self.sizes(), at::TensorOptions()) : one_element(self), shifts, dims);
+  if (is_empty) return self.clone();
   if (dims.empty()) {
     const at::Tensor whole = moved_to(self, without_shards(spec_of(self)->placements()));
     return by_piece(whole, [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });

@@ -93,8 +93,10 @@ void describe_expand(const OpCall& call, Signature& signature) {
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
 
 /// Removes dims of global extent 1; a shard may have extent 1 along another dim.
+/// Throws: c10::IndexError for dims out of range, of tensors without dims too.
 at::Tensor squeeze_dims(const at::Tensor& self, c10::IntArrayRef dims) {
   Dims sizes;
+  for (int64_t dim : dims) c10::maybe_wrap_dim(dim, self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     const bool is_named =
         std::ranges::any_of(dims, [&](int64_t named) { return c10::maybe_wrap_dim(named, self.dim()) == dim; });

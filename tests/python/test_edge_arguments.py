@@ -315,3 +315,42 @@ def test_weights_of_convolutions_that_torch_refuses(convolve, image, weight):
                 convolve(x, sw.distribute_tensor(torch.ones(weight), mesh, [Replicate()]))
 
     on_ranks(check)
+
+
+@pytest.mark.parametrize("dim", [1, -2, (1,)], ids=repr)
+def test_a_scalar_has_no_other_dim_to_squeeze(dim):
+    def check(mesh):
+        for placement in (Replicate(), Partial()):
+            x = sw.distribute_tensor(torch.tensor(1.0), mesh, [placement])
+            assert x.squeeze(0).shape == x.squeeze(-1).shape == ()
+            for call in (x.squeeze, x.clone().squeeze_):
+                with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\]"):
+                    call(dim)
+
+    on_ranks(check)
+
+
+def test_empty_tensors_are_rolled_along_any_dim():
+    def check(mesh):
+        for placement in PLACEMENTS:
+            if placement == Shard(0, sizes=[0, 2]):
+                continue
+            x = sw.distribute_tensor(torch.ones(3, 0), mesh, [placement])
+            assert x.roll(1, 5).shape == (3, 0)
+            with pytest.raises(RuntimeError, match="must align"):
+                x.roll((1, 2), 0)
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("p", [-1, -2.5, float("-inf")])
+def test_nothing_has_no_norm_of_a_negative_power(p):
+    def check(mesh):
+        for placement in (Shard(0), Shard(1), Partial(), Replicate()):
+            x = sw.distribute_tensor(torch.ones(0, 3), mesh, [placement])
+            for dims in (None, 0, (0, 1)):
+                with pytest.raises((RuntimeError, IndexError)):
+                    torch.linalg.vector_norm(x, p, dims)
+            assert torch.linalg.vector_norm(x, p, 1).shape == (0,)
+
+    on_ranks(check)
