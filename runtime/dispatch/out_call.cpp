@@ -1,12 +1,19 @@
 #include "runtime/dispatch/out_call.h"
 
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/bound_call.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/native/Resize.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <vector>
 
 namespace shardwise {
 namespace {
@@ -26,6 +33,57 @@ bool is_form_of(const c10::FunctionSchema& functional, const c10::FunctionSchema
       return false;
   }
   return next == functional.arguments().size() && functional.returns().size() == out.returns().size();
+}
+
+/// The arguments with each tensor replaced by one of one element, 0 where it may be an index; those of out= by empty ones of `dtypes`.
+torch::jit::Stack sample_of(const OpInfo& op, c10::ArrayRef<c10::IValue> args,
+                            const std::vector<at::ScalarType>& dtypes) {
+  const auto one_element = [](const at::Tensor& tensor, at::ScalarType dtype) {
+    const int64_t value = at::isIntegralType(dtype, /*includeBool=*/false) ? 0 : 1;
+    return at::full(Dims(tensor.dim(), 1), value, at::TensorOptions().dtype(dtype).device(tensor.device()));
+  };
+  torch::jit::Stack stack(args.begin(), args.end());
+  size_t n_outs = 0;
+  for (size_t i = 0; i < stack.size(); ++i) {
+    c10::IValue& value = stack[i];
+    if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor tensor = value.toTensor();
+      value = is_out(op.handle.schema().arguments()[i])
+                  ? at::full({0}, 0, at::TensorOptions().dtype(dtypes[n_outs++]).device(tensor.device()))
+                  : one_element(tensor, tensor.scalar_type());
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        tensors.push_back(one_element(tensor, tensor.scalar_type()));
+      value = tensors;
+    }
+  }
+  return stack;
+}
+
+/// Throws: what torch says of the dtypes of `outs`, seen on a sample. Where torch does not take the sample with those of the results either, or
+/// indices are given in a list, nothing is known.
+void check_dtypes(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const std::vector<at::ScalarType>& of_results,
+                  const std::vector<at::ScalarType>& of_outs) {
+  if (of_results == of_outs || is_tracing()) return;
+  if (std::ranges::any_of(args, [](const c10::IValue& value) { return value.isOptionalTensorList(); })) return;
+  try {
+    torch::jit::Stack stack = sample_of(op, args, of_results);
+    op.handle.callBoxed(&stack);
+  } catch (const std::exception&) {
+    return;
+  }
+  torch::jit::Stack stack = sample_of(op, args, of_outs);
+  op.handle.callBoxed(&stack);
+}
+
+/// Sums and products are computed in the dtype of `out`.
+void take_dtype_of(const at::Tensor& out, const c10::OperatorHandle& functional, torch::jit::Stack& inputs) {
+  static const std::set<std::string_view> names = {"aten::sum", "aten::mean", "aten::prod", "aten::cumsum",
+                                                   "aten::cumprod"};
+  const auto dtype = functional.schema().argumentIndexWithName("dtype");
+  if (!dtype || !names.contains(functional.schema().name())) return;
+  if (inputs[*dtype].isNone()) inputs[*dtype] = out.scalar_type();
 }
 
 void give(const at::Tensor& out, const at::Tensor& result) {
@@ -69,7 +127,15 @@ void OutCall::run(const OpInfo& op, torch::jit::Stack* stack) const {
     } else {
       inputs.push_back((*stack)[first + i]);
     }
+  if (outs.size() == 1) take_dtype_of(outs[0], functional_, inputs);
   functional_.callBoxed(&inputs);
+  std::vector<at::ScalarType> of_results, of_outs;
+  for (size_t i = 0; i < outs.size(); ++i) {
+    const at::Tensor& result = inputs[i].toTensor();
+    of_outs.push_back(outs[i].scalar_type());
+    of_results.push_back(result.defined() ? result.scalar_type() : of_outs.back());
+  }
+  check_dtypes(op, c10::ArrayRef<c10::IValue>(stack->data() + first, op.n_args()), of_results, of_outs);
   for (size_t i = 0; i < outs.size(); ++i) give(outs[i], inputs[i].toTensor());
   stack->resize(first);
   for (const at::Tensor& out : outs) stack->emplace_back(out);

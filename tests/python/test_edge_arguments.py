@@ -354,3 +354,48 @@ def test_nothing_has_no_norm_of_a_negative_power(p):
             assert torch.linalg.vector_norm(x, p, 1).shape == (0,)
 
     on_ranks(check)
+
+
+OUT_DTYPES = {
+    "argmax": (lambda x, out: torch.argmax(x, 0, out=out), torch.int32),
+    "amax": (lambda x, out: torch.amax(x, 0, out=out), torch.float64),
+    "neg": (lambda x, out: torch.neg(x, out=out), torch.float64),
+    "norm": (lambda x, out: torch.linalg.vector_norm(x, 2, 0, out=out), torch.float16),
+}
+
+
+@pytest.mark.parametrize(("call", "dtype"), OUT_DTYPES.values(), ids=OUT_DTYPES.keys())
+def test_dtypes_of_out_that_torch_refuses(call, dtype):
+    with pytest.raises(RuntimeError) as dense:
+        call(torch.ones(2, 3), torch.zeros(0, dtype=dtype))
+
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(torch.ones(2, 3), mesh, [placement])
+            with pytest.raises(RuntimeError) as ours:
+                call(x, sw.distribute_tensor(torch.zeros(0, dtype=dtype), mesh, [Replicate()]))
+            assert str(ours.value).splitlines()[0] == str(dense.value).splitlines()[0]
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("call", [torch.sum, torch.prod, torch.cumsum, torch.cumprod])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64])
+def test_sums_and_products_are_computed_in_the_dtype_of_out(call, dtype):
+    dense = torch.tensor([[1.5, 2.5, 3.5], [2.5, 1.5, 0.5]])
+    try:
+        expected = call(dense, 0, out=torch.zeros(0, dtype=dtype))
+    except RuntimeError:
+        expected = None
+
+    def check(mesh):
+        for placement in PLACEMENTS:
+            x = sw.distribute_tensor(dense, mesh, [Replicate()]).redistribute(placements=[placement])
+            out = sw.distribute_tensor(torch.zeros(0, dtype=dtype), mesh, [Replicate()])
+            if expected is None:
+                with pytest.raises(RuntimeError):
+                    call(x, 0, out=out)
+            else:
+                assert torch.equal(call(x, 0, out=out).full_tensor(), expected)
+
+    on_ranks(check)
