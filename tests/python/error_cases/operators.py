@@ -31,6 +31,45 @@ CASES = [
     case("an index out of range", "d[7]", IndexError, in_torchs_words=True),
     case("several places in a number", "d.sum().index_select(0, ids)", RuntimeError, in_torchs_words=True),
     case("running maxima of complex numbers", "d.to(torch.complex64).cummax(0)", NotImplementedError),
+    case("group norm of integers", "torch.nn.functional.group_norm(d.long(), 1)", NotImplementedError),
+    case(
+        "classes that are no integers", "torch.nn.functional.nll_loss(d, d[:, 0])", RuntimeError, in_torchs_words=True
+    ),
+    case(
+        "a loss by class of integers",
+        "torch.nn.functional.nll_loss(d.long(), sw.zeros(6, device_mesh=mesh, dtype=torch.int64))",
+        NotImplementedError,
+    ),
+    case(
+        "weights of classes of another dtype",
+        "torch.nn.functional.nll_loss(d, sw.zeros(6, device_mesh=mesh, dtype=torch.int64), sw.ones(2, device_mesh=mesh, dtype=torch.float64))",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case(
+        "a convolution of bools",
+        "torch.nn.functional.conv1d(d[:, None].bool(), sw.ones(1, 1, 1, device_mesh=mesh, dtype=torch.bool))",
+        NotImplementedError,
+    ),
+    case(
+        "a convolution to no channels",
+        "torch.nn.functional.conv1d(d[:, None], sw.ones(0, 1, 1, device_mesh=mesh))",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case(
+        "a convolution of other channels",
+        "torch.nn.functional.conv1d(d[:, None], sw.ones(1, 2, 1, device_mesh=mesh))",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
+    case(
+        "a convolution with nothing",
+        "torch.nn.functional.conv1d(d[:, None], sw.ones(1, 1, 0, device_mesh=mesh))",
+        RuntimeError,
+    ),
+    case("a norm of nothing", "torch.linalg.vector_norm(d[:0], -1)", RuntimeError, in_torchs_words=True),
+    case("a norm of an empty dim", "torch.linalg.vector_norm(d[:0], -1, 0)", RuntimeError, in_torchs_words=True),
     case("an index of a number", "d.sum()[0]", IndexError, in_torchs_words=True),
     case("ids of an index out of range", "d[sw.distribute_tensor(torch.tensor([9]), mesh, [Replicate()])]", IndexError),
     case("too many indices", "d[ids, ids, ids]", IndexError, in_torchs_words=True),
