@@ -102,8 +102,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   dispatch(*info, stack);
 }
 
-/// Of a rank without elements of an operand: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for numbers of all
-/// values; it remembers those of the latest call.
+/// Of a rank without elements of an operand: what the kernel throws on the ranks that have some, where it refuses the call. A decision is for
+/// numbers of all values; it remembers those of the latest call.
 std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& decision) {
   std::vector<c10::IValue> numbers = numbers_of(call.op, call.args());
   if (decision.taken_numbers && *decision.taken_numbers == numbers) return nullptr;
