@@ -48,7 +48,11 @@ ELSEWHERE = {
         ", which overlap. Give the slices of ",
         ": torch.distributed names it by their number",
     ),
-    "another program that sends to the live page": ("python/shardwise/live/server.py",),
+    "a backend whose groups all ranks of the world make": (
+        " alone is not there, and it cannot ",
+        ", which their backend refuses: ",
+    ),
+    "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (
         "graphs of DTensors are for the meshes of the process",
         " reads the values of its operands, and a traced program has none",

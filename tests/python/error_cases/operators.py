@@ -112,6 +112,13 @@ CASES = [
         RuntimeError,
         in_torchs_words=True,
     ),
+    case("a quantile that is no share", "torch.quantile(d, 1.5)", RuntimeError, in_torchs_words=True),
+    case(
+        "quantiles that are no shares",
+        "torch.quantile(d, sw.full((2,), -1.0, device_mesh=mesh))",
+        RuntimeError,
+        in_torchs_words=True,
+    ),
     case("classes below the labels", "F.one_hot(ids, 1)", RuntimeError),
     case("a negative class", "F.one_hot(ids - 1)", RuntimeError),
     case("a mask of floats", "d.masked_fill(d, 0.0)", RuntimeError, in_torchs_words=True),
