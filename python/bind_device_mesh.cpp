@@ -164,7 +164,7 @@ std::unordered_map<const DeviceMesh*, std::vector<py::weakref>>& objects() {
   return *objects;
 }
 
-bool is_alive(const py::weakref& object) { return PyWeakref_GetObject(object.ptr()) != Py_None; }
+bool is_alive(const py::weakref& object) { return !object().is_none(); }
 
 void register_object(const py::object& object) {
   for (auto& [mesh, known] : objects()) std::erase_if(known, std::not_fn(is_alive));
