@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/torch_world.h"
 #include "runtime/comm/clock_offsets.h"
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_profile.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/gathered_texts.h"
@@ -110,6 +111,10 @@ void bind_profile(py::module_& module) {
         return result;
       },
       py::arg("text"), "The texts of all ranks, on rank 0; nothing on the others. Collective.");
+  module.def("told_by_rank_0", wrap_pybind_function_no_gil([](int64_t number) {
+               return all_gather_numbers(*everyone(), {number})[0][0];
+             }),
+             py::arg("number"), "The number of rank 0, on all ranks. Collective.");
 }
 
 }  // namespace shardwise

@@ -34,6 +34,11 @@ def default_group() -> ProcessGroup | None:
     return dist.group.WORLD
 
 
+def is_alone() -> bool:
+    """True in a process that is no rank: no thread of run_ranks(), and without a group of torch.distributed or torchrun's variables."""
+    return not _C.is_thread_rank() and default_group() is None
+
+
 def timeout_of(group: ProcessGroup) -> timedelta | None:
     """How long the collectives of `group` wait; None where its backend does not say."""
     options = getattr(group._get_backend(group._device_types[0]), "options", None)

@@ -223,6 +223,32 @@ def test_a_rank_or_a_model_that_there_is_not_is_refused():
     run_ranks(2, body)
 
 
+def test_a_trace_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
+    def body(rank):
+        with sw.profile() as recorded:
+            pass
+        with pytest.raises(
+            FileNotFoundError, match=r"\[profile\] the trace '.*none/step.json' cannot be written: No such"
+        ):
+            recorded.save_trace(tmp_path / "none" / "step.json")
+        recorded.save_trace(tmp_path / "step.json")
+
+    run_ranks(3, body)
+
+
+def test_a_process_alone_is_one_rank(tmp_path):
+    with sw.profile() as recorded:
+        torch.ones(3).sum()
+    (own,) = recorded.merge().ranks
+    assert own.rank == 0
+    recorded.save_trace(tmp_path / "step.json")
+    assert json.loads((tmp_path / "step.json").read_text())["traceEvents"][0]["pid"] == 0
+    with pytest.raises(IsADirectoryError):
+        recorded.save_trace(tmp_path)
+    report = sw.step_report(torch.nn.Linear(3, 2), torch.ones(4, 3))
+    assert [each.rank for each in report.ranks] == [0] and report.ranks[0].layers[-1].parameter_bytes == 32
+
+
 def late_profile(rank, n_ranks=3, late=1):
     a, _ = matrices(n_ranks)
     a.sum().item()

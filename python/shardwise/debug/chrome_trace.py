@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -10,7 +11,7 @@ from typing import Any
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
-__all__ = ["trace_events", "write_trace"]
+__all__ = ["trace_events", "unwritable", "write_trace"]
 
 OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
 
@@ -24,9 +25,16 @@ def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> N
         with gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w") as file:
             file.write(text)
     except OSError as error:
-        raise type(error)(
-            f"[profile] the trace {name!r} cannot be written: {error.strerror}. Give a path in a folder that is there and can be written to."
-        ) from None
+        raise unwritable(name, error.errno or errno.EIO) from None
+
+
+def unwritable(name: str, number: int) -> OSError:
+    """The error of a file, by the number that the system has for it, which it keeps: alike on each rank that knows the number."""
+    error = type(OSError(number, ""))(
+        f"[profile] the trace {name!r} cannot be written: {os.strerror(number)}. Give a path in a folder that is there and can be written to."
+    )
+    error.errno = number
+    return error
 
 
 def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:

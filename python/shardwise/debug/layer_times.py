@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwise import _C
+from shardwise._torch_groups import is_alone
 from shardwise.debug.module_tracker import ModuleTracker
 from shardwise.debug.process_memory import peak_of_process
 from shardwise.debug.profiling import profile
@@ -192,7 +193,7 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
         _layers(model, tracker, recorded, begin, end),
         torch.cuda.max_memory_allocated() if is_on_gpu else peak_of_process(),
     )
-    packed = _C.gathered_texts(json.dumps(asdict(own)))
+    packed = [] if is_alone() else _C.gathered_texts(json.dumps(asdict(own)))
     return StepReport([_unpacked(each) for each in packed] or [own])
 
 

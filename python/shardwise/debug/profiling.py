@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from types import TracebackType
 
 from shardwise import _C
+from shardwise._torch_groups import is_alone
+from shardwise.debug.chrome_trace import unwritable
 from shardwise.debug.merged_profile import MergedProfile
 from shardwise.debug.profile_tables import communication_table, operator_table, unasked_table
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
@@ -76,10 +79,12 @@ class profile:
         return unasked_table(self._own().communications, limit)
 
     def merge(self) -> MergedProfile | None:
-        """On rank 0 the profiles of all ranks, whose clocks are compared first; None on the others.
+        """On rank 0 the profiles of all ranks, whose clocks are compared first; None on the others. A process alone is rank 0.
 
         Collective over all ranks: some small gathers and one message from each rank.
         """
+        if is_alone():
+            return MergedProfile.of([self._own()])
         offsets = _C.clock_offsets()
         packed = _C.gathered_texts(self._own().packed())
         if not packed:
@@ -90,11 +95,19 @@ class profile:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Rank 0 writes merge() to a file for Perfetto or chrome://tracing. Collective over all ranks.
 
-        A name that ends with .gz is compressed. Raises OSError, on rank 0, where it cannot be written.
+        A name that ends with .gz is compressed. Raises OSError, on all ranks, where it cannot be written.
         """
         merged = self.merge()
-        if merged is not None:
-            merged.save_trace(path)
+        number = 0
+        try:
+            if merged is not None:
+                merged.save_trace(path)
+        except OSError as error:
+            number = error.errno or errno.EIO
+        if not is_alone():
+            number = _C.told_by_rank_0(number)
+        if number != 0:
+            raise unwritable(os.fspath(path), number)
 
     def _own(self) -> RankProfile:
         return RankProfile.of(self._rank, self._profile)
