@@ -199,7 +199,7 @@ TEST(AcceleratorIndexTest, ClassesOutOfRangeAreOneErrorOnAllRanks) {
     const auto errors = errors_by_rank(3, [&] {
       const auto mesh = device_mesh(3);
       const at::Tensor log_probs = lay_out(at::arange(28, at::kDouble).view({4, 7}).neg(), mesh, {of_samples});
-      at::nll_loss(log_probs, lay_out(at::tensor({6, 7, 3, 2}), mesh, {of_samples}));
+      at::nll_loss(log_probs, lay_out(at::tensor({6, 7, 3, 2}, at::kLong), mesh, {of_samples}));
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "Target 7 is out of bounds.");
   }

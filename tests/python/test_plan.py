@@ -135,6 +135,15 @@ def test_a_memory_cap_makes_more_and_smaller_rounds():
     assert capped.n_rounds > free.n_rounds == 1 and capped.bytes_received == free.bytes_received
 
 
+def test_the_command_says_that_a_cap_is_not_kept():
+    move = ["plan", "--shape", "40x10", "--mesh", "2", "--from", "S0", "--to", "S1"]
+    above = "above the cap of 1 bytes: a round sends at least one index of the longest dim"
+    assert above in finished_command(*move, "--memory-cap", "1").stdout
+    assert (
+        "above the cap" not in finished_command(*move, "--memory-cap", "1KiB").stdout + finished_command(*move).stdout
+    )
+
+
 def test_time_over_slow_links_is_no_more_than_that_of_the_fewest_bytes():
     links = [(50, 1), (2, 100)]
     fewest, fastest = (

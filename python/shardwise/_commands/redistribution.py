@@ -61,7 +61,12 @@ def planned(options: argparse.Namespace) -> Plan:
 
 def redistribution(options: argparse.Namespace, show: Callable[[Plan], list[str]]) -> list[str]:
     plan = planned(options)
-    return [f"{plan.source} -> {plan.destination}, {str(options.dtype).removeprefix('torch.')}", *show(plan)]
+    lines = [f"{plan.source} -> {plan.destination}, {str(options.dtype).removeprefix('torch.')}", *show(plan)]
+    if 0 < options.memory_cap < plan.buffer_bytes:
+        lines.append(
+            f"buffers are above the cap of {options.memory_cap:,} bytes: a round sends at least one index of the longest dim"
+        )
+    return lines
 
 
 def show_plan(plan: Plan) -> list[str]:
@@ -101,7 +106,7 @@ def totals(shares: list[tuple[int, RankTraffic]]) -> tuple[str, ...]:
         max(share.buffer_bytes for share in every),
     )
     return (
-        f"all {len(every):,} ranks",
+        f"all {len(every):,} ranks" if len(every) > 1 else "one rank",
         "",
         *(f"{count:,}" for count in counts),
         duration(max(share.seconds for share in every)),
