@@ -6,8 +6,8 @@ from torch._library.opaque_object import MemberType
 
 __all__ = ["NAMES_COUNT_CALLS", "register_constant"]
 
-# The name of a process group has a number in it. torch 2.14 and newer: how many this process has asked for, also of groups that only
-# their members make. Older ones: how many that all ranks make or, for those, how many it is in.
+# The name of a process group has a number in it. torch 2.14 and newer: how many groups this process has asked for. Older ones: for groups
+# that all ranks make, the number of these; for groups that only their members make, how many this process is in.
 NAMES_COUNT_CALLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 

@@ -15,8 +15,10 @@
 
 namespace shardwise {
 
-/// True for an operator that has a rule here and that later versions of torch have taken out.
-inline bool is_gone_from_torch(std::string_view op) { return SHARDWISE_TORCH_SINCE(2, 14) && op == "aten::cholesky"; }
+/// True for an operator that has a rule here and that not all versions of torch have.
+inline bool is_of_some_versions(std::string_view op) {
+  return op == "aten::cholesky" || op.starts_with("aten::_upsample_lanczos2d_aa");
+}
 
 /// Whether the group sends tensors of this kind of device. torch 2.11 has only the list of all.
 inline bool has_backend_for(c10d::ProcessGroup& group, c10::DeviceType device) {

@@ -275,8 +275,9 @@ RuleTable& RuleTable::global() {
 }
 
 void RuleTable::add(std::string_view op, Rule rule) {
-  if (is_gone_from_torch(op)) return;
-  TORCH_CHECK_VALUE(find_operator(op),
+  const bool is_there = find_operator(op).has_value();
+  if (!is_there && is_of_some_versions(op)) return;
+  TORCH_CHECK_VALUE(is_there,
                     fmt::format("[rule] torch has no operator {}. Define it before its rule; overloads are named as in "
                                 "aten::add.Tensor.",
                                 op));
