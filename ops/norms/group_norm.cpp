@@ -108,7 +108,7 @@ Three compute_backward(const at::Tensor& grad, const at::Tensor& input, const at
 /// Throws: torch's errors, that of the dtype too, which its kernel says only where there are elements.
 void check_groups(const at::Tensor& input, int64_t group) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      input.numel() == 0 || at::isFloatingType(input.scalar_type()),
+      at::isFloatingType(input.scalar_type()),
       fmt::format("[aten::native_group_norm] is not implemented for {}. Convert the tensor to a floating dtype.",
                   c10::toString(input.scalar_type())));
   TORCH_CHECK(group > 0, "Expected num groups to be greater than 0, got ", group);

@@ -75,7 +75,8 @@ void check_not_empty(const at::Tensor& self, double p, c10::IntArrayRef dims) {
   TORCH_CHECK(!dims.empty() || self.numel() > 0, "linalg.vector_norm cannot compute the ", p,
               " norm on an empty tensor because the operation does not have an identity");
   for (const int64_t dim : dims)
-    TORCH_CHECK(self.size(dim) > 0, "linalg.vector_norm cannot compute the ", p, " norm on the dimension ", dim,
+    TORCH_CHECK(self.dim() == 0 || self.size(dim) > 0, "linalg.vector_norm cannot compute the ", p,
+                " norm on the dimension ", dim,
                 " because this dimension is empty and the operation does not have an identity");
 }
 

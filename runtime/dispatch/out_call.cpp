@@ -77,12 +77,14 @@ void check_dtypes(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const std::
   op.handle.callBoxed(&stack);
 }
 
-/// Sums and products are computed in the dtype of `out`.
+/// Sums and products are computed in the dtype of `out`, but integers have no mean.
 void take_dtype_of(const at::Tensor& out, const c10::OperatorHandle& functional, torch::jit::Stack& inputs) {
-  static const std::set<std::string_view> names = {"aten::sum", "aten::mean", "aten::prod", "aten::cumsum",
-                                                   "aten::cumprod"};
+  static const std::set<std::string_view> names = {"aten::sum",  "aten::nansum", "aten::mean",
+                                                   "aten::prod", "aten::cumsum", "aten::cumprod"};
   const auto dtype = functional.schema().argumentIndexWithName("dtype");
   if (!dtype || !names.contains(functional.schema().name())) return;
+  const bool has_no_mean = at::isIntegralType(inputs[0].toTensor().scalar_type(), /*includeBool=*/true);
+  if (has_no_mean && functional.schema().name() == "aten::mean") return;
   if (inputs[*dtype].isNone()) inputs[*dtype] = out.scalar_type();
 }
 

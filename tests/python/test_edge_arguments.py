@@ -352,6 +352,8 @@ def test_nothing_has_no_norm_of_a_negative_power(p):
                 with pytest.raises((RuntimeError, IndexError)):
                     torch.linalg.vector_norm(x, p, dims)
             assert torch.linalg.vector_norm(x, p, 1).shape == (0,)
+        number = sw.full((), -3.0, device_mesh=mesh)
+        assert torch.linalg.vector_norm(number, p, 0).item() == torch.linalg.vector_norm(torch.tensor(-3.0), p, 0)
 
     on_ranks(check)
 
@@ -375,6 +377,18 @@ def test_dtypes_of_out_that_torch_refuses(call, dtype):
             with pytest.raises(RuntimeError) as ours:
                 call(x, sw.distribute_tensor(torch.zeros(0, dtype=dtype), mesh, [Replicate()]))
             assert str(ours.value).splitlines()[0] == str(dense.value).splitlines()[0]
+
+    on_ranks(check)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_integers_have_no_mean_whatever_the_dtype_of_out(dtype):
+    def check(mesh):
+        x, out = sw.ones(2, 3, dtype=dtype, device_mesh=mesh), sw.zeros(3, device_mesh=mesh)
+        with pytest.raises(RuntimeError):
+            torch.mean(torch.ones(2, 3, dtype=dtype), 0, out=torch.zeros(3))
+        with pytest.raises(RuntimeError, match="Pass a floating dtype="):
+            torch.mean(x, 0, out=out)
 
     on_ranks(check)
 
