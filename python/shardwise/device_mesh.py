@@ -86,7 +86,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._tell_torch()
         if groups is not None or not _init_backend:
             self._keep_origin(given=groups, has_groups=_init_backend)
-        if _is_noted:  # all ranks make it: it is no part of another mesh, of which each rank has its own
+        if _is_noted:  # all ranks make it; of a part of another mesh each rank makes its own
             self._note_family()
         self._register()
 
@@ -220,6 +220,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                 f"[device_mesh] Cannot slice a DeviceMesh without mesh_dim_names! {self} has none: give them to init_device_mesh."
             )
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        if names == self.mesh_dim_names:
+            return self
         root: Any = self._get_root_mesh()
         if len(names) == 1 and names[0] in root._flatten_mapping:
             flat: DeviceMesh = root._flatten_mapping[names[0]]

@@ -148,6 +148,17 @@ def test_a_mesh_made_twice_knows_its_flattened_dims_by_both_objects():
     run_ranks(4, body)
 
 
+def test_a_mesh_is_its_own_slice_by_all_names_whichever_object_it_is():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        flat = mesh["dp", "tp"]._flatten("all")
+        again = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert again["dp", "tp"] is again and again._flatten("all") == again["all"] == flat
+        assert pickle.loads(pickle.dumps(flat)) == flat
+
+    run_ranks(4, body)
+
+
 def test_a_slice_with_a_flattened_dim_is_sliced_by_its_own_names():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
