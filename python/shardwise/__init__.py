@@ -54,7 +54,7 @@ from shardwise._C import (
     register_rule,
 )
 from shardwise.debug import CommDebugMode, explain, profile, step_report, visualize_mesh, visualize_sharding
-from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_slice
+from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related, rebuild_slice
 from shardwise.distribute_module import distribute_module
 from shardwise.distributed_embedding import (
     CacheCounts,
@@ -150,6 +150,7 @@ torch.serialization.add_safe_globals(
         rebuild_dtensor,
         rebuild_local_shards,
         rebuild_mesh,
+        rebuild_related,
         rebuild_slice,
     ]
 )
