@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import time
 from itertools import pairwise
@@ -231,7 +232,12 @@ def test_a_trace_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
             FileNotFoundError, match=r"\[profile\] the trace '.*none/step.json' cannot be written: No such"
         ):
             recorded.save_trace(tmp_path / "none" / "step.json")
-        recorded.save_trace(tmp_path / "step.json")
+        with pytest.raises(TypeError):
+            recorded.save_trace(None)
+        with pytest.raises(OSError, match="Invalid argument"):
+            recorded.save_trace(f"{tmp_path}/a\0b")
+        recorded.save_trace(os.fsencode(tmp_path / "step.json"))
+        assert (tmp_path / "step.json").stat().st_size > 0
 
     run_ranks(3, body)
 

@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> None:
-    name = os.fspath(path)
+    name = os.fsdecode(path)
     text = json.dumps({"traceEvents": trace_events(ranks), "displayTimeUnit": "ms"}, separators=(",", ":"))
     try:
         with gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w") as file:

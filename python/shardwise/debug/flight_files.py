@@ -154,7 +154,7 @@ def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flig
         stack=dump["stack"],
         n_calls={group: operator.index(entry["calls"]) for group, entry in zip(groups, dump["groups"], strict=True)},
         calls=[_call(rank, groups, item) for item in dump["communications"]],
-        began=dump.get("began", 0.0),
+        began=float(dump.get("began", 0.0)),
     )
 
 

@@ -95,19 +95,20 @@ class profile:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Rank 0 writes merge() to a file for Perfetto or chrome://tracing. Collective over all ranks.
 
-        A name that ends with .gz is compressed. Raises OSError, on all ranks, where it cannot be written.
+        A name that ends with .gz is compressed. Raises, on all ranks, TypeError for what is no path and OSError where it cannot be written.
         """
+        name = os.fsdecode(path)
         merged = self.merge()
         number = 0
         try:
             if merged is not None:
-                merged.save_trace(path)
-        except OSError as error:
-            number = error.errno or errno.EIO
+                merged.save_trace(name)
+        except (OSError, ValueError) as error:  # ValueError: names that no system has
+            number = getattr(error, "errno", None) or errno.EINVAL
         if not is_alone():
             number = _C.told_by_rank_0(number)
         if number != 0:
-            raise unwritable(os.fspath(path), number)
+            raise unwritable(name, number)
 
     def _own(self) -> RankProfile:
         return RankProfile.of(self._rank, self._profile)
