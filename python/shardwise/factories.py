@@ -191,6 +191,10 @@ def _spaced(
     placements: Placements,
 ) -> DTensor:
     _check_layout(layout)
+    if not isinstance(steps, int):
+        raise TypeError(
+            f"[{function.__name__}] steps is {steps!r}, of type {type(steps).__name__}. Give a whole number."
+        )
     start, end = (each.item() if isinstance(each, DTensor) else each for each in (start, end))
     dtype = function(start, end, min(steps, 0), *base, dtype=dtype, device="cpu").dtype  # refuses less than no steps
     result = _C.full([steps], 0, dtype, device_mesh, placements, False)

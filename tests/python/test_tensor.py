@@ -212,6 +212,8 @@ def test_spaced_values_are_in_any_shards_and_send_nothing():
                 assert torch.equal(x.full_tensor(), torch.linspace(0, 1, 10))
         with pytest.raises(ValueError, match="cannot fill a tensor as"):
             sw.logspace(0, 1, 3, device_mesh=flat, placements=[Partial()])
+        with pytest.raises(TypeError, match=r"\[linspace\] steps is 2.0, of type float. Give a whole number"):
+            sw.linspace(0, 1, 2.0, device_mesh=flat)
         with pytest.raises(RuntimeError, match="number of steps must be non-negative"):
             sw.linspace(0, 1, -1, device_mesh=flat)
 

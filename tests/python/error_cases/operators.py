@@ -112,6 +112,7 @@ CASES = [
         RuntimeError,
         in_torchs_words=True,
     ),
+    case("half a step", "sw.linspace(0, 1, 2.5, device_mesh=mesh)", TypeError),
     case("a quantile that is no share", "torch.quantile(d, 1.5)", RuntimeError, in_torchs_words=True),
     case(
         "quantiles that are no shares",
