@@ -79,7 +79,6 @@ class SliceDrawing {
   }
 
  private:
-  /// In the proportions of the slice, within bounds.
   /// In which the number of a rank has room.
   int64_t least_column() const {
     int64_t least = kLeastColumn;
@@ -88,6 +87,7 @@ class SliceDrawing {
     return least;
   }
 
+  /// In the proportions of the slice, within bounds.
   int64_t usual_height() const {
     const double height = static_cast<double>(slice_.rows.back().end - slice_.rows.front().begin);
     const double width = static_cast<double>(slice_.columns.back().end - slice_.columns.front().begin);

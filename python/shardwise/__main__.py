@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def flush_output() -> None:
-    """Of a program that was started without one nothing is kept."""
+    """Nothing is flushed where the program has no output."""
     for output in (sys.stdout, sys.stderr):
         if output is not None:
             output.flush()

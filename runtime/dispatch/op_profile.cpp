@@ -45,7 +45,7 @@ std::shared_ptr<const OpRecord> OpProfile::remember(const DecisionKey& key, OpRe
 
 void OpProfile::add_kernel(const OpRecord& record, size_t n_before, uint64_t begin, uint64_t end) {
   // A kernel for autograd, and the one for values within it, are one call of one operator.
-  if (is_within_one(n_before) && calls_.back().record->op == record.op) {
+  if (!calls_.empty() && calls_.back().record->op == record.op && is_within_one(n_before)) {
     calls_.back() = {calls_.back().record, begin, end, record.n_collectives, record.bytes_received};
     return;
   }
