@@ -1,5 +1,7 @@
 """What differs between the versions of torch that Shardwise runs with (2.11 to 2.15), by one name each. For C++: runtime/comm/torch_versions.h."""
 
+import contextlib
+
 import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
@@ -12,10 +14,14 @@ NAMES_COUNT_CALLS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def register_constant(kind: type) -> None:
-    """Values of this class are constants of graphs: a tracer uses their methods and attributes as they are."""
+    """Values of this class are constants of graphs: a tracer uses their methods and attributes as they are.
+
+    Not with torch 2.11, which asks for a metaclass that classes of C++ do not have: graphs end where a program uses such a value.
+    """
     members = {name: MemberType.USE_REAL for name in dir(kind) if not name.startswith("__")}
     members["__eq__"] = MemberType.USE_REAL
     if hasattr(opaque_object, "register_custom_class"):  # torch 2.14: new names; the old ones log warnings
         opaque_object.register_custom_class(kind, typ="constant", members=members)
     else:
-        opaque_object.register_opaque_type(kind, typ="value", members=members)
+        with contextlib.suppress(TypeError):
+            opaque_object.register_opaque_type(kind, typ="value", members=members)
