@@ -1,12 +1,18 @@
 """What differs between the versions of torch that Shardwise runs with (2.11 to 2.15), by one name each. For C++: runtime/comm/torch_versions.h."""
 
 import contextlib
+from collections.abc import Sequence
+from math import prod
+from typing import Any
 
 import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
+from torch.distributed._mesh_layout import _MeshLayout
 
-__all__ = ["NAMES_COUNT_CALLS", "register_constant"]
+__all__ = ["NAMES_COUNT_CALLS", "layout_of_dims", "mesh_layout", "register_constant"]
+
+MeshLayout: Any = _MeshLayout  # torch 2.11 makes it of sizes and strides, newer ones of a list of dims
 
 # The name of a process group has a number in it. torch 2.14 and newer: how many groups this process has asked for. Older ones: for groups
 # that all ranks make, the number of these; for groups that only their members make, how many this process is in.
@@ -25,3 +31,21 @@ def register_constant(kind: type) -> None:
     else:
         with contextlib.suppress(TypeError):
             opaque_object.register_opaque_type(kind, typ="value", members=members)
+
+
+def mesh_layout(shape: Sequence[int]) -> Any:
+    """torch's description of a mesh whose ranks lie in their order."""
+    if hasattr(MeshLayout, "from_sizes_strides"):
+        return MeshLayout.from_sizes_strides(tuple(shape))
+    return MeshLayout(tuple(shape), tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))))
+
+
+def layout_of_dims(layout: Any, groups: Sequence[Sequence[int]]) -> Any:
+    """... of a part of a mesh, each dim of which is the dims of one group, merged."""
+    if hasattr(MeshLayout, "from_sizes_strides"):
+        return MeshLayout([MeshLayout([layout[dim] for dim in dims]).collapse() for dims in groups])
+    merged = [
+        MeshLayout(tuple(layout[dim].shape for dim in dims), tuple(layout[dim].stride for dim in dims)).coalesce()
+        for dims in groups
+    ]
+    return MeshLayout(tuple(each.shape for each in merged), tuple(each.stride for each in merged))

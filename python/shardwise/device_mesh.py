@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import device_mesh as torch_device_mesh
-from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
 from shardwise._mesh_families import Family, MeshKey, note, related, slices
 from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, group_of, is_known, new_group_like
+from shardwise._torch_versions import layout_of_dims, mesh_layout
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
 
@@ -121,7 +121,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._mesh_dim_names = self.mesh_dim_names
         self._rank_map = ranks
         self._flatten_rank_map = tuple(ranks.tolist())
-        self._layout = _MeshLayout.from_sizes_strides(self.shape)
+        self._layout = mesh_layout(self.shape)
         self._root_mesh = None
         self._flatten_mapping: dict[str, Any] = {}
         self._flattened_dims: dict[str, tuple[str, ...]] = {}
@@ -154,8 +154,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if root is not None:
             self._root_mesh, self._dims = root, dims
             names = root.mesh_dim_names or ()
-            layouts = [_MeshLayout([root._layout[names.index(dim)] for dim in each]) for each in dims]
-            self._layout = _MeshLayout([layout.collapse() for layout in layouts])
+            self._layout = layout_of_dims(root._layout, [[names.index(dim) for dim in each] for each in dims])
             self._rank_map, self._flatten_rank_map = root._rank_map, root._flatten_rank_map
         group_names = None if given is None else {ranks: group.group_name for ranks, group in given.items()}
         self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
