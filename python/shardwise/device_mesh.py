@@ -130,6 +130,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         self._rank = self.get_rank()
         self._coordinate_on_dim = self.get_coordinate()
         self._thread_id = None
+        self._preserve_rank_order = False  # torch 2.15
         self._hash = None
         self._dims: tuple[tuple[str, ...], ...] = tuple((name,) for name in self.mesh_dim_names or ())
         self._given: GroupsByRanks | None = None
