@@ -3,19 +3,15 @@
 #pragma once
 
 #include "ops/support/by_rule.h"
+#include "ops/support/maybe_tensor.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <array>
-#include <optional>
 
 namespace shardwise {
-
-using MaybeTensor = std::optional<at::Tensor>;
-
-inline bool is_given(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
 /// Half precision is computed in float32.
 inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }

@@ -7,6 +7,7 @@
 #include "ops/support/agreed_range.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
+#include "ops/support/maybe_tensor.h"
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/comm/comm_trace.h"
@@ -33,7 +34,6 @@ namespace shardwise {
 namespace {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
-using MaybeTensor = std::optional<at::Tensor>;
 
 /// Classes are dim 1, or dim 0 of a single sample.
 int64_t class_dim(int64_t n_dims) { return n_dims > 1 ? 1 : 0; }
@@ -49,8 +49,8 @@ struct Window {
     const at::Tensor place = target.to(at::kLong).unsqueeze(dim) - first;
     is_here = place.ge(0).logical_and_(place.lt(n_classes)).logical_and_(place.ne(ignored - first));
     index = place.masked_fill(is_here.logical_not(), 0);
-    weights = weight && weight->defined() ? weight->index_select(0, index.reshape(-1)).view(index.sizes())
-                                          : at::ones({}, input.options());
+    weights = is_given(weight) ? weight->index_select(0, index.reshape(-1)).view(index.sizes())
+                               : at::ones({}, input.options());
   }
 };
 
@@ -159,8 +159,6 @@ at::Tensor of_all_ranks(const at::Tensor& target) {
   if (!spec_of(target)->layout().is_partial()) return target;
   return redistribute(target, Placements(spec_of(target)->placements().size()));
 }
-
-bool is_given(const MaybeTensor& weight) { return weight && weight->defined(); }
 
 void check_weight(const at::Tensor& weight, int64_t n_classes) {
   TORCH_CHECK(weight.dim() == 1 && weight.numel() == n_classes, "weight tensor should be defined either for all ",
