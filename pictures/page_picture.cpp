@@ -44,7 +44,7 @@ json to_json(const TrafficFigure& traffic) { return {{"kind", "traffic"}, {"svg"
 
 }  // namespace
 
-std::string draw_json(const Picture& picture, const PictureOptions& /*options*/) {
+std::string draw_page(const Picture& picture, const PictureOptions& /*options*/) {
   json figures = json::array(), details = json::array();
   for (const Figure& figure : picture.figures) {
     json& each = figures.emplace_back(std::visit([](const auto& content) { return to_json(content); }, figure.content));

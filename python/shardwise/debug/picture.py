@@ -30,7 +30,7 @@ class Picture:
     True
 
     Formats: "text"; "svg", a drawing for light and dark pages; "html", a page on which the mouse tells what it is over; "json", the
-    data of that page. Equal on every rank. Nothing is drawn before it is asked for, and nothing is sent.
+    values for other programs. Equal on every rank. Nothing is drawn before it is asked for, and nothing is sent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Picture:
         return self.title or self._figures.draw("text", False, self.max_width).split("\n", 1)[0]
 
     def _page(self) -> str:
-        data = self._figures.draw("json", False, self.max_width)
+        data = self._figures.draw("page", False, self.max_width)
         return str(
             _template().render(
                 title=self._first_line(),
