@@ -95,6 +95,12 @@ class Place {
 Json parse(std::string_view text) {
   try {
     return Json::parse(text);
+  } catch (const Json::out_of_range& error) {
+    TORCH_CHECK_VALUE(
+        false, fmt::format(
+                   "[EmbeddingPlan.from_json] a number is too large for a double. The parser says: {}. Give the number "
+                   "that is meant.",
+                   error.what()));
   } catch (const Json::parse_error& error) {
     const size_t at = std::min(error.byte, text.size());
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
@@ -266,12 +272,14 @@ std::vector<TableConfig> tables_from_json(std::string_view text) {
 void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
   std::error_code unknown;
   const bool is_device = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
-  const std::string part = is_device ? path : path + ".part", text = to_json(plan);
+  std::string file = std::filesystem::weakly_canonical(path, unknown).string();  // that a link leads to: the link stays
+  if (file.empty() || is_device) file = path;
+  const std::string part = is_device ? file : file + ".part", text = to_json(plan);
   errno = 0;
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  const bool is_saved = file.good() && (is_device || std::rename(part.c_str(), path.c_str()) == 0);
+  std::ofstream out(part, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  const bool is_saved = out.good() && (is_device || std::rename(part.c_str(), file.c_str()) == 0);
   const int reason = errno;
   if (!is_saved && !is_device) std::remove(part.c_str());
   TORCH_CHECK_VALUE(is_saved, fmt::format("[EmbeddingPlan.save] {} cannot be written: {}. Give a path that can.", path,

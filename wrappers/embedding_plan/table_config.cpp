@@ -19,6 +19,7 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 6> kDtypes{
     {{"float32", 4}, {"float64", 8}, {"float16", 2}, {"bfloat16", 2}, {"int8", 1}, {"uint8", 1}}};
 
 constexpr int64_t kMaxElements = int64_t{1} << 50;  // whose bytes, with those of an optimizer's state, count in 64 bits
+constexpr double kMaxIdsPerSample = 1e9;
 
 void check_table(const TableConfig& table) {
   TORCH_CHECK_VALUE(!table.name.empty(), "[plan_embeddings] a table has an empty name. Give each table a name.");
@@ -30,9 +31,10 @@ void check_table(const TableConfig& table) {
       table.n_rows <= kMaxElements / table.n_columns,
       fmt::format("[plan_embeddings] table \"{}\" is [{}, {}]: more than {} elements. Give a smaller one.", table.name,
                   table.n_rows, table.n_columns, kMaxElements));
-  TORCH_CHECK_VALUE(std::isfinite(table.ids_per_sample) && table.ids_per_sample > 0,
-                    fmt::format("[plan_embeddings] table \"{}\" has {} ids per sample: a number above 0 is needed.",
-                                table.name, table.ids_per_sample));
+  TORCH_CHECK_VALUE(
+      table.ids_per_sample > 0 && table.ids_per_sample <= kMaxIdsPerSample,
+      fmt::format("[plan_embeddings] table \"{}\" has {} ids per sample: a number above 0 and at most {} is needed.",
+                  table.name, table.ids_per_sample, kMaxIdsPerSample));
   TORCH_CHECK_VALUE(
       std::isfinite(table.skew) && table.skew >= 0 && table.skew <= 16,
       fmt::format("[plan_embeddings] table \"{}\" has skew {}: Zipf's exponent is in [0, 16], 0 for uniform ids.",

@@ -115,6 +115,13 @@ TEST(PlanJsonTest, AFileIsReplacedAsAWhole) {
   std::remove(path.c_str());
   EXPECT_THROW(load_embedding_plan(path), c10::ValueError);
   EXPECT_THROW(save_embedding_plan(plan, "/nowhere/at/all.json"), c10::ValueError);
+  const std::string link = path + ".link";
+  std::filesystem::create_symlink(path, link);
+  save_embedding_plan(plan, link);
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(load_embedding_plan(path), plan);
+  std::remove(link.c_str());
+  std::remove(path.c_str());
   save_embedding_plan(plan, "/dev/null");  // which stays what it is
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_FALSE(std::filesystem::exists("/dev/null.part"));
