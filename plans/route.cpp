@@ -233,7 +233,7 @@ class FastestRoute {
     const State start(candidates_.size(), 0);
     best_[start] = {0, start, std::nullopt};
     open_.insert({0, start});
-    while (!open_.empty()) {
+    for (int n_states = 0; !open_.empty() && n_states < kMaxStates; ++n_states) {
       const State state = open_.begin()->second;
       open_.erase(open_.begin());
       const Layout here = layout_of(state);
@@ -247,6 +247,7 @@ class FastestRoute {
 
  private:
   static constexpr double kLeastSeconds = 1e-9;
+  static constexpr int kMaxStates = 1000;  // that steps are tried from
   using State = std::vector<int>;
   struct Arrival {
     double seconds = 0;

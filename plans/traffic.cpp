@@ -73,8 +73,10 @@ class Tallying {
       return {common.length(), last - first + 1};
     }
     Tally sum{0, 0};
-    for (int64_t coord = 0; coord < extent(m); ++coord) {
-      const Tally part = tally_dim(dim, m + 1, detail::split_at(outer, shard, extent(m), coord));
+    const detail::Intervals pieces = detail::split(outer, shard, extent(m));
+    for (int64_t coord = 0; coord < extent(m) && pieces[coord].begin < common.end; ++coord) {
+      if (pieces[coord].end <= common.begin) continue;
+      const Tally part = tally_dim(dim, m + 1, {pieces[coord], outer.number * extent(m) + coord});
       sum = {sum.elements + part.elements, sum.boxes + part.boxes};
     }
     return sum;
