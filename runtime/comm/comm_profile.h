@@ -5,6 +5,7 @@
 #include "runtime/comm/order_check.h"
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,11 @@ struct TimedCommunication {
   bool has_failed = false;
 };
 
-/// Records the communications of this thread that end while it lives. Profiles nest; the innermost sees them, and gives them on at its end.
+/// A communication that a profile saw begin.
+struct OpenCommunication;
+
+/// Records the communications of this thread that begin while it lives, once they end, which may be after stop(). Profiles nest; the
+/// innermost sees them, and gives them on.
 ///
 /// Cost: some strings per communication, and the program's line; nothing of it where no profile lives.
 class CommProfile {
@@ -38,17 +43,18 @@ class CommProfile {
   CommProfile(const CommProfile&) = delete;
   CommProfile& operator=(const CommProfile&) = delete;
 
-  /// It sees no more, and keeps what it has. On the thread that made it; a second call does nothing.
+  /// It sees no more begin, and keeps what it has. On the thread that made it; a second call does nothing.
   void stop();
 
   /// By their ends. Cost: the clock is compared with the time of day.
   std::vector<TimedCommunication> communications() const;
-  size_t size() const { return entries_.size(); }
+  size_t size() const;
 
   static bool is_active();
 
  private:
   friend class Communication;
+  friend struct OpenCommunication;
 
   struct Ticks {
     uint64_t begin = 0;
@@ -60,13 +66,25 @@ class CommProfile {
     Ticks ticks;
   };
 
-  static std::unique_ptr<TimedCommunication> begin(const Group& group, const CheckedCall& call, uint64_t number);
-  static void end(std::unique_ptr<TimedCommunication> communication, const Communication::Call& call, Ticks ticks,
+  /// Outlives its profile while a communication is under way, which may end on another thread.
+  struct Log {
+    std::mutex mutex;
+    std::vector<Entry> entries;
+    std::shared_ptr<Log> outer;  // of the profile around a stopped one: it has the entries, and wants those that come
+  };
+
+  static std::unique_ptr<OpenCommunication> begin(const Group& group, const CheckedCall& call, uint64_t number);
+  static void end(std::unique_ptr<OpenCommunication> communication, const Communication::Call& call, Ticks ticks,
                   bool is_done);
 
-  std::vector<Entry> entries_;
+  std::shared_ptr<Log> log_ = std::make_shared<Log>();
   CommProfile* outer_;
   bool is_stopped_ = false;
+};
+
+struct OpenCommunication {
+  TimedCommunication values;
+  std::shared_ptr<CommProfile::Log> log;
 };
 
 }  // namespace shardwise

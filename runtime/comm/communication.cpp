@@ -27,13 +27,14 @@ Communication::Communication(CommThread& thread, const Group& group, const Call&
                               .bytes_received = call.bytes_received,
                               .by_all = call.by_all})),
       last_(begun_.begin),
-      n_ranks_(group.size()) {
+      n_ranks_(group.size()),
+      op_(CommScope::current_op()) {
   if (checks_order() || thread.profile != nullptr) [[unlikely]]
     compare_and_note(group);
 }
 
 void Communication::compare_and_note(const Group& group) {
-  const CheckedCall own{call_.name, call_.dtype, CommScope::current_op(), CommScope::current_layouts(), caller_line()};
+  const CheckedCall own{call_.name, call_.dtype, op_, CommScope::current_layouts(), caller_line()};
   recorder_.add_note({begun_.number, own.layouts, own.source});
   if (checks_order() && call_.by_all) {
     std::string difference;
@@ -82,7 +83,7 @@ void Communication::fail() noexcept {
 
 Communication::Wait::Wait(Communication& communication)
     : communication_(communication), span_([&] {
-        const char* const op = CommScope::current_op();
+        const char* const op = communication.op_;
         return fmt::format("shardwise::{}{}{}", communication.call_.name, *op == '\0' ? "" : " for ", op);
       }) {
   FlightRecorder::set_waiting(communication.begun_, communication.last_);

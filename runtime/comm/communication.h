@@ -26,7 +26,7 @@
 
 namespace shardwise {
 
-struct TimedCommunication;
+struct OpenCommunication;
 
 class Communication {
  public:
@@ -111,7 +111,8 @@ class Communication {
   uint64_t waited_ = 0;  // clock ticks that threads have waited
   int64_t n_ranks_;
   bool is_done_ = false;
-  std::unique_ptr<TimedCommunication> timed_;  // null unless this thread is profiled
+  const char* op_;  // the operator that it was begun for, whichever runs when it is waited for
+  std::unique_ptr<OpenCommunication> timed_;  // null unless this thread is profiled
 };
 
 }  // namespace shardwise

@@ -54,6 +54,16 @@ double process_began() {
   return seconds(c10::getTimeSinceEpoch()) - age;
 }
 
+/// Equal on all ranks of a run, and of no other run at the same time, as far as the environment of torchrun says so.
+std::string run_id() {
+  std::string id;
+  for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"}) {
+    const char* const value = std::getenv(name);
+    if (value != nullptr && *value != '\0') id += (id.empty() ? "" : " ") + std::string(value);
+  }
+  return id;
+}
+
 const char* word(FlightRecord::Outcome outcome) {
   switch (outcome) {
     case FlightRecord::Outcome::kUnderWay:
@@ -130,6 +140,7 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
                    {"pid", ::getpid()},
                    {"host", host_name()},
                    {"began", process_began()},
+                   {"run", run_id()},
                    {"reason", reason},
                    {"time", seconds(c10::getTimeSinceEpoch())},
                    {"line", stack.program_line},

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <mutex>
@@ -66,7 +67,16 @@ class FlightWatch {
  private:
   FlightWatch() {
     const char* const value = std::getenv("SHARDWISE_WAIT_WARNING");
-    limit_ = value ? std::strtod(value, nullptr) : 30;
+    if (value == nullptr || *value == '\0') return;
+    char* end = nullptr;
+    const double seconds = std::strtod(value, &end);
+    if (*end == '\0' && std::isfinite(seconds) && seconds >= 0)
+      limit_ = seconds;
+    else
+      TORCH_WARN(
+          fmt::format("[wait warning] SHARDWISE_WAIT_WARNING is \"{}\", which is no number of seconds: warnings come "
+                      "after {:.0f}. Set it to seconds, or to 0 for none.",
+                      value, limit_));
   }
 
   /// A forked process has no such thread and shares the pipe; SIGUSR1 is the system's again.
@@ -138,7 +148,7 @@ class FlightWatch {
                                       fmt::join(written, ", "))));
   }
 
-  double limit_;
+  double limit_ = 30;  // seconds
   std::mutex mutex_;
   bool is_started_ = false;
   std::set<std::pair<const FlightRecorder*, uint64_t>> told_;

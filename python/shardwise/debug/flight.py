@@ -22,10 +22,14 @@ def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     They are also written where a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), where a communication of a rank that is a
     process ends with an error, and on SIGUSR1, with which a program that hangs can be asked: `kill -USR1 PID`.
 
-    Raises TypeError for what is no path, RuntimeError for a folder that cannot be written to.
+    Raises TypeError and ValueError for what is no path, RuntimeError for a folder that cannot be written to.
     """
     if folder is not None and not isinstance(folder, str | os.PathLike):
         raise TypeError(
             f"[dump] folder is {type(folder).__name__}: files are written to a path. Give a name such as 'dumps', or leave it out."
+        )
+    if folder is not None and "\0" in os.fsdecode(folder):
+        raise ValueError(
+            f"[dump] folder {os.fsdecode(folder)!r} has a null character: no path has one. Give another name."
         )
     return _C.dump_flights(None if folder is None else os.fspath(folder))

@@ -113,17 +113,24 @@ TEST(CommProfileTest, TimesAreInOrderAndTheInnermostHandsOn) {
   });
 }
 
-TEST(CommProfileTest, WhatOutlivesItIsNotSeen) {
+TEST(CommProfileTest, WhatBeginsInItIsItsOwnWheneverItEnds) {
   run_ranks(2, [](World& world) {
     const GroupPtr group = everyone(world);
-    std::shared_ptr<Messages> messages;
-    {
-      const CommProfile profile;
-      const int64_t other = 1 - world.rank();
-      messages = exchange(*group, at::kCPU, {{other, at::ones({2})}}, {{other, at::empty({2})}});
-      for (const auto& each : profile.communications()) EXPECT_EQ(each.collective, "connect");
-    }
+    const auto n_exchanges = [](const CommProfile& profile) {
+      const auto all = profile.communications();
+      return std::ranges::count_if(all, [](const auto& each) { return each.collective != "connect"; });
+    };
+    const CommProfile around;
+    CommProfile profile;
+    const int64_t other = 1 - world.rank();
+    const auto messages = exchange(*group, at::kCPU, {{other, at::ones({2})}}, {{other, at::empty({2})}});
+    profile.stop();
+    EXPECT_EQ(n_exchanges(profile), 0);
+    const CommProfile later;
     messages->wait();
+    EXPECT_EQ(n_exchanges(profile), 1);
+    EXPECT_EQ(n_exchanges(around), 1);
+    EXPECT_EQ(n_exchanges(later), 0);
   });
 }
 
