@@ -1,6 +1,7 @@
 #include "pictures/mesh_figure.h"
 
 #include "pictures/grid_segments.h"
+#include "text/table.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/ranges.h>
@@ -62,6 +63,15 @@ std::string named_shape(const RankGrid& grid, const std::vector<std::string>& di
 std::string caption(const MeshFigure& mesh) {
   return fmt::format("mesh of {}{}", to_string(mesh.grid),
                      mesh.dim_names.empty() ? "" : " " + named_shape(mesh.grid, mesh.dim_names));
+}
+
+std::string note_on_planes(const MeshFigure& mesh, const std::vector<MeshPlane>& planes) {
+  int64_t n_shown = 0;
+  for (const MeshPlane& plane : planes)
+    for (const auto& row : plane.ranks)
+      n_shown += std::ranges::count_if(row, [](int64_t rank) { return rank != kLeftOut; });
+  const int64_t n_ranks = mesh.grid.size();
+  return n_shown == n_ranks ? "" : fmt::format("{} of {} ranks are shown", with_commas(n_shown), with_commas(n_ranks));
 }
 
 std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64_t max_columns, int64_t max_planes) {

@@ -30,6 +30,9 @@ struct MeshPlane {
   std::vector<std::vector<int64_t>> ranks;  // by row; kLeftOut where row or column is
 };
 
+/// "12 of 4,096 ranks are shown", or nothing where all are.
+std::string note_on_planes(const MeshFigure& mesh, const std::vector<MeshPlane>& planes);
+
 /// All planes, row-major; of many rows, columns and planes the middle is left out: a plane without rows stands for it.
 std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64_t max_columns, int64_t max_planes);
 

@@ -92,6 +92,7 @@ struct NamedTensor {
   int64_t element_bytes = 0;
   /// None of an ordinary tensor, which every rank holds by itself.
   std::variant<std::monostate, Layout, LocalShards> place;
+  std::string placements = {};  // as the program wrote them; those of the layout where it is empty
 };
 
 /// A line per tensor with its bytes and imbalance, then the bytes of each rank, all tensors together.

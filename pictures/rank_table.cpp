@@ -72,21 +72,20 @@ class RankLines {
     const size_t n = share.boxes.size();
     for (size_t i = 0; i < (n > kMaxPieces ? kFirstPieces : n); ++i) {
       const Box& box = share.boxes[i];
-      add_line(i == 0 ? share.rank : -1, list(box.sizes), list(box.offsets), box.numel() * element_bytes_);
+      add_line(share.rank, i == 0, list(box.sizes), list(box.offsets), box.numel() * element_bytes_);
     }
     if (n > kMaxPieces) {
       table_.lines.push_back({});
       table_.lines.back().note = fmt::format("... {} more", n - kFirstPieces);
     }
-    if (n != 1)
-      add_line(n == 0 ? share.rank : -1, n == 0 ? "no piece" : fmt::format("{} pieces", n), "", share.n_bytes);
+    if (n != 1) add_line(share.rank, n == 0, n == 0 ? "no piece" : fmt::format("{} pieces", n), "", share.n_bytes);
   }
 
  private:
-  /// `rank`: -1 for a further line of the rank above.
-  void add_line(int64_t rank, std::string shape, std::string offsets, int64_t n_bytes) {
+  /// `is_first`: of the rank's lines, which bears its number.
+  void add_line(int64_t rank, bool is_first, std::string shape, std::string offsets, int64_t n_bytes) {
     TableFigure::Line& line = table_.lines.emplace_back();
-    line.words = {rank < 0 ? "" : fmt::format("{}", rank), std::move(shape), std::move(offsets), with_commas(n_bytes),
+    line.words = {is_first ? fmt::format("{}", rank) : "", std::move(shape), std::move(offsets), with_commas(n_bytes),
                   share_of(n_bytes, total_bytes_)};
     line.rank = rank;
     line.fraction = fraction_of(n_bytes, most_);
@@ -101,7 +100,9 @@ class RankLines {
 std::string share_of(int64_t n_bytes, int64_t total) {
   if (total <= 0) return "-";
   const double percent = 100.0 * static_cast<double>(n_bytes) / static_cast<double>(total);
-  const int digits = n_bytes == 0 || percent >= 0.1 ? 1 : 1 - static_cast<int>(std::floor(std::log10(percent)));
+  const double missing = 100.0 * static_cast<double>(total - n_bytes) / static_cast<double>(total);
+  const double least = std::min(percent, missing);
+  const int digits = least <= 0 || least >= 0.1 ? 1 : 1 - static_cast<int>(std::floor(std::log10(least)));
   return fmt::format("{:.{}f}%", percent, std::min(digits, 9));
 }
 

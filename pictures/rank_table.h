@@ -21,7 +21,8 @@ TableFigure rank_table(const TensorFigure& figure);
 
 using RankBytes = std::pair<int64_t, int64_t>;  // a rank, and its bytes
 
-/// "37.5%"; of a small share two digits that count, "0.012%": who holds little does not look like who holds nothing.
+/// "37.5%"; of a small share two digits that count, "0.012%", and of one that lacks little, "99.988%": who holds little does not look like
+/// who holds nothing, nor almost all like all.
 std::string share_of(int64_t n_bytes, int64_t total);
 
 /// "imbalance 1.50: rank 1 holds 192 bytes, the mean is 128". Pre: at least one rank.

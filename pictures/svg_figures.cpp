@@ -93,11 +93,17 @@ SvgBlock svg_of(const MeshFigure& mesh) {
   const std::string words = caption(mesh);
   out.text(0, kLineHeight - 5, words);
   int64_t width = text_width(words), y = kLineHeight + 4;
-  for (const MeshPlane& plane : planes_of(mesh, kMaxMeshExtent, kMaxMeshExtent, kMaxPlanes)) {
+  const std::vector<MeshPlane> planes = planes_of(mesh, kMaxMeshExtent, kMaxMeshExtent, kMaxPlanes);
+  for (const MeshPlane& plane : planes) {
     const SvgBlock block = svg_of_plane(plane);
     out.place(block, 0, y);
     y += block.height + 10;
     width = std::max(width, block.width);
+  }
+  if (const std::string note = note_on_planes(mesh, planes); !note.empty()) {
+    out.text(0, y + kLineHeight - 5, note, kFaint);
+    y += kLineHeight + 4;
+    width = std::max(width, text_width(note));
   }
   return out.take(width, y);
 }

@@ -146,7 +146,7 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   std::string placements = to_string(layout.placements());
   if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
     placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
-  const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
+  const auto room = std::max<int64_t>(60, max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (max_width > 0 && static_cast<int64_t>(placements.size()) > room)
     placements = placements.substr(0, room - 3) + kEllipsis;
   return head + placements + tail;

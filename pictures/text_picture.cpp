@@ -38,7 +38,8 @@ class TextDrawing {
   std::string draw(const MeshFigure& mesh) const {
     std::string text = caption(mesh) + "\n";
     const int64_t max_columns = std::max<int64_t>(4, options_.max_width / 10 - 1);
-    for (const MeshPlane& plane : planes_of(mesh, kMaxMeshRows, max_columns, kMaxMeshPlanes)) {
+    const std::vector<MeshPlane> planes = planes_of(mesh, kMaxMeshRows, max_columns, kMaxMeshPlanes);
+    for (const MeshPlane& plane : planes) {
       if (!plane.heading.empty()) text += "  " + plane.heading + "\n";
       if (plane.ranks.empty()) continue;
       std::vector<std::string> names;
@@ -53,7 +54,8 @@ class TextDrawing {
       }
       text += table.to_string();
     }
-    return text;
+    const std::string note = note_on_planes(mesh, planes);
+    return note.empty() ? text : text + "  " + note + "\n";
   }
 
   std::string draw(const TableFigure& figure) const {

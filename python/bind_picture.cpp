@@ -41,7 +41,12 @@ Picture picture_of_tensors(const std::vector<ListedTensor>& tensors, int64_t ran
   std::vector<NamedTensor> named;
   for (const auto& [name, shape, dtype, element_bytes, place] : tensors) {
     NamedTensor& tensor = named.emplace_back(NamedTensor{name, Dims(shape), dtype, element_bytes, {}});
-    if (const auto* distributed = std::get_if<at::Tensor>(&place)) tensor.place = spec_of(*distributed)->layout();
+    if (const auto* distributed = std::get_if<at::Tensor>(&place)) {
+      const SpecPtr& spec = spec_of(*distributed);
+      const WrittenPlacements written = written_of(*spec).placements;
+      tensor.place = spec->layout();
+      if (written.is_reordered()) tensor.placements = to_string(written);
+    }
     if (const auto* layout = std::get_if<Layout>(&place)) tensor.place = *layout;
     if (const auto* pieces = std::get_if<Pieces>(&place)) tensor.place = shards_of(rank, *pieces);
   }
