@@ -74,6 +74,15 @@ std::string reductions_of(const Layout& layout) {
   return fmt::format("{}", fmt::join(words, " of "));
 }
 
+/// "4 ranks (0-3)"; with names "(dp=2, tp=2)", and its ranks where they are not 0, 1, 2, ...
+std::string mesh_words(const RankGrid& grid, const std::vector<std::string>& dim_names) {
+  if (dim_names.empty()) return fmt::format("{} ({})", to_string(grid), detail::rank_list(grid.ranks));
+  const std::string named = detail::named_shape(grid, dim_names);
+  bool is_usual = true;
+  for (int64_t i = 0; i < grid.size(); ++i) is_usual &= grid.ranks[i] == i;
+  return is_usual ? named : fmt::format("{}, {}", named, detail::rank_words(grid.ranks));
+}
+
 std::string index_of(Interval range, int64_t size) {
   if (range == Interval{0, size}) return ":";
   return range.length() == 1 ? fmt::format("{}", range.begin) : fmt::format("{}:{}", range.begin, range.end);
@@ -137,16 +146,12 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   }
   const Layout& layout = *figure.layout;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string ranks = detail::rank_list(layout.grid().ranks);
-  const std::string mesh = figure.dim_names.empty()
-                               ? fmt::format("{} ({})", to_string(layout.grid()), ranks)
-                               : fmt::format("{}, {} {}", detail::named_shape(layout.grid(), figure.dim_names),
-                                             layout.grid().size() == 1 ? "rank" : "ranks", ranks);
+  const std::string mesh = mesh_words(layout.grid(), figure.dim_names);
   const std::string tail = fmt::format(" on {}, {} bytes", mesh, detail::with_commas(bytes_of_tensor(figure)));
   std::string placements = to_string(layout.placements());
   if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
     placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
-  const auto room = std::max<int64_t>(60, max_width - static_cast<int64_t>(head.size() + tail.size()));
+  const auto room = std::max<int64_t>(20, max_width - static_cast<int64_t>(head.size() + tail.size()));
   if (max_width > 0 && static_cast<int64_t>(placements.size()) > room)
     placements = placements.substr(0, room - 3) + kEllipsis;
   return head + placements + tail;

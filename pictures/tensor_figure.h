@@ -70,7 +70,7 @@ std::string heading(const Slice& slice, c10::IntArrayRef sizes);
 /// "LocalShardsWrapper of 2 shards".
 std::string name_of_local_shards(size_t n_shards);
 
-/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", "... on (dp=2, tp=2), ranks 0-3, 512 bytes" where mesh dims have names, or
+/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", "... on (dp=2, tp=2), 512 bytes" where mesh dims have names, or
 /// "LocalShardsWrapper of 2 shards on rank 1, 64 bytes". Placements of many sizes are shortened to the width, if one is given.
 std::string caption(const TensorFigure& figure, int64_t max_width = 0);
 

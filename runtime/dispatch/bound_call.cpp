@@ -1,8 +1,10 @@
 #include "runtime/dispatch/bound_call.h"
 
+#include "runtime/api/gradients.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/operand_move.h"
+#include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/write_count.h"
@@ -75,6 +77,7 @@ void BoundCall::bind_tensor(const at::Tensor& tensor, size_t arg, size_t index) 
   const bool is_number = tensor.dim() == 0 || is_rate(tensor, arg);
   if (!is_number || leads_element(arg) || (op.args[arg].is_written && stack[first + arg].isTensor()))
     return bind_tensor(replicate(tensor, arg, index), arg, index);
+  if (records(tensor)) keep_gradient_plain(tensor);
   key.add_tensor(tensor, nullptr);
   operands.push_back({nullptr, static_cast<uint32_t>(arg), static_cast<uint32_t>(index)});
 }

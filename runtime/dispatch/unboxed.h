@@ -68,7 +68,7 @@ class UnboxedKey {
       is_simple_ &=
           impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !is_counted && !wants_gradient_layout(*impl);
     } else if (tensor.defined()) {
-      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written;
+      is_simple_ &= tensor.dim() == 0 && !op_.args[n_args_].is_written && !tensor.requires_grad();
     }
     key_.add_tensor(tensor, impl);
   }

@@ -313,7 +313,7 @@ TEST(PictureTest, ReductionsOfSeveralKindsHaveAnOrder) {
 TEST(PictureTest, NamesOfMeshDimsStandInTheFirstLine) {
   const Layout layout({10, 7}, grid({2, 2}), {P::shard(0), P::shard(1)});
   EXPECT_EQ(lines_of(draw(picture_of(layout, 4, {"dp", "tp"})))[0],
-            "[10, 7] as [Shard(0), Shard(1)] on (dp=2, tp=2), ranks 0-3, 280 bytes");
+            "[10, 7] as [Shard(0), Shard(1)] on (dp=2, tp=2), 280 bytes");
   EXPECT_EQ(lines_of(draw(picture_of(layout, 4)))[0], "[10, 7] as [Shard(0), Shard(1)] on 2x2 ranks (0-3), 280 bytes");
 }
 

@@ -239,7 +239,7 @@ dist.destroy_process_group()
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     for words in (
-        "[4, 6] as [Shard(0), Replicate()] on (dp=1, tp=1), rank 0, 96 bytes",
+        "[4, 6] as [Shard(0), Replicate()] on (dp=1, tp=1), 96 bytes",
         "weight",
         "dp 0",
         "nothing is sent",

@@ -196,6 +196,28 @@ def test_plain_labels_are_checked(placement):
     on_ranks(check)
 
 
+def test_a_plain_number_gets_a_plain_gradient():
+    """A temperature, say, which is a parameter of its own: optimizers step it beside its gradient."""
+
+    def check(mesh):
+        dense = torch.arange(24.0).view(6, 4)
+        for call in (torch.mul, torch.add, lambda x, w: torch.where(x > 3, x, w), lambda x, w: x.clamp(min=w)):
+            for placement in (Shard(0), Partial(), Replicate()):
+                x = sw.distribute_tensor(dense, mesh, [placement])
+                plain, expected = (torch.tensor(2.0, requires_grad=True) for _ in range(2))
+                optimizer = torch.optim.AdamW([plain])
+                for each, w in ((x, plain), (dense, expected)):
+                    call(each, w * 1).square().sum().backward()
+                    call(each, w).square().sum().backward()
+                assert type(plain.grad) is torch.Tensor
+                torch.testing.assert_close(plain.grad, expected.grad)
+                optimizer.step()
+        y = sw.distribute_tensor(dense, mesh, [Shard(0)]).requires_grad_() * 2
+        (y.sum() + y.to_local().sum()).backward()
+
+    on_ranks(check)
+
+
 def test_plain_operands_of_arithmetic_get_plain_gradients():
     dense, weight = torch.linspace(-1, 1, 8).view(2, 4).requires_grad_(), torch.linspace(0, 1, 12).view(3, 4)
     (F.linear(dense * 2, weight).sin().sum() + (dense.exp() * weight[:2]).sum()).backward()
