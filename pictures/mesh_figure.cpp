@@ -52,12 +52,16 @@ std::string mesh_dim_words(const std::vector<std::string>& dim_names, size_t mes
   return dim_names.empty() ? fmt::format("mesh dim {}", mesh_dim) : dim_names[mesh_dim];
 }
 
-std::string caption(const MeshFigure& mesh) {
+std::string named_shape(const RankGrid& grid, const std::vector<std::string>& dim_names) {
   std::vector<std::string> words;
-  for (size_t mesh_dim = 0; mesh_dim < mesh.dim_names.size(); ++mesh_dim)
-    words.push_back(fmt::format("{}={}", mesh.dim_names[mesh_dim], mesh.grid.shape[mesh_dim]));
+  for (size_t mesh_dim = 0; mesh_dim < dim_names.size(); ++mesh_dim)
+    words.push_back(fmt::format("{}={}", dim_names[mesh_dim], grid.shape[mesh_dim]));
+  return fmt::format("({})", fmt::join(words, ", "));
+}
+
+std::string caption(const MeshFigure& mesh) {
   return fmt::format("mesh of {}{}", to_string(mesh.grid),
-                     words.empty() ? "" : fmt::format(" ({})", fmt::join(words, ", ")));
+                     mesh.dim_names.empty() ? "" : " " + named_shape(mesh.grid, mesh.dim_names));
 }
 
 std::vector<MeshPlane> planes_of(const MeshFigure& mesh, int64_t max_rows, int64_t max_columns, int64_t max_planes) {

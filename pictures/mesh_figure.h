@@ -14,6 +14,9 @@ MeshFigure mesh_figure(const RankGrid& grid, const std::vector<std::string>& dim
 /// "mesh of 2x3 ranks (dp=2, tp=3)", without the names where there are none.
 std::string caption(const MeshFigure& mesh);
 
+/// "(dp=2, tp=3)".
+std::string named_shape(const RankGrid& grid, const std::vector<std::string>& dim_names);
+
 /// "tp", or "mesh dim 1" without names.
 std::string mesh_dim_words(const std::vector<std::string>& dim_names, size_t mesh_dim);
 

@@ -27,7 +27,7 @@ const detail::PictureFormat& format_named(std::string_view name) {
 }  // namespace
 
 Picture picture_of(const Layout& layout, int64_t element_bytes, const std::vector<std::string>& dim_names) {
-  TensorFigure tensor = tensor_figure(layout, element_bytes);
+  TensorFigure tensor = tensor_figure(layout, element_bytes, dim_names);
   TableFigure shares = detail::rank_table(tensor);
   return {"",
           {{"", false, std::move(tensor)},

@@ -15,12 +15,16 @@ std::string draw_text(const Picture& picture, const PictureOptions& options);
 /// One drawing for light and dark pages: the figures from top to bottom, the mesh beside the tensor. The first slices of a tensor.
 std::string draw_svg(const Picture& picture, const PictureOptions& options);
 
-/// What a page needs to show the picture and to answer to the mouse: figures with all their slices, each drawn in SVG for a page of page_style(), and tables.
+/// The values, in JSON, for other programs. docs/pictures.md describes them.
+std::string draw_json(const Picture& picture, const PictureOptions& options);
+
+/// What an HTML page needs to show the picture and to answer to the mouse, in JSON: figures with all their slices, each drawn in SVG for
+/// a page of page_style(), and tables.
 ///
 /// {"title", "figures": [{"kind": "tensor" | "mesh" | "table" | "traffic", "heading", "beside", ...}],
 ///  "details": [tensor figures]}; tensor: "caption", "note", "slices": [{"heading", "svg"}]; mesh and traffic: "svg"; table: "heads":
 /// [{"text", "number"}], "lines": [{"words", "rank", "color", "fraction", "note", "detail"}], "notes".
-std::string draw_json(const Picture& picture, const PictureOptions& options);
+std::string draw_page(const Picture& picture, const PictureOptions& options);
 
 struct PictureFormat {
   std::string_view name;
@@ -28,6 +32,6 @@ struct PictureFormat {
 };
 
 inline constexpr std::array kPictureFormats = {PictureFormat{"text", &draw_text}, PictureFormat{"svg", &draw_svg},
-                                               PictureFormat{"json", &draw_json}};
+                                               PictureFormat{"json", &draw_json}, PictureFormat{"page", &draw_page}};
 
 }  // namespace shardwise::detail

@@ -19,15 +19,26 @@ using detail::with_commas;
 constexpr int64_t kMaxBlocks = 64;  // of ranks in a heat map
 constexpr int64_t kMovesListed = 24;
 
+/// " along dp, tp": the mesh dims in which sender and receiver of the step's messages differ; nothing where a message leaves the mesh.
+std::string dims_crossed(const Plan& plan, const MeshNames& names, const Step& step, const TrafficMatrix& matrix) {
+  const bool is_at_source = step.from.grid() == plan.source.grid();
+  std::vector<std::string> dims;
+  if (step.mesh_dim >= 0) {
+    dims.push_back(detail::mesh_dim_words(is_at_source ? names.source : names.destination, step.mesh_dim));
+  } else if (is_at_source && step.to.grid() == step.from.grid()) {
+    for (size_t mesh_dim = 0; mesh_dim < matrix.crosses.size(); ++mesh_dim)
+      if (matrix.crosses[mesh_dim]) dims.push_back(detail::mesh_dim_words(names.source, mesh_dim));
+  }
+  return dims.empty() ? "" : fmt::format(" along {}", fmt::join(dims, ", "));
+}
+
 /// "step 2 of 3: reduce-scatter along mesh dim 1, 1,024 bytes".
-std::string heading_of(const Plan& plan, const MeshNames& names, size_t number, int64_t n_bytes) {
+std::string heading_of(const Plan& plan, const MeshNames& names, size_t number, const TrafficMatrix& matrix) {
   const Step& step = plan.steps[number];
   std::string text = fmt::format("step {} of {}: {}", number + 1, plan.steps.size(), name_of(step));
-  const bool is_at_source = step.from.grid() == plan.source.grid();
-  if (step.mesh_dim >= 0)
-    text += " along " + detail::mesh_dim_words(is_at_source ? names.source : names.destination, step.mesh_dim);
+  text += dims_crossed(plan, names, step, matrix);
   if (step.n_rounds > 1) text += fmt::format(" in {} rounds", step.n_rounds);
-  return text + fmt::format(", {} bytes", with_commas(n_bytes));
+  return text + fmt::format(", {} bytes", with_commas(matrix.total()));
 }
 
 /// That figures stand for more ranks than were asked; "" where all were.
@@ -85,14 +96,15 @@ Picture picture_of(const Plan& plan, const MeshNames& names) {
   MeshFigure mesh = detail::mesh_figure(plan.source.grid(), names.source);
   detail::mesh_figure(plan.destination.grid(), names.destination);  // refuses names that do not fit
   Picture picture{to_string(plan), {}, {}};
-  picture.figures.push_back({"before", false, tensor_figure(plan.source, plan.element_bytes)});
+  picture.figures.push_back({"before", false, tensor_figure(plan.source, plan.element_bytes, names.source)});
   picture.figures.push_back({"", true, std::move(mesh)});
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     TrafficMatrix matrix = traffic_matrix(plan, step, kMaxBlocks);
-    const bool is_silent = matrix.total() == 0;
-    picture.figures.push_back({with_sampling(heading_of(plan, names, i, matrix.total()), matrix), false,
-                               tensor_figure(step.to, plan.element_bytes)});
+    const bool is_silent = matrix.total() == 0, is_at_source = step.to.grid() == plan.source.grid();
+    picture.figures.push_back(
+        {with_sampling(heading_of(plan, names, i, matrix), matrix), false,
+         tensor_figure(step.to, plan.element_bytes, is_at_source ? names.source : names.destination)});
     if (!is_silent) picture.figures.push_back({"", true, TrafficFigure{std::move(matrix)}});
   }
   return picture;
@@ -105,8 +117,8 @@ Picture difference_of(const Plan& plan, const MeshNames& names) {
   TableFigure links = links_table(matrix, plan, names);
   const bool is_silent = matrix.total() == 0;
   Picture picture{to_string(plan), {}, {}};
-  picture.figures.push_back({"from", false, tensor_figure(plan.source, plan.element_bytes)});
-  picture.figures.push_back({"to", true, tensor_figure(plan.destination, plan.element_bytes)});
+  picture.figures.push_back({"from", false, tensor_figure(plan.source, plan.element_bytes, names.source)});
+  picture.figures.push_back({"to", true, tensor_figure(plan.destination, plan.element_bytes, names.destination)});
   std::string heading = with_sampling("bytes from ranks to ranks", matrix);
   picture.figures.push_back({std::move(heading), false, TrafficFigure{std::move(matrix)}});
   picture.figures.push_back({"", true, std::move(from)});

@@ -1,5 +1,6 @@
 #include "pictures/tensor_figure.h"
 
+#include "pictures/mesh_figure.h"
 #include "pictures/slices.h"
 #include "text/rank_names.h"
 #include "text/table.h"
@@ -68,9 +69,9 @@ std::string reductions_of(const Layout& layout) {
   for (const Placement& placement : layout.placements()) {
     if (!placement.is_partial()) continue;
     const auto word = to_string(placement.reduce());
-    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+    if (words.empty() || words.back() != word) words.push_back(word);
   }
-  return fmt::format("{}", fmt::join(words, ", "));
+  return fmt::format("{}", fmt::join(words, " of "));
 }
 
 std::string index_of(Interval range, int64_t size) {
@@ -80,9 +81,11 @@ std::string index_of(Interval range, int64_t size) {
 
 }  // namespace
 
-TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices) {
+TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, const std::vector<std::string>& dim_names,
+                           int64_t max_slices) {
   TensorFigure figure;
   figure.layout = layout;
+  figure.dim_names = dim_names;
   figure.sizes = Dims(layout.sizes());
   figure.element_bytes = element_bytes;
   figure.reductions = reductions_of(layout);
@@ -134,9 +137,12 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   }
   const Layout& layout = *figure.layout;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
-  const std::string tail =
-      fmt::format(" on {} ({}), {} bytes", to_string(layout.grid()), detail::rank_list(layout.grid().ranks),
-                  detail::with_commas(bytes_of_tensor(figure)));
+  const std::string ranks = detail::rank_list(layout.grid().ranks);
+  const std::string mesh =
+      figure.dim_names.empty()
+          ? fmt::format("{} ({})", to_string(layout.grid()), ranks)
+          : fmt::format("{}, ranks {}", detail::named_shape(layout.grid(), figure.dim_names), ranks);
+  const std::string tail = fmt::format(" on {}, {} bytes", mesh, detail::with_commas(bytes_of_tensor(figure)));
   std::string placements = to_string(layout.placements());
   if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"
     placements = fmt::format("{} of {} pieces", placements.substr(1, placements.find('(') - 1), layout.pieces().size());
@@ -148,7 +154,9 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
 
 std::string note_on_terms(const TensorFigure& figure) {
   if (figure.n_terms == 1) return "";
-  return fmt::format("a stack of {} terms: their {} is the tensor", figure.n_terms, figure.reductions);
+  const bool has_order = figure.reductions.find(' ') != std::string::npos;
+  return fmt::format("a stack of {} terms: their {} is the tensor{}", figure.n_terms, figure.reductions,
+                     has_order ? "; the last mesh dim is reduced first" : "");
 }
 
 }  // namespace shardwise

@@ -43,18 +43,20 @@ struct LocalShards {
 };
 
 struct TensorFigure {
-  std::optional<Layout> layout;  // none of LocalShards
-  Dims sizes;                    // of the tensor; without a layout as far as the shards reach
+  std::optional<Layout> layout;        // none of LocalShards
+  std::vector<std::string> dim_names;  // of the mesh, or none
+  Dims sizes;                          // of the tensor; without a layout as far as the shards reach
   int64_t element_bytes = 0;
   std::vector<Slice> slices;      // by ascending indices; none for a tensor without elements
-  std::string reductions;         // "sum" or "sum, max" of the Partial mesh dims; empty where there are none
+  std::string reductions;         // "sum", or "sum of max" of several Partial mesh dims; empty where there are none
   int64_t n_terms = 1;            // of which such a reduction makes the tensor
   std::vector<RankShare> shares;  // of every rank, in the order of the grid
 };
 
 /// A pure function of the layout, equal on every rank and on non-members. Of leading dims with many ranges the middle ones are
-/// left out: at most about `max_slices` slices stay. Cost: O(boxes of all ranks * slices).
-TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, int64_t max_slices = 256);
+/// left out: at most about `max_slices` slices stay. `dim_names`: one per mesh dim, or none. Cost: O(boxes of all ranks * slices).
+TensorFigure tensor_figure(const Layout& layout, int64_t element_bytes, const std::vector<std::string>& dim_names = {},
+                           int64_t max_slices = 256);
 
 /// The same of one rank's shards, at their true coordinates: where it holds nothing there is no cell.
 TensorFigure tensor_figure(const LocalShards& shards, int64_t element_bytes, int64_t max_slices = 256);
@@ -68,8 +70,8 @@ std::string heading(const Slice& slice, c10::IntArrayRef sizes);
 /// "LocalShardsWrapper of 2 shards".
 std::string name_of_local_shards(size_t n_shards);
 
-/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", or "LocalShardsWrapper of 2 shards on rank 1, 64 bytes". Placements of many
-/// sizes are shortened to the width, if one is given.
+/// "[8, 16] as [Shard(0)] on 4 ranks (0-3), 512 bytes", "... on (dp=2, tp=2), ranks 0-3, 512 bytes" where mesh dims have names, or
+/// "LocalShardsWrapper of 2 shards on rank 1, 64 bytes". Placements of many sizes are shortened to the width, if one is given.
 std::string caption(const TensorFigure& figure, int64_t max_width = 0);
 
 /// "a stack of 3 terms: their sum is the tensor", or nothing where there is one term.

@@ -111,7 +111,7 @@ class TensorList {
     for (const int64_t number : candidates)
       if (details_[number].layout == layout && details_[number].element_bytes == tensor.element_bytes) return number;
     candidates.push_back(static_cast<int64_t>(details_.size()));
-    details_.push_back(tensor_figure(layout, tensor.element_bytes, kDetailSlices));
+    details_.push_back(tensor_figure(layout, tensor.element_bytes, {}, kDetailSlices));
     return candidates.back();
   }
 

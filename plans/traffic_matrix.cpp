@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace shardwise {
 
@@ -48,6 +49,7 @@ class Counting {
     matrix_.blocks.resize(n_blocks);
     matrix_.bytes.assign(n_blocks * n_blocks, 0);
     matrix_.bytes_along.assign(plan.source.grid().shape.size(), 0);
+    matrix_.crosses.assign(plan.source.grid().shape.size(), false);
     matrix_.n_ranks = n;
     for (int64_t block = 0; block < n_blocks; ++block)
       for (int64_t index = block * n / n_blocks; index < (block + 1) * n / n_blocks; ++index) {
@@ -88,8 +90,7 @@ class Counting {
       const auto n_bytes = static_cast<int64_t>(static_cast<double>(counted) * scale + 0.5);
       const Place to = place_of(receiver);
       matrix_.bytes[from.block * static_cast<int64_t>(matrix_.blocks.size()) + to.block] += n_bytes;
-      const int64_t mesh_dim = first_difference(from.index, to.index);
-      (mesh_dim < 0 ? matrix_.bytes_across : matrix_.bytes_along[mesh_dim]) += n_bytes;
+      count_link(from.index, to.index, n_bytes);
     });
   }
 
@@ -100,16 +101,21 @@ class Counting {
     return *std::ranges::lower_bound(by_rank_, rank, {}, &Place::rank);
   }
 
-  /// The first dim of the source's mesh in which two places of it differ; -1 for a place outside.
-  int64_t first_difference(int64_t a, int64_t b) const {
+  /// Counts bytes for the first dim of the source's mesh in which the two places differ, and notes every such dim.
+  void count_link(int64_t a, int64_t b, int64_t n_bytes) {
     const RankGrid& grid = plan_.source.grid();
-    if (a >= grid.size() || b >= grid.size()) return -1;
+    if (a >= grid.size() || b >= grid.size()) {
+      matrix_.bytes_across += n_bytes;
+      return;
+    }
     int64_t stride = grid.size();
+    bool is_first = true;
     for (size_t mesh_dim = 0; mesh_dim < grid.shape.size(); ++mesh_dim) {
       stride /= grid.shape[mesh_dim];
-      if (a / stride != b / stride) return static_cast<int64_t>(mesh_dim);
+      if (a / stride % grid.shape[mesh_dim] == b / stride % grid.shape[mesh_dim]) continue;
+      matrix_.crosses[mesh_dim] = true;
+      if (std::exchange(is_first, false)) matrix_.bytes_along[mesh_dim] += n_bytes;
     }
-    return -1;
   }
 
   const Plan& plan_;

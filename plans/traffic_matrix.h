@@ -15,6 +15,7 @@ struct TrafficMatrix {
   std::vector<std::vector<int64_t>> blocks;  // ranks, in the order of the source's mesh, then the destination's others
   std::vector<int64_t> bytes;                // from block i to block j at i * blocks.size() + j
   std::vector<int64_t> bytes_along;  // per mesh dim of the source: between ranks whose coordinates differ there first
+  std::vector<bool> crosses;         // per mesh dim of the source: whether the ranks of some message differ there
   int64_t bytes_across = 0;          // to or from ranks outside of the source's mesh
   int64_t n_senders_asked = 0;       // whose messages were counted; fewer than the ranks where figures are scaled up
   int64_t n_ranks = 0;

@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/thread_recording.h"
 #include "runtime/comm/comm_trace.h"
 
 #include <ATen/record_function.h>
@@ -70,36 +71,39 @@ class PlainCollectives {
   at::CallbackHandle handle_;
 };
 
-/// A CommTrace that Python opens and closes, on one thread; what it saw stays.
+struct Recording {
+  Recording() {
+    // One callback for all open traces of the thread: each call of it reaches all.
+    static thread_local std::weak_ptr<PlainCollectives> shared;
+    plain = shared.lock();
+    if (!plain) shared = plain = std::make_shared<PlainCollectives>();
+  }
+  void stop() {
+    events = trace->events();
+    trace.reset();
+    plain.reset();
+  }
+  std::optional<CommTrace> trace = std::make_optional<CommTrace>();
+  std::shared_ptr<PlainCollectives> plain;
+  std::vector<CommEvent> events;  // once it is stopped
+};
+
 class PyCommTrace {
  public:
-  /// Throws: c10::ValueError where it is open.
-  void open() {
-    TORCH_CHECK_VALUE(
-        !trace_, "[CommDebugMode] is open: it counts one block at a time. Make another one for a block within it.");
-    trace_.emplace();
-    plain_ = shared_plain().lock();
-    if (!plain_) shared_plain() = plain_ = std::make_shared<PlainCollectives>();
-  }
-  void close() {
-    if (!trace_) return;
-    events_ = trace_->events();
-    trace_.reset();
-    plain_.reset();
-  }
-  std::vector<CommEvent> events() const { return trace_ ? trace_->events() : events_; }
-  size_t size() const { return trace_ ? trace_->events().size() : events_.size(); }
+  void open() { recording_.open(); }
+  void close() { recording_.close(); }
+  std::vector<CommEvent> events() const { return seen(); }
+  size_t size() const { return seen().size(); }
 
  private:
-  /// One callback for all open traces of the thread: each call of it reaches all.
-  static std::weak_ptr<PlainCollectives>& shared_plain() {
-    static thread_local std::weak_ptr<PlainCollectives> plain;
-    return plain;
+  const std::vector<CommEvent>& seen() const {
+    static const std::vector<CommEvent> none;
+    const Recording* recording = recording_.get();
+    if (!recording) return none;
+    return recording->trace ? recording->trace->events() : recording->events;
   }
 
-  std::optional<CommTrace> trace_;
-  std::vector<CommEvent> events_;
-  std::shared_ptr<PlainCollectives> plain_;
+  ThreadRecording<Recording> recording_{"CommDebugMode"};
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ using Names = std::vector<std::string>;
 using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
 
 constexpr const char* kModule = "shardwise.device_mesh";
+constexpr const char* kTorchMeshes = "shardwise.interop.torch_meshes";
 constexpr const char* kGroups = "shardwise._torch_groups";
 
 /// The meshes of the `with mesh:` blocks that this thread is in.
@@ -200,7 +201,7 @@ MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& 
 
 MeshPtr to_mesh(py::handle object) {
   if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
-  const auto ours = py::module_::import(kModule).attr("from_torch")(object);
+  const auto ours = py::module_::import(kTorchMeshes).attr("mesh_from_torch")(object);
   return py::cast<std::shared_ptr<DeviceMesh>>(ours);
 }
 
@@ -232,7 +233,7 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
 static MeshPtr current_mesh() {
   {
     const py::gil_scoped_acquire gil;
-    const py::object innermost = py::module_::import(kModule).attr("current_torch_mesh")();  // ours are there, too
+    const py::object innermost = py::module_::import(kTorchMeshes).attr("current_torch_mesh")();  // ours are there, too
     if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
   }
   return active_meshes.empty() ? nullptr : active_meshes.back();

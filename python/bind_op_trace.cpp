@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/thread_recording.h"
 #include "runtime/dispatch/op_trace.h"
 
 #include <optional>
@@ -6,20 +7,28 @@
 namespace shardwise {
 namespace {
 
-/// An OpTrace that Python opens and closes, on one thread; what it saw stays.
+struct Recording {
+  void stop() {
+    seen = trace->records();
+    trace.reset();
+  }
+  std::optional<OpTrace> trace = std::make_optional<OpTrace>();
+  std::vector<OpRecord> seen;  // once it is stopped
+};
+
 class PyOpTrace {
  public:
-  void open() { trace_.emplace(); }
-  void close() {
-    if (!trace_) return;
-    records_ = trace_->records();
-    trace_.reset();
+  void open() { recording_.open(); }
+  void close() { recording_.close(); }
+  const std::vector<OpRecord>& records() const {
+    static const std::vector<OpRecord> none;
+    const Recording* recording = recording_.get();
+    if (!recording) return none;
+    return recording->trace ? recording->trace->records() : recording->seen;
   }
-  const std::vector<OpRecord>& records() const { return trace_ ? trace_->records() : records_; }
 
  private:
-  std::optional<OpTrace> trace_;
-  std::vector<OpRecord> records_;
+  ThreadRecording<Recording> recording_{"explain"};
 };
 
 }  // namespace

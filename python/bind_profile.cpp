@@ -1,4 +1,5 @@
 #include "python/bindings.h"
+#include "python/thread_recording.h"
 #include "python/torch_world.h"
 #include "runtime/comm/clock_offsets.h"
 #include "runtime/comm/collectives.h"
@@ -15,33 +16,32 @@
 namespace shardwise {
 namespace {
 
-/// What Python opens and closes, on one thread; what it saw stays.
+struct Recording {
+  void stop() {
+    ops.stop();
+    comm.stop();
+    sent.reset();
+  }
+  std::optional<CommTrace> sent = std::make_optional<CommTrace>();  // names what exchanges amount to
+  CommProfile comm;
+  OpProfile ops;
+};
+
 class PyProfile {
  public:
-  /// Throws: c10::ValueError where it is open.
-  void open() {
-    TORCH_CHECK_VALUE(!sent_,
-                      "[profile] is open: it records one block at a time. Make another one for a block within it.");
-    sent_.emplace();  // names what exchanges amount to
-    comm_.emplace();
-    ops_.emplace();
+  void open() { recording_.open(); }
+  void close() { recording_.close(); }
+  std::vector<TimedOperator> operators() const {
+    return recording_.get() ? recording_.get()->ops.operators() : std::vector<TimedOperator>();
   }
-  void close() {
-    ops_->stop();
-    comm_->stop();
-    sent_.reset();
-  }
-  std::vector<TimedOperator> operators() const { return ops_ ? ops_->operators() : std::vector<TimedOperator>(); }
   std::vector<TimedCommunication> communications() const {
-    return comm_ ? comm_->communications() : std::vector<TimedCommunication>();
+    return recording_.get() ? recording_.get()->comm.communications() : std::vector<TimedCommunication>();
   }
-  size_t n_operators() const { return ops_ ? ops_->size() : 0; }
-  size_t n_communications() const { return comm_ ? comm_->size() : 0; }
+  size_t n_operators() const { return recording_.get() ? recording_.get()->ops.size() : 0; }
+  size_t n_communications() const { return recording_.get() ? recording_.get()->comm.size() : 0; }
 
  private:
-  std::optional<CommTrace> sent_;
-  std::optional<CommProfile> comm_;
-  std::optional<OpProfile> ops_;
+  ThreadRecording<Recording> recording_{"profile"};
 };
 
 GroupPtr everyone() {

@@ -1,6 +1,5 @@
 #include "shardwise/dtensor.h"
 
-#include "pictures/picture.h"
 #include "runtime/tensor/local_reads.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -8,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <iostream>
+#include <ostream>
 
 namespace shardwise {
 namespace {
@@ -135,18 +134,6 @@ DTensor rand(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements, co
 DTensor randn(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements, const at::TensorOptions& options) {
   return made("randn", sizes, mesh, std::move(placements), options, default_dtype(),
               [](auto&&... args) { return randn(std::forward<decltype(args)>(args)...); });
-}
-
-void visualize_sharding(const at::Tensor& tensor, const std::string& header, std::ostream& stream) {
-  const Spec& spec = *spec_of(tensor);
-  PictureOptions options;
-  options.element_bytes = spec.element_bytes();
-  if (!header.empty()) stream << header << '\n';
-  stream << picture(spec.layout(), options) << '\n';
-}
-
-void visualize_sharding(const at::Tensor& tensor, const std::string& header) {
-  visualize_sharding(tensor, header, std::cout);
 }
 
 }  // namespace shardwise

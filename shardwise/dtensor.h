@@ -95,8 +95,4 @@ inline DTensor randn(c10::IntArrayRef sizes, const Mesh& mesh, Placements placem
   return randn(sizes, mesh, std::move(placements), at::TensorOptions(dtype));
 }
 
-/// Prints the layout as a picture under `header`, on the ranks that call it. Sends nothing. Throws: as picture().
-void visualize_sharding(const at::Tensor& tensor, const std::string& header = "");
-void visualize_sharding(const at::Tensor& tensor, const std::string& header, std::ostream& stream);
-
 }  // namespace shardwise

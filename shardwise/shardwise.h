@@ -3,7 +3,6 @@
 
 #include "ops/embedding/lookup_options.h"
 #include "ops/embedding/row_optimizer.h"
-#include "pictures/picture.h"
 #include "placements/layout.h"
 #include "plans/traffic.h"
 #include "runtime/api/dtensor.h"
@@ -14,6 +13,7 @@
 #include "runtime/threads/thread_world.h"
 #include "shardwise/device_mesh.h"
 #include "shardwise/dtensor.h"
+#include "shardwise/pictures.h"
 #include "shardwise/placements.h"
 #include "wrappers/embedding_plan/plan_json.h"
 #include "wrappers/embedding_plan/plan_text.h"

@@ -10,16 +10,18 @@ python -m shardwise watch
 python -m shardwise hang dumps/*
 python -m shardwise doctor
 
-Shells complete commands and options by argcomplete: eval "$(register-python-argcomplete shardwise)".
+Shells complete commands and options by argcomplete: eval "$(register-python-argcomplete --no-defaults shardwise)".
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import argcomplete
+from argcomplete.completers import FilesCompleter
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
@@ -47,18 +49,31 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
-    argcomplete.autocomplete(commands)
+    argcomplete.autocomplete(commands, default_completer=complete_path)
     options = commands.parse_args(arguments)
     try:
         for line in options.run(options):
             print(printable(line))
         flush_output()
     except BrokenPipeError:  # who reads has seen enough, as `head`; the interpreter would write the rest when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
         message = str(error).split("\n")[0]
+        if isinstance(error, OSError) and error.filename is None and error.strerror:
+            message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
+            drop_output()
         commands.exit(2, f"{commands.prog} {options.command}: error: {message}\n")
+
+
+def complete_path(prefix: str, action: argparse.Action, **asked: object) -> list[str]:
+    """Files and folders for options that take a path; nothing is guessed for the others."""
+    return list(FilesCompleter()(prefix)) if action.type is Path else []
+
+
+def drop_output() -> None:
+    """What is left of it goes nowhere: the interpreter would write it at its end, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def flush_output() -> None:

@@ -1,9 +1,8 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from itertools import chain, combinations
+from itertools import chain
 from math import prod
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,14 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
 from shardwise._mesh_families import Family, MeshKey, note, related, slices
-from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, group_of, is_known, new_group_like
+from shardwise._mesh_groups import BackendOverride, lines, making, overridden_groups, with_everyone
+from shardwise._torch_groups import GroupsByRanks, group_of, is_known
 from shardwise._torch_versions import layout_of_dims, mesh_layout
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
-
-# A backend, its options, or both: what a mesh dim's groups are made with, if not as the world's is.
-BackendOverride = Any
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,8 +76,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if backend_override and _init_backend:
             # First the ordinary groups, which every rank makes: within the block below only members would make those not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
-            groups = _overridden_groups(mesh, backend_override)
-        with _making(groups, _init_backend):
+            groups = overridden_groups(mesh, backend_override)
+        with making(groups, _init_backend):
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
         if groups is not None or not _init_backend:
@@ -236,7 +232,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             )
         if set(names) <= set(own):
             given = self._given_of(names)
-            with _making(given, self._has_groups):
+            with making(given, self._has_groups):
                 part: DeviceMesh = super().__getitem__(names)
         else:
             part, given = self._merged(names, by_name)
@@ -264,7 +260,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             parts = [flattened[name] for name in names if name in flattened]
             given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
         ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
-        with _making(given, self._has_groups):
+        with making(given, self._has_groups):
             part = DeviceMesh(
                 self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
             )
@@ -279,7 +275,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         others = [dim for dim in range(self.ndim) if dim not in dims]
         ranks = self.mesh.permute(*others, *dims)[tuple(coordinate[dim] for dim in others)]
         groups = [group for dim in dims if (group := self.get_group(dim)) is not None]
-        return _with_everyone({tuple(dist.get_process_group_ranks(group)): group for group in groups}, ranks)
+        return with_everyone({tuple(dist.get_process_group_ranks(group)): group for group in groups}, ranks)
 
     @_reading_ranks
     def _flatten(
@@ -316,8 +312,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if backend_override is not None and self._has_groups:
             kept = [root.mesh_dim_names.index(dim) for dim in dims]
             parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
-            groups = _overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
-        with _making(groups, self._has_groups):
+            groups = overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
+        with making(groups, self._has_groups):
             flat = DeviceMesh(
                 self.device_type,
                 self.mesh.flatten(),
@@ -372,16 +368,15 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
                     f"[device_mesh] the group given for dim {dim} has the ranks {members}, which do not ascend. Make it with "
                     "sort_ranks=True; the mesh may have them in any order."
                 )
-            if members not in [sorted(line) for line in _lines(ranks, dim)]:
+            if members not in [sorted(line) for line in lines(ranks, dim)]:
                 raise ValueError(
                     f"[device_mesh] Invalid mesh {ranks.tolist()} for ProcessGroup with ranks {members}, given for dim {dim}: "
                     "the ranks along that dim are others. Give the group along each dim."
                 )
-        lines = {tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}
-        given = _with_everyone(lines, ranks)
+        given = with_everyone({tuple(sorted(dist.get_process_group_ranks(each))): each for each in groups}, ranks)
         if all(map(is_known, given.values())):
             return cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
-        with _making(given):
+        with making(given):
             result = cls(device_type, ranks, mesh_dim_names=mesh_dim_names, _is_noted=False)
         result._keep_origin(given=given)
         return result
@@ -549,91 +544,3 @@ def _is_in_world(device_type: str, ranks: torch.Tensor) -> bool:
     except ValueError:
         return False
     return True
-
-
-def from_torch(mesh: object) -> DeviceMesh:
-    """Our mesh of the same ranks. Collective over the world where groups are new."""
-    mesh = getattr(mesh, "real_obj", mesh)  # in what a tracer gives in the place of a mesh
-    if isinstance(mesh, DeviceMesh):
-        return mesh
-    if not isinstance(mesh, TorchDeviceMesh):
-        raise TypeError(
-            f"[device_mesh] {mesh!r} is no mesh. Pass a shardwise.DeviceMesh or a torch.distributed.device_mesh.DeviceMesh."
-        )
-    names = mesh.mesh_dim_names
-    root = mesh._get_root_mesh()
-    if root is mesh or root.mesh_dim_names is None or names is None:
-        return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
-    if set(names) <= set(root.mesh_dim_names):
-        return from_torch(root)[names]
-    part = _slice_of_same_ranks(mesh, root)
-    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_noted=False)
-    if part is not None and flat.ndim == 1 and flat._root_mesh is None:
-        root_of_part: Any = part._get_root_mesh()
-        flat._keep_origin(root_of_part, (part._dims_of_root(),))
-        root_of_part._note_family(names, (part._dims_of_root(),))
-    return flat
-
-
-def current_torch_mesh() -> TorchDeviceMesh | None:
-    """The mesh of the innermost `with` block of one of torch's own meshes, None outside of such blocks."""
-    stack = torch_device_mesh._mesh_resources.mesh_stack
-    return stack[-1] if stack else None
-
-
-def _slice_of_same_ranks(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> DeviceMesh | None:
-    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks.
-
-    Returns the slice where it has them in the order of `mesh`.
-    """
-    ours, ranks = from_torch(root), mesh.mesh.flatten().tolist()
-    for n_dims in range(1, root.ndim + 1):
-        for names in combinations(root.mesh_dim_names or (), n_dims):
-            own = ours[names].mesh.flatten().tolist()
-            if set(own) == set(ranks):
-                return ours[names] if own == ranks else None
-    return None
-
-
-def _making(given: GroupsByRanks | None, has_groups: bool = True) -> AbstractContextManager[Any]:
-    """A `with` block in which meshes are made over these groups, of all ranks' where there are None, or without groups."""
-    if not has_groups:
-        return _C.without_groups()
-    return nullcontext() if given is None else given_groups(given)
-
-
-def _with_everyone(lines: GroupsByRanks, ranks: torch.Tensor) -> GroupsByRanks:
-    """`lines`, the groups of this rank along each dim of `ranks`, and that of all `ranks` where neither they nor the world are it."""
-    everyone = tuple(sorted(ranks.flatten().tolist()))
-    if everyone in lines or len(everyone) == dist.get_world_size():
-        return lines
-    return {**lines, everyone: group_by_members(everyone, list(lines.values()))}
-
-
-def _lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:
-    """The ranks along `dim`, for each place in the other dims."""
-    yield from ranks.movedim(dim, -1).reshape(-1, ranks.size(dim)).tolist()
-
-
-def _overridden_groups(
-    mesh: torch.Tensor | Sequence[object], overrides: Sequence[BackendOverride | None]
-) -> GroupsByRanks:
-    """This rank's groups along each dim that has an override. Raises ValueError where there is not one per dim."""
-    ranks = torch.as_tensor(mesh, device="cpu")
-    if len(overrides) != ranks.dim():
-        raise ValueError(
-            f"[device_mesh] backend_override has {len(overrides)} entries for a mesh of {ranks.dim()} dims. Give one per dim, "
-            "None for those that are to be as the world's."
-        )
-    groups: dict[tuple[int, ...], ProcessGroup] = {}
-    for dim, override in enumerate(overrides):
-        backend, options = override if isinstance(override, tuple) else (override, None)
-        if backend is not None and not isinstance(backend, str):
-            backend, options = None, backend
-        if backend is None and options is None:
-            continue
-        for line in _lines(ranks, dim):
-            group = new_group_like(line, backend, options)
-            if dist.get_rank() in line:
-                groups[tuple(sorted(line))] = group
-    return groups

@@ -2,6 +2,7 @@
 
 #include "runtime/api/local_kind.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/copied_view.h"
 #include "runtime/dispatch/decide.h"
 #include "runtime/dispatch/foreach_run.h"
@@ -199,7 +200,7 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
       fmt::format("[{}] the list to write to holds a view whose values were moved from other ranks. Write "
                   "to it by itself, with the operator for one tensor.",
                   op.name));
-  if (OpTrace::is_active()) [[unlikely]]
+  if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // what torch.compile traces does not run
     run_traced(call);
   else
     run(call);

@@ -1,6 +1,7 @@
 #include "runtime/dispatch/op_trace.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tracing.h"
 #include "runtime/dispatch/op_profile.h"
 #include "text/table.h"
 
@@ -55,7 +56,7 @@ struct KernelTrace::Watch {
 };
 
 KernelTrace::KernelTrace(const std::string& op) {
-  if (OpTrace::is_active()) [[unlikely]]
+  if (OpTrace::is_active() && !is_tracing()) [[unlikely]]
     watch_ = std::make_unique<Watch>(op);
 }
 

@@ -19,7 +19,8 @@ size_t count(const std::string& text, const std::string& word) {
   return n;
 }
 
-json data_of(const Picture& picture) { return json::parse(draw(picture, {.format = "json"})); }
+json page_of(const Picture& picture) { return json::parse(draw(picture, {.format = "page"})); }
+json values_of(const Picture& picture) { return json::parse(draw(picture, {.format = "json"})); }
 
 TEST(SvgWriterTest, TextIsEscaped) {
   EXPECT_EQ(detail::escaped("a<b & \"c\">d"), "a&lt;b &amp; &quot;c&quot;&gt;d");
@@ -59,8 +60,8 @@ TEST(SvgPictureTest, ReplicasAreStripes) {
   EXPECT_EQ(count(drawn, "stroke:none"), 3U);
 }
 
-TEST(JsonPictureTest, ATensorHasAllItsSlicesAndATable) {
-  const json page = data_of(picture_of(Layout({40, 4, 6}, grid({20}), {P::shard(0)}), 4));
+TEST(PagePictureTest, ATensorHasAllItsSlicesAndATable) {
+  const json page = page_of(picture_of(Layout({40, 4, 6}, grid({20}), {P::shard(0)}), 4));
   const json& tensor = page["figures"][0];
   EXPECT_EQ(tensor["kind"], "tensor");
   ASSERT_EQ(tensor["slices"].size(), 20U);
@@ -75,9 +76,9 @@ TEST(JsonPictureTest, ATensorHasAllItsSlicesAndATable) {
   expect_words(detail::page_style(), {":root[data-theme=dark] .sw-ink"});
 }
 
-TEST(JsonPictureTest, LinesOfTensorsLeadToTheirPictures) {
+TEST(PagePictureTest, LinesOfTensorsLeadToTheirPictures) {
   const Layout rows({4, 4}, grid({2}), {P::shard(0)});
-  const json page = data_of(picture_of({{"a", {4, 4}, "float32", 4, rows},
+  const json page = page_of(picture_of({{"a", {4, 4}, "float32", 4, rows},
                                         {"b", {4, 4}, "float32", 4, rows},
                                         {"c", {4, 4}, "float64", 8, rows},
                                         {"d", {4}, "float32", 4, {}}}));
@@ -85,6 +86,33 @@ TEST(JsonPictureTest, LinesOfTensorsLeadToTheirPictures) {
   for (const json& line : page["figures"][0]["lines"]) details.push_back(line["detail"]);
   EXPECT_EQ(details, (std::vector<int64_t>{0, 0, 1, -1}));
   EXPECT_EQ(page["details"].size(), 2U);
+}
+
+TEST(JsonPictureTest, ATensorIsItsValues) {
+  const Layout layout({5, 4}, grid({2}, {3, 1}), {P::shard(0)});
+  EXPECT_EQ(values_of(picture_of(layout, 4, {"dp"}))["figures"][0], json::parse(R"({
+    "kind": "tensor", "heading": "", "caption": "[5, 4] as [Shard(0)] on (dp=2), ranks 3,1, 80 bytes",
+    "shape": [5, 4], "element_bytes": 4, "bytes": 80, "placements": ["Shard(0)"],
+    "mesh": {"shape": [2], "ranks": [3, 1], "dim_names": ["dp"]},
+    "ranks": [{"rank": 3, "bytes": 48, "boxes": [{"offsets": [0, 0], "sizes": [3, 4]}]},
+              {"rank": 1, "bytes": 32, "boxes": [{"offsets": [3, 0], "sizes": [2, 4]}]}]
+})"));
+  const json shards = values_of(picture_of(LocalShards{2, {{{6, 0}, {1, 4}}, {{0, 0}, {2, 4}}}}, 2))["figures"][0];
+EXPECT_FALSE(shards.contains("mesh"));
+EXPECT_EQ(shards["ranks"][0]["boxes"].size(), 2U);
+EXPECT_EQ(shards["ranks"][0]["bytes"], 24);
+}
+
+TEST(JsonPictureTest, AMoveIsItsTrafficAndItsLinks) {
+  const auto two = grid({2});
+  const Plan made = plan(Layout({8, 4}, two, {P::shard(0)}), Layout({8, 4}, two, {P::shard(1)}), 4);
+  const json figures = values_of(difference_of(made))["figures"];
+  EXPECT_EQ(figures[2], json::parse(R"({
+    "kind": "traffic", "heading": "bytes from ranks to ranks", "blocks": [[0], [1]], "bytes": [[0, 32], [32, 0]],
+    "bytes_along": [64], "bytes_across": 0, "senders_counted": 2
+  })"));
+  EXPECT_EQ(figures[3]["kind"], "mesh");
+  EXPECT_EQ(figures[4]["lines"][0]["words"], (std::vector<std::string>{"along mesh dim 0, of 2", "64", "100.0%"}));
 }
 
 TEST(TensorListTest, OrdinaryTensorsAreHeldByEveryRank) {
@@ -106,7 +134,7 @@ TEST(TensorListTest, LocalShardsAreThoseOfThisRank) {
                                   1);
   expect_words(draw(list), {"3 tensors, 112 bytes; 112 bytes on 2 ranks", "LocalShardsWrapper of 2 shards     48",
                             "LocalShardsWrapper of 0 shards      0", "     0     32", "     1     80"});
-  const json page = data_of(list);
+  const json page = page_of(list);
   expect_words(page["details"][0]["caption"], {"LocalShardsWrapper of 2 shards on rank 1"});
 }
 
@@ -137,6 +165,16 @@ TEST(PlanPictureTest, MeshDimsGoByTheirNames) {
   expect_words(draw(difference_of(made, names)), {"along dp, of 2", "along tp, of 2"});
   expect_words(draw(difference_of(made, names), {.format = "svg"}), {"(dp=2, tp=2)", "(world=4)", "place: dp 1, tp 0"});
   expect_words(draw(picture_of(made, names)), {"reduce along tp, "});
+  // from, to, the dims in which senders and receivers differ
+  const auto steps = [&](std::vector<P> from, std::vector<P> to) {
+    const auto both = grid({2, 2});
+    return draw(
+        picture_of(plan(Layout({8, 16}, both, std::move(from)), Layout({8, 16}, both, std::move(to)), 4), names));
+  };
+  expect_words(steps({P::shard(0), P()}, {P(), P()}), {"all-gather along dp, 1,024 bytes"});
+  expect_words(steps({P::shard(0), P::shard(0)}, {P::shard(0), P()}), {"all-gather along tp, "});
+  expect_words(steps({P::shard(0), P::shard(1)}, {P(), P()}), {"all-gather along dp, tp, "});
+  expect_words(steps({P(), P()}, {P::shard(0), P()}), {"slice, 0 bytes"});
   EXPECT_THROW(difference_of(made, {{"dp"}, {}}), c10::ValueError);
   EXPECT_THROW(picture_of(Layout({8}, square, {P(), P()}), 4, {"dp"}), c10::ValueError);
 }
@@ -165,7 +203,7 @@ TEST(FormatsTest, TenThousandRanksStayReadable) {
     const Picture picture = picture_of(layout, 4);
     EXPECT_LT(count(draw(picture), "\n"), 200U) << to_string(layout);
     EXPECT_LT(draw(picture, {.format = "svg"}).size(), 600000U) << to_string(layout);
-    EXPECT_LT(draw(picture, {.format = "json"}).size(), 12000000U) << to_string(layout);
+    EXPECT_LT(draw(picture, {.format = "page"}).size(), 12000000U) << to_string(layout);
   }
 }
 
@@ -175,7 +213,7 @@ TEST(FormatsTest, FiguresOfSomeRanksSaySo) {
   const auto many = grid({2048});
   const Plan made = plan(Layout({2048, 2048}, many, {P::shard(0)}), Layout({2048, 2048}, many, {P::shard(1)}), 4);
   for (const Picture& picture : {picture_of(made), difference_of(made)})
-    for (const char* format : {"text", "svg", "json"})
+    for (const char* format : {"text", "svg", "json", "page"})
       EXPECT_NE(draw(picture, {.format = format}).find("evenly spaced, and scaled up to 2,048"), std::string::npos)
           << format;
 }

@@ -227,7 +227,7 @@ TEST(PictureTest, ThreeDimsAreSlicesOfTheLastTwo) {
 /// "[0:3] 0 1 | [3:5] 2": each slice, and the ranks of its cells.
 std::string slices_in_words(const Layout& layout, int64_t max_slices = 256) {
   std::string words;
-  for (const Slice& slice : tensor_figure(layout, 4, max_slices).slices) {
+  for (const Slice& slice : tensor_figure(layout, 4, {}, max_slices).slices) {
     words += (words.empty() ? "" : " | ") + heading(slice, layout.sizes());
     if (slice.cells.empty()) words += " without " + std::to_string(slice.n_left_out);
     for (const FigureCell& cell : slice.cells) words += " " + detail::rank_list(cell.ranks);
@@ -297,6 +297,26 @@ TEST(PictureTest, TheRanksOfEachTermAreKnown) {
   EXPECT_EQ(figure.slices.at(0).cells.at(0).terms, (Ranks{{0, 3}, {1, 4}, {2, 5}}));
 }
 
+TEST(PictureTest, ReductionsOfSeveralKindsHaveAnOrder) {
+  // placements, what is said
+  const auto note = [](const std::vector<P>& placements) {
+    return note_on_terms(tensor_figure(Layout({4}, grid({2, 2, 2}), placements), 4));
+  };
+  const P sum = P::partial(), max = P::partial(Reduce::kMax);
+  EXPECT_EQ(note({sum, P(), sum}), "a stack of 4 terms: their sum is the tensor");
+  EXPECT_EQ(note({sum, max, max}),
+            "a stack of 8 terms: their sum of max is the tensor; the last mesh dim is reduced first");
+  EXPECT_EQ(note({max, sum, max}),
+            "a stack of 8 terms: their max of sum of max is the tensor; the last mesh dim is reduced first");
+}
+
+TEST(PictureTest, NamesOfMeshDimsStandInTheFirstLine) {
+  const Layout layout({10, 7}, grid({2, 2}), {P::shard(0), P::shard(1)});
+  EXPECT_EQ(lines_of(draw(picture_of(layout, 4, {"dp", "tp"})))[0],
+            "[10, 7] as [Shard(0), Shard(1)] on (dp=2, tp=2), ranks 0-3, 280 bytes");
+  EXPECT_EQ(lines_of(draw(picture_of(layout, 4)))[0], "[10, 7] as [Shard(0), Shard(1)] on 2x2 ranks (0-3), 280 bytes");
+}
+
 TEST(PictureTest, AMeshIsItsRanksInTheirPlaces) {
   EXPECT_EQ(draw(picture_of(RankGrid{{2, 3}, {5, 4, 3, 2, 1, 0}}, {"dp", "tp"})), R"(
 mesh of 2x3 ranks (dp=2, tp=3)
@@ -362,7 +382,7 @@ LocalShardsWrapper of 2 shards on rank 2, 48 bytes
                {"LocalShardsWrapper of 0 shards on rank 0, 0 bytes", "no piece"});
   const LocalShards cube{1, {{{4, 0, 0}, {1, 2, 2}}, {{0, 3, 3}, {1, 2, 2}}}};  // no shard has index 1 of the first dim
   EXPECT_EQ(tensor_figure(cube, 4).slices.size(), 2U);
-  for (const char* format : {"text", "svg", "json"}) draw(picture_of(cube, 4), {.format = format});
+  for (const char* format : {"text", "svg", "json", "page"}) draw(picture_of(cube, 4), {.format = format});
 }
 
 TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {

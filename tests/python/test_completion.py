@@ -24,12 +24,13 @@ main()
 
 # The variables that bash gives a completing function when Tab is pressed at the end of the line, and what the function answers.
 SCRIPT = """
-eval "$(register-python-argcomplete shardwise)"
+eval "$(register-python-argcomplete --no-defaults shardwise)"
 COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9 COMP_KEY=9
 read -ra COMP_WORDS <<<"$1"
 [[ $1 != *" " ]] || COMP_WORDS+=("")
 COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
 [[ $(complete -p shardwise) =~ -F\\ ([^ ]+) ]]
+[[ $(complete -p shardwise) != *"-o default"* ]]  # bash would offer files where nothing is offered
 "${BASH_REMATCH[1]}" shardwise "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
@@ -47,10 +48,15 @@ def completions(line: str, folder: Path) -> list[str]:
         "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
     }
     ran = subprocess.run(
-        ["bash", "--norc", "-c", SCRIPT, "bash", line], capture_output=True, text=True, timeout=120, env=environment
+        ["bash", "--norc", "-ec", SCRIPT, "bash", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=Path(__file__).parent,
     )
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
-    return sorted(each.strip() for each in ran.stdout.splitlines())
+    return sorted(filter(None, map(str.strip, ran.stdout.splitlines())))
 
 
 # the line, what may stand at its end
@@ -59,6 +65,10 @@ LINES = [
     ("shardwise plan --objective ", ["bytes", "time"]),
     ("shardwise show --shape 8x8 --form", ["--format"]),
     ("shardwise diff --dtype bflo", ["bfloat16"]),
+    ("shardwise show --mesh ", []),
+    ("shardwise show --mesh 2 --file", ["--file"]),
+    ("shardwise show --mesh 2 --file lay", ["layouts.py"]),
+    ("shardwise hang lay", ["layouts.py"]),
 ]
 
 

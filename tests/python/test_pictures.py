@@ -425,6 +425,15 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert started.stderr.read() == b""
 
 
+def test_an_output_that_cannot_be_written_is_an_error_in_a_line():
+    show = [sys.executable, "-m", "shardwise", "show", "--mesh", "4"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(show, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("error: standard output cannot be written: No space left on device. Send it elsewhere.")
+
+
 def test_the_command_diff_draws_a_move(tmp_path):
     source = Layout((9, 4), (4,), [Shard(0)])
     diff_words = ["diff", "--shape", "9x4", "--mesh", "4", "--from", "S0", "--to", "S1"]

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Thread
 
 import pytest
 import torch
@@ -489,3 +491,36 @@ def test_a_batch_with_nothing_to_differentiate_is_refused():
             sw.step_report(nn.Identity(), torch.ones(2))
 
     run_ranks(1, body)
+
+
+def test_a_profile_is_closed_by_the_thread_that_opened_it():
+    def body(rank):
+        x = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        recorded = sw.profile()
+        recorded.__enter__()
+        with ThreadPoolExecutor() as pool:
+            closing = pool.submit(recorded.__exit__, None, None, None)
+        with pytest.raises(ValueError, match="Close it on the thread that opened it"):
+            closing.result()
+        x + 1
+        recorded.__exit__(None, None, None)
+        x + 2
+        assert [each.op for each in recorded.operators] == ["aten::add.Tensor"]
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("opened", [sw.profile, sw.CommDebugMode], ids=["profile", "CommDebugMode"])
+def test_what_another_thread_drops_while_it_is_open_stays_for_its_thread(opened):
+    def body(rank):
+        x = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        kept = [opened()]
+        kept[0].__enter__()
+        dropping = Thread(target=kept.clear)
+        dropping.start()
+        dropping.join()
+        for _ in range(100):
+            x = x + x.sum() / 8
+        return x.full_tensor().sum().item()
+
+    assert len(set(run_ranks(2, body))) == 1

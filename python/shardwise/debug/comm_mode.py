@@ -50,9 +50,9 @@ class CommDebugMode:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.advanced_module_tracker.stop()
-        self._ops.close()
         self._trace.close()
+        self._ops.close()
+        self.advanced_module_tracker.stop()
 
     def __repr__(self) -> str:
         return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"

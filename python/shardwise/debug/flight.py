@@ -22,6 +22,10 @@ def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     They are also written when a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), when a communication of a rank that is a process
     ends with an error, and on SIGUSR1, which asks a program that hangs for them: `kill -USR1 PID`.
 
-    Raises RuntimeError for a folder that cannot be written to.
+    Raises TypeError for what is no path, RuntimeError for a folder that cannot be written to.
     """
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            f"[dump] folder is {type(folder).__name__}: files are written to a path. Give a name such as 'dumps', or leave it out."
+        )
     return _C.dump_flights(None if folder is None else os.fspath(folder))

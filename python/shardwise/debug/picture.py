@@ -29,8 +29,8 @@ class Picture:
     >>> len(drawn.draw("html")) > 1000  # save("x.html") writes this page, which needs nothing else
     True
 
-    Formats: "text"; "svg", a drawing for light and dark pages; "html", an interactive page; "json", the data of that page. A picture is equal
-    on every rank. It is drawn when it is first used. Nothing is sent.
+    Formats: "text"; "svg", a drawing for light and dark pages; "html", an interactive page; "json", the values for other
+    programs. A picture is equal on every rank. It is drawn when it is first used. Nothing is sent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Picture:
         return self.title or self._figures.draw("text", False, self.max_width).split("\n", 1)[0]
 
     def _page(self) -> str:
-        data = self._figures.draw("json", False, self.max_width)
+        data = self._figures.draw("page", False, self.max_width)
         return str(
             _template().render(
                 title=self._first_line(),

@@ -62,8 +62,18 @@ CASES = [
         IndexError,
     ),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
+    case("a folder that is no path", "sw.debug.dump(3)", TypeError),
     case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
     case("a profile within itself", "profile = sw.profile()\nwith profile, profile: pass", ValueError),
+    case(
+        "a profile that another thread closes",
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        with sw.profile() as profile, ThreadPoolExecutor() as pool:
+            pool.submit(profile.__exit__, None, None, None).result()
+        """,
+        ValueError,
+    ),
     case("a live page on a port that is none", "sw.debug.watch(70_000)", ValueError),
     case("a live page of no interval", "sw.debug.watch(8000, every=0)", ValueError),
     case(

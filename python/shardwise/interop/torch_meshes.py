@@ -1,0 +1,53 @@
+"""torch's meshes: ours of the same ranks, and the one that a program's `with` block names."""
+
+from itertools import combinations
+from typing import Any
+
+from torch.distributed import device_mesh as torch_device_mesh
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from shardwise.device_mesh import DeviceMesh
+
+
+def mesh_from_torch(mesh: object) -> DeviceMesh:
+    """Our mesh of the same ranks. Collective over the world where groups are new."""
+    mesh = getattr(mesh, "real_obj", mesh)  # in what a tracer gives in the place of a mesh
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    if not isinstance(mesh, TorchDeviceMesh):
+        raise TypeError(
+            f"[device_mesh] {mesh!r} is no mesh. Pass a shardwise.DeviceMesh or a torch.distributed.device_mesh.DeviceMesh."
+        )
+    names = mesh.mesh_dim_names
+    root = mesh._get_root_mesh()
+    if root is mesh or root.mesh_dim_names is None or names is None:
+        return DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    if set(names) <= set(root.mesh_dim_names):
+        return mesh_from_torch(root)[names]
+    part = _slice_of_same_ranks(mesh, root)
+    flat = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names, _is_noted=False)
+    if part is not None and flat.ndim == 1 and flat._root_mesh is None:
+        root_of_part: Any = part._get_root_mesh()
+        flat._keep_origin(root_of_part, (part._dims_of_root(),))
+        root_of_part._note_family(names, (part._dims_of_root(),))
+    return flat
+
+
+def current_torch_mesh() -> TorchDeviceMesh | None:
+    """The mesh of the innermost `with` block of one of torch's own meshes, None outside of such blocks."""
+    stack = torch_device_mesh._mesh_resources.mesh_stack
+    return stack[-1] if stack else None
+
+
+def _slice_of_same_ranks(mesh: TorchDeviceMesh, root: TorchDeviceMesh) -> DeviceMesh | None:
+    """Makes the group of `mesh` and of its siblings, as every rank must: by the slice of `root` that has the same ranks.
+
+    Returns the slice where it has them in the order of `mesh`.
+    """
+    ours, ranks = mesh_from_torch(root), mesh.mesh.flatten().tolist()
+    for n_dims in range(1, root.ndim + 1):
+        for names in combinations(root.mesh_dim_names or (), n_dims):
+            own = ours[names].mesh.flatten().tolist()
+            if set(own) == set(ranks):
+                return ours[names] if own == ranks else None
+    return None

@@ -1,0 +1,52 @@
+// python/thread_recording.h: what records one thread between open() and close() of Python.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <thread>
+
+namespace shardwise {
+
+/// Holds a Recording, which is a link in a chain of its thread: no other thread can take it out. If it is dropped on another thread
+/// while it is open, it stays: its thread still writes to it.
+template <class Recording>
+class ThreadRecording {
+ public:
+  /// `name`: "profile", of errors.
+  explicit ThreadRecording(const char* name) : name_(name) {}
+  ~ThreadRecording() {
+    if (is_open_ && thread_ != std::this_thread::get_id()) static_cast<void>(recording_.release());
+  }
+  ThreadRecording(const ThreadRecording&) = delete;
+  ThreadRecording& operator=(const ThreadRecording&) = delete;
+
+  /// Throws: c10::ValueError where it is open.
+  void open() {
+    TORCH_CHECK_VALUE(!is_open_, "[", name_,
+                      "] is open: it records one block at a time. Make another one for a block within it.");
+    recording_ = std::make_unique<Recording>();
+    thread_ = std::this_thread::get_id();
+    is_open_ = true;
+  }
+  /// A second call does nothing. Throws: c10::ValueError on another thread, where it stays open.
+  void close() {
+    if (!is_open_) return;
+    TORCH_CHECK_VALUE(
+        thread_ == std::this_thread::get_id(), "[", name_,
+        "] is closed on another thread than the one that opened it: it records one thread. Close it on the "
+        "thread that opened it.");
+    is_open_ = false;
+    recording_->stop();
+  }
+  /// What it has recorded; null before the first open().
+  const Recording* get() const { return recording_.get(); }
+
+ private:
+  const char* name_;
+  std::unique_ptr<Recording> recording_;
+  std::thread::id thread_;
+  bool is_open_ = false;
+};
+
+}  // namespace shardwise

@@ -1,0 +1,70 @@
+#include "shardwise/pictures.h"
+
+#include "plans/plan.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+namespace shardwise {
+namespace {
+
+/// Throws: c10::ValueError for a suffix that names no format.
+std::string format_of(const std::string& path) {
+  const std::string suffix = std::filesystem::path(path).extension().string();
+  if (suffix == ".txt") return "text";
+  TORCH_CHECK_VALUE(
+      suffix == ".svg" || suffix == ".json",
+      fmt::format(
+          "[picture] file '{}' has a suffix that names no format: the format of a file is that of its suffix. End "
+          "its name in .txt, .svg or .json.",
+          path));
+  return suffix.substr(1);
+}
+
+}  // namespace
+
+Picture picture_of(const at::Tensor& tensor) {
+  const Spec& spec = *spec_of(tensor);
+  return picture_of(spec.layout(), spec.element_bytes(), spec.mesh()->names());
+}
+
+Picture picture_of(const Mesh& mesh) { return picture_of(mesh->grid(), mesh.mesh_dim_names()); }
+
+Picture difference_of(const at::Tensor& tensor, std::vector<Placement> placements) {
+  const Spec& spec = *spec_of(tensor);
+  const Layout& source = spec.layout();
+  const Layout destination(source.sizes(), source.grid_ptr(), std::move(placements));
+  const auto& names = spec.mesh()->names();
+  return difference_of(plan(source, destination, spec.element_bytes()), {names, names});
+}
+
+void save(const Picture& picture, const std::string& path) {
+  const std::string drawn = draw(picture, {.format = format_of(path)});
+  std::ofstream file(path, std::ios::binary);
+  file << drawn;
+  file.close();
+  TORCH_CHECK(
+      file,
+      fmt::format(
+          "[picture] file '{}' cannot be written: {}. Give a path in a folder that is there and can be written to.",
+          path, std::strerror(errno)));
+}
+
+std::ostream& operator<<(std::ostream& stream, const Picture& picture) { return stream << draw(picture); }
+
+void visualize_sharding(const at::Tensor& tensor, const std::string& header, std::ostream& stream) {
+  if (!header.empty()) stream << header << '\n';
+  stream << picture_of(tensor) << '\n';
+}
+
+void visualize_sharding(const at::Tensor& tensor, const std::string& header) {
+  visualize_sharding(tensor, header, std::cout);
+}
+
+}  // namespace shardwise
