@@ -37,13 +37,13 @@ def picture(
 ) -> Picture:
     """A Picture of which rank holds what: print it, let a notebook show it, or save it.
 
-    | `shown` | what the picture has |
-    |---|---|
-    | a DTensor (Shardwise's or torch's) or a Layout | its boxes at true coordinates, in slices if there are more than 2 dims, and a line per rank |
-    | a LocalShardsWrapper | the shards of this rank |
-    | a DeviceMesh | its ranks |
-    | a module | its parameters and buffers, the state of `optimizer` if given, and the bytes of each rank |
-    | a Plan | its steps |
+    `shown` is one of these:
+
+    - a DTensor (Shardwise's or torch's) or a Layout: the boxes at true coordinates, in slices if there are more than 2 dims, and a line per rank
+    - a LocalShardsWrapper: the shards of this rank
+    - a DeviceMesh: its ranks
+    - a module: its parameters and buffers, the state of `optimizer` if given, and the bytes of each rank
+    - a Plan: its steps
 
     >>> drawn = sw.debug.picture(sw.Layout((10, 7), (2, 2), [sw.Shard(0), sw.Shard(1)]))
     >>> str(drawn).splitlines()[0]

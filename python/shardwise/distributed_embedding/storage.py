@@ -12,10 +12,10 @@ from typing import NamedTuple
 class FileStorage:
     """Keeps the rows of a table in files, and the frequently used rows in memory, too.
 
-    folder: a folder on a local disk. Each rank that has rows makes a file there. The file has no name, so nothing is left when the process
-    ends or is killed.
-    cache_rows, cache_bytes: the size of the cache in memory, per rank and per column slice: a number of rows, or the bytes of their values,
-    without the state of a fused optimizer. Give one of them. The cache must hold the rows that one lookup of all ranks asks of one rank.
+    - `folder`: a folder on a local disk. Each rank that has rows makes a file there. The file has no name, so nothing is left when the process
+      ends or is killed.
+    - `cache_rows`, `cache_bytes`: the size of the cache in memory, per rank and per column slice: a number of rows, or the bytes of their values,
+      without the state of a fused optimizer. Give one of them. The cache must hold the rows that one lookup of all ranks asks of one rank.
 
     >>> storage = {"user": sw.FileStorage(".", cache_rows=64)}  # a folder of a local disk
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)], storage=storage)
