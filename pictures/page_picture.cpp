@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-json to_json(const TensorFigure& figure) {
+json page_of(const TensorFigure& figure) {
   json slices = json::array();
   for (const Slice& slice : figure.slices) {
     std::string where = figure.sizes.size() > 2 ? heading(slice, figure.sizes) : "";
@@ -25,9 +25,9 @@ json to_json(const TensorFigure& figure) {
       {"kind", "tensor"}, {"caption", caption(figure)}, {"note", note_on_terms(figure)}, {"slices", std::move(slices)}};
 }
 
-json to_json(const MeshFigure& mesh) { return {{"kind", "mesh"}, {"svg", svg_document(svg_of(mesh), "")}}; }
+json page_of(const MeshFigure& mesh) { return {{"kind", "mesh"}, {"svg", svg_document(svg_of(mesh), "")}}; }
 
-json to_json(const TableFigure& table) {
+json page_of(const TableFigure& table) {
   json heads = json::array(), lines = json::array();
   for (const auto& head : table.heads) heads.push_back({{"text", head.text}, {"number", head.is_number}});
   for (const auto& line : table.lines)
@@ -40,18 +40,18 @@ json to_json(const TableFigure& table) {
   return {{"kind", "table"}, {"heads", std::move(heads)}, {"lines", std::move(lines)}, {"notes", table.notes}};
 }
 
-json to_json(const TrafficFigure& traffic) { return {{"kind", "traffic"}, {"svg", svg_document(svg_of(traffic), "")}}; }
+json page_of(const TrafficFigure& traffic) { return {{"kind", "traffic"}, {"svg", svg_document(svg_of(traffic), "")}}; }
 
 }  // namespace
 
 std::string draw_page(const Picture& picture, const PictureOptions& /*options*/) {
   json figures = json::array(), details = json::array();
   for (const Figure& figure : picture.figures) {
-    json& each = figures.emplace_back(std::visit([](const auto& content) { return to_json(content); }, figure.content));
+    json& each = figures.emplace_back(std::visit([](const auto& content) { return page_of(content); }, figure.content));
     each["heading"] = figure.heading;
     each["beside"] = figure.is_beside;
   }
-  for (const TensorFigure& figure : picture.details) details.push_back(to_json(figure));
+  for (const TensorFigure& figure : picture.details) details.push_back(page_of(figure));
   const json page = {{"title", picture.title}, {"figures", std::move(figures)}, {"details", std::move(details)}};
   return page.dump(-1, ' ', false, json::error_handler_t::replace);
 }

@@ -138,10 +138,10 @@ std::string caption(const TensorFigure& figure, int64_t max_width) {
   const Layout& layout = *figure.layout;
   const std::string head = fmt::format("[{}] as ", fmt::join(layout.sizes(), ", "));
   const std::string ranks = detail::rank_list(layout.grid().ranks);
-  const std::string mesh =
-      figure.dim_names.empty()
-          ? fmt::format("{} ({})", to_string(layout.grid()), ranks)
-          : fmt::format("{}, ranks {}", detail::named_shape(layout.grid(), figure.dim_names), ranks);
+  const std::string mesh = figure.dim_names.empty()
+                               ? fmt::format("{} ({})", to_string(layout.grid()), ranks)
+                               : fmt::format("{}, {} {}", detail::named_shape(layout.grid(), figure.dim_names),
+                                             layout.grid().size() == 1 ? "rank" : "ranks", ranks);
   const std::string tail = fmt::format(" on {}, {} bytes", mesh, detail::with_commas(bytes_of_tensor(figure)));
   std::string placements = to_string(layout.placements());
   if (layout.in_pieces() && !layout.is_ragged())  // "EnumerableShard" of "[EnumerableShard([...])]"

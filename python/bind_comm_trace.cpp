@@ -71,8 +71,8 @@ class PlainCollectives {
   at::CallbackHandle handle_;
 };
 
-struct Recording {
-  Recording() {
+struct CommRecording {
+  CommRecording() {
     // One callback for all open traces of the thread: each call of it reaches all.
     static thread_local std::weak_ptr<PlainCollectives> shared;
     plain = shared.lock();
@@ -98,12 +98,12 @@ class PyCommTrace {
  private:
   const std::vector<CommEvent>& seen() const {
     static const std::vector<CommEvent> none;
-    const Recording* recording = recording_.get();
+    const CommRecording* recording = recording_.get();
     if (!recording) return none;
     return recording->trace ? recording->trace->events() : recording->events;
   }
 
-  ThreadRecording<Recording> recording_{"CommDebugMode"};
+  ThreadRecording<CommRecording> recording_{"CommDebugMode"};
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace shardwise {
 namespace {
 
-struct Recording {
+struct OpRecording {
   void stop() {
     seen = trace->records();
     trace.reset();
@@ -22,13 +22,13 @@ class PyOpTrace {
   void close() { recording_.close(); }
   const std::vector<OpRecord>& records() const {
     static const std::vector<OpRecord> none;
-    const Recording* recording = recording_.get();
+    const OpRecording* recording = recording_.get();
     if (!recording) return none;
     return recording->trace ? recording->trace->records() : recording->seen;
   }
 
  private:
-  ThreadRecording<Recording> recording_{"explain"};
+  ThreadRecording<OpRecording> recording_{"explain"};
 };
 
 }  // namespace

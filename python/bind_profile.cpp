@@ -16,7 +16,7 @@
 namespace shardwise {
 namespace {
 
-struct Recording {
+struct ProfileRecording {
   void stop() {
     ops.stop();
     comm.stop();
@@ -41,7 +41,7 @@ class PyProfile {
   size_t n_communications() const { return recording_.get() ? recording_.get()->comm.size() : 0; }
 
  private:
-  ThreadRecording<Recording> recording_{"profile"};
+  ThreadRecording<ProfileRecording> recording_{"profile"};
 };
 
 GroupPtr everyone() {

@@ -71,7 +71,7 @@ at::Tensor as_gradient(const at::Tensor& tensor) {
 }
 
 /// Graphs take parameters apart where operators meet them: what these do for a leaf's gradient is done here.
-TensorLayout layout_of(const at::Tensor& tensor) {
+TensorLayout tensor_layout_of(const at::Tensor& tensor) {
   const SpecPtr& spec = spec_of(tensor);
   DTensorImpl& impl = *maybe_dtensor(tensor);
   if (wants_gradient_layout(impl) && !impl.key_set().has(c10::DispatchKey::Python)) lay_out_gradient(impl);
@@ -135,7 +135,7 @@ void bind_traced(py::module_& module) {
       .def("__repr__", [](const TensorLayout& self) { return to_string(*self.spec); });
   module.def("as_gradient", wrap_pybind_function(&as_gradient), "A DTensor laid out as its gradient is.",
              py::arg("tensor"));
-  module.def("layout_of", wrap_pybind_function(&layout_of), "Everything of a DTensor but its values.",
+  module.def("layout_of", wrap_pybind_function(&tensor_layout_of), "Everything of a DTensor but its values.",
              py::arg("tensor"));
   module.def("piece_at", wrap_pybind_function(&piece_at), "This rank's i-th piece itself.", py::arg("tensor"),
              py::arg("i"));

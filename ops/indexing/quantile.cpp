@@ -1,6 +1,6 @@
 // ops/indexing/quantile.cpp: quantile and nanquantile. torch 2.14 and newer compose them with a look into memory, which DTensors lack.
 #include "ops/families.h"
-#include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
@@ -35,9 +35,21 @@ at::Tensor positions(const at::Tensor& sorted, const at::Tensor& q) {
   return at::where(has_nan, at::scalar_tensor(last, q.options()), q.mul(last));
 }
 
+/// The two operands, a plain one as a replica. Throws: as check_plain().
+std::pair<at::Tensor, at::Tensor> distributed(const char* op, const at::Tensor& self, const at::Tensor& q) {
+  MeshPtr mesh;
+  find_mesh(self, mesh);
+  find_mesh(q, mesh);
+  const auto replica = [&](const at::Tensor& operand, size_t arg) {
+    return is_dtensor(operand) ? operand : replica_of_plain(op, operand, mesh, /*keeps_history=*/true, arg);
+  };
+  return {replica(self, 0), replica(q, 1)};
+}
+
 template <bool skips_nans>
-at::Tensor quantile(const at::Tensor& self, const at::Tensor& q, Dim dim, bool keepdim,
+at::Tensor quantile(const at::Tensor& given, const at::Tensor& given_q, Dim dim, bool keepdim,
                     std::string_view interpolation) {
+  const auto [self, q] = distributed(skips_nans ? "nanquantile" : "quantile", given, given_q);
   check(self, q, dim, keepdim, interpolation);
   const bool is_lane = dim && self.dim() > 0;
   const int64_t lane = is_lane ? at::maybe_wrap_dim(*dim, self.dim()) : 0;

@@ -7,12 +7,13 @@
 
 namespace shardwise {
 
-at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh, bool keeps_history) {
-  if (self.dim() > 0) {
+at::Tensor replica_of_plain(const char* op, const at::Tensor& plain, const MeshPtr& mesh, bool keeps_history,
+                            size_t arg) {
+  if (plain.dim() > 0) {
     const auto name = torch::jit::parseName(std::string("aten::") + op);
-    check_plain(OpInfo(*c10::Dispatcher::singleton().findSchema(name)), self, 0, mesh);
+    check_plain(OpInfo(*c10::Dispatcher::singleton().findSchema(name)), plain, arg, mesh);
   }
-  return replica_of(keeps_history ? self : self.detach(), mesh);
+  return replica_of(keeps_history ? plain : plain.detach(), mesh);
 }
 
 void find_mesh(const at::Tensor& operand, MeshPtr& mesh) {

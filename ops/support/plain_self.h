@@ -8,9 +8,10 @@
 
 namespace shardwise {
 
-/// Plain `self` of aten's `op` as a replica on `mesh` that shares its memory; `keeps_history`: and through which gradients go.
+/// The plain argument `arg` of aten's `op` as a replica on `mesh` that shares its memory; `keeps_history`: and through which gradients go.
 /// Throws: as check_plain().
-at::Tensor replica_of_plain(const char* op, const at::Tensor& self, const MeshPtr& mesh, bool keeps_history);
+at::Tensor replica_of_plain(const char* op, const at::Tensor& plain, const MeshPtr& mesh, bool keeps_history,
+                            size_t arg = 0);
 
 /// Sets `mesh` to that of a distributed operand.
 void find_mesh(const at::Tensor& operand, MeshPtr& mesh);

@@ -32,16 +32,19 @@ from shardwise.debug.printing import printable
 COMMANDS = (pictures, redistribution, embeddings, watch, hang, doctor)
 
 
+PROG = "python -m shardwise"
+
+
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
-        prog="python -m shardwise",
+        prog=PROG,
         description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
         "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
         formatter_class=HelpFormatter,
         epilog=PLACEMENTS,
     )
     main.add_argument("--version", action="version", version=f"shardwise {__version__}")
-    commands = main.add_subparsers(dest="command", required=True)
+    commands = main.add_subparsers(dest="command", required=True, prog=PROG)
     for each in COMMANDS:
         each.add_to(commands)
     return main
@@ -50,12 +53,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
     argcomplete.autocomplete(commands, default_completer=complete_path)
-    options = commands.parse_args(arguments)
+    name = PROG
     try:
+        options = commands.parse_args(arguments)
+        name = f"{PROG} {options.command}"
         for line in options.run(options):
             print(printable(line))
         flush_output()
-    except BrokenPipeError:  # who reads has seen enough, as `head`; the interpreter would write the rest when it ends
+    except BrokenPipeError:  # who reads has seen enough, as `head`
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
@@ -63,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
             drop_output()
-        commands.exit(2, f"{commands.prog} {options.command}: error: {message}\n")
+        commands.exit(2, f"{name}: error: {message}\n")
 
 
 def complete_path(prefix: str, action: argparse.Action, **asked: object) -> list[str]:

@@ -90,27 +90,27 @@ TEST(PagePictureTest, LinesOfTensorsLeadToTheirPictures) {
 
 TEST(JsonPictureTest, ATensorIsItsValues) {
   const Layout layout({5, 4}, grid({2}, {3, 1}), {P::shard(0)});
-  EXPECT_EQ(values_of(picture_of(layout, 4, {"dp"}))["figures"][0], json::parse(R"({
-    "kind": "tensor", "heading": "", "caption": "[5, 4] as [Shard(0)] on (dp=2), ranks 3,1, 80 bytes",
+  EXPECT_EQ(values_of(picture_of(layout, 4, {"dp"}))["figures"][0], json::parse(R"json({
+    "kind": "tensor", "heading": "", "caption": "[5, 4] as [Shard(0)] on (dp=2), ranks 1,3, 80 bytes",
     "shape": [5, 4], "element_bytes": 4, "bytes": 80, "placements": ["Shard(0)"],
     "mesh": {"shape": [2], "ranks": [3, 1], "dim_names": ["dp"]},
     "ranks": [{"rank": 3, "bytes": 48, "boxes": [{"offsets": [0, 0], "sizes": [3, 4]}]},
               {"rank": 1, "bytes": 32, "boxes": [{"offsets": [3, 0], "sizes": [2, 4]}]}]
-})"));
+  })json"));
   const json shards = values_of(picture_of(LocalShards{2, {{{6, 0}, {1, 4}}, {{0, 0}, {2, 4}}}}, 2))["figures"][0];
-EXPECT_FALSE(shards.contains("mesh"));
-EXPECT_EQ(shards["ranks"][0]["boxes"].size(), 2U);
-EXPECT_EQ(shards["ranks"][0]["bytes"], 24);
+  EXPECT_FALSE(shards.contains("mesh"));
+  EXPECT_EQ(shards["ranks"][0]["boxes"].size(), 2U);
+  EXPECT_EQ(shards["ranks"][0]["bytes"], 24);
 }
 
 TEST(JsonPictureTest, AMoveIsItsTrafficAndItsLinks) {
   const auto two = grid({2});
   const Plan made = plan(Layout({8, 4}, two, {P::shard(0)}), Layout({8, 4}, two, {P::shard(1)}), 4);
   const json figures = values_of(difference_of(made))["figures"];
-  EXPECT_EQ(figures[2], json::parse(R"({
+  EXPECT_EQ(figures[2], json::parse(R"json({
     "kind": "traffic", "heading": "bytes from ranks to ranks", "blocks": [[0], [1]], "bytes": [[0, 32], [32, 0]],
     "bytes_along": [64], "bytes_across": 0, "senders_counted": 2
-  })"));
+  })json"));
   EXPECT_EQ(figures[3]["kind"], "mesh");
   EXPECT_EQ(figures[4]["lines"][0]["words"], (std::vector<std::string>{"along mesh dim 0, of 2", "64", "100.0%"}));
 }
@@ -168,8 +168,8 @@ TEST(PlanPictureTest, MeshDimsGoByTheirNames) {
   // from, to, the dims in which senders and receivers differ
   const auto steps = [&](std::vector<P> from, std::vector<P> to) {
     const auto both = grid({2, 2});
-    return draw(
-        picture_of(plan(Layout({8, 16}, both, std::move(from)), Layout({8, 16}, both, std::move(to)), 4), names));
+    return draw(picture_of(plan(Layout({8, 16}, both, std::move(from)), Layout({8, 16}, both, std::move(to)), 4),
+                           MeshNames{names.source, names.source}));
   };
   expect_words(steps({P::shard(0), P()}, {P(), P()}), {"all-gather along dp, 1,024 bytes"});
   expect_words(steps({P::shard(0), P::shard(0)}, {P::shard(0), P()}), {"all-gather along tp, "});

@@ -387,7 +387,7 @@ LocalShardsWrapper of 2 shards on rank 2, 48 bytes
 
 TEST(PictureTest, AnUnknownFormatIsRefusedWithTheKnownOnes) {
   expect_words(message_of<c10::ValueError>([] { picture(Layout({2}, grid({2}), {P()}), {.format = "png"}); }),
-               {"[picture] format 'png' is unknown", "Use one of text, svg, json."});
+               {"[picture] format 'png' is unknown", "Use one of text, svg, json, page."});
 }
 
 TEST(PictureTest, TheFigureHasCellsGridLinesAndShares) {

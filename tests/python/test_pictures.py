@@ -238,7 +238,12 @@ dist.destroy_process_group()
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for words in ("[4, 6] as [Shard(0), Replicate()] on 1 rank (0), 96 bytes", "weight", "dp 0", "nothing is sent"):
+    for words in (
+        "[4, 6] as [Shard(0), Replicate()] on (dp=1, tp=1), rank 0, 96 bytes",
+        "weight",
+        "dp 0",
+        "nothing is sent",
+    ):
         assert words in result.stdout
 
 
@@ -426,12 +431,13 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 def test_an_output_that_cannot_be_written_is_an_error_in_a_line():
-    show = [sys.executable, "-m", "shardwise", "show", "--mesh", "4"]
-    with open("/dev/full", "w") as full:
-        ended = subprocess.run(show, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.endswith("error: standard output cannot be written: No space left on device. Send it elsewhere.")
+    for words in (["show", "--mesh", "4"], ["show", "--help"]):
+        with open("/dev/full", "w") as full:
+            command_line = [sys.executable, "-m", "shardwise", *words]
+            ended = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert ended.returncode == 2
+        (line,) = ended.stderr.splitlines()
+        assert line.endswith("error: standard output cannot be written: No space left on device. Send it elsewhere.")
 
 
 def test_the_command_diff_draws_a_move(tmp_path):

@@ -82,3 +82,24 @@ def test_wrong_arguments_are_refused_as_by_torch(arguments, message):
             torch.quantile(sw.distribute_tensor(x, mesh, [Shard(0)]), q, *dim)
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
+def test_plain_operands_of_several_elements_are_refused_by_name_before_anything_is_sent(function):
+    def body(rank):
+        dense, q = torch.arange(8.0).view(4, 2), torch.tensor([0.25, 0.5])
+        x = sw.distribute_tensor(dense, sw.init_device_mesh("cpu", (2,)), [Shard(0)])
+        distributed_q = sw.distribute_tensor(q, x.device_mesh)
+        with sw.CommDebugMode() as sent:
+            with pytest.raises(ValueError, match=rf"\[aten::{function.__name__}\] got a torch.Tensor of shape \[2\]"):
+                function(x, q, dim=0)
+            with pytest.raises(
+                ValueError, match=rf"\[aten::{function.__name__}\] got a torch.Tensor of shape \[4, 2\]"
+            ):
+                function(dense, distributed_q, dim=0)
+        assert sent.get_total_counts() == 0
+        assert torch.equal(function(x, torch.tensor(0.5), dim=0).full_tensor(), function(dense, 0.5, dim=0))
+        with sw.implicit_replication():
+            assert torch.equal(function(x, q, dim=0).full_tensor(), function(dense, q, dim=0))
+
+    run_ranks(2, body)

@@ -1,7 +1,7 @@
 #include "shardwise/pictures.h"
 
 #include "shardwise/dtensor.h"
-#include "tests/support/layouts.h"
+#include "tests/support/either_world.h"
 #include "tests/support/ranks.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,8 @@ TEST(PicturesTest, ADifferenceIsWhatTheMoveSends) {
 
 TEST(PicturesTest, AFileHasTheFormatOfItsSuffix) {
   const auto folder = std::filesystem::temp_directory_path();
-  const Picture picture = picture_of(Layout({4, 2}, grid({2}), {sw::Shard(0)}), 4);
+  const Picture picture =
+      picture_of(Layout({4, 2}, std::make_shared<const RankGrid>(RankGrid{{2}, {0, 1}}), {sw::Shard(0)}), 4);
   // suffix, what it begins with
   for (const auto& [suffix, begin] : {std::pair{".txt", "[4, 2] as"}, {".svg", "<svg "}, {".json", "{"}}) {
     const auto path = folder / (std::string("shardwise_pictures_test") + suffix);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -263,14 +264,16 @@ std::vector<TableConfig> tables_from_json(std::string_view text) {
 }
 
 void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
-  const std::string part = path + ".part", text = to_json(plan);
+  std::error_code unknown;
+  const bool is_device = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
+  const std::string part = is_device ? path : path + ".part", text = to_json(plan);
   errno = 0;
   std::ofstream file(part, std::ios::binary | std::ios::trunc);
   file << text;
   file.close();
-  const bool is_saved = file.good() && std::rename(part.c_str(), path.c_str()) == 0;
+  const bool is_saved = file.good() && (is_device || std::rename(part.c_str(), path.c_str()) == 0);
   const int reason = errno;
-  if (!is_saved) std::remove(part.c_str());
+  if (!is_saved && !is_device) std::remove(part.c_str());
   TORCH_CHECK_VALUE(is_saved, fmt::format("[EmbeddingPlan.save] {} cannot be written: {}. Give a path that can.", path,
                                           std::strerror(reason)));
 }

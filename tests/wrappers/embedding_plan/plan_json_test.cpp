@@ -115,7 +115,11 @@ TEST(PlanJsonTest, AFileIsReplacedAsAWhole) {
   std::remove(path.c_str());
   EXPECT_THROW(load_embedding_plan(path), c10::ValueError);
   EXPECT_THROW(save_embedding_plan(plan, "/nowhere/at/all.json"), c10::ValueError);
+  save_embedding_plan(plan, "/dev/null");  // which stays what it is
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  EXPECT_FALSE(std::filesystem::exists("/dev/null.part"));
   if (std::ofstream("/dev/full")) {  // a full disk
+    EXPECT_THROW(save_embedding_plan(plan, "/dev/full"), c10::ValueError);
     std::error_code error;
     std::filesystem::create_symlink("/dev/full", path + ".part", error);
     if (!error) {
