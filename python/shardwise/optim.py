@@ -73,8 +73,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another layout or mesh is moved to this one's, plain state, alike on all ranks, is laid out as it. It keeps
-        its dtype. Raises ValueError, with nothing loaded, where a table's state lacks what this optimizer keeps, or is of another shape."""
+        """As in torch. State of another layout or mesh is moved to that of the table; plain state must be equal on all ranks, and each rank
+        takes its part. This optimizer's state keeps its dtype. Raises ValueError, before anything is loaded, if the state of a table is
+        incomplete or has another shape."""
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         state = dict(state_dict["state"])

@@ -22,7 +22,7 @@ def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     They are also written when a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), when a communication of a rank that is a process
     ends with an error, and on SIGUSR1, which asks a program that hangs for them: `kill -USR1 PID`.
 
-    Raises TypeError for what is no path, RuntimeError for a folder that cannot be written to.
+    Raises TypeError if `folder` is not a path, and RuntimeError if it cannot be written to.
     """
     if folder is not None and not isinstance(folder, str | os.PathLike):
         raise TypeError(

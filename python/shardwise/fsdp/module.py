@@ -167,8 +167,8 @@ def become_fsdp_module(module: nn.Module) -> None:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """From now on `module.<method_name>(...)` gathers the module's parameters before and frees them after, as its forward does. Does
-    nothing for a module that is not fully sharded. Raises ValueError for a method that there is not.
+    """Makes `module.<method_name>(...)` gather the module's parameters before it runs and free them after, as its forward does. Does
+    nothing for a module that is not fully sharded. Raises ValueError if the module has no such method.
 
     >>> class Doubling(torch.nn.Linear):
     ...     def doubled(self, x):
