@@ -24,11 +24,10 @@ void bind_comm_policy(py::module_& module) {
   using Policy = PyScope<CommPolicyScope, CommPolicy>;
   bind_scope<CommPolicyScope, CommPolicy>(
       module, "communication_policy",
-      "In a `with` block, what this thread does where an operator would move an operand on its own: \"allow\" it, "
-      "\"warn\" of it, or\n"
-      "raise ValueError (\"error\") on every rank, before any message. What is asked for (redistribute, full_tensor) "
-      "goes on."
-      "\n\n"
+      "A `with` block that says what happens in this thread if an operator would move an operand on its own: \"allow\" "
+      "it, \"warn\", or raise\n"
+      "ValueError (\"error\") on every rank, before any message. Moves that the program asks for (redistribute, "
+      "full_tensor) are always allowed.\n\n"
       ">>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])\n"
       ">>> with sw.communication_policy(\"error\"):\n"
       "...     y = x + x  # terms are added where they are\n"

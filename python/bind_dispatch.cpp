@@ -10,9 +10,8 @@ namespace shardwise {
 void bind_dispatch(py::module_& module) {
   bind_scope<ImplicitReplication>(
       module, "implicit_replication",
-      "In a `with` block, this thread's torch.Tensors next to DTensors count as replicated: every rank "
-      "must hold the same values."
-      "\n\n"
+      "A `with` block in which this thread's plain tensors next to DTensors count as replicated. Every rank must have "
+      "the same values; this is not checked.\n\n"
       ">>> x = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])\n"
       ">>> with sw.implicit_replication():  # the caller vouches that all ranks have the same\n"
       "...     y = x + torch.tensor([1.0, 2.0])\n"
@@ -30,16 +29,16 @@ void bind_dispatch(py::module_& module) {
              "members find equal, "
              "from all ranks of the world, and a zero where it asks for its part of a tensor without dims.");
 
-  py::class_<CacheCounters>(module, "CacheCounters",
-                            "Of the cache of dispatch decisions: calls answered from it, calls worked out, entries.")
+  py::class_<CacheCounters>(
+      module, "CacheCounters",
+      "Counts of the cache of dispatch decisions: calls that it answered, calls that were decided anew, and entries.")
       .def_readonly("hits", &CacheCounters::hits)
       .def_readonly("misses", &CacheCounters::misses)
       .def_readonly("size", &CacheCounters::size);
   module.attr("CacheCounters").attr("__module__") = "shardwise";
   module.def(
       "cache_counters", [] { return DecisionCache::of_thread().counters(); },
-      "The counters of this thread's cache."
-      "\n\n"
+      "The counters of this thread's cache of dispatch decisions.\n\n"
       ">>> x = sw.ones(8, device_mesh=mesh)\n"
       ">>> y = x + x\n"
       ">>> before = sw.cache_counters().hits\n"

@@ -33,23 +33,21 @@ at::Tensor py_gather(const at::Tensor& input, int64_t dim, const MaybeMesh& mesh
 }
 
 constexpr const char* kCopy =
-    "Forward nothing, backward a reduction over the ranks: what a copy on every rank owes its one source.\n\n"
+    "Returns its input in the forward, and reduces the gradient over the ranks in the backward: for a tensor that all "
+    "ranks have and use.\n\n"
     "A torch.Tensor is this rank's copy; its gradients combine by `reduce_op`. A DTensor must be Replicate() on "
     "`mesh_dim`.\n"
     "`mesh`: without it the DTensor's own, that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or "
-    "name."
-    "\n\n"
+    "name.\n\n"
     ">>> x = torch.ones(3, requires_grad=True)\n"
     ">>> sw.parallel.mp_copy(x).sum().backward()\n"
     ">>> x.grad  # the gradients of four copies, added\n"
     "tensor([4., 4., 4.])";
 
 constexpr const char* kReduce =
-    "Forward a reduction over the ranks, backward nothing. A torch.Tensor is this rank's term, combined by "
-    "`reduce_op`; "
-    "a DTensor\n"
-    "must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy."
-    "\n\n"
+    "Reduces over the ranks in the forward, and passes the gradient on in the backward. A torch.Tensor is this rank's "
+    "term, combined by `reduce_op`;\n"
+    "a DTensor must be Partial(reduce_op) on `mesh_dim`, and becomes Replicate() there. Mesh as in mp_copy.\n\n"
     ">>> sw.parallel.mp_reduce(torch.tensor([float(rank)]))  # 0 + 1 + 2 + 3\n"
     "tensor([6.])";
 

@@ -86,16 +86,14 @@ std::pair<int64_t, int64_t> part_of_split(int64_t length, int64_t n_parts, int64
 }
 
 void bind_shard_metadata(py::module_& module) {
-  py::class_<ShardMetadata>(
-      module, "ShardMetadata",
-      "One piece of an EnumerableShard: the box at `offsets` of `sizes` (elements per tensor dim) "
-      "lives on `rank` (global)."
-      "\n\n"
-      ">>> piece = sw.ShardMetadata(offsets=(2, 0), sizes=(3, 4), rank=1)\n"
-      ">>> piece\n"
-      "ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)\n"
-      ">>> piece.offsets, piece.sizes, piece.rank\n"
-      "((2, 0), (3, 4), 1)")
+  py::class_<ShardMetadata>(module, "ShardMetadata",
+                            "One piece of an EnumerableShard: the box that begins at `offsets`, with `sizes` (in "
+                            "elements, one per tensor dim), on the global `rank`.\n\n"
+                            ">>> piece = sw.ShardMetadata(offsets=(2, 0), sizes=(3, 4), rank=1)\n"
+                            ">>> piece\n"
+                            "ShardMetadata(offsets=[2, 0], sizes=[3, 4], rank=1)\n"
+                            ">>> piece.offsets, piece.sizes, piece.rank\n"
+                            "((2, 0), (3, 4), 1)")
       .def(py::init([](const Numbers& offsets, const Numbers& sizes, int64_t rank) {
              return ShardMetadata{Dims(offsets), Dims(sizes), rank};
            }),
@@ -181,14 +179,15 @@ void bind_placement(py::module_& module) {
       .def(
           "is_shard",
           [](const Placement& self, std::optional<int64_t> dim) { return dim ? self.is_shard(*dim) : self.is_shard(); },
-          py::arg("dim") = py::none(), "Whether this is a Shard, of tensor dim `dim` where one is given.")
+          py::arg("dim") = py::none(), "Whether this is a Shard, and, if `dim` is given, of that tensor dim.")
       .def("is_replicate", &Placement::is_replicate)
       .def(
           "is_partial",
           [](const Placement& self, const std::optional<std::string>& reduce_op) {
             return self.is_partial() && (!reduce_op || self.reduce() == reduce_from_string(*reduce_op));
           },
-          py::arg("reduce_op") = py::none(), "Whether this is a Partial, of `reduce_op` where one is given.")
+          py::arg("reduce_op") = py::none(),
+          "Whether this is a Partial, and, if `reduce_op` is given, with that reduction.")
       .def(
           "__eq__", [](const Placement& self, const Placement& other) { return self == other; }, py::is_operator())
       .def("__eq__",
@@ -205,9 +204,10 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyShard, Placement>(
       module, "Shard",
-      "Tensor dim `dim` is split along this mesh dim: as torch.chunk splits it (10 rows over 4 ranks are "
-      "3,3,3,1), or with one extent (elements, zeros allowed) per mesh coordinate in `sizes`."
-      "\n\n"
+      "Tensor dim `dim` is split along this mesh dim. Without `sizes` it is split as torch.chunk splits it: 10 rows "
+      "over 4 ranks are 3, 3, 3 and 1.\n"
+      "`sizes`: the number of indices of each mesh coordinate; zeros are allowed, and the sum must be the size of the "
+      "dim.\n\n"
       ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0)]).to_local()  # ranks have 3, 3, 3 and 1\n"
       "tensor([0, 1, 2])\n"
       ">>> sw.distribute_tensor(torch.arange(10), mesh, [sw.Shard(0, sizes=[1, 4, 0, 5])]).to_local()\n"
@@ -228,8 +228,7 @@ void bind_placement(py::module_& module) {
                   py::arg("rank"), "(size, offset) of part `rank` of torch.chunk's split in `num_chunks`.");
 
   py::class_<PyReplicate, Placement>(module, "Replicate",
-                                     "Every rank along this mesh dim has all of it."
-                                     "\n\n"
+                                     "Every rank along this mesh dim has the same values.\n\n"
                                      ">>> x = sw.distribute_tensor(torch.arange(4.0), mesh, [sw.Replicate()])\n"
                                      ">>> x.to_local()\n"
                                      "tensor([0., 1., 2., 3.])")
@@ -237,8 +236,8 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyPartial, Placement> partial(
       module, "Partial",
-      "The tensor is the `reduce_op` (sum, avg, max, min or product) of the pieces along this mesh dim."
-      "\n\n"
+      "Each rank along this mesh dim has one term; the tensor is the `reduce_op` (sum, avg, max, min or product) of "
+      "the terms.\n\n"
       ">>> x = sw.DTensor.from_local(torch.ones(3), mesh, [sw.Partial()])  # a term of one on each of four ranks\n"
       ">>> (x + x).placements, (x + x).full_tensor()\n"
       "((Partial(sum),), tensor([8., 8., 8.]))\n"
@@ -260,9 +259,9 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyEnumerableShard, Placement>(
       module, "EnumerableShard",
-      "Any tiling of the tensor by boxes, any number per rank: TorchRec's column-wise, "
-      "table-wise and grid-wise shards. For 1-D meshes."
-      "\n\n"
+      "Boxes that tile the tensor, any number of them per rank, such as TorchRec's column-wise, table-wise and "
+      "grid-wise shards. The boxes must not\n"
+      "overlap, and must cover the tensor. The mesh must have one dim.\n\n"
       ">>> pieces = [sw.ShardMetadata((0, 0), (2, 6), 0), sw.ShardMetadata((2, 0), (3, 4), 1), sw.ShardMetadata((2, "
       "4), (3, 2), 0)]\n"
       ">>> x = sw.distribute_tensor(torch.arange(30.0).view(5, 6), mesh, [sw.EnumerableShard(pieces)])  # ranks 2 and "
@@ -277,20 +276,17 @@ void bind_placement(py::module_& module) {
 
   py::class_<PyRaggedShard, Placement>(
       module, "RaggedShard",
-      "Contiguous ranges of the flattened leading `dims`, which are 0, 1, ..., as long as `local_units` are in "
-      "proportion; each goes with "
-      "all\n"
-      "elements of the other dims. One number per mesh coordinate, zeros allowed. Of `length` flattened elements "
-      "coordinate i has those "
-      "from\n"
-      "floor(length * sum(local_units[:i]) / sum(local_units)) to where the next one's begin, so any length will "
-      "do.\n\n"
-      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Beside it other "
-      "mesh dims may\n"
-      "replicate, shard or hold terms of a sum: a range is of what all their Shards leave, wherever the RaggedShard "
-      "stands.\n\n"
-      "Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero."
-      "\n\n"
+      "Each rank has a contiguous range of the flattened leading `dims` (0, 1, ...), with all elements of the other "
+      "dims. `local_units`: one number\n"
+      "per mesh coordinate, zeros allowed; the lengths of the ranges are proportional to them. Of `length` flattened "
+      "elements, the range of\n"
+      "coordinate i begins at floor(length * sum(local_units[:i]) / sum(local_units)) and ends where the next range "
+      "begins, so any length is allowed.\n\n"
+      "The local tensor is one contiguous buffer, [elements of the flattened dims, *the other dims]. Other mesh dims "
+      "may replicate, shard or be\n"
+      "Partial. All Shards are applied first, and the ranges divide the box that remains, wherever the RaggedShard "
+      "stands in the list.\n\n"
+      "Raises ValueError for dims that are not the leading ones, and for units that are negative or all zero.\n\n"
       ">>> x = sw.distribute_tensor(torch.arange(20.0).view(4, 5), mesh, [sw.RaggedShard((0, 1), (2, 3, 0, 5))])\n"
       ">>> x.to_local(), (x + 1).to_local()  # the first two tenths of 20 elements\n"
       "(tensor([0., 1., 2., 3.]), tensor([1., 2., 3., 4.]))\n"

@@ -168,12 +168,12 @@ std::string text_of(const RankTraffic& self) {
 }
 
 constexpr const char* kLayout =
-    "Which rank owns which boxes of a tensor of `shape`: on paper, without processes.\n\n"
-    "`mesh`: a DeviceMesh, a tuple of extents, (2, 4), whose ranks are 0, 1, 2, ..., or nested lists of ranks, "
-    "[[0, 1], [2, 3]].\n"
-    "`placements`: one per mesh dim; with torch's _StridedShard on the ranks in the order of the splits. Raises "
-    "ValueError or IndexError for placements that do not fit."
-    "\n\n"
+    "Which rank holds which boxes of a tensor of `shape`. It is computed without processes or communication.\n\n"
+    "`mesh`: a DeviceMesh; a tuple of extents such as (2, 4), whose ranks are 0, 1, 2, ...; or nested lists of ranks "
+    "such as [[0, 1], [2, 3]].\n"
+    "`placements`: one per mesh dim. With torch's _StridedShard, the mesh dims are put into the order of the splits. "
+    "Raises ValueError or\n"
+    "IndexError for placements that do not fit.\n\n"
     ">>> layout = sw.Layout((10, 3), [0, 1, 2, 3], [sw.Shard(0, sizes=[1, 4, 0, 5])])\n"
     ">>> layout\n"
     "Layout([10, 3] as [Shard(0, sizes=[1, 4, 0, 5])] on 4 ranks)\n"
@@ -181,10 +181,9 @@ constexpr const char* kLayout =
     "[([1, 0], [4, 3])]";
 
 constexpr const char* kPlan =
-    "How a tensor gets from one layout to another, and what that costs each rank. Nothing has been sent.\n\n"
+    "The steps from one layout of a tensor to another, and what they cost each rank. Making a plan sends nothing.\n\n"
     "str(plan): `route | rounds | received, bound, ratio | most loaded rank | buffers | planning time`, in bytes.\n"
-    "Figures over all ranks are worked out at first use; summary(n_samples) asks fewer ranks."
-    "\n\n"
+    "Figures over all ranks are computed at first use; summary(n_samples) computes them for fewer ranks.\n\n"
     ">>> plan = sw.plan_redistribution(sw.Layout((8, 8), [0, 1, 2, 3], [sw.Shard(0)]), [sw.Shard(1)])\n"
     ">>> plan.route, plan.bytes_received, plan.bound\n"
     "('all-to-all', 192, 192)\n"
@@ -192,16 +191,15 @@ constexpr const char* kPlan =
     "48";
 
 constexpr const char* kPlanRedistribution =
-    "The plan by which `src` would become `dst`. Nothing is sent; Layouts need no process group.\n\n"
-    "`src`: a DTensor or a Layout; `dst`: one of these, or placements on the mesh of `src`. `dtype`: that of `src`, "
-    "else torch's default.\n"
-    "`objective`: \"bytes\", the fewest received, or \"time\", the least over `links`: per mesh dim of `src` "
-    "(latency in us,\n"
-    "GB/s each way), 20 us and 10 GB/s where none are given. `memory_cap`: bytes of message buffers that a rank may "
-    "hold at once,\n"
-    "then in more rounds, each of at least one index of a box's longest dim; 0 is no limit.\n\n"
-    "Raises ValueError where the shapes differ or options do not fit."
-    "\n\n"
+    "The plan that redistributes `src` into the layout of `dst`. Nothing is sent; Layouts need no process group.\n\n"
+    "- `src`: a DTensor or a Layout. `dst`: one of these, or placements on the mesh of `src`.\n"
+    "- `dtype`: default: that of `src`, or torch's default dtype for a Layout.\n"
+    "- `objective`: \"bytes\" for the fewest bytes received, or \"time\" for the least time by `links`.\n"
+    "- `links`: (latency in us, GB/s in each direction) per mesh dim of `src`; default: 20 us and 10 GB/s.\n"
+    "- `memory_cap`: the most bytes of message buffers that a rank may hold at once. Larger exchanges are split into "
+    "rounds, each of at least one\n"
+    "  index of a box's longest dim. 0 is no limit.\n\n"
+    "Raises ValueError if the shapes differ or options do not fit.\n\n"
     ">>> x = sw.ones(8, 8, device_mesh=mesh, placements=[sw.Shard(0)])\n"
     ">>> plan = sw.plan_redistribution(x, [sw.Replicate()])\n"
     ">>> plan.route, plan.bytes_received\n"
@@ -229,12 +227,13 @@ void bind_layout(py::module_& module) {
 
 void bind_traffic(py::module_& module) {
   py::class_<RankTraffic>(module, "RankTraffic",
-                          "One rank's share of a plan: bytes exclude what stays on the rank; an all-reduce counts as a "
-                          "ring's 2 (n-1)/n of the piece.")
+                          "One rank's share of a plan. Bytes that stay on the rank do not count; an all-reduce counts "
+                          "as that of a ring, 2 (n-1)/n of the piece.")
       .def_readonly("sent", &RankTraffic::sent)
       .def_readonly("received", &RankTraffic::received)
       .def_readonly("bound", &RankTraffic::bound,
-                    "What must be received: what it needs and does not hold, or the reductions' bounds.")
+                    "The fewest bytes that the rank must receive: those that it needs and does not hold, or the bounds "
+                    "of reductions.")
       .def_readonly("buffer_bytes", &RankTraffic::buffer_bytes, "Most held in message buffers at once.")
       .def_readonly("n_messages", &RankTraffic::n_messages, "Received.")
       .def_readonly("seconds", &RankTraffic::seconds, "By the links of the plan.")
@@ -286,19 +285,21 @@ void bind_plan_class(py::module_& module) {
       .def_property_readonly("ratio", of_summary(&Summary::ratio), "bytes_received over bound.")
       .def_property_readonly("most_loaded_rank", of_summary(&Summary::most_loaded_rank))
       .def_property_readonly("most_received", of_summary(&Summary::most_received), "That rank's bytes.")
-      .def_property_readonly("buffer_bytes", of_summary(&Summary::buffer_bytes),
-                             "Most that any rank holds in message buffers at once, beyond source and destination.")
+      .def_property_readonly(
+          "buffer_bytes", of_summary(&Summary::buffer_bytes),
+          "The most bytes of message buffers that any rank holds at once, in addition to source and destination.")
       .def_property_readonly("seconds", of_summary(&Summary::seconds), "The slowest rank's, by the links.")
       .def_property_readonly("planning_us", &PyPlan::planning_us, "Microseconds that planning took.")
       .def("traffic",
            wrap_pybind_function_no_gil([](const PyPlan& self, int64_t rank) { return traffic(self.plan(), rank); }),
            py::arg("rank"), "The share of global `rank`; all zero outside both meshes.")
       .def("simulate", wrap_pybind_function_no_gil([](const PyPlan& self) { return simulate(self.plan()); }),
-           "(rank, RankTraffic) of every rank, in the order of the source's mesh, then the destination's others.")
+           "(rank, RankTraffic) of every rank: those of the source's mesh in its order, then the other ranks of the "
+           "destination's mesh.")
       .def("summary", wrap_pybind_function_no_gil([](const PyPlan& self, int64_t n_samples) {
              return n_samples > 0 ? summarize(self.plan(), n_samples) : self.summary();
            }),
-           py::arg("n_samples") = 0, "Figures over all ranks, or of `n_samples` evenly spaced ones, scaled up.")
+           py::arg("n_samples") = 0, "Figures over all ranks, or over `n_samples` evenly spaced ranks, scaled up.")
       .def("__str__", wrap_pybind_function_no_gil(py::overload_cast<const PyPlan&>(&text_of)))
       .def("__repr__", [](const PyPlan& self) {
         return fmt::format("Plan({} -> {})", to_string(self.plan().source), to_string(self.plan().destination));
@@ -346,7 +347,7 @@ void bind_plan(py::module_& module) {
              py::arg("objective") = "bytes", py::arg("links") = py::none(), py::arg("memory_cap") = 0);
 
   py::class_<MoveCounters>(module, "RedistributionCounters",
-                           "What this thread kept from one redistribution to the next: plans and message buffers.")
+                           "Counts of this thread's caches of plans and message buffers, which redistributions reuse.")
       .def_readonly("plan_hits", &MoveCounters::plan_hits)
       .def_readonly("plan_misses", &MoveCounters::plan_misses)
       .def_readonly("n_plans", &MoveCounters::n_plans, "Kept now.")
@@ -360,8 +361,7 @@ void bind_plan(py::module_& module) {
             self.plan_hits, self.plan_misses, self.n_plans, self.buffer_hits, self.buffer_misses, self.buffer_bytes);
       });
   module.def("redistribution_counters", torch::wrap_pybind_function(&move_counters),
-             "The counters of this thread's plans and buffers."
-             "\n\n"
+             "The counters of this thread's caches of plans and message buffers.\n\n"
              ">>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])\n"
              ">>> y = x.redistribute(placements=[sw.Shard(1)])\n"
              ">>> before = sw.redistribution_counters().plan_hits\n"

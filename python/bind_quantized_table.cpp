@@ -31,9 +31,8 @@ void bind_quantized_table(py::module_& module) {
   using torch::wrap_pybind_function_no_gil;
   py::class_<QuantizedTable, std::shared_ptr<QuantizedTable>>(
       module, "QuantizedTable",
-      "A table of 8-bit rows with a float32 scale and offset each, to be looked up in and not trained: see "
-      "quantize_rows()."
-      "\n\n"
+      "A table of 8-bit rows, each with a float32 scale and offset, for lookups without training: see "
+      "quantize_rows().\n\n"
       ">>> table = sw.rand(100, 16, device_mesh=mesh, placements=[sw.Shard(0)])\n"
       ">>> small = sw.quantize_rows(table)\n"
       ">>> ids = sw.distribute_tensor(torch.tensor([3, 99]), mesh, [sw.Replicate()])\n"

@@ -15,14 +15,14 @@
 
 namespace shardwise {
 
-/// What Python's DeviceMesh is: a handle of a DeviceMesh, which it converts to wherever a MeshPtr is taken. Meshes of one meaning are equal.
+/// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Equal meshes share one object.
 /// A slice knows the mesh that it was sliced from.
 class Mesh {
  public:
   /// Throws: c10::ValueError for a null pointer.
   Mesh(MeshPtr mesh);  // NOLINT(google-explicit-constructor)
 
-  /// The mesh of the named dim, or dims, through this rank. Collective over the world where it is new.
+  /// The slice along the named dim, or dims, that this rank is in. Collective over the world if it is new.
   /// Throws: c10::ValueError for an unknown name, naming the known ones.
   Mesh operator[](const std::string& mesh_dim_name) const;
   Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
@@ -40,10 +40,10 @@ class Mesh {
 
   /// This rank, global.
   int64_t get_rank() const { return mesh_->rank(); }
-  /// This rank's place along a dim, which a 1-D mesh need not name.
-  /// Throws: c10::ValueError for an unknown name, where a name is missing, and outside the mesh.
+  /// This rank's coordinate along a dim. A 1-D mesh needs no name.
+  /// Throws: c10::ValueError for an unknown name, if a name is missing, and on ranks outside the mesh.
   int64_t get_local_rank(const std::string& mesh_dim_name = "") const;
-  /// This rank's place in the mesh; nothing outside it.
+  /// This rank's coordinates in the mesh; none on ranks outside it.
   const std::optional<Dims>& get_coordinate() const { return mesh_->coord(); }
 
   operator const MeshPtr&() const { return mesh_; }  // NOLINT(google-explicit-constructor)
@@ -62,8 +62,8 @@ std::ostream& operator<<(std::ostream& stream, const Mesh& mesh);
 /// Starts a process of the program: under torchrun as init_from_env(), else as single_world(). Collective over all processes.
 std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout = std::chrono::minutes(30));
 
-/// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Starts the process where nobody did. Collective over the world.
-/// Throws: c10::ValueError where the world has fewer ranks, for names that are not one per dim, and for a device with an index.
+/// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Calls init_process_group() if the program has not. Collective over the world.
+/// Throws: c10::ValueError if the world has fewer ranks, if names are not one per dim, and for a device with an index.
 Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
                       std::vector<std::string> mesh_dim_names = {});
 

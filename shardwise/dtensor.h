@@ -23,11 +23,11 @@
 
 namespace shardwise {
 
-/// An at::Tensor whose type says that it is distributed; one pointer, as that. Undefined by default.
+/// An at::Tensor whose type says that it is distributed. It is one pointer, as an at::Tensor is, and undefined by default.
 class DTensor : public at::Tensor {
  public:
   DTensor() = default;
-  /// Throws: c10::TypeError for a plain tensor, which distribute_tensor() and from_local() make a distributed one of.
+  /// Throws: c10::TypeError for a plain tensor: distribute_tensor() and from_local() make a distributed one from it.
   explicit DTensor(at::Tensor tensor);
 
   /// As shardwise::from_local(): this rank's piece, aliased. Differentiable.
@@ -43,12 +43,12 @@ class DTensor : public at::Tensor {
   DTensor redistribute(const Mesh& mesh, Placements placements, const RedistributeOptions& options = {}) const;
   /// As shardwise::full_tensor(): all values, plain. Collective over the mesh. Differentiable.
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
-  /// As shardwise::to_local(): this rank's piece, plain and aliased. Sends nothing. Differentiable.
+  /// As shardwise::to_local(): this rank's piece, plain and aliased. Sends nothing, but fetches rows of a lookup at their first use. Differentiable.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
-  /// As shardwise::to_pieces(): of a layout that gives a rank several.
+  /// As shardwise::to_pieces(): this rank's pieces, for layouts in which a rank has several.
   std::vector<at::Tensor> to_pieces() const;
 
-  /// Undefined where there is none. Throws: c10::TypeError where a program made it a plain one.
+  /// Undefined if there is no gradient. Throws: c10::TypeError if the program has set a plain tensor as the gradient.
   DTensor grad() const { return DTensor(at::Tensor::grad()); }
   const DTensor& requires_grad_(bool requires_grad = true) const;
 };
@@ -60,9 +60,9 @@ std::ostream& operator<<(std::ostream& stream, const DTensor& tensor);
 DTensor distribute_tensor(const at::Tensor& tensor, const Mesh& mesh, Placements placements = {},
                           std::optional<int64_t> src_data_rank = 0);
 
-// Tensors made where they live: each rank fills its own part, and nothing is sent. `sizes` are the global ones. Of `options` dtype and
-// requires_grad count: torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements (but of empty())
-// and for a device that is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
+// Factories: each rank fills its own part, and nothing is sent. `sizes` is the shape of the whole tensor. Of `options`, dtype and requires_grad are
+// used: torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements (except in empty()) and for a device that
+// is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
 DTensor zeros(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
               const at::TensorOptions& options = {});
 DTensor ones(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},

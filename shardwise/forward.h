@@ -3,10 +3,12 @@
 //   at::Tensor y = sw::forward(model, x);             // instead of model(x)
 //   sw::Parallelized<torch::nn::Linear> down{8, 4};   // a holder whose calls do that: down(x)
 //
-// torch::nn modules have no hooks. A forward that is called as usual works on DTensors by the operators' rules. forward() adds what Python's hooks
-// do: plain inputs of the outermost call are laid out (parts of a batch under fully_shard(), pieces as a style says), plain tensors within it
-// count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h), outputs are laid out as a style says, and
-// the parameters of a unit, what one call of fully_shard() took, are gathered together.
+// torch::nn modules have no hooks. In an ordinary call of a module, operators work on DTensors by their rules. forward() adds what hooks do in Python:
+//
+// - plain inputs of the outermost call become DTensors: parts of a batch under fully_shard(), pieces as a style says;
+// - plain tensors within it count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h);
+// - outputs get the layouts of a style;
+// - the parameters that one call of fully_shard() took (a unit) are gathered together.
 #pragma once
 
 #include "shardwise/dtensor.h"
@@ -117,11 +119,11 @@ void lay_out_output(const ModuleCall& call, T& output, size_t& position) {
 
 }  // namespace detail
 
-/// module.forward(args...), within the layouts that parallelize_module() and fully_shard() gave the module; just that for any other.
-/// Tensors that it gives are distributed unless a style says use_local_output. Where it gives others than tensors and tuples of them, what
-/// fully_shard() gathered is kept until the backward.
+/// Calls module.forward(args...), with the layouts that parallelize_module() and fully_shard() gave the module. For other modules it does nothing else.
+/// The tensors that it returns are distributed unless a style says use_local_output. If the result has other types than tensors, numbers and
+/// tuples of them, the parameters that fully_shard() gathered are kept until the backward.
 ///
-/// Collective over the mesh. Throws: c10::ValueError, alike on all ranks, for inputs that do not fit the layouts.
+/// Collective over the mesh. Throws: c10::ValueError, on all ranks, for inputs that do not fit the layouts.
 template <class M, class... Args>
   requires std::is_base_of_v<torch::nn::Module, M>
 auto forward(M& module, const Args&... args) {

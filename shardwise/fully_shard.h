@@ -17,27 +17,27 @@
 namespace shardwise {
 
 struct FullyShardOptions {
-  /// Whether parameters that were gathered for a forward are dropped after it, and those that autograd saved are gathered again for the backward.
-  /// Else they are kept until the backward is through.
+  /// True: parameters that were gathered for a forward are freed after it, and those that autograd saved are gathered again for the backward.
+  /// False: they are kept until the backward has ended.
   bool reshard_after_forward = true;
-  /// The place in mesh.root() whose parameters are dealt to the others; none: every rank's own are taken, and nothing is sent.
+  /// The index in mesh.root() of the rank whose parameters are sent to the others; none: each rank takes its part of its own, and nothing is sent.
   std::optional<int64_t> src_data_rank = 0;
 };
 
-/// Makes DTensors of all parameters of `module` on mesh.root(): sharded over `mesh` along their first dim, of any size, or along the
-/// first that parallelize_module() has not sharded over another dim of that mesh. Over a mesh of two dims they are sharded over the second, and replicated
-/// over the first. Those of an inner module that was fully sharded before are left to it. Parameters that modules share stay one.
+/// Makes DTensors of all parameters of `module` on mesh.root(). They are sharded over `mesh` along their first dim, of any size, or along the first
+/// dim that parallelize_module() has not sharded over another dim of that mesh. Over a mesh of two dims they are sharded over the second, and
+/// replicated over the first. Parameters of an inner module that was fully sharded before are left to it. A parameter that modules share stays one.
 /// Buffers stay plain replicas.
 ///
-/// A call by forward(module, ...) gathers them ahead, in messages that they share, but for tables that Embedding modules alone look up, of which
-/// rows move; gradients are reduce-scattered together. So activations stay where the batch is. Modules inside that are fully sharded
-/// before, and called by forward(), gather their own when their turn comes. A call as usual, module->forward(...), gathers nothing ahead: each operator
-/// moves what is fewer bytes, parameters or activations.
+/// A call by forward(module, ...) gathers the parameters ahead, in shared messages, and reduce-scatters their gradients together, so activations stay
+/// where the batch is. Tables that only Embedding modules look up are not gathered: their rows are sent. Inner modules that were fully sharded
+/// before, and are called by forward(), gather their own parameters when they are called. An ordinary call, module->forward(...), gathers nothing
+/// ahead: each operator moves parameters or activations, whichever are fewer bytes.
 ///
-/// Plain inputs of forward(module, ...) are this rank's part of the batch, rows (dim 0) of any number, on each rank along `mesh`.
+/// Plain inputs of forward(module, ...) are this rank's part of the batch: any number of rows (dim 0) on each rank along `mesh`.
 ///
-/// Collective over the mesh. Throws, before anything is sharded and alike on all ranks: c10::ValueError for a mesh of more dims, for parameters on
-/// another mesh, and for one whose member is not known (shardwise/module_tensors.h).
+/// Collective over the mesh. Throws on all ranks, before anything is sharded: c10::ValueError for a mesh of more than two dims, for parameters on
+/// another mesh, and for a parameter whose member is not known (shardwise/module_tensors.h).
 void fully_shard(torch::nn::Module& module, const Mesh& mesh, const FullyShardOptions& options = {});
 template <class M>
 void fully_shard(const torch::nn::ModuleHolder<M>& module, const Mesh& mesh, const FullyShardOptions& options = {}) {

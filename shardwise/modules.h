@@ -1,4 +1,4 @@
-// shardwise/modules.h: what a program with torch::nn modules includes beside shardwise.h: it brings torch::nn's headers, which take the compiler seconds.
+// shardwise/modules.h: for programs with torch::nn modules, in addition to shardwise.h, which does not include torch::nn's slow headers.
 #pragma once
 
 #include "shardwise/forward.h"

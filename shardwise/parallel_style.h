@@ -3,9 +3,9 @@
 //   sw::ColwiseParallel()                                   // output features over the ranks
 //   sw::RowwiseParallel().output_layouts(sw::Shard(1))      // input features; the sums reduce-scattered along the sequence
 //
-// A torch::nn module has no hooks. What a style says of parameters holds always; what it says of inputs and outputs holds where the module is
-// called by forward() of shardwise/forward.h. Called otherwise, operators take DTensors as they come and give DTensors, by their rules: the
-// values are the same, and fewer or more bytes may travel.
+// A torch::nn module has no hooks. A style always shards the parameters. Its layouts of inputs and outputs take effect if the module is called by
+// forward() of shardwise/forward.h. In other calls, operators take DTensors in any layout and give DTensors, by their rules: the values are the
+// same, and fewer or more bytes may be sent.
 #pragma once
 
 #include "placements/placement.h"
@@ -36,7 +36,7 @@ struct ModuleLayouts {
   bool use_local_output = false;                              // the caller is given plain pieces
 };
 
-/// A style: asked once for each module that the plan names. One of your own is any such function.
+/// A style: a function that is called once for each module that the plan names. Any such function can be a style.
 /// Throws: c10::NotImplementedError for a module that it does not know.
 using ParallelStyle = std::function<ModuleLayouts(const torch::nn::Module&)>;
 

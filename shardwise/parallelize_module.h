@@ -15,7 +15,7 @@
 
 namespace shardwise {
 
-/// The modules of a plan whose names fit: each part between dots may hold wildcards (*, ?, [ab]); "" is the outermost module.
+/// A style for all modules whose names match: each part between dots may contain wildcards (*, ?, [ab]); "" is the outermost module.
 struct PlanEntry {
   std::string names;
   ParallelStyle style;
@@ -23,16 +23,16 @@ struct PlanEntry {
 using ParallelizePlan = std::vector<PlanEntry>;
 
 struct ParallelizeOptions {
-  /// The place in the mesh whose parameters are dealt to the others; none: every rank's own are taken, and nothing is sent.
+  /// The index in the mesh of the rank whose parameters are sent to the others; none: each rank takes its part of its own, and nothing is sent.
   std::optional<int64_t> src_data_rank = 0;
 };
 
-/// Makes DTensors on `mesh`, of one dim, of the parameters that the styles name, in the module and in its members. A parameter that several
-/// modules share stays one, in those that the plan does not name, too.
+/// Replaces the parameters that the styles name by DTensors on `mesh`, which has one dim, in the module and in its members. A parameter that
+/// several modules share stays one, also in modules that the plan does not name.
 ///
-/// Collective over the mesh. Throws, before anything is sharded and alike on all ranks: c10::ValueError for a mesh of several dims, for names that
-/// fit no submodule, for a parameter that two styles lay out differently or that is distributed already, and for one whose member is
-/// not known (shardwise/module_tensors.h); c10::NotImplementedError for a module that a style does not know.
+/// Collective over the mesh. Throws on all ranks, before anything is sharded: c10::ValueError for a mesh of several dims, for names that match no
+/// submodule, for a parameter that two styles lay out differently or that is distributed already, and for one whose member is not known
+/// (shardwise/module_tensors.h); c10::NotImplementedError for a module that a style does not know.
 void parallelize_module(torch::nn::Module& module, const Mesh& mesh, const ParallelizePlan& plan,
                         const ParallelizeOptions& options = {});
 template <class M>

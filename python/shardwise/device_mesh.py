@@ -43,15 +43,15 @@ class _MeshType(type(_C.DeviceMesh), type(TorchDeviceMesh)):  # type: ignore[mis
 class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     """The ranks of the program, or some of them, in an n-D grid with a process group along each dim.
 
-    It is a torch.distributed.device_mesh.DeviceMesh, too: torch's functional collectives and other libraries take it as it is.
+    It is also a torch.distributed.device_mesh.DeviceMesh: torch's functional collectives and other libraries accept it.
 
-    `mesh`: global ranks in any order (nested lists or an integer tensor); shards are dealt in that order. Ranks outside may hold
-    the mesh, too: they own nothing. Equal meshes are equal objects, and communicate over the same groups. `backend_override`:
-    a backend, its options, or both, per mesh dim, or None; the mesh then has groups of its own along these, and tensors on it do
-    not mix with those of another mesh of the same ranks. With `_init_backend=False` it has no groups, and making it is no
-    collective: it knows ranks, coordinates and the layouts of tensors, and raises where it is to communicate.
+    `mesh`: global ranks in any order (nested lists or an integer tensor); shards are given to ranks in that order. A rank outside the mesh
+    may hold the object, too: it has no part of tensors on it. Equal meshes are equal objects, and communicate over the same groups.
+    `backend_override`: per mesh dim a backend, its options, or both, or None. The mesh then has separate groups along these dims, and an
+    operator cannot mix its tensors with those of another mesh of the same ranks. With `_init_backend=False` the mesh has no groups, and
+    making it is not collective: it knows ranks, coordinates and the layouts of tensors, and raises an error when it has to communicate.
 
-    Collective over the world where a group is new: every rank makes the mesh, with the same arguments. Raises ValueError for
+    Collective over the world if a group is new: every rank must make the mesh, with the same arguments. Raises ValueError for
     duplicate or unknown ranks and names that do not fit.
 
     >>> grid = sw.DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
@@ -175,8 +175,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
     def get_group(  # type: ignore[override]
         self, mesh_dim: int | str | None = None
     ) -> ProcessGroup | None:
-        """torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None outside the mesh. A 1-D mesh needs no
-        `mesh_dim`; RuntimeError where others lack it, and for a mesh without groups."""
+        """torch.distributed's process group along `mesh_dim`, or of a flattened mesh; None on ranks outside the mesh. A 1-D mesh needs no
+        `mesh_dim`. Raises RuntimeError if a mesh of several dims gets none, and for a mesh without groups."""
         if not self._has_groups:
             raise RuntimeError(
                 f"[device_mesh] DeviceMesh process groups not initialized! {self} was made with _init_backend=False. Make it "
@@ -190,7 +190,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         return own if own is not None and self.size(mesh_dim) == 1 else super().get_group(mesh_dim)
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """This rank's place along `mesh_dim`, which a 1-D mesh need not name. Raises RuntimeError where others lack it."""
+        """This rank's coordinate along `mesh_dim`. A 1-D mesh needs no `mesh_dim`; other meshes raise RuntimeError without it."""
         self._check_named(mesh_dim)
         return super().get_local_rank(mesh_dim)
 
@@ -343,10 +343,11 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> "DeviceMesh":
-        """The mesh whose groups are `group`: one for a 1-D mesh, which has its ranks, or one per dim of `mesh`.
+        """A mesh that uses existing process groups. `group`: one group for a 1-D mesh of its ranks, or a list of one group per dim of `mesh`.
 
-        Called by its members: they make a group of all of them where `mesh` has several dims and lacks ranks of the world. Tensors on it
-        do not mix with those of another mesh of the same ranks. Raises ValueError where groups and ranks do not fit.
+        The members of the mesh must call it. If `mesh` has several dims and does not contain all ranks of the world, they make one more group,
+        of all members. An operator cannot mix tensors on this mesh with those of another mesh of the same ranks. Raises ValueError if groups and
+        ranks do not fit.
         """
         groups = [group] if isinstance(group, ProcessGroup) else list(group)
         if mesh is None:
@@ -418,9 +419,9 @@ def init_device_mesh(
 ) -> DeviceMesh:
     """The mesh of ranks 0, 1, 2, ... in row-major order. Collective over the world.
 
-    `backend_override`: by dim or its name, a backend, its options, or both: the mesh has groups of its own along it. Under
-    torchrun it initialises torch.distributed where nobody did. Raises ValueError where the world has fewer ranks, RuntimeError for a
-    device with an index and for names that are no one per dim.
+    Under torchrun it initialises torch.distributed if the program has not done so. `backend_override`: by dim number or name, a backend, its
+    options, or both; the mesh then has separate groups along this dim. Raises ValueError if the world has fewer ranks than the mesh, and
+    RuntimeError for a device with an index and if the number of names is not the number of dims.
 
     >>> grid = sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     >>> grid

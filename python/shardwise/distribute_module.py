@@ -30,22 +30,22 @@ def distribute_module(
 ) -> nn.Module:
     """Makes DTensors of all parameters and buffers of `module`, in place, and returns it.
 
-    `partition_fn(name, submodule, mesh)` is called on every submodule and shards what it likes; the rest is replicated.
-    A tensor that several submodules share stays shared: where `partition_fn` replaces it in one of them, the others get the
-    replacement; where it makes several of it, a warning names them. DTensors of torch.distributed.tensor become ours first.
+    `partition_fn(name, submodule, mesh)` is called on every submodule and replaces parameters by DTensors; all others are replicated.
+    A tensor that several submodules share stays shared: if `partition_fn` replaces it in one of them, the others get the replacement. If it
+    makes several replacements of one tensor, a warning names them. DTensors of torch.distributed.tensor are first converted.
 
     Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas while
     the plain arguments of that call are the same on all ranks: the model may make masks, positions and constants, and be given
     plain ids. The ranks compare the arguments (tensors, arrays, numbers and text) once per call, when the first plain tensor meets a
-    DTensor: each rank sends two numbers for all of them. Where they differ it is a ValueError or TypeError that names the argument. What
-    `input_fn` or a ParallelStyle of the called module wraps is not compared. After the forward took out a rank's part with to_local(),
-    plain tensors are errors again. Under implicit_replication() nothing is compared: the caller vouches for it.
+    DTensor: each rank sends two numbers for all of them. If they differ, all ranks raise a ValueError or TypeError that names the argument.
+    Arguments that `input_fn` or a ParallelStyle of the called module wraps are not compared. After the forward took out a rank's part with
+    to_local(), plain tensors are errors again. Under implicit_replication() nothing is compared: the caller is responsible.
 
-    The module's load_state_dict() takes plain values, too, alike on all ranks: each takes its part.
+    The module's load_state_dict() also takes plain values that are equal on all ranks: each rank takes its part.
 
-    `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward; functions of two
-    arguments are given no module. Collective over the mesh. Raises RuntimeError for a module that has been distributed before,
-    ValueError for functions of other numbers of arguments.
+    `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` become hooks around forward. They may leave out the first
+    argument. Collective over the mesh. Raises RuntimeError for a module that has been distributed before, and ValueError for functions with
+    other numbers of arguments.
 
     >>> def shard(name, module, mesh):
     ...     if isinstance(module, torch.nn.Linear):

@@ -18,8 +18,9 @@ __all__ = ["DTensor", "distribute_tensor"]
 class DTensor(torch.Tensor):
     """One logical tensor whose pieces live on the ranks of a device mesh.
 
-    Made by DTensor.from_local, distribute_tensor or shardwise.zeros and its like; `shape` is the global one. Every operator
-    of torch works on it, in C++, and gives DTensors again: those without a sharding rule gather their inputs, and warn once.
+    Make one with DTensor.from_local, distribute_tensor, or a factory such as shardwise.zeros. `shape` is the shape of the whole tensor, in
+    elements. Every operator of torch works on it, in C++, and gives DTensors again. An operator without a sharding rule gathers its inputs,
+    and warns once.
 
     >>> x = sw.distribute_tensor(torch.arange(10.0), mesh, [sw.Shard(0)])
     >>> y = x * 2 + 1
@@ -76,12 +77,12 @@ class DTensor(torch.Tensor):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The ranks it lives on."""
+        """The mesh whose ranks hold the pieces."""
         return _C.mesh_of(self)
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """One per mesh dim."""
+        """The placements, one per mesh dim."""
         return _C.placements_of(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -101,7 +102,7 @@ class DTensor(torch.Tensor):
         )
 
     def data_ptr(self) -> int:
-        """The address of all values. Raises ValueError where this rank does not hold them at one, in the order of stride()."""
+        """The address of the values. Raises ValueError unless this rank holds all of them in one block of memory, in the order of stride()."""
         return _C.whole_piece(self, "data_ptr").data_ptr()
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -113,11 +114,11 @@ class DTensor(torch.Tensor):
         return _C.whole_piece(self, "dlpack").__dlpack_device__()
 
     def tolist(self) -> Any:
-        """All values as nested lists. Collective over the mesh."""
+        """All values as nested lists, on every rank. Collective over the mesh: the tensor is gathered."""
         return _C.full_tensor(self.detach()).tolist()
 
     def numpy(self, *, force: bool = False) -> "np.ndarray[Any, Any]":
-        """All values as an array. Collective over the mesh."""
+        """All values as an array, on every rank. Collective over the mesh: the tensor is gathered."""
         return self.full_tensor().numpy(force=force)
 
     # torch looks for the device of the tensor's dispatch key in these two, and a distributed tensor's key has none.
@@ -130,7 +131,9 @@ class DTensor(torch.Tensor):
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> torch.Tensor:
-        """`data`, alike on every rank, as replicas on this tensor's mesh; on another kind of `device` a plain tensor."""
+        """A replicated DTensor of `data`, which must be equal on every rank, on this tensor's mesh. If `device` is of another type than the
+        mesh, the result is a plain tensor.
+        """
         if isinstance(data, DTensor):
             return data.detach().clone().to(device, dtype or self.dtype).requires_grad_(requires_grad)
         values = torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, pin_memory=pin_memory)

@@ -1,8 +1,8 @@
-"""Tensors made where they live: each rank fills only its own part.
+"""Factories of DTensors: each rank makes only its own part. Nothing is sent.
 
-`size` is the global one: integers, or one sequence of them. Without `placements` every rank has all of it; without
-`device_mesh` the mesh of the innermost `with mesh:` counts. Pieces are on the mesh's device, whatever torch.device(...) block the call
-stands in; a tensor without memory is one of torch's, given to distribute_tensor. Nothing is sent.
+`size`: the shape of the whole tensor, as integers or one sequence of them. Without `placements` the tensor is replicated; without
+`device_mesh` the mesh is that of the innermost `with mesh:`. Pieces are on the mesh's device, also within a torch.device(...) block. For a
+DTensor on meta, give a tensor on meta to distribute_tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def full(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """`fill_value` everywhere; its dtype, where none is given. Raises ValueError for Partial placements.
+    """A tensor of `fill_value`, by default in the dtype of that value. Raises ValueError for Partial placements.
 
     >>> sw.full((10, 3), 7, device_mesh=mesh, placements=[sw.Shard(0)]).sum().item()
     210
@@ -100,10 +100,10 @@ def rand(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Uniform in [0, 1): the same tensor whatever the mesh and the placements.
+    """Uniform random numbers in [0, 1). They are the same on any mesh and under any placements.
 
-    torch.manual_seed governs it: seed, and draw, alike on every rank. Raises ValueError for Partial placements and
-    TypeError for a dtype that is not floating point.
+    torch.manual_seed sets the seed: set the same seed on every rank, and call random functions in the same order on every rank. Raises
+    ValueError for Partial placements and TypeError for a dtype that is not floating point.
 
     >>> x = sw.rand(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> x.shape, bool((x >= 0).all() & (x < 1).all())
@@ -121,7 +121,7 @@ def randn(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """Normal with mean 0 and deviation 1, in all else as `rand`.
+    """Normal random numbers with mean 0 and standard deviation 1. Otherwise the same as `rand`.
 
     >>> torch.manual_seed(0)
     <torch._C.Generator object at ...>
@@ -147,9 +147,9 @@ def linspace(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """`steps` values at equal distances from `start` to `end`, both included: those of torch.linspace.
+    """`steps` values at equal distances from `start` to `end`, both included, as torch.linspace gives them.
 
-    `start` and `end` are numbers or tensors without dims. Each rank computes all values for a moment, and keeps its own. Raises ValueError
+    `start` and `end` are numbers or tensors without dims. Cost: each rank computes all values, and keeps its own. Raises ValueError
     for Partial placements.
 
     >>> sw.linspace(0, 9, 10, device_mesh=mesh, placements=[sw.Shard(0, sizes=[1, 4, 0, 5])]).full_tensor()
@@ -170,7 +170,7 @@ def logspace(
     device_mesh: DeviceMesh | None = None,
     placements: Placements = None,
 ) -> DTensor:
-    """`base` to the power of `steps` exponents at equal distances from `start` to `end`, in all else as `linspace`.
+    """`base` to the power of `steps` exponents at equal distances from `start` to `end`. Otherwise the same as `linspace`.
 
     >>> sw.logspace(0, 3, 4, base=2, device_mesh=mesh, placements=[sw.Shard(0)]).full_tensor()
     tensor([1., 2., 4., 8.])

@@ -1,4 +1,4 @@
-"""Raw 64-bit ids, hashes or numbers of users say, to rows of a table of fixed height.
+"""Maps raw 64-bit ids, such as hashes or user numbers, to rows of a table of fixed height.
 
     to_rows = ExactMapping(1_000_000, mesh)                      # each id its own row, while there are rows
     table = torch.nn.Parameter(sw.rand(1_000_000, 64, device_mesh=mesh, placements=to_rows.placements))
@@ -6,7 +6,7 @@
     to_rows.reset_rows(table, optimizer, init="normal", scale=0.01)    # rows that passed to another id start anew
     F.embedding(rows, table)
 
-ModuloHash has no state, and ids share rows. ExactMapping remembers ids, and gives the row used longest ago to a new one.
+ModuloHash has no state, and ids share rows. ExactMapping remembers ids; if no row is free, a new id takes the row used longest ago.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["ExactMapping", "IdTransform", "ModuloHash"]
 
 
 class IdTransform(nn.Module):
-    """Raw ids, integers of any shape, to rows of [0, n_rows), int64 of the same shape; of a DTensor, placed likewise.
+    """The base of the mappings: raw ids, integers of any shape, to rows in [0, n_rows), int64 of the same shape. For a DTensor of ids the
+    result is a DTensor of the same placements.
 
     >>> from shardwise.id_transform import IdTransform, ModuloHash
     >>> isinstance(ModuloHash(1000), IdTransform)
@@ -40,13 +41,13 @@ class IdTransform(nn.Module):
 
 
 class ModuloHash(IdTransform):
-    """Rows by the ids' bits, mixed (splitmix64), modulo `n_rows`. No state, nothing is sent, the same on every rank.
+    """The row of an id is its hash (splitmix64) modulo `n_rows`. It has no state, sends nothing, and gives the same rows on every rank.
 
-    Ids share rows, and no one can tell which. With n ids in n_rows rows a given id is alone with probability (1 - 1/n_rows)^(n - 1):
-    of 1,000 ids in 1,000,000 rows 0.1 % share one, of as many ids as rows 63 %. Another `seed` shares others: two tables by two seeds, whose
-    rows are added, tell most ids apart.
+    Ids share rows, and the mapping does not know which. With n ids in n_rows rows, a given id has its row alone with probability
+    (1 - 1/n_rows)^(n - 1): with 1,000,000 rows, 0.1 % of 1,000 ids share a row, and 63 % of 1,000,000 ids. Another `seed` makes other ids share
+    rows: the sum of the rows of two tables with two seeds tells most ids apart.
 
-    Raises TypeError for ids that are no integers, ValueError for a Partial tensor and n_rows below 1.
+    Raises TypeError for ids that are not integers, and ValueError for a Partial tensor and for n_rows below 1.
 
     >>> from shardwise.id_transform import ModuloHash
     >>> to_rows = ModuloHash(1000)
@@ -72,28 +73,30 @@ class ModuloHash(IdTransform):
 
 
 class ExactMapping(IdTransform):
-    """Each raw id gets a row of its own, of `n_rows` less the default row.
+    """Each raw id gets its own row, of all `n_rows` except the default row.
 
-    While training (module.training), new ids get rows; in a bucket without free rows the row used longest ago, at equal age the first one.
-    Ids of the same step keep theirs. In evaluation nothing is inserted, and unknown ids get `default_row`, which no id has.
+    In training (module.training), new ids get rows. In a bucket without free rows, a new id takes the row used longest ago; of rows of equal
+    age, the first. Ids of the same step keep their rows. In evaluation nothing is inserted, and unknown ids get `default_row`, which belongs
+    to no id.
 
-    Rows are in `n_buckets` runs (0: one per 256 rows), and an id's hash names its bucket on any number of ranks. A bucket fills up on its own:
-    of those of 256 rows the first is full when about 80 % of all rows are taken. Buckets are dealt whole to the ranks of `device_mesh` (1-D,
-    on the CPU). `placements` lays out the state so, and tables whose rows are to be where their ids are known.
+    Rows are divided into `n_buckets` buckets of consecutive rows (0: one bucket per 256 rows). The hash of an id says which bucket it belongs
+    to, on any number of ranks. Buckets fill up separately: with buckets of 256 rows the first one is full when about 80 % of all rows are
+    taken. Each rank of `device_mesh` (1-D, on the CPU) owns whole buckets. `placements` shards rows by these buckets: the state has these
+    placements, and a table with them has each row on the rank that knows its id.
 
-    The result depends on the ids of all ranks together, not on which rank has which: it is the same on any number of ranks. An id comes
-    several times or on several ranks: it gets one row. Plain ids are this rank's own; ranks may have any number of them.
+    The result depends on the ids of all ranks together, not on which rank has which id: it is the same on any number of ranks. An id that
+    occurs several times or on several ranks gets one row. Plain ids are this rank's own; ranks may have any number of them.
 
-    The state is made of int64 DTensors, buffers of the module, so that it is saved, loaded and resharded with the model: `ids`, `last_used`
-    (the step; -1: never) and `counts` (how often the id came), [n_rows] each, and `header`: steps so far, n_rows, n_buckets, default_row.
-    24 bytes per row, and 16 to 32 more for the search in memory, half of whose slots are taken at most; it is built again when a state was
-    loaded.
+    The state consists of int64 DTensors, buffers of the module, so it is saved, loaded and resharded with the model: `ids`, `last_used`
+    (the step; -1: never) and `counts` (how often the id occurred), [n_rows] each, and `header`: steps so far, n_rows, n_buckets,
+    default_row. That is 24 bytes per row. A hash table takes 16 to 32 bytes more per row; it is at most half full, and is built again after a
+    state was loaded.
 
-    Collective over the mesh: three exchanges per call. An id travels once per rank that has it, in 8 bytes and 4 for its count, and its
-    row back in 8.
+    Collective over the mesh: three exchanges per call. A rank sends each of its distinct ids once, in 8 bytes and 4 for the count, and
+    receives the row in 8.
 
-    Raises, on all ranks alike and with the state as before: TypeError for ids that are no integers; ValueError for a state of another
-    mapping or a corrupt one, where ranks are not in one mode or at one step, and where a step brings more ids of a bucket than it has rows.
+    Raises, on all ranks and without a change of the state: TypeError for ids that are not integers; ValueError for a corrupt state or one of
+    another mapping, if ranks are in different modes or at different steps, and if a step brings more ids of a bucket than it has rows.
 
     >>> from shardwise.id_transform import ExactMapping
     >>> to_rows = ExactMapping(1000, mesh)
@@ -118,7 +121,7 @@ class ExactMapping(IdTransform):
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """Of the state, and of tables of which reset_rows() then sends nothing: rows by whole buckets."""
+        """Rows sharded by whole buckets: the placements of the state. For a table with these placements, reset_rows() sends nothing."""
         return self._mapping.placements
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -127,12 +130,12 @@ class ExactMapping(IdTransform):
 
     @property
     def reassigned(self) -> list[tuple[int, int]]:
-        """(row, new id) of the rows that the last training step took from another id, those of this rank's buckets."""
+        """(row, new id) of each row in this rank's buckets that the last training step took from another id."""
         return self._mapping.reassigned
 
     @property
     def n_reassigned(self) -> int:
-        """How many there are on all ranks."""
+        """The number of such rows on all ranks."""
         return self._mapping.n_reassigned
 
     def reset_rows(
@@ -144,15 +147,15 @@ class ExactMapping(IdTransform):
         scale: float = 0.01,
         seed: int = 0,
     ) -> None:
-        """Rows of `table` that the last training step gave to another id start anew, before they are looked up.
+        """Initialises the rows of `table` that the last training step gave to another id. Call it before these rows are looked up.
 
-        `table`: a DTensor [n_rows, width] of any layout. `init`: all `scale`; uniform in [-scale, scale); or normal with that standard
-        deviation. Random numbers are a function of id, column and `seed`, so equal on any layout and number of ranks. `optimizer`: its
-        state for these rows becomes what it was at first: Adagrad's sums initial_accumulator_value, all else 0.
+        `table`: a DTensor [n_rows, width] of any layout. `init`: "constant", all values are `scale`; "uniform" in [-scale, scale); or "normal" with
+        standard deviation `scale`. Random numbers are a function of id, column and `seed`, so they are equal in any layout and on any number of
+        ranks. `optimizer`: its state for these rows is reset, too: Adagrad's sums to initial_accumulator_value, all other state to 0.
 
-        Every rank calls it. Nothing is sent where tables are placed as `placements`, nor after a step that reassigned nothing; else one
-        message to each rank, once per step. Raises ValueError for a table of another height, a Partial one, and one that `optimizer`
-        does not have.
+        Every rank must call it. It sends nothing if the table has the placements `placements`, or if the last step reassigned no row. Otherwise
+        it sends one message to each rank, once per step. Raises ValueError for a table of another height, a Partial one, and one that
+        `optimizer` does not have.
         """
         states = [] if optimizer is None else _states_by_row(optimizer, table, self.n_rows)
         self._mapping.reset_rows(table, init, scale, seed)

@@ -17,13 +17,13 @@ __all__ = ["LocalShardsWrapper"]
 
 
 class LocalShardsWrapper(torch.Tensor):
-    """This rank's pieces of a table and where they stand in it: any number, rows, columns or cells of a grid.
+    """This rank's pieces of a table and their offsets in it. There may be any number of pieces: rows, columns or cells of a grid.
 
-    LocalShardsWrapper(local_shards=[rows], offsets=[(4, 0)])    # rows [4, 6) of an 8x16 table, say: a piece of (2, 16)
+    LocalShardsWrapper(local_shards=[rows], offsets=[(4, 0)])    # a piece of shape (2, 16): rows [4, 6) of an 8x16 table
 
-    Pieces are aliased, not copied. Operators run on each piece, in C++; those that need more than one at a time say so.
-    DTensor.from_local(wrapper, mesh, placements) makes one distributed tensor of the ranks' wrappers, and its to_local()
-    gives them back. `dtype` and `device` count where there are no pieces.
+    Pieces are aliased, not copied. Operators run on each piece, in C++; operators that need several pieces at a time raise an error.
+    DTensor.from_local(wrapper, mesh, placements) makes one distributed tensor of the ranks' wrappers, and its to_local() gives them back.
+    `dtype` and `device` are used only if there are no pieces.
 
     >>> rows = torch.full((2, 3), float(rank))
     >>> wrapper = sw.LocalShardsWrapper([rows], [(2 * rank, 0)])
@@ -57,11 +57,11 @@ class LocalShardsWrapper(torch.Tensor):
     local_shards = _C.local_shards
 
     def local_sizes(self) -> list[torch.Size]:
-        """Of each piece."""
+        """The size of each piece."""
         return [torch.Size(size) for size in _C.local_sizes(self)]
 
     def local_offsets(self) -> list[torch.Size]:
-        """Of each piece: its first element's place in the table."""
+        """The offsets of each piece: the indices of its first element in the table."""
         return [torch.Size(offsets) for offsets in _C.local_offsets(self)]
 
     @property
@@ -81,7 +81,7 @@ class LocalShardsWrapper(torch.Tensor):
         return self.numel() == 0
 
     def storage_metadata(self) -> TensorStorageMetadata:
-        """What checkpoints know of it: one chunk per piece, this rank's size and properties."""
+        """The metadata for checkpoints: one chunk per piece, the size of this rank's part and the tensor's properties."""
         from shardwise.checkpoint import chunks
 
         return chunks.storage_metadata(self, self._boxes())

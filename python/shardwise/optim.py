@@ -4,18 +4,18 @@
     optimizer = sw.optim.FusedAdagrad([table], lr=0.1, row_wise=True)
     F.embedding_bag(ids, table).sum().backward()        # the rows that ids name have changed; table.grad is None
 
-They are torch.optim.Optimizer classes: learning-rate schedules work on them, state_dict() holds their state as DTensors. Each
-lookup in a table is one step of it, by the numbers in its group at the time of the backward; rows that no id names do not move, and
-step() has nothing left to do. Other uses of a table than lookups give gradients as ever, which these optimizers ignore.
+They are torch.optim.Optimizer classes: learning-rate schedules work on them, and state_dict() holds their state as DTensors. The backward
+of each lookup in a table is one step, with the options that the parameter group has at that time. Rows that no id names do not change.
+step() does nothing. If a table is used in other ways than lookups, it gets a gradient for these uses, which these optimizers ignore.
 
-A table has one such optimizer at a time, while that lives: `close()` it, or drop it, and lookups give gradients again. A table that is
-cast or laid out anew needs a new one: lookups say so.
+A table can have only one such optimizer at a time. After `close()`, or when the object is freed, lookups give gradients again. After a
+table was cast or got another layout, it needs a new optimizer: lookups raise an error until then.
 
-All take `weight_decay`, which moves the rows that ids name, and, for tables of float16 and bfloat16, `stochastic_rounding`: a row's new
-value, computed in float32, is rounded up or down at random, so that steps too small for 16 bits are not lost. The random numbers depend
-on `seed`, the table's place among the optimizer's tables, the step, the row and the column alone: any number of ranks and threads and
-any layout give the same. `row_wise=True` keeps one number per row where there was one per element. Where a row's columns lie on several
-ranks, row-wise kinds and FusedLAMB exchange a few numbers for each row that ids name.
+All take `weight_decay`, which changes only the rows that ids name. For tables of float16 and bfloat16 they take `stochastic_rounding`: a
+row's new value, computed in float32, is rounded up or down at random, so that steps too small for 16 bits are not lost. The random
+numbers depend only on `seed`, the table's index among the optimizer's tables, the step, the row and the column: they are the same for
+any number of ranks and threads and in any layout. `row_wise=True` keeps one number per row instead of one per element. If the columns of
+a row are on several ranks, row-wise optimizers and FusedLAMB exchange a few numbers for each row that ids name.
 """
 
 import weakref
@@ -73,8 +73,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's: state of another layout or mesh is moved to this one's, plain state, alike on all ranks, is laid out as it. It keeps
-        its dtype. Raises ValueError, with nothing loaded, where a table's state lacks what this optimizer keeps, or is of another shape."""
+        """As in torch. State of another layout or mesh is moved to that of the table; plain state must be equal on all ranks, and each rank
+        takes its part. This optimizer's state keeps its dtype. Raises ValueError, before anything is loaded, if the state of a table is
+        incomplete or has another shape."""
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         tables = [table for group in self.param_groups for table in group["params"]]
         state = dict(state_dict["state"])
@@ -205,9 +206,9 @@ class FusedSGD(_FusedOptimizer):
 
 
 class FusedAdagrad(_FusedOptimizer):
-    """Adagrad (Duchi, Hazan, Singer, 2011) as torch.optim.Adagrad has it; with `row_wise` one sum of mean squares a row, as TorchRec
-    and FBGEMM have it. `weight_decay` adds weight_decay * row to the gradient; with `decoupled_weight_decay` it is
-    row *= 1 - lr * weight_decay beside the step. State: "sum", float32 (float64 of doubles) of the table's shape, or [rows].
+    """Adagrad (Duchi, Hazan, Singer, 2011), the same as torch.optim.Adagrad. With `row_wise` it keeps one sum of mean squares per row, as TorchRec
+    and FBGEMM do. `weight_decay` adds weight_decay * row to the gradient; with `decoupled_weight_decay` the row is multiplied by
+    1 - lr * weight_decay instead. State: "sum", float32 (float64 for tables of doubles), of the table's shape or, with `row_wise`, [rows].
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedAdagrad([table], lr=0.1, row_wise=True)
@@ -246,10 +247,10 @@ class FusedAdagrad(_FusedOptimizer):
 
 
 class FusedAdam(_FusedOptimizer):
-    """Adam (Kingma, Ba, 2014) on the rows that ids name, as torch.optim.SparseAdam has it: the moments of other rows stand still. With
-    `row_wise` the second moment is one of mean squares a row, as in FBGEMM's partial row-wise Adam. `weight_decay` adds
-    weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is AdamW's (Loshchilov, Hutter, 2019).
-    State: "exp_avg" and "exp_avg_sq", float32 (float64 of doubles) of the table's shape; with `row_wise` the second is [rows].
+    """Adam (Kingma, Ba, 2014) on the rows that ids name, the same as torch.optim.SparseAdam: the moments of other rows do not change. With
+    `row_wise` the second moment is one number per row, of mean squares, as in FBGEMM's partial row-wise Adam. `weight_decay` adds
+    weight_decay * row to the gradient, as torch.optim.Adam does; with `decoupled_weight_decay` it is that of AdamW (Loshchilov, Hutter, 2019).
+    State: "exp_avg" and "exp_avg_sq", float32 (float64 for tables of doubles), of the table's shape; with `row_wise` the second is [rows].
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedAdam([table], lr=0.01)
@@ -288,9 +289,9 @@ class FusedAdam(_FusedOptimizer):
 
 
 class FusedLAMB(_FusedOptimizer):
-    """LAMB (You et al., 2020) with each row as a layer of its own, as FBGEMM has it: Adam's step, to which `weight_decay` adds
-    weight_decay * row, is scaled to the length of the row; where one of both is 0, it is taken as it is. With `row_wise` the second
-    moment is one of mean squares a row (FBGEMM's partial row-wise LAMB). State: as FusedAdam's.
+    """LAMB (You et al., 2020) with each row as a layer, as in FBGEMM. The step is Adam's plus weight_decay * row, scaled to the norm of the row;
+    if the norm of the step or of the row is 0, it is not scaled. With `row_wise` the second moment is one number per row, of mean squares
+    (FBGEMM's partial row-wise LAMB). State: the same as FusedAdam's.
 
     >>> table = torch.nn.Parameter(sw.ones(100, 4, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> optimizer = sw.optim.FusedLAMB([table], lr=0.01)

@@ -21,10 +21,10 @@ __all__ = ["from_sharded_tensor", "to_sharded_tensor"]
 
 
 def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None = None) -> DTensor:
-    """The DTensor of the same pieces, on `device_mesh` (all ranks, where it is not given). Its to_local() is a wrapper.
+    """The DTensor of the same pieces, on `device_mesh` (default: a 1-D mesh of all ranks). Its to_local() is a LocalShardsWrapper.
 
-    Nothing is sent: every rank of a ShardedTensor knows all pieces. Raises ValueError where these overlap, leave holes, or lie on ranks
-    outside the mesh.
+    Nothing is sent: every rank of a ShardedTensor knows all pieces. Raises ValueError if pieces overlap, leave holes, or are on ranks outside
+    the mesh.
 
     >>> from shardwise.sharded_tensor import from_sharded_tensor, to_sharded_tensor
     >>> theirs = to_sharded_tensor(sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)]))

@@ -15,18 +15,17 @@ Result = TypeVar("Result")
 def run_ranks(
     n_ranks: int, fn: Callable[[int], Result], *, timeout: float = 300.0, strict: bool | None = None
 ) -> list[Result]:
-    """Calls `fn(rank)` in `n_ranks` threads, each a rank of its own world, and returns the results by rank.
+    """Calls `fn(rank)` in `n_ranks` threads, each of which is a rank, and returns the results by rank.
 
-    A failure is raised here as it was there, with a note that names the rank; of several, the first. The other ranks are
-    released from the collectives they wait in; Ctrl-C releases all. `timeout`: seconds that a rank waits for the others in one
-    collective.
+    If a rank raises an exception, it is raised here, with a note that names the rank; if several do, the first one is raised. The other ranks
+    stop waiting in collectives; so do all ranks after Ctrl-C. `timeout`: seconds that a rank waits for the others in one collective.
 
-    `strict`: ranks communicate as over NCCL: what would hang there, or read what has not arrived, is an error here that names
-    ranks and calls. None: as the environment's SHARDWISE_THREADS=strict says.
+    `strict`: ranks communicate as over NCCL. A call that would hang there, or would read values that have not arrived, is an error that names
+    ranks and calls. None: strict if the environment has SHARDWISE_THREADS=strict.
 
-    What torch has once per process the ranks share, as forward-mode AD levels, and the default generator, for plain tensors.
-    DTensors draw from a generator of the rank's own, which starts as a copy of that as it was before the ranks started; what a rank
-    calls of torch.manual_seed, get_rng_state and set_rng_state is about its own one, too.
+    Ranks share what torch has once per process, such as forward-mode AD levels, and the default random number generator for plain tensors.
+    DTensors draw from a generator of the rank, which starts as a copy of the default generator. torch.manual_seed, get_rng_state and
+    set_rng_state within `fn` also act on the rank's generator.
 
     >>> from shardwise.testing import run_ranks
     >>> def on_rank(rank):

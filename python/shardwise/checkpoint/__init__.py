@@ -1,13 +1,12 @@
-"""Checkpoints. torch.distributed.checkpoint saves and loads our tensors, of any layout, to any other; this adds what it lacks.
+"""Checkpoints. torch.distributed.checkpoint saves DTensors of any layout and loads them into any other. This module adds two classes:
 
     import torch.distributed.checkpoint as dcp
     from shardwise.checkpoint import FileSystemReader, FileSystemWriter
 
-    dcp.save(state_dict, storage_writer=FileSystemWriter("folder"))    # what was in the folder stays whole until this is
-    dcp.load(state_dict, storage_reader=FileSystemReader("folder"))    # reads what this rank wants, checks all files before
+    dcp.save(state_dict, storage_writer=FileSystemWriter("folder"))    # keeps the folder's old checkpoint until this one is complete
+    dcp.load(state_dict, storage_reader=FileSystemReader("folder"))    # checks all files, then reads only what this rank needs
 
-FileSystemWriter(path): torch's, for folders that hold a checkpoint already.
-FileSystemReader(path): torch's, for other numbers of ranks and large tensors.
+Both are subclasses of torch's classes of the same names.
 """
 
 from shardwise.checkpoint.file_system_reader import FileSystemReader

@@ -25,16 +25,17 @@ class FileSystemReader(torchs.FileSystemReader):
 
         dcp.load(state_dict, storage_reader=FileSystemReader("folder"))
 
-    torch's reads each saved piece whole, of which a rank wants a part. This one reads what is wanted, straight into the tensor's memory
-    where it is a run of rows, else through a buffer of 16 MiB. What lies between wanted parts of rows less than 4 KiB apart is read too.
+    torch's reader reads each saved piece whole, also if a rank needs only a part of it. This one reads only the needed part: whole rows straight
+    into the tensor's memory, other parts through a buffer of 16 MiB. If two needed parts of rows are less than 4 KiB apart, it also reads the
+    bytes between them.
 
-    path: a folder that torch's FileSystemWriter or ours wrote.
-    strict: a checkpoint with entries that nobody asks for is an error that names them.
-    verify: each rank reads the pieces it wants of once more before, and compares their check sums.
-    progress: a line on stderr, of rank 0's bytes, by tqdm; None shows it on terminals.
+    - `path`: a folder that torch's FileSystemWriter or Shardwise's wrote.
+    - `strict`: True makes it an error, which names the entries, if a checkpoint has entries that no rank asks for.
+    - `verify`: True makes each rank first read the pieces of which it needs a part, and compare their checksums.
+    - `progress`: a progress line (tqdm) on stderr, of rank 0's bytes; None shows it only on terminals.
 
-    Raises, through torch's CheckpointException on all ranks, and before anything is loaded: what is wrong with the files that any rank
-    wants of, by name: missing, shorter than they were, or not what was saved. n_bytes_read counts elements' bytes since the last load began.
+    Raises torch's CheckpointException on all ranks, before anything is loaded, if a file that any rank needs is missing, shorter than it was, or
+    not what was saved; it names the files. `n_bytes_read` is the number of bytes of elements that were read since the last load began.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from shardwise.checkpoint import FileSystemReader, FileSystemWriter

@@ -16,13 +16,13 @@ __all__ = ["FileSystemWriter"]
 
 
 class FileSystemWriter(torchs.FileSystemWriter):
-    """torch.distributed.checkpoint's FileSystemWriter, with which the checkpoint that a folder holds stays whole until a new one is.
+    """torch.distributed.checkpoint's FileSystemWriter, but a folder keeps its old checkpoint until the new one is complete.
 
     FileSystemWriter(path, single_file_per_rank=True, sync_files=True, thread_count=1, ...)    # torch's arguments
 
-    Files of a new checkpoint have new names; one rename of its metadata makes it the folder's checkpoint, and the files of the
-    one before are removed then. Whoever is stopped in between, or fails, leaves the one before, and perhaps files that the
-    next save removes. For a while the folder holds both. Readers are torch's. For local folders, and use_collectives=True.
+    Files of a new checkpoint have new names. When all are written, one rename of the metadata makes it the folder's checkpoint, and the old
+    files are removed. If a save fails or a rank is killed, the old checkpoint stays, and perhaps files that the next save removes. For a while
+    the folder needs room for both. torch's readers can read it. It works in local folders and with use_collectives=True.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from shardwise.checkpoint import FileSystemWriter

@@ -24,17 +24,18 @@ _installed: list[Installation] = []
 
 
 def install() -> None:
-    """From here on `import torch.distributed.tensor` and its like, in any module that is not torch's own, give Shardwise.
+    """After this call, `import torch.distributed.tensor`, and the other modules that docs/coming_from_torch.md lists, give Shardwise's names in
+    any module that is not torch's own.
 
-    So do names that other modules bound before: their globals, class attributes and default arguments are exchanged. What cannot be,
-    subclasses of torch's classes and collections that hold them, a warning names. Tensors that torch made before stay torch's;
-    from_torch converts them. torch's own modules keep torch's names, whenever they are imported, and so do its functions that import
-    when they are called.
+    Names that other modules imported earlier are replaced, too: their globals, class attributes and default arguments. A warning names what
+    cannot be replaced: subclasses of torch's classes, and collections that hold them. Tensors that torch made before stay torch's;
+    from_torch converts them. torch's own modules keep torch's names, also if they are imported later.
 
-    Plain tensors of one element next to DTensors count as replicas, as there: the ranks compare their values each time, and raise
-    where they differ. A rank outside a mesh gets from torch.equal what the members found: all ranks of the world call it then.
+    As in torch, plain tensors of one element next to DTensors count as replicas: the ranks compare their values each time, and raise an error
+    if they differ. On a rank outside a tensor's mesh, torch.equal returns the answer of the mesh's ranks, so all ranks of the world must
+    call it.
 
-    A second call exchanges what has been bound since. uninstall() takes everything back.
+    A second call replaces what was imported since the first. uninstall() undoes everything.
 
     >>> import shardwise.compat
     >>> shardwise.compat.install()
@@ -50,7 +51,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes install() back. Without one it does nothing; names that were imported in between stay Shardwise's.
+    """Undoes install(). Without an install() it does nothing. Names that modules imported in between stay Shardwise's.
 
     >>> import shardwise.compat
     >>> shardwise.compat.install()

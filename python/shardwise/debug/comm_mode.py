@@ -22,7 +22,7 @@ class CommDebugMode:
     """Counts the collectives that this rank takes part in, in a `with` block: those of DTensors and those that the program calls
     itself. Blocks may nest.
 
-    Those of a backward pass on GPUs run in autograd's own threads and are not seen.
+    Collectives of a backward pass on GPUs are not counted, because they run in autograd's own threads.
 
         with CommDebugMode() as comm:
             loss = model(x)
@@ -59,27 +59,27 @@ class CommDebugMode:
 
     @property
     def events(self) -> list[CommEvent]:
-        """Each collective with its operator, ranks and bytes, in order; what the program called itself has no bytes."""
+        """Each collective with its operator, ranks and bytes, in order. Those that the program called itself have no bytes."""
         return self._trace.events()
 
     def get_total_counts(self) -> int:
-        """Collectives in all."""
+        """The number of collectives."""
         return len(self._trace)
 
     def get_comm_counts(self) -> CommCounts:
-        """Collectives by kind: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, permute. torch's operators,
-        torch.ops.c10d_functional.all_reduce, are keys, too."""
+        """The number of collectives by kind: all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, permute. torch's operators, such as
+        torch.ops.c10d_functional.all_reduce, also work as keys."""
         return CommCounts(self.events)
 
     @property
     def comm_counts(self) -> CommCounts:
-        """What get_comm_counts() gives."""
+        """The same as get_comm_counts()."""
         return self.get_comm_counts()
 
     @property
     def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
-        """By module, "forward" and "backward": the collectives of the module and of those in it. "Global" is all. The backward
-        of what follows the outermost module, a loss, counts as forward."""
+        """Collectives by module, then "forward" and "backward", those of modules within it included. "Global" has all. The backward of what
+        follows the outermost module, such as a loss, counts as forward."""
         events: dict[tuple[str, bool], list[CommEvent]] = {}
         tracker = self.advanced_module_tracker
         for number, event in enumerate(self.events):
@@ -100,7 +100,7 @@ class CommDebugMode:
         return self.advanced_module_tracker.module_parameters_dict
 
     def get_sharding_info(self) -> dict[str, tuple[Placement, ...]]:
-        """The placements of each of these that is a DTensor, by its whole name."""
+        """The placements of each parameter that is a DTensor, by its full name."""
         return self.advanced_module_tracker.sharding_dict
 
     def get_op_counts(self) -> dict[str, dict[str, int]]:
@@ -119,8 +119,8 @@ class CommDebugMode:
         return sum(event.bytes_received for event in self.events)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
-        """The modules that ran, indented, with their collectives and, by `noise_level`, more: 1: their types, their parameters
-        and the operators of DTensors; 3: also views and casts. Sends nothing."""
+        """A table of the modules that ran, indented, with their collectives. From `noise_level` 1 on it also has their types, their parameters and
+        the operators on DTensors; from 3 on also views and casts. Sends nothing."""
         return write_table(self._modules(), noise_level)
 
     def log_comm_debug_tracing_table_to_file(self, file_name: str = "comm_mode_log.txt", noise_level: int = 3) -> None:

@@ -10,10 +10,10 @@ __all__ = ["explain"]
 
 
 def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[OpRecord]:
-    """Calls `fn(*args, **kwargs)` and prints a line per operator that reached a distributed tensor: its rule, the layouts it
-    was given and the ones it ran under, the results' layouts, the bytes this rank received. Returns the lines as records.
+    """Calls `fn(*args, **kwargs)` and prints a line per operator on distributed tensors: its rule, the layouts of the operands as given and as it
+    ran, the layouts of the results, and the bytes that this rank received. Returns the lines as records.
 
-    On each rank that calls it; like `fn`, to be called on all.
+    Each rank that calls it prints. Call it on all ranks, as `fn` itself.
 
     >>> a = sw.ones(2, 8, device_mesh=mesh, placements=[sw.Shard(1)])
     >>> b = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])

@@ -8,21 +8,21 @@ __all__ = ["dump"]
 
 
 def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Writes the last 1,000 communications of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json, and where the
-    rank's Python is; ranks that are threads have `-thread` in the name. Returns the paths. Sends nothing; `folder`, made where it is
-    missing, is by default the environment's SHARDWISE_DUMP_FOLDER, else the current one.
+    """Writes the last 1,000 communications and the Python stack of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json.
+    For ranks that are threads the name contains `-thread`. Returns the paths. Sends nothing. `folder` is made if it is missing; default: the
+    environment variable SHARDWISE_DUMP_FOLDER, or the current folder.
 
-    Each communication is recorded as it runs, with nothing to switch on. The files of all ranks tell who waits for whom:
+    Communications are always recorded. The files of all ranks show who waits for whom:
 
     >>> [path[:21] for path in sw.debug.dump("dumps")][:1]
     ['dumps/shardwise-rank0']
 
-    `python -m shardwise hang dumps/*` says it.
+    `python -m shardwise hang dumps/*` reads them.
 
-    They are also written where a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), where a communication of a rank that is a
-    process ends with an error, and on SIGUSR1, with which a program that hangs can be asked: `kill -USR1 PID`.
+    They are also written when a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), when a communication of a rank that is a process
+    ends with an error, and on SIGUSR1, which asks a program that hangs for them: `kill -USR1 PID`.
 
-    Raises TypeError and ValueError for what is no path, RuntimeError for a folder that cannot be written to.
+    Raises TypeError or ValueError if `folder` is not a path, and RuntimeError if it cannot be written to.
     """
     if folder is not None and not isinstance(folder, str | os.PathLike):
         raise TypeError(

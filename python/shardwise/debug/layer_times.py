@@ -27,7 +27,7 @@ OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # the counters that the tracker is g
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One module on one rank, without the modules in it. Seconds are the host's.
+    """The figures of one module on one rank, without the modules within it. Times are seconds of the host.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -58,7 +58,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank: its layers in the order in which they ran first. Those that hold parameters and did not run follow the module they are in.
+    """The figures of one rank. `layers` are in the order in which they first ran. A module that holds parameters and did not run follows the module it is in.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -86,8 +86,8 @@ class RankReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What step_report() returns: `ranks` holds all ranks' reports on rank 0, the rank's own elsewhere. str() is a table of rank 0's, or
-    the own, layers, and a line per rank.
+    """The result of step_report(). On rank 0 `ranks` has the reports of all ranks, on other ranks only the rank's own. str() is a table of the
+    layers of the first of them, and a line per rank.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -152,10 +152,10 @@ class StepReport:
 
 
 def step_report(model: nn.Module, step: Any) -> StepReport:
-    """Runs one step of `model` and tells, layer by layer, its time, what of it was waited for other ranks, and the rank's memory.
+    """Runs one step of `model` and reports, layer by layer, the time, how much of it the rank waited for other ranks, and the memory.
 
-    `step`: a function without arguments that runs forward and backward of the model, as a training loop does; or a batch, a tensor or a
-    tuple, list or dict of arguments, for which the model's outputs are summed and differentiated. Collective over all ranks.
+    `step`: a function without arguments that runs forward and backward of the model, as a training loop does; or a batch (a tensor, or a
+    tuple, list or dict of arguments), for which the model's outputs are summed and differentiated. Collective over all ranks.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4))
     >>> model = sw.distribute_module(model, mesh)
@@ -163,11 +163,11 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     >>> report.ranks[0].layers[-1].parameter_bytes
     144
 
-    Layers count without the layers in them; "Global" is what no module ran. A layer's backward begins where the gradient of its output is
-    there. Times are the host's: on a GPU, which works while the host goes on, take torch.profiler. A first step plans its moves and
-    decides each operator's layouts: run one before.
+    The figures of a layer exclude the layers within it; "Global" is the time outside all modules. A layer's backward begins when the gradient
+    of its output is known. Times are those of the host: for a GPU, which works asynchronously, use torch.profiler. Run one step before: the
+    first step plans its moves and decides each operator's layouts.
 
-    Raises TypeError for what is no module, and for a batch with which the model gives nothing to differentiate.
+    Raises TypeError if `model` is not a module, and for a batch for which the model has no output that requires a gradient.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(

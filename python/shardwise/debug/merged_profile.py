@@ -15,7 +15,7 @@ __all__ = ["MergedProfile"]
 
 @dataclass(frozen=True)
 class MergedProfile:
-    """What all ranks did in a `with profile()` block, by rank. Each communication knows which rank came last, and how late.
+    """What all ranks did in a `with profile()` block, by rank. Each communication has the rank that came last, and how late it came.
 
     str() is tables(). Values: `ranks[0].operators`, `ranks[0].communications`.
 
@@ -31,7 +31,7 @@ class MergedProfile:
 
     @classmethod
     def of(cls, ranks: Sequence[RankProfile]) -> MergedProfile:
-        """Of all ranks' profiles, by the clock of rank 0: says of each communication which rank came last."""
+        """Merges the profiles of all ranks, with times by the clock of rank 0, and finds the last rank of each communication."""
         came: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
         for profile in ranks:
             for each in profile.communications:
@@ -50,9 +50,9 @@ class MergedProfile:
         )
 
     def tables(self, rank: int = 0, limit: int = 20) -> str:
-        """Operators and communications of one rank, and what no line of the program asked for, most time first.
+        """Three tables of one rank: operators, communications, and communications that no line of the program asked for; most time first.
 
-        Raises IndexError for a rank that there is not.
+        Raises IndexError for a rank that does not exist.
         """
         if not 0 <= rank < len(self.ranks):
             raise IndexError(

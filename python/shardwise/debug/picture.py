@@ -21,7 +21,7 @@ FORMATS = {"text": (".txt",), "svg": (".svg",), "html": (".html", ".htm"), "json
 
 
 class Picture:
-    """A picture of a layout, a mesh, a module or a move: str(picture) is its text, a notebook shows it, save() writes a file.
+    """A picture of a layout, a mesh, a module or a move. str(picture) is its text, a notebook shows it, and save() writes a file.
 
     >>> drawn = sw.debug.picture(sw.ones(4, 6, device_mesh=mesh, placements=[sw.Shard(0)]))
     >>> drawn
@@ -29,8 +29,8 @@ class Picture:
     >>> len(drawn.draw("html")) > 1000  # save("x.html") writes this page, which needs nothing else
     True
 
-    Formats: "text"; "svg", a drawing for light and dark pages; "html", a page on which the mouse tells what it is over; "json", the
-    values for other programs. Equal on every rank. Nothing is drawn before it is asked for, and nothing is sent.
+    Formats: "text"; "svg", a drawing for light and dark pages; "html", an interactive page; "json", the values for other
+    programs. A picture is equal on every rank. It is drawn when it is first used. Nothing is sent.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Picture:
         self.max_width = max_width
 
     def draw(self, format: str | None = None) -> str:
-        """The picture in `format`, else in its own. Raises ValueError for an unknown one. Cost: milliseconds; under a second for
-        10,000 ranks."""
+        """The picture in `format`; default: the format that it was made with. Raises ValueError for an unknown format. Cost: milliseconds; under a
+        second for 10,000 ranks."""
         wanted = self.format if format is None else known_format(format)
         if wanted == "html":
             return self._page()
         return self._figures.draw(wanted, self.color and wanted == "text", self.max_width)
 
     def save(self, file: File, format: str | None = None) -> Path:
-        """Writes it to `file`, in the format that its suffix names, or in `format`; the path is returned.
+        """Writes the picture to `file` and returns the path. The suffix of the file, or `format`, gives the format.
 
-        Raises ValueError where the suffix names none, or another one than `format`, OSError for a file that cannot be written.
+        Raises ValueError if the suffix is unknown or contradicts `format`, and OSError for a file that cannot be written.
         """
         wanted = format_of_file(file, format)
         path = Path(file)

@@ -35,11 +35,15 @@ def picture(
     color: bool = False,
     max_width: int = 100,
 ) -> Picture:
-    """Who holds what of `shown`, as a Picture: print it, let a notebook show it, or save it.
+    """A Picture of which rank holds what: print it, let a notebook show it, or save it.
 
-    `shown`: a DTensor (of torch, too) or a Layout, which needs no process group: its boxes at true coordinates, in slices where it has
-    more than 2 dims, and a line per rank; a LocalShardsWrapper: the shards of this rank; a DeviceMesh: its ranks; a module: its
-    parameters and buffers, and with `optimizer` that one's state, with the bytes of each rank; a Plan: its steps.
+    `shown` is one of these:
+
+    - a DTensor (Shardwise's or torch's) or a Layout: the boxes at true coordinates, in slices if there are more than 2 dims, and a line per rank
+    - a LocalShardsWrapper: the shards of this rank
+    - a DeviceMesh: its ranks
+    - a module: its parameters and buffers, the state of `optimizer` if given, and the bytes of each rank
+    - a Plan: its steps
 
     >>> drawn = sw.debug.picture(sw.Layout((10, 7), (2, 2), [sw.Shard(0), sw.Shard(1)]))
     >>> str(drawn).splitlines()[0]
@@ -47,11 +51,11 @@ def picture(
     >>> drawn.draw("svg")[:5]
     '<svg '
 
-    `dtype`: of a Layout, float32 if none is given. `format`: "text", "svg", "html" or "json"; that of the suffix of `file`, which is
-    written at once, else text. `color`, `max_width` (columns): of text.
+    `dtype`: the dtype of a Layout; default: float32. `file`: the picture is written to it at once. `format`: "text", "svg", "html" or "json";
+    default: by the suffix of `file`, else "text". `color`, `max_width` (columns): options of text.
 
-    Sends nothing, and is equal on every rank, but where local shards are shown. Raises TypeError for anything else, ValueError for an unknown format and for a file
-    whose suffix contradicts it.
+    Sends nothing. The picture is equal on every rank, except that of a LocalShardsWrapper. Raises TypeError for other values of `shown`, and
+    ValueError for an unknown format or a file whose suffix contradicts `format`.
     """
     return made(_figures_of(shown, optimizer, dtype), format, file, color, max_width)
 
@@ -68,9 +72,9 @@ def diff(
     color: bool = False,
     max_width: int = 100,
 ) -> Picture:
-    """What moves where, if `source` becomes as `destination`: both layouts, bytes from ranks to ranks and per link, and the boxes.
+    """A Picture of what moves where if `source` gets the layout of `destination`: both layouts, bytes between ranks and per mesh dim, and boxes.
 
-    `source`: a DTensor (of torch, too) or a Layout; `destination`: one of these, or placements on the mesh of `source`. The other
+    `source`: a DTensor (Shardwise's or torch's) or a Layout. `destination`: the same, or placements on the mesh of `source`. The other
     arguments are those of plan_redistribution() and picture(). Nothing is sent.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
@@ -86,7 +90,7 @@ def diff(
 def visualize_mesh(
     mesh: DeviceMesh | TorchDeviceMesh, *, header: str = "", format: str | None = None, file: File | None = None
 ) -> Picture:
-    """Prints the ranks of `mesh` in their places, or writes them to `file`; see visualize_sharding().
+    """Prints a picture of the ranks of `mesh`, or writes it to `file`, and returns it; see visualize_sharding().
 
     >>> drawn = sw.debug.visualize_mesh(sw.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
     mesh...
@@ -106,9 +110,9 @@ def visualize_sharding(
 ) -> Picture:
     """Prints the picture() of `dtensor` under `header`, on the ranks that call it, and returns it.
 
-    `dtensor`: whatever picture() takes. A second tensor, layout or list of placements in place of `header` shows what moves between
-    the two, as diff() does. In colour with `use_rich`, and on terminals that have colours. With `file` it is written there, and not
-    printed.
+    `dtensor`: anything that picture() takes. With a second tensor, layout or list of placements instead of `header`, it shows what moves between
+    the two, as diff() does. Text is in colour with `use_rich`, and on terminals that have colours. With `file` the picture is written there
+    instead of printed.
 
         visualize_sharding(x)                                   # text
         visualize_sharding(x, file="x.html")                    # a page

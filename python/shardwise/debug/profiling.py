@@ -18,7 +18,7 @@ __all__ = ["profile"]
 
 class profile:
     """Records the operators on DTensors and the communications of this rank in a `with` block: rules, layouts, bytes, times, and the
-    lines of the program. Blocks may nest; nothing is sent in one.
+    lines of the program. Blocks may nest. Recording sends nothing.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> with sw.profile() as recorded:
@@ -28,10 +28,10 @@ class profile:
     >>> tables = str(recorded)  # print them
     >>> recorded.save_trace("step.json")  # collective; rank 0 writes a file for https://ui.perfetto.dev
 
-    Of an operator that is composed of others its parts are told. Times on GPUs are those of the host, which only launches.
-    Not seen: collectives that the program calls itself, which torch.profiler shows, and what other threads do, as autograd's do on GPUs.
+    For an operator that is composed of others, the parts are recorded. Times on GPUs are those of the host, which only launches kernels.
+    Not recorded: collectives that the program calls itself (torch.profiler shows them), and other threads, such as autograd's for GPUs.
 
-    Where torch.profiler runs, communications are spans of its too, by names as in "shardwise::all_reduce for aten::mm".
+    If torch.profiler runs, it shows communications as spans with names such as "shardwise::all_reduce for aten::mm".
 
     Cost: about 0.6 us per operator and some us per communication; of the step in benchmarks/profiling.py 0.3 % of the instructions.
     """
@@ -52,16 +52,18 @@ class profile:
 
     @property
     def operators(self) -> list[OperatorSpan]:
-        """Each call of an operator on DTensors, by their ends."""
+        """Each call of an operator on DTensors, in the order in which the calls ended."""
         return self._own().operators
 
     @property
     def communications(self) -> list[CommunicationSpan]:
-        """Each communication, by their ends."""
+        """Each communication, in the order in which they ended."""
         return self._own().communications
 
     def tables(self, limit: int = 20) -> str:
-        """Operators by layouts, communications by lines, and what no line asked for; most time first, at most `limit` lines each."""
+        """Three tables: operators by layouts, communications by lines, and communications that no line asked for; most time first, at most
+        `limit` lines each.
+        """
         own = self._own()
         return "\n".join(
             [
@@ -79,7 +81,7 @@ class profile:
         return unasked_table(self._own().communications, limit)
 
     def merge(self) -> MergedProfile | None:
-        """On rank 0 the profiles of all ranks, whose clocks are compared first; None on the others. A process alone is rank 0.
+        """On rank 0 the profiles of all ranks, with their clocks aligned; None on the others. In a program of one process that is rank 0.
 
         Collective over all ranks: some small gathers and one message from each rank.
         """
@@ -95,7 +97,7 @@ class profile:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Rank 0 writes merge() to a file for Perfetto or chrome://tracing. Collective over all ranks.
 
-        A name that ends with .gz is compressed. Raises, on all ranks, TypeError for what is no path and OSError where it cannot be written.
+        A name that ends with .gz is compressed. Raises, on all ranks, TypeError if it is not a path and OSError if it cannot be written.
         """
         name = os.fsdecode(path)
         merged = self.merge()

@@ -14,7 +14,7 @@ from shardwise.placement_types import Shard
 
 
 class HotRow(NamedTuple):
-    """A row, how many ids named it, and which part of all ids of its table that is.
+    """A row, the number of ids that named it, and the share of that number in all ids of its table (0 to 1).
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> layer.count_rows()

@@ -14,10 +14,10 @@ Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tens
 
 @dataclass(frozen=True, eq=False)
 class RaggedIds:
-    """Ids of samples that have different numbers of them, or ids with weights.
+    """The ids of one feature, if samples have different numbers of ids, or if ids have weights.
 
     ids [n] with offsets [samples + 1] (sample i has the ids from offsets[i] to offsets[i + 1]) or lengths [samples]; without either, ids
-    [samples] or [samples, ids per sample]. weights: of the ids' shape and the table's dtype; each row counts so many times.
+    [samples] or [samples, ids per sample]. weights: the shape of the ids and the dtype of the table; each row is multiplied by its weight.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("words", 100, 4)])
     >>> two_samples = sw.RaggedIds(torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 2]))

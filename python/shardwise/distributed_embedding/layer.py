@@ -26,7 +26,7 @@ from shardwise.interop.state_differences import facts, other_sizes
 
 
 class EmbeddingLookup:
-    """A lookup under way: DistributedEmbedding.start() gives it. Lookups of a layer are fetched in the order in which they started.
+    """A lookup that DistributedEmbedding.start() began. The lookups of a layer are fetched in the order in which they were started.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> lookup = layer.start([torch.tensor([3, 4])])  # ids travel
@@ -58,13 +58,13 @@ class EmbeddingLookup:
         layer._n_samples = 0 if error else n_samples(parts)
 
     def fetch(self) -> EmbeddingLookup:
-        """Sends for the rows, as they are now; ids must have arrived. Collective; wait() does it where this was not called."""
+        """Requests the rows with their present values, after the ids have arrived. Collective. wait() calls it if the program has not."""
         self._lookup.fetch()
         return self
 
     def wait(self) -> torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]:
-        """The vectors of this rank's samples: a list in the order of the inputs, or a dict by feature where the inputs were one; the one
-        tensor of a layer that concatenates."""
+        """The vectors of this rank's samples: a list in the order of the inputs; a dict by feature if the inputs were a dict; one tensor if
+        the layer has `concatenate=True`."""
         vectors = self._lookup.wait(self._layer._parameters_in_order())
         self._layer._count(self._counted)
         self._counted = []
@@ -84,42 +84,43 @@ def nested_like(ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 class DistributedEmbedding(nn.Module):
-    """Embedding tables, placed on the ranks by a plan, looked up by two exchanges per step however many there are.
+    """Embedding tables that a plan places on ranks. A lookup in all of them takes two exchanges, whatever the number of tables.
 
         tables = [sw.TableConfig("user", 1_000_000, 64), sw.TableConfig("item", 50_000, 64, combiner="mean")]
         layer = sw.DistributedEmbedding(tables, strategy="memory_balanced", row_slice_threshold=10_000_000)
         user, item = layer([user_ids, item_ids])      # each rank gives its own samples' ids and gets their vectors
         (loss(user, item)).backward()                 # one exchange: each row's gradient goes to its owner
 
-    tables: TableConfigs, or nn.Embedding and nn.EmbeddingBag modules, whose values (rank 0's) are taken. TableConfigs' values are drawn
-    as nn.Embedding draws them, from N(0, 1), the same on any number of ranks.
-    mesh: 1-D; all ranks on CPUs where there is none.
-    plan: an EmbeddingPlan; made by plan_embeddings() from `strategy` and the other options where there is none.
-    input_table_map: for each input its table, by index or name; one input per table, in their order, where there is none. A table may have
-    several inputs.
-    input_names: of the inputs; those of their tables where there are none, with a number where a table has several.
-    dp_input: each rank gives the ids of its own samples. If False, each rank gives, for the tables that it has columns of, the ids of all
-    samples, those of rank 0 first and the same number from each rank (one more from the first ranks where that does not divide), and None
-    for the others; its own samples' for replicated tables.
-    concatenate: results are one tensor [samples, columns of all inputs], in the order of the inputs, without the copy that torch.cat makes.
-    gradients: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel has them for the
-    dense part; "sum": of their sum.
-    sparse: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) take them row by
-    row and leave none.
-    storage: of tables beyond memory, by index or name: FileStorage(folder, cache_rows=...). Their rows lie in files, the most frequently used
-    ones in memory, too, and so does the state of fused optimizers. Results are the same. What reads such a parameter other than
-    by lookups, state_dict(), get_weights() and pieces() calls flush() before.
+    - `tables`: TableConfigs, or nn.Embedding and nn.EmbeddingBag modules, of which rank 0's values are taken. The values for TableConfigs are
+      drawn from N(0, 1), as nn.Embedding does, and are the same on any number of ranks.
+    - `mesh`: 1-D; default: all ranks, on CPUs.
+    - `plan`: an EmbeddingPlan; by default plan_embeddings() makes it from `strategy` and the other options.
+    - `input_table_map`: the table of each input, by index or name; by default one input per table, in the order of the tables. A table may have
+      several inputs.
+    - `input_names`: the names of the inputs; by default those of their tables, with a number if a table has several inputs.
+    - `dp_input`: if True, each rank gives the ids of its own samples. If False, a rank gives the ids of all samples for each table of which it has
+      columns, the ids of its own samples for replicated tables, and None for other tables. The samples are ordered by rank, the same number per
+      rank; if that does not divide, the first ranks have one more.
+    - `concatenate`: the result is one tensor [samples, columns of all inputs], in the order of the inputs, without the copy that torch.cat makes.
+    - `gradients`: "mean": the gradients of tables are those of the mean of all ranks' losses, as DistributedDataParallel computes them for the
+      dense part. "sum": those of the sum of the losses.
+    - `sparse`: gradients of tables are sparse DTensors, for SparseAdam, SGD and Adagrad. Fused optimizers (shardwise.optim) use the gradients row
+      by row and store none.
+    - `storage`: FileStorage(folder, cache_rows=...) for tables beyond memory, by index or name. Their rows, and the state of fused optimizers, are
+      in files; the most frequently used rows are in memory, too. Results are the same. Call flush() before other reads of such a parameter
+      than lookups, state_dict(), get_weights() and pieces().
 
-    Inputs: a list in the order of the inputs, a dict by name, or a KeyedJaggedTensor, of ids [samples], [samples, ids per sample],
-    (ids, offsets), RaggedIds, or jagged nested tensors. Batches may differ between ranks. Results: [samples, columns], combined as the
-    table's config says, or [ids..., columns] with combiner "none". A weighted mean divides by the number of ids.
+    Inputs: a list in the order of the inputs, a dict by name, or a KeyedJaggedTensor. The ids of an input are [samples], [samples, ids per
+    sample], (ids, offsets), RaggedIds, or a jagged nested tensor. Batches may differ between ranks. Results: [samples, columns], combined as
+    the table's config says, or [ids..., columns] with combiner "none". A weighted mean divides by the number of ids.
 
     Parameters are DTensors, `tables.<name>`, in the layer's own memory.
 
-    Collective, backward too: every rank calls it, with no samples if need be. Cost of a step: two exchanges and one in the backward, of each
-    row that a rank's ids name once; while a pair of ranks asks for many more rows than before, one more.
-    Raises, on all ranks and before any row is sent: IndexError naming feature and id for one out of range, TypeError and ValueError for
-    what is wrong with any rank's inputs.
+    Collective, and so is the backward: every rank must call it, also a rank without samples. Cost of a step: two exchanges in the forward and
+    one in the backward, in which each row that a rank's ids name is sent once. If a pair of ranks asks for many more rows than before, it
+    sends one more message.
+    Raises, on all ranks and before any row is sent: IndexError, naming feature and id, for an id out of range; TypeError and ValueError for
+    other mistakes in any rank's inputs.
 
     >>> tables = [sw.TableConfig("user", 1000, 8), sw.TableConfig("item", 50, 8, combiner="mean")]
     >>> layer = sw.DistributedEmbedding(tables)
@@ -220,45 +221,44 @@ class DistributedEmbedding(nn.Module):
         return self.start(inputs).wait()
 
     def start(self, inputs: Any) -> EmbeddingLookup:
-        """Sends the ids; what is computed until the lookup's wait() goes on meanwhile."""
+        """Sends the ids and returns at once: compute what needs no vectors, then call the lookup's wait()."""
         return EmbeddingLookup(self, inputs)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws all values from N(0, 1), as nn.Embedding."""
+        """Draws all values from N(0, 1), as nn.Embedding does."""
         for parameter in self._parameters_in_order():
             parameter.normal_()
 
     def pieces(self, table: int | str) -> list[tuple[torch.Tensor, slice, slice]]:
-        """This rank's parts of a table: (values, rows, columns), of the layer's memory, the latter as slices of the table."""
+        """This rank's parts of a table as (values, rows, columns): a view of the layer's memory, and two slices of the table."""
         return self._core.pieces(self._index_of(table))
 
     def flush(self) -> None:
-        """Writes rows that backwards have changed in memory to the files of their tables, which the parameters show. Sends nothing."""
+        """For tables in files: writes changed rows from memory to the files, so that the parameters have their values. Sends nothing."""
         self._core.flush()
 
     def cache_counts(self) -> dict[str, CacheCounts]:
-        """By table in files: what this rank's cache of it did since it was made."""
+        """For each table in files, the counts of this rank's cache since it was made."""
         counts = {config.name: self._core.cache_counts(index) for index, config in enumerate(self.configs)}
         return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
 
     def get_weights(
         self, all_ranks: bool = False, *, progress: bool | None = None
     ) -> list[np.ndarray[Any, Any]] | None:
-        """All tables whole, as arrays in the order of the tables, on rank 0 or on all ranks; None elsewhere. bfloat16 becomes float32.
+        """All tables, whole, as arrays in the order of the tables, on rank 0 or on all ranks; None on the others. bfloat16 becomes float32.
 
-        progress: a line on stderr of rank 0, by tqdm; None shows it on terminals.
+        progress: a progress line (tqdm) on stderr of rank 0; None shows it only on terminals.
 
-        Collective. Rows travel in chunks of 64 MiB, from their owners' memory to the rank that takes them, each once. Cost there: all
-        tables and one chunk.
+        Collective. Each row is sent once, in chunks of 64 MiB. Memory on a rank that gets the arrays: all tables and one chunk.
         """
         return weights.get_weights(self, all_ranks, progress)
 
     def save_weights(self, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
         """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
 
-        Rank 0 writes all, in memory of two chunks of 64 MiB; each row travels once. Files that are there stay whole until all new ones
-        are. Collective. Raises, on all ranks: OSError on rank 0 where a file cannot be written, RuntimeError with its text elsewhere.
+        Rank 0 writes all files, with two chunks of 64 MiB in memory; each row is sent once. Existing files are replaced when all new files are
+        complete. Collective. If a file cannot be written, rank 0 raises OSError, and the others RuntimeError with the same text.
         """
         weights.save_weights(self, folder, progress)
 
@@ -270,9 +270,9 @@ class DistributedEmbedding(nn.Module):
         name: str | None = None,
         progress: bool | None = None,
     ) -> None:
-        """Writes one table, whole, as the tensor `name` (the table's own where there is none) of a safetensors file, in its own dtype.
+        """Writes one whole table, in its own dtype, as the tensor `name` of a safetensors file. Default: the name of the table.
 
-        Memory, messages and errors as save_weights().
+        Memory, messages and errors are those of save_weights().
         """
         weights.export_safetensors(self, self._index_of(table), path, name, progress)
 
@@ -282,19 +282,20 @@ class DistributedEmbedding(nn.Module):
         *,
         progress: bool | None = None,
     ) -> None:
-        """Takes whole tables in their order: arrays, the same on all ranks, paths of .npy files, or the folder that save_weights() wrote.
-        Of files each rank reads its own rows and columns, by memory map. A layer on other ranks, with another plan, may have written them.
+        """Sets whole tables, in the order of the tables: arrays that are equal on all ranks, paths of .npy files, or the folder that save_weights()
+        wrote. Each rank maps the files into memory and reads only its own rows and columns. A layer on other ranks, with another plan, may have
+        written them.
 
-        progress: a line on stderr of rank 0, of its own bytes, by tqdm; None shows it on terminals.
+        progress: a progress line (tqdm) on stderr of rank 0, of its own bytes; None shows it only on terminals.
 
-        Collective; no values travel. Memory besides the tables: one chunk of 64 MiB. Raises, on all ranks and with nothing written,
-        ValueError for another number of tables or other shapes, all named, and what NumPy raises for files that it cannot read.
+        Collective; no values are sent. Additional memory: one chunk of 64 MiB. Raises, on all ranks and before anything is written, ValueError
+        for a wrong number of tables and for wrong shapes, all named, and NumPy's errors for files that it cannot read.
         """
         weights.set_weights(self, arrays, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As torch's, of tensors in any layout, or plain ones that are alike on all ranks. What is missing, besides, or of another shape is
-        named all together, before anything is loaded. assign=True is an error: lookups read the layer's own memory."""
+        """As in torch. The values are DTensors of any layout, or plain tensors that are equal on all ranks. One error names all entries that are
+        missing, unexpected or of another shape, before anything is loaded. assign=True is an error: lookups read the layer's own memory."""
         if assign:
             raise ValueError(
                 "[DistributedEmbedding.load_state_dict] assign=True would leave the layer's memory. Leave it out."
@@ -303,21 +304,21 @@ class DistributedEmbedding(nn.Module):
         return super().load_state_dict(state_dict, strict)
 
     def explain(self, *, reasons: bool = False) -> str:
-        """Table by table, as this rank sees it: size, treatment, ranks, bytes in all and here; of the last lookup the ids that the plan
-        expected, those that came, the rows they named and the bytes of those that other ranks sent; then the totals, and the caches of tables in files. With `reasons`, why
-        each table is where it is. Sends nothing."""
+        """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the last
+        lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks sent.
+        Totals and the caches of tables in files follow. With `reasons`, it also says why each table is where it is. Sends nothing."""
         return report.explained(self, reasons)
 
     def memory_report(self, *optimizers: torch.optim.Optimizer) -> MemoryReport:
-        """Bytes of each rank: its tables, what these optimizers keep of them, gradients, and buffers for rows under way; print() shows a
-        table. Of tables in files the hot rows count as memory, and the files by themselves. Collective: one gather of six numbers."""
+        """The bytes of each rank: tables, state of these optimizers, gradients, and buffers of messages; print() shows a table. For tables in
+        files, the rows in memory count as memory, and the files are counted separately. Collective: one gather of six numbers."""
         return report.memory_of_ranks(self, optimizers)
 
     def count_rows(self, capacity: int | None = 100_000) -> None:
-        """Counts from now on, anew, which rows lookups ask for; None stops. Off at first.
+        """Starts to count, from 0, which rows lookups ask for; count_rows(None) stops. Counting is off at first.
 
-        capacity: at most so many rows per table and rank, 16 bytes each. Counts are exact while ids name no more; then those of rows that
-        stay are too low, by at most the table's ids / capacity. Cost: a sort of each batch's ids. Sends nothing.
+        capacity: the most rows that are counted per table and rank, 16 bytes each. Counts are exact as long as ids name no more rows. After that
+        they are too low, by at most (the table's ids) / capacity. Cost: a sort of each batch's ids. Sends nothing.
         """
         firsts = [
             any(columns.start == 0 and len(values) > 0 for values, _, columns in self.pieces(t))
@@ -327,9 +328,9 @@ class DistributedEmbedding(nn.Module):
         self._counts = None if capacity is None else RowCounts(len(self.configs), capacity, owned)
 
     def hot_rows(self, table: int | str, n: int = 10) -> list[HotRow]:
-        """The `n` rows of a table that all ranks' ids named most often since count_rows(), most often first.
+        """The `n` rows of a table that all ranks' ids named most often since count_rows(), most frequent first.
 
-        Collective; every rank gets them. Cost: the counts of all ranks on each. Raises RuntimeError where nothing is counted.
+        Collective; every rank gets the same rows. Cost: every rank receives the counts of all ranks. Raises RuntimeError if counting is off.
         """
         if self._counts is None:
             raise RuntimeError("[hot_rows] no rows are counted. Call count_rows() first, on all ranks.")

@@ -9,15 +9,15 @@ from shardwise.distributed_embedding.layer import DistributedEmbedding
 
 
 class EmbeddingPipeline:
-    """Batches with their vectors, the ids of the next batch on their way while a program computes with this one.
+    """Iterates over batches and their vectors. The ids of the next batch are sent while the program computes with the current one.
 
         for batch, vectors in sw.EmbeddingPipeline(layer, loader, lambda batch: batch["ids"]):
             loss = model(batch, vectors)
             loss.backward()
             optimizer.step()
 
-    batches: the same number on every rank; a rank with fewer makes the others wait. ids_of: a batch's inputs for the layer.
-    The rows are those after the step before: only ids are sent ahead. Cost: the ids of one more batch in memory.
+    batches: the same number on every rank; a rank with fewer leaves the others waiting. ids_of: returns a batch's inputs for the layer.
+    Each batch gets the rows as they are after the step before it, because only ids are sent ahead. Cost: the ids of one more batch in memory.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> optimizer = sw.optim.FusedSGD(layer.parameters(), lr=0.1)

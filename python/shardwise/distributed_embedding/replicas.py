@@ -12,11 +12,11 @@ from shardwise.placement_types import Replicate
 
 @torch.no_grad()
 def broadcast_parameters(module: nn.Module, src: int = 0, group: dist.ProcessGroup | None = None) -> None:
-    """Gives all ranks of `group` the values that rank `src` has of the parameters and buffers which each of them holds whole.
+    """Copies replicated parameters and buffers from rank `src` to all ranks of `group`.
 
-    Plain tensors and DTensors that are replicated on all of these ranks are sent, those of one dtype and device in one message; others
-    are each rank's own part and are left alone. Collective over `group`, the default one where there is none; on ranks outside it nothing
-    happens. Cost: a copy of what is sent.
+    Plain tensors, and DTensors that are replicated on all of these ranks, are sent; tensors of the same dtype and device share a message.
+    Other DTensors are not changed. Collective over `group` (default: the default group); ranks outside it do nothing. Cost: a copy of
+    the tensors that are sent.
 
     >>> layer = torch.nn.Linear(2, 2)  # its values are those of rank 0 afterwards
     >>> sw.broadcast_parameters(layer)

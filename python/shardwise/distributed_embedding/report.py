@@ -89,7 +89,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by rank; str() is a table of them. Totals and imbalance are of memory, not of files.
+    """The bytes of each rank; str() is a table. Totals and imbalance count memory, not files.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> report = layer.memory_report()
@@ -105,7 +105,7 @@ class MemoryReport:
 
     @property
     def imbalance(self) -> float:
-        """The most that a rank holds, over the mean."""
+        """The bytes of the rank that holds most, divided by the mean."""
         return max(rank.total for rank in self.ranks) * len(self.ranks) / max(self.total, 1)
 
     def __str__(self) -> str:

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class FileStorage:
-    """The rows of a table lie in files, and hot ones in memory, too.
+    """Keeps the rows of a table in files, and the frequently used rows in memory, too.
 
-    folder: of a local disk; each rank that has rows makes a file of them there. It has no name, so nothing is left of it when the process
-    ends or is killed.
-    cache_rows, cache_bytes: how many rows are in memory, on each rank and of each of its column slices: as a number, or by the bytes of
-    their values, the state of a fused optimizer not counted. Give one of them. It must hold the rows that one lookup of all ranks asks a
-    rank for.
+    - `folder`: a folder on a local disk. Each rank that has rows makes a file there. The file has no name, so nothing is left when the process
+      ends or is killed.
+    - `cache_rows`, `cache_bytes`: the size of the cache in memory, per rank and per column slice: a number of rows, or the bytes of their values,
+      without the state of a fused optimizer. Give one of them. The cache must hold the rows that one lookup of all ranks asks of one rank.
 
     >>> storage = {"user": sw.FileStorage(".", cache_rows=64)}  # a folder of a local disk
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)], storage=storage)
@@ -31,7 +30,7 @@ class FileStorage:
 
 
 class CacheCounts(NamedTuple):
-    """What one rank's cache of a table did since it was made. An access is one distinct row that a lookup asked this rank for.
+    """The counts of one rank's cache of a table since it was made. An access is one distinct row that a lookup asked of this rank.
 
     >>> counts = sw.CacheCounts(100, hits=90, misses=10, evictions=0, bytes_read=640, bytes_written=0, value_bytes=6400, state_bytes=0)
     >>> counts.hit_rate
@@ -49,7 +48,7 @@ class CacheCounts(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Hits by accesses; 0 before the first."""
+        """Hits divided by accesses; 0 before the first access."""
         return self.hits / max(self.hits + self.misses, 1)
 
 

@@ -28,21 +28,26 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """`func`, which works on plain tensors and may communicate, as a function of DTensors: it is called on each rank's pieces, and
-    its results become DTensors of `out_placements`. Without `func` a decorator.
+    """Makes a function of DTensors from `func`, which works on plain tensors and may communicate: `func` is called with each rank's pieces, and
+    its results become DTensors with `out_placements`. Without `func` it is a decorator.
 
         @local_map(out_placements=[Partial()], in_placements=([Shard(1)], [Shard(0)]))
         def matmul(a, b): return a @ b
 
-    `out_placements`: those of the result, or a tuple of them for several, in pytree order; None for what is no tensor.
-    `in_placements`: those that each positional argument must have, in pytree order; None for what is no DTensor; without them
-    nothing is checked. `in_grad_placements`: how the gradients of the pieces are laid out, if not as the arguments.
-    `device_mesh`: the results', by default the first argument's. `redistribute_inputs`: arguments of other placements are moved
-    first. Where an argument is sharded unevenly, results may be, too: their lengths on all ranks are gathered, in one message of a few
-    numbers of each rank. Those of an argument are sharded as it is. Otherwise results are as long on each rank, and nothing is sent.
+    - `out_placements`: the placements of the result, or a tuple of those of several results, in pytree order; None for a result that is not
+      a tensor.
+    - `in_placements`: the placements that each positional argument must have, in pytree order; None for one that is not a DTensor. Without
+      `in_placements` nothing is checked.
+    - `in_grad_placements`: the placements of the gradients of the pieces; default: those of the arguments.
+    - `device_mesh`: the mesh of the results; default: that of the first argument.
+    - `redistribute_inputs`: arguments with other placements are moved first.
 
-    A call without DTensors is a call of `func`. Raises ValueError for arguments of other placements, and for lengths that no
-    placements describe, AssertionError, as torch does, where placements do not fit what there is.
+    If an argument is sharded unevenly, results may be uneven, too: the ranks gather their lengths, in one message of a few numbers per rank.
+    A result with the lengths of an argument is sharded as that argument is. If no argument is uneven, results must have the same length on
+    each rank, and nothing is sent.
+
+    A call without DTensors calls `func` directly. Raises ValueError for arguments of other placements and for lengths that no placements
+    describe; AssertionError, as torch does, if the number of placements does not fit the arguments or results.
 
     >>> def count(piece):
     ...     return torch.tensor([piece.numel()])

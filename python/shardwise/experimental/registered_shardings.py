@@ -21,22 +21,22 @@ Argument = tuple[str, Any, bool, bool]  # its name and value, whether it is a ke
 
 
 def register_sharding(op: OpOverload | list[OpOverload]) -> Callable[[ShardingFn], ShardingFn]:
-    """A decorator of a function that says under which shardings `op`, or each of several, may run; it takes the place of what
-    answered the operator before.
+    """A decorator of a function that lists the shardings under which `op`, or each of several operators, may run. It replaces an earlier rule of
+    the operator.
 
         @register_sharding(torch.ops.mylib.scale.default)
         def shardings(x, factor):
             return [([Replicate()], [Replicate(), None]), *(([Shard(d)], [Shard(d), None]) for d in range(x.ndim))]
 
-    The function is called as the operator is, with a DTensorSpec for each tensor. It returns pairs of the outputs' placements and
-    the inputs', on one mesh dim: one per argument, the elements of lists one by one, None for what is no tensor. On each mesh dim
-    the pair is taken that moves the fewest bytes; where none fits the inputs are gathered. Shards may be of any extents: those of
-    the largest operand, which other dims of its length get too. It is asked once per set of layouts and values of the other
-    arguments, floats included: in each step, if an argument has a new value in each step, as a learning rate has.
+    The function gets the operator's arguments, with a DTensorSpec instead of each tensor. It returns pairs: the placements of the outputs and
+    of the inputs on one mesh dim. The inputs have one placement per argument, with the elements of lists one by one, and None for an argument
+    that is not a tensor. On each mesh dim, Shardwise chooses the pair that moves the fewest bytes; if none fits, inputs are gathered. Shards
+    may have any sizes: those of the largest operand, which other dims of the same length get, too. The function is called once per set of
+    layouts and values of the other arguments, floats included: in every step, if an argument such as a learning rate changes in every step.
 
-    The operator runs on each rank's pieces as it is, with torch's derivative. It needs a meta (fake) kernel. Call it alike on all
-    ranks. Raises TypeError for what is no overload, ValueError for an operator that torch composes of others and, when it is called,
-    for pairs that have not one placement per tensor.
+    The operator itself runs on each rank's pieces, with torch's derivative. It needs a meta (fake) kernel. Call register_sharding on all
+    ranks. Raises TypeError if `op` is not an overload; ValueError for an operator that torch composes of others and, when the operator is
+    called, for pairs that do not have one placement per tensor.
 
     >>> library = torch.library.Library(f"sample{rank}", "DEF")
     >>> library.define("scaled(Tensor x) -> Tensor")

@@ -19,8 +19,8 @@ ROTATE_METHODS = ("allgather", "alltoall")
 
 @dataclass
 class SequenceOptions:
-    """`enable_load_balance`: each rank has positions from the head and from the tail, so that causal attention is equal work.
-    `rotate_method` is known for programs that set it: keys and values are always gathered.
+    """`enable_load_balance`: each rank has positions from the head and from the tail, so that causal attention is equal work for all ranks.
+    `rotate_method` has no effect: keys and values are always gathered.
     """
 
     enable_load_balance: bool = True
@@ -38,18 +38,20 @@ def context_parallel(
     buffer_seq_dims: list[int] | None = None,
     no_restore_buffers: set[torch.Tensor] | None = None,
 ) -> Iterator[None]:
-    """In a `with` block a model runs on this rank's positions of sequences, in plain tensors.
+    """A `with` block in which a model computes on this rank's positions of each sequence, with plain tensors.
 
         with context_parallel(mesh, buffers=[ids, labels, positions], buffer_seq_dims=[1, 1, 0]):
             loss = criterion(model(ids), labels)      # this rank's positions
             loss.backward()
 
-    `buffers`: plain tensors, alike on all ranks, whose dims `buffer_seq_dims` are positions; in the block they hold this rank's,
-    after it what they held before, but for those in `no_restore_buffers`. A sequence may be of any length. F.scaled_dot_product_attention
-    gathers keys and values: positions are those of the whole sequence, and an attn_mask has columns for all keys and rows for all
-    queries or for this rank's. Gradients of keys and values are summed over the ranks; those of parameters are each rank's own.
+    `buffers`: plain tensors that are equal on all ranks; `buffer_seq_dims` are their dims of positions. In the block the buffers hold this
+    rank's positions; after it they have their old values, except those in `no_restore_buffers`. A sequence may have any length.
+    F.scaled_dot_product_attention gathers keys and values, so each query sees the whole sequence. An attn_mask has columns for all keys, and
+    rows for all queries or for this rank's. Gradients of keys and values are summed over the ranks; gradients of parameters are each rank's
+    own.
 
-    The mesh has one dim. Raises ValueError, before any buffer changes, for buffers and dims that do not fit each other.
+    Cost: every rank holds the keys and values of the whole sequence. The mesh must have one dim. Raises ValueError, before any buffer
+    changes, if buffers and dims do not fit each other.
 
     >>> q = torch.ones(1, 2, 16, 8)  # 16 positions, the same on all ranks
     >>> with sw.experimental.context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
@@ -78,7 +80,7 @@ def context_parallel(
 
 @torch.no_grad()
 def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_dims: list[int]) -> list[torch.Tensor]:
-    """Whole tensors of what the ranks have of each: plain, alike on all ranks, positions in order. Collective over the mesh."""
+    """Gathers whole tensors from the ranks' positions: plain tensors, equal on all ranks, with positions in order. Collective over the mesh."""
     mesh = mesh_or_current(mesh)
     _check(mesh, buffers, seq_dims, set())
     if not buffers:
@@ -94,7 +96,7 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
 
 
 def set_rotate_method(rotate_method: str) -> None:
-    """Which of torch's ways keys and values go round; both are the same here. Raises NotImplementedError for others."""
+    """Accepts torch's names of ways to exchange keys and values; both have the same effect here. Raises NotImplementedError for other names."""
     if rotate_method not in ROTATE_METHODS:
         raise NotImplementedError(f"[context_parallel] rotate method {rotate_method!r} is none of {ROTATE_METHODS}.")
     options.rotate_method = rotate_method

@@ -1,5 +1,5 @@
-"""Fully sharded data parallelism, by the names of torch.distributed.fsdp: parameters, gradients and optimizer states are sharded over the
-ranks, each of which computes on its own part of the batch.
+"""Fully sharded data parallelism, with the names of torch.distributed.fsdp: parameters, gradients and optimizer states are sharded over the
+ranks, and each rank computes on its own part of the batch.
 
     mesh = sw.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     for layer in model.layers:

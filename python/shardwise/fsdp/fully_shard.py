@@ -31,32 +31,33 @@ def fully_shard(
 ) -> M:
     """Shards the parameters of `module` in place over the ranks of `mesh` and returns it; it is an FSDPModule from now on.
 
-    Each rank computes on its own part of the batch, as under DistributedDataParallel, with plain tensors. The parameters of `module` that
-    no inner module's call took are one group: their parts are DTensors placed as [Shard(0)], of any sizes. They are gathered in one
-    exchange before the forward, one group ahead of the computing; freed after it, and gathered again for the backward, where
-    `reshard_after_forward` is True (None: for all but the outermost module). Their gradients are reduced in one exchange to the mean over
-    the ranks, and are sharded as the parameters. So call it on inner modules first. A list of modules is one group.
+    Each rank computes on its own part of the batch, with plain tensors, as under DistributedDataParallel. The parameters of `module` that
+    no inner call of fully_shard took form one group, so call it on inner modules first. A list of modules forms one group. The parts of
+    parameters are DTensors with the placements [Shard(0)], of any sizes. One exchange gathers the group before its forward, while the group
+    before it still computes. The gathered parameters are freed after the forward, and gathered again for the backward. One exchange reduces
+    the gradients to the mean over the ranks; gradients are sharded like the parameters.
 
-    `reshard_after_forward` as a number, a divisor of the number of ranks: each rank keeps that fraction of the gathered parameters after a
-    forward, and gathers for the backward among that many ranks that follow each other, those of one machine, say. The DTensors in the
-    module stay those of all ranks. 1 is False, and the number of ranks is True.
-    `shard_placement_fn`: gives the Shard of a parameter, of another dim, or of given sizes, or None for Shard(0). It must say the same on
-    all ranks.
+    `reshard_after_forward`: True frees the gathered parameters after the forward, False keeps them until the backward, and None is True for
+    all but the outermost module. A number that divides the number of ranks: each rank keeps one n-th of the gathered parameters after the
+    forward, and gathers for the backward among n consecutive ranks, for example those of one machine. The DTensors in the module stay sharded
+    over all ranks. 1 is the same as False, and the number of ranks is the same as True.
+    `shard_placement_fn`: returns the Shard of a parameter, of any dim or of given sizes, or None for Shard(0). It must return the same on all
+    ranks.
 
-    `mesh`: of one dim, or of two: parameters are replicated over the first and sharded over the second. Without one all ranks. As a slice,
-    mesh["dp"], beside other dims on which parameters are DTensors already (parallelize_module on mesh["tp"]): those are sharded further, and
-    stay DTensors on these during the forward. `ignored_params` stay as they are, and their gradients, too; so do those of a
-    DistributedEmbedding, which need not be named. Parameters that modules share stay one where all these modules are in one call.
+    `mesh`: of one dim, or of two: then parameters are replicated over the first and sharded over the second. Default: all ranks. If parameters
+    are DTensors on another dim already (parallelize_module on mesh["tp"]), give a slice, mesh["dp"]: they are sharded further, and are
+    DTensors on mesh["tp"] during the forward. `ignored_params` and their gradients do not change; nor do the parameters of a
+    DistributedEmbedding, which need not be named. A parameter that several modules share stays one if all these modules are in one call.
 
     Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective
-    over the mesh: all ranks call the same modules, and of a module's parameters may use others. Per rank and step they receive what it
-    lacks of the parameters, twice (once without resharding), and n-1 times its part in gradients with a byte per parameter: for n even
-    parts 3 (n-1)/n of the whole.
+    over the mesh: all ranks must call the same modules, but may use different parameters of a module. Cost per rank and step: it receives the
+    parameters that it lacks, twice (once without resharding), and n-1 times the size of its part in gradients, with one byte per parameter.
+    For n even parts that is 3 (n-1)/n of the size of the parameters.
 
-    Raises ValueError, alike on all ranks and before anything is sharded, for a module that is fully sharded already or has no
-    parameters left, an inner module after the outer one, parameters that other groups share, meshes of more dims or without a common root
-    with a parameter's, and numbers of ranks to reshard to that do not divide; IndexError for a Shard of a dim that a parameter lacks;
-    TypeError for arguments of other types.
+    Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already or has no parameters left, an inner
+    module after the outer one, parameters that other groups share, a mesh of more than two dims, one without a common root with a
+    parameter's mesh, and a number in `reshard_after_forward` that does not divide the number of ranks; IndexError for a Shard of a dim that a
+    parameter does not have; TypeError for arguments of other types.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)

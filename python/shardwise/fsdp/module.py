@@ -25,7 +25,7 @@ class UnshardHandle:
         self._unit = unit
 
     def wait(self) -> None:
-        """Returns when they are there, and stand in the module."""
+        """Waits until they have arrived, and puts them into the module."""
         if self._unit is not None:
             self._unit.group.gather()
         self._unit = None
@@ -34,8 +34,9 @@ class UnshardHandle:
 class FSDPModule:
     """A module that fully_shard() was called on: its class is derived from this one and from the module's own.
 
-    Its parameters are DTensors, this rank's parts; during its forward, and during its backward, plain tensors stand in their place (or
-    DTensors on the meshes beside, under tensor parallelism). Between them the parts do, whether or not the whole ones keep their memory. Methods with `recurse` mean modules within it, too.
+    Its parameters are DTensors that hold this rank's parts. During its forward and its backward they are replaced by whole plain tensors (under
+    tensor parallelism, by DTensors on the mesh of that). Between forward and backward the module has the parts again, even if the whole ones
+    keep their memory. Methods with `recurse` also act on the modules within it.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh)
     >>> isinstance(model, sw.fsdp.FSDPModule), isinstance(model, torch.nn.Linear), model.weight.placements
@@ -56,8 +57,8 @@ class FSDPModule:
         )
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers the parameters of this module's group, which stay until reshard(), or until a forward or backward releases them.
-        With `async_op` it returns at once, with a handle. Collective over the mesh."""
+        """Gathers the parameters of this module's group. They stay until reshard(), or until a forward or backward frees them.
+        With `async_op` it returns a handle at once. Collective over the mesh."""
         unit = _unit(self)
         unit.take_replacements()
         if unit.group.is_stale:
@@ -70,25 +71,25 @@ class FSDPModule:
         return None
 
     def reshard(self) -> None:
-        """Frees the gathered parameters of this module's group: the parts stand in the module again. Sends nothing."""
+        """Frees the gathered parameters of this module's group; the module then has the parts again. Sends nothing."""
         _unit(self).group.release()
 
     def reset_iter_state(self) -> None:
-        """After an exception in a forward or backward that was caught: waits for what is on its way, and drops gradients that were not
-        reduced. The next forward or backward does so by itself after a backward that failed. A forward that was interrupted
-        (KeyboardInterrupt) needs the call: torch runs no hooks after it."""
+        """Call it after an exception in a forward or backward was caught: it waits for messages on their way, and drops gradients that were not
+        reduced. After a backward that failed, the next forward or backward does so itself. After a forward that was interrupted
+        (KeyboardInterrupt) the call is needed, because torch runs no hooks then."""
         family = _unit(self).family
         family.schedule.reset()
         for unit in family.units:
             unit.forget_calls()
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """False: further backward passes of the same forwards follow the next one."""
+        """False: after the next backward, further backward passes of the same forwards follow."""
         _unit(self).family.schedule.set_last_backward(is_last_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: gradients are added up, whole, on each rank, until a backward with True reduces the sum. Until then nothing is sent
-        between the ranks of the mesh; beside tensor parallelism, gradients are made whole over its mesh each time."""
+        """False: each rank adds up whole gradients, until a backward with True reduces the sum. Until then nothing is sent over the mesh of
+        fully_shard. Under tensor parallelism, gradients are still reduced over its mesh each time."""
         for unit in _units(self, recurse):
             unit.settings.reduces = requires_gradient_sync
             unit.group.set_all_reduces(requires_gradient_sync)
@@ -117,16 +118,16 @@ class FSDPModule:
             unit.settings.reshards_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """When this module's forward begins, the parameters of these are gathered, too; by default those of the one that followed it
-        the last time."""
+        """When this module's forward begins, the parameters of these modules are gathered, too. Default: the module whose forward followed
+        it the last time."""
         _unit(self).settings.set_ahead_in_forward([_unit(module).group for module in _checked(modules)])
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """The same for the backward; by default of the one whose forward was before this one's."""
+        """The same for the backward. Default: the module whose forward came before this one's."""
         _unit(self).settings.set_ahead_in_backward([_unit(module).group for module in _checked(modules)])
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """By what the sum of the ranks' gradients is divided, if not by the number of ranks."""
+        """The number that the sum of the ranks' gradients is divided by. Default: the number of ranks."""
         _unit(self).group.set_divide_factor(factor)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
@@ -166,8 +167,8 @@ def become_fsdp_module(module: nn.Module) -> None:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """From now on `module.<method_name>(...)` gathers the module's parameters before and frees them after, as its forward does. Does
-    nothing for a module that is not fully sharded. Raises ValueError for a method that there is not.
+    """Makes `module.<method_name>(...)` gather the module's parameters before it runs and free them after, as its forward does. Does
+    nothing for a module that is not fully sharded. Raises ValueError if the module has no such method.
 
     >>> class Doubling(torch.nn.Linear):
     ...     def doubled(self, x):

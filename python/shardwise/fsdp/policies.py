@@ -9,11 +9,12 @@ __all__ = ["CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"]
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:
-    """The dtypes of one module's forward and backward; sharded parameters and their gradients keep the parameter's own.
+    """The dtypes of one module's forward and backward. Sharded parameters and their gradients keep the dtype of the parameter.
 
-    `param_dtype`: parameters are gathered and used in it. `reduce_dtype`: gradients are added up in it, after a backward without
-    synchronization, too; without it halves are added in float32 and sent as they are. A sum in a wider dtype sends no more. `output_dtype`:
-    floating-point outputs are cast to it. `cast_forward_inputs`: floating-point inputs are cast to `param_dtype`.
+    `param_dtype`: the dtype in which parameters are gathered and used. `reduce_dtype`: the dtype in which gradients are added up, also in a
+    backward without synchronization; by default gradients of half precision are added in float32. Gradients are sent in their own dtype, so a
+    wider `reduce_dtype` sends no more bytes. `output_dtype`: floating-point outputs are cast to it. `cast_forward_inputs`: floating-point
+    inputs are cast to `param_dtype`.
 
     >>> policy = sw.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh, mp_policy=policy)
@@ -29,7 +30,7 @@ class MixedPrecisionPolicy:
 
 @dataclass
 class OffloadPolicy:
-    """Parameters, gradients and optimizer states are kept on the device of the mesh.
+    """Keeps parameters, gradients and optimizer states on the device of the mesh.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh, offload_policy=sw.fsdp.OffloadPolicy())
     >>> model.weight.device
@@ -39,7 +40,7 @@ class OffloadPolicy:
 
 @dataclass
 class CPUOffloadPolicy(OffloadPolicy):
-    """They are kept in the memory of the host, which they are on a mesh of CPUs; `pin_memory` has no meaning there.
+    """Keeps them in the memory of the host. On a mesh of CPUs they are there already, and `pin_memory` has no effect.
 
     >>> model = sw.fsdp.fully_shard(torch.nn.Linear(8, 4), mesh=mesh, offload_policy=sw.fsdp.CPUOffloadPolicy())
     >>> model.weight.device

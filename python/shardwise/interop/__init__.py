@@ -1,7 +1,7 @@
-"""What other libraries must know of our tensors, taught to them when they are imported, and conversions to and from torch's own.
+"""Support for Shardwise's DTensors in other libraries, and conversions to and from torch's and TorchRec's tensors.
 
-Their functions ask `isinstance(tensor, torch.distributed.tensor.DTensor)` where the kind of tensor matters, and take ours for
-plain ones. Each module here replaces the functions of one library that would give wrong results, or none.
+Functions of other libraries ask `isinstance(tensor, torch.distributed.tensor.DTensor)`, and take Shardwise's DTensors for plain tensors.
+Each module here replaces the functions of one library that would give wrong results or errors. It does so when the library is imported.
 """
 
 from functools import partial

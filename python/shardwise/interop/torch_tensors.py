@@ -39,15 +39,16 @@ def is_torch_dtensor(value: object) -> bool:
 
 
 def from_torch(value: TorchDTensor | nn.Module) -> Any:
-    """Our DTensor of a torch.distributed.tensor.DTensor: same pieces, in the same memory, mesh and placements; differentiable.
+    """Converts a torch.distributed.tensor.DTensor to a Shardwise DTensor with the same pieces, in the same memory, the same mesh and placements;
+    differentiable.
 
-    _StridedShard is understood where later mesh dims split the same dim first, as with fully_shard over tensor parallelism.
-    Of a module: converts its parameters, buffers and their gradients in place, and returns it. Its hooks, and optimizers that
-    know the old parameters, are left as they are: make optimizers afterwards.
+    A _StridedShard is converted if later mesh dims split the same dim first, as fully_shard over tensor parallelism does.
+    Given a module, it converts parameters, buffers and their gradients in place, and returns the module. Hooks do not change. Make optimizers
+    afterwards: those made before have the old parameters.
 
-    Collective over the world where the mesh has groups that are new here; nothing else is sent.
-    Raises TypeError for other values, ValueError for pieces that are not where their placements say, as on mesh dims whose
-    ranks are not in increasing order; a module is then left as it was.
+    Collective over the world if the mesh has groups that Shardwise does not know yet; nothing else is sent.
+    Raises TypeError for other values, and ValueError for pieces that are not where their placements say, as on mesh dims whose
+    ranks are not in increasing order. After an error a module is unchanged.
 
     >>> import torch.distributed.tensor as dt
     >>> theirs = dt.distribute_tensor(torch.arange(8.0), torch.distributed.init_device_mesh("cpu", (4,)), [dt.Shard(0)])
@@ -66,14 +67,15 @@ def from_torch(value: TorchDTensor | nn.Module) -> Any:
 
 
 def to_torch(value: DTensor | nn.Module) -> Any:
-    """The torch.distributed.tensor.DTensor of one of ours: same pieces, in the same memory, and placements; differentiable.
+    """Converts a Shardwise DTensor to a torch.distributed.tensor.DTensor with the same pieces, in the same memory, and the same placements;
+    differentiable.
 
-    Of a module: converts its parameters, buffers and their gradients in place, and returns it, as from_torch does.
+    Given a module, it converts parameters, buffers and their gradients in place, and returns the module, as from_torch does.
 
-    Nothing is sent: torch's mesh has the groups of ours.
-    Raises ValueError for what torch cannot hold: Shards with explicit sizes or along ranks that are not in
-    increasing order, EnumerableShard, RaggedShard, sparse tensors and ranks that are threads; a module is then left as it was. Raises
-    TypeError for other values.
+    Nothing is sent: torch's mesh uses the same process groups.
+    Raises ValueError for what torch does not support: Shards with explicit sizes or along ranks that are not in increasing order,
+    EnumerableShard, RaggedShard, sparse tensors, and ranks that are threads. Raises TypeError for other values. After an error a module is
+    unchanged.
 
     >>> ours = sw.ones(8, 2, device_mesh=mesh, placements=[sw.Shard(0)])
     >>> theirs = sw.to_torch(ours)

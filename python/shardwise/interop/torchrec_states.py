@@ -27,15 +27,15 @@ Path = tuple[Any, ...]
 
 
 def from_torchrec(state_dict: Mapping[str, Any], device_mesh: DeviceMesh | None = None) -> dict[str, Any]:
-    """The state dict of a TorchRec module, or of its fused optimizer, with a DTensor for each tensor, in the same memory.
+    """Converts the state dict of a TorchRec module, or of its fused optimizer: the result has a DTensor for each tensor, in the same memory.
 
-    Tables sharded by rows, columns, cells of a grid or kept whole on one rank get the exact placements of their pieces: Shard(0) or
-    Shard(1), with sizes where these are uneven, else EnumerableShard; on ranks without a piece, too. Plain tensors, which all ranks
-    hold alike, are replicated; torch's own DTensors keep their mesh, as by from_torch. Other values stay. Dicts may be nested.
+    Each table, sharded by rows, columns or cells of a grid, or whole on one rank, gets the exact placements of its pieces, also on ranks
+    without a piece: Shard(0) or Shard(1), with sizes if these are uneven, otherwise EnumerableShard. Plain tensors must be equal on all ranks,
+    and become replicated DTensors. torch's own DTensors keep their mesh, as from_torch does. Other values do not change. Dicts may be nested.
 
-    `device_mesh`: 1-D; all ranks, where it is not given. Collective over it: one message of sizes and offsets for the whole dict.
-    Raises ValueError, alike on all ranks and naming every tensor that does not fit: shapes, dtypes or kinds that differ between ranks,
-    pieces that overlap or leave holes, plain tensors that some rank lacks.
+    `device_mesh`: 1-D; default: all ranks. Collective over it: one message of sizes and offsets for the whole dict.
+    Raises ValueError on all ranks, naming every tensor that does not fit: shapes, dtypes or kinds that differ between ranks, pieces that
+    overlap or leave holes, and plain tensors that are missing on a rank.
 
     >>> from shardwise.sharded_tensor import to_sharded_tensor
     >>> from shardwise.interop import from_torchrec
@@ -49,14 +49,14 @@ def from_torchrec(state_dict: Mapping[str, Any], device_mesh: DeviceMesh | None 
 
 
 def to_torchrec(state_dict: Mapping[str, Any], like: Mapping[str, Any], device_mesh: DeviceMesh | None = None) -> Any:
-    """The reverse of from_torchrec: `state_dict` as ShardedTensors, torch DTensors over local shards, or plain tensors.
+    """The reverse of from_torchrec: converts `state_dict` to ShardedTensors, torch DTensors over local shards, or plain tensors.
 
-    `like`: the state dict of the module that is to get it; values are of its kinds and have its shards. DTensors that are laid out so
-    already are aliased; others are redistributed first, one after the other. Entries of `like` that are absent on this rank are absent
-    in the result. Values that are no tensors come from `state_dict`.
+    `like`: the state dict of the module that will load the result; the values of the result have its kinds and shards. DTensors that have
+    this layout already keep their memory; others are redistributed, one after the other. Entries that `like` does not have on this rank are
+    not in the result. Values that are not tensors come from `state_dict`.
 
-    Collective over `device_mesh`, as from_torchrec. Raises ValueError, alike on all ranks and before anything moves, naming every tensor
-    that is missing, extra or of another shape or dtype.
+    Collective over `device_mesh`, as from_torchrec. Raises ValueError on all ranks, before anything moves, naming every tensor that is
+    missing, extra or of another shape or dtype.
 
     >>> from shardwise.sharded_tensor import to_sharded_tensor
     >>> from shardwise.interop import to_torchrec
@@ -78,10 +78,10 @@ def to_torchrec(state_dict: Mapping[str, Any], like: Mapping[str, Any], device_m
 def copy_to_torchrec(
     state_dict: Mapping[str, Any], like: Mapping[str, Any], device_mesh: DeviceMesh | None = None
 ) -> None:
-    """Writes the tensors of `state_dict` into those of `like`, the state dict of a module: its tables change in place.
+    """Copies the tensors of `state_dict` into those of `like`, the state dict of a module: its tables change in place.
 
-    Layouts may differ: what lies elsewhere is sent, one tensor after the other. Nothing is copied where the memory is the same.
-    Collective and errors as to_torchrec; after an error nothing has been written.
+    Layouts may differ: tensors are redistributed one after the other. A tensor that is in the same memory is not copied. It is collective and
+    raises errors as to_torchrec does; after an error nothing has been written.
 
     >>> from shardwise.sharded_tensor import to_sharded_tensor
     >>> from shardwise.interop import copy_to_torchrec

@@ -29,7 +29,7 @@ _opening = threading.Lock()
 class Feed:
     """A thread that sends a snapshot each `every` seconds to the page on `port` of this machine, until close().
 
-    A page that is not there is no error; it gets what follows once it is. An error that nobody caught is sent at once.
+    It is no error if no page is served there; a page that starts later gets the following snapshots. An uncaught exception is sent at once.
     """
 
     def __init__(self, port: int = DEFAULT_PORT, every: float = 1.0) -> None:
@@ -53,7 +53,7 @@ class Feed:
         self._thread.start()
 
     def send(self) -> bool:
-        """Sends a snapshot now. True where a page took it."""
+        """Sends a snapshot now. Returns True if a page received it."""
         with self._lock:
             now = snapshot(self._surveyor, self._meter, self._error, self._began)
             body = json.dumps(now, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
@@ -106,16 +106,16 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
-    """Feeds the page of `python -m shardwise watch` with what this rank does, each `every` seconds, to the program's end.
+    """Sends the state of this rank to the page of `python -m shardwise watch`, each `every` seconds, until the program ends.
 
     >>> feed = sw.debug.watch(every=2.0)
     >>> feed.close()
 
-    Every rank on the machine calls it, once; so does SHARDWISE_WATCH=1 (or =<port>) in the environment of torchrun, without a change
-    of the program. `port`: the page's, 8765 or what SHARDWISE_WATCH says. The page shows meshes, the largest tensors, bytes per second by group,
-    what each rank waits for and its last error. Sends nothing to other ranks. Cost: a thread, and a look at the program's objects now and
-    then, for 1 % of the time. Returns the feed, of which close() stops it; a second call gives the same. Raises ValueError for a
-    port or a time that cannot be; warns of a snapshot that is larger than the page takes.
+    Call it once on every rank of the machine. Or set SHARDWISE_WATCH=1 (or =<port>) in the environment of torchrun, which needs no change of
+    the program. `port`: the port of the page; default: SHARDWISE_WATCH, or 8765. The page shows meshes, the largest tensors, bytes per second
+    by group, what each rank waits for, and its last error. Sends nothing to other ranks. Cost: a thread, which spends at most 1 % of the time
+    on a search of the program's objects. Returns the feed; its close() stops it. A second call returns the same feed. Raises ValueError for
+    an invalid port or time; warns if a snapshot is larger than the page accepts.
     """
     global _open
     chosen = port if port is not None else port_from_environment() or DEFAULT_PORT

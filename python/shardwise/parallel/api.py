@@ -27,15 +27,15 @@ def parallelize_module(
 
         parallelize_module(model, mesh["tp"], {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()})
 
-    The plan is a style, for `module` itself, or styles by the names of submodules, in which each part between dots may hold
-    wildcards (`*`, `?`, `[ab]`); "" names `module`. `src_data_rank`: the place in the mesh whose parameters are dealt to the
-    others; None: every rank's own are taken, and nothing is sent. Parameters that two modules share stay shared where both are
-    laid out alike; where they are not, a warning names them.
+    The plan is one style, for `module` itself, or a dict of styles by the names of submodules. Each part of a name between dots may contain
+    wildcards (`*`, `?`, `[ab]`); "" names `module`. `src_data_rank`: the coordinate of the rank whose parameters are sent to the others.
+    None: each rank takes its part of its own parameters, and nothing is sent. A parameter that two modules share stays shared if both give it
+    the same layout; otherwise a warning names it.
 
-    Plain tensors within a forward of the module count as replicas as they do after distribute_module(), which says when.
+    Within a forward of the module, plain tensors count as replicas, as distribute_module() describes.
 
-    Collective over the mesh. Raises ValueError for names that fit no submodule, before anything is sharded, and TypeError for
-    a plan of another type.
+    Collective over the mesh; the styles of this module need a mesh of one dim. Raises ValueError for names that match no submodule, before
+    anything is sharded, and TypeError for a plan of another type.
 
     >>> from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.ReLU(), torch.nn.Linear(30, 8))

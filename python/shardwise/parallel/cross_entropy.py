@@ -12,11 +12,10 @@ __all__ = ["VocabParallelCrossEntropy"]
 
 
 class VocabParallelCrossEntropy(nn.Module):
-    """nn.CrossEntropyLoss with logits sharded along the classes, dim 1 (the only one, of a single sample). Logits never move.
+    """nn.CrossEntropyLoss with logits sharded along the classes: dim 1, or dim 0 if there is no batch dim. Logits are never moved.
 
-    Logits may be a DTensor, with a DTensor of targets, or this rank's classes as a torch.Tensor, any number of them, with
-    targets that are the same on every rank; the loss then is plain. `mesh`, `mesh_dim`: of plain logits, all ranks where they are
-    left out.
+    Logits are a DTensor, with a DTensor of targets; or a torch.Tensor of this rank's classes, any number of them, with targets that are the
+    same on every rank. In the second case the loss is plain. `mesh`, `mesh_dim`: those of plain logits; default: all ranks.
 
     >>> logits = sw.zeros(2, 10, device_mesh=mesh, placements=[sw.Shard(1)])  # ten classes, sharded
     >>> labels = sw.distribute_tensor(torch.tensor([3, 9]), mesh, [sw.Replicate()])

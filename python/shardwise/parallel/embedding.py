@@ -14,10 +14,11 @@ __all__ = ["ParallelEmbedding"]
 class ParallelEmbedding(ParallelLayer):
     """nn.Embedding with its table [num_embeddings, embedding_dim] sharded along the columns, or along the rows with dim=0.
 
-    `max_norm`: rows looked up are renormalised in place by the norm of the whole row, whoever has its columns. `padding_idx`:
-    that row starts at 0 and gets no gradient. `gather_output`: results lie as the ids do, whole on every rank for plain ones;
-    else columns stay sharded (a plain output is this rank's columns), and sums over sharded rows Partial (a plain output is this rank's
-    term). `master_weight`: the whole table, alike on all ranks, in place of a drawn one. For the rest, nn.Embedding and ParallelLayer.
+    `max_norm`: rows that are looked up are renormalised in place by the norm of the whole row, also if its columns are on several ranks.
+    `padding_idx`: that row starts at 0 and gets no gradient. `gather_output`: True: the result has the layout of the ids; for plain ids it is
+    whole on every rank. False: columns stay sharded (a plain output has this rank's columns), and over sharded rows the result is Partial (a
+    plain output is this rank's term). `master_weight`: the whole table, equal on all ranks, instead of random values. nn.Embedding and
+    ParallelLayer describe the other arguments.
 
     >>> table = sw.parallel.ParallelEmbedding(100, 10)
     >>> table.weight.shape, table(torch.tensor([3, 99])).shape

@@ -19,25 +19,26 @@ __all__ = ["ExpertParallel"]
 
 
 class ExpertParallel(ParallelStyle):
-    """The experts of a mixture, in one module whose parameters are stacked by expert: each rank has some experts, and tokens go to them.
+    """A style for the experts of a mixture, in one module whose parameters are stacked by expert: each rank has some experts, and receives the
+    tokens for them.
 
     The module is one of transformers' experts (Mixtral, GPT-OSS, Qwen3-MoE and others), called with `(hidden_states, top_k_index,
     top_k_weights)`, or is called with `(x, num_tokens_per_expert)`, where the rows of `x` are ordered by expert. Tokens are
     [n_tokens, features].
-    Its parameters become DTensors sharded along dim 0. Its forward runs on each rank as if the experts of that rank were all:
-    parameters are plain there and hold this rank's experts, and it is given the tokens that want them, in the same two ways, each token
-    once per expert. The number of experts, where the module keeps it in an attribute `num_experts`, is that of this rank meanwhile.
-    No expert is gathered, no token dropped. Experts need not divide by the number of ranks, but each rank needs one. The module's
-    load_state_dict() takes plain values, too, alike on all ranks: each takes its experts.
+    Its parameters become DTensors sharded along dim 0. On each rank its forward runs as if this rank's experts were all experts: parameters are
+    plain tensors of these experts, and the arguments, in the same two forms, hold the tokens for them, each token once per expert. If the
+    module has an attribute `num_experts`, it is the number of this rank's experts during the forward. No expert is gathered, and no token
+    dropped. The number of experts need not divide by the number of ranks, but each rank needs one. The module's load_state_dict() also takes
+    plain values that are equal on all ranks: each rank takes its experts.
 
-    `input_layouts`: what plain tokens are: Shard(0), this rank's own (the default), any number of them, or Replicate(), the same on all
-    ranks. The output is laid out as the tokens were. `use_local_output`: it is plain where the tokens
-    were; False: replicated ones give a DTensor.
+    `input_layouts`: Shard(0) (the default) if plain tokens are this rank's own, any number of them; Replicate() if they are the same on all
+    ranks. The output has the layout of the tokens. `use_local_output`: if True, plain tokens give a plain output; if False, plain replicated
+    tokens give a DTensor.
     `num_experts`: the name of that attribute.
 
-    Collective over the mesh, in each forward and backward, on ranks without tokens too: dispatch_tokens() and combine_tokens() say what is
-    sent. Raises ValueError where parameters differ in their dim 0, or where there are fewer experts than ranks; TypeError for calls of
-    another form.
+    Collective over the mesh in each forward and backward, also on ranks without tokens: dispatch_tokens() and combine_tokens() say what is
+    sent. Raises ValueError if parameters differ in their dim 0 or there are fewer experts than ranks, and TypeError for calls of another
+    form.
 
     >>> class Experts(torch.nn.Module):
     ...     def __init__(self, n_experts, features):

@@ -26,14 +26,14 @@ class Sharding(NamedTuple):
 
 
 class ParallelLayer(nn.Module):
-    """A module whose parameters are each one master tensor, sharded over the ranks along one mesh dim.
+    """The base of the layers: each parameter is one whole (master) tensor, sharded over the ranks along one mesh dim.
 
     `init_type`: a name ("xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform", "normal", "uniform", "zeros",
-    "ones", "none") or a function that fills a tensor in place, as those of torch.nn.init. Each rank draws its own part of the
-    master, which is a function of torch.manual_seed's seed: the same on any number of ranks.
-    `mesh`: without it that of the innermost `with mesh:`, or all ranks; `mesh_dim`: number or name.
-    `device="meta"`: parameters are plain meta tensors that are not drawn; to_empty(device=...) makes the DTensors, and
-    reset_parameters() draws them.
+    "ones", "none") or a function that fills a tensor in place, like those of torch.nn.init. Each rank draws only its own part of the
+    master tensor. The values are a function of torch.manual_seed's seed, and the same on any number of ranks.
+    `mesh`: default: that of the innermost `with mesh:`, or all ranks. `mesh_dim`: number or name.
+    `device="meta"`: parameters are plain tensors on meta, without values; to_empty(device=...) makes the DTensors, and
+    reset_parameters() draws the values.
     """
 
     weight: nn.Parameter
@@ -95,5 +95,5 @@ class ParallelLayer(nn.Module):
         return _C.full_tensor(self.weight.detach())
 
     def set_master_weight(self, master: torch.Tensor) -> None:
-        """Takes over the whole weight, which all ranks give alike; of a plain tensor nothing is sent."""
+        """Sets the whole weight, which must be equal on all ranks. For a plain tensor nothing is sent."""
         _C.set_master_(self.weight, master)

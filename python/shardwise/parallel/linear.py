@@ -13,7 +13,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
 class ParallelLinear(ParallelLayer):
-    """What the two have in common: a weight [out, in] and a bias [out] that starts at 0."""
+    """The base of both linear layers: a weight [out, in] and a bias [out] that starts at 0."""
 
     bias: nn.Parameter | None
     _shard_dim: int
@@ -56,7 +56,7 @@ class ParallelLinear(ParallelLayer):
         return None if self.bias is None else _C.full_tensor(self.bias.detach())
 
     def set_master_bias(self, master: torch.Tensor) -> None:
-        """Takes over the whole bias, which all ranks give alike."""
+        """Sets the whole bias, which must be equal on all ranks."""
         if self.bias is None:
             raise ValueError(f"[{type(self).__name__}] the layer has no bias to set. Make it with bias=True.")
         _C.set_master_(self.bias, master)
@@ -69,11 +69,11 @@ class ParallelLinear(ParallelLayer):
 class ColumnParallelLinear(ParallelLinear):
     """input @ weight.T + bias, with weight and bias sharded along out_features.
 
-    `gather_output`: every rank gets all columns of the output; else they stay sharded (a plain output is this rank's columns).
-    `stride`: blocks of the output, 3 for fused queries, keys and values; each is sharded over all ranks, so that a rank has its
-    queries, keys and values. The output is in the order of the master weight, whatever the stride.
-    `master_weight`, `master_bias`: the whole ones, alike on all ranks, in place of drawn ones.
-    For the rest, ParallelLayer.
+    `gather_output`: True: every rank gets all columns of the output. False: columns stay sharded (a plain output has this rank's columns).
+    `stride`: the number of blocks of the output: 3 for a weight that holds queries, keys and values. Each block is sharded over all ranks, so
+    that a rank has the queries, keys and values of the same heads. The output is in the order of the master weight for any stride.
+    `master_weight`, `master_bias`: the whole weight and bias, equal on all ranks, instead of random values.
+    ParallelLayer describes the other arguments.
 
     >>> layer = sw.parallel.ColumnParallelLinear(8, 30, gather_output=False)  # 8, 8, 8 and 6 features
     >>> layer.weight.shape, layer.weight.placements, layer(torch.ones(2, 8)).shape
@@ -107,10 +107,11 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """input @ weight.T + bias, with the weight sharded along in_features; the bias is whole, and counted once.
+    """input @ weight.T + bias, with the weight sharded along in_features; the bias is whole, and added once.
 
-    `input_is_parallel`: a plain input is this rank's columns, as a column layer with gather_output=False gives them, not the
-    whole; a DTensor says so itself. `stride`: blocks of the input, as that layer's. Otherwise as ColumnParallelLinear.
+    `input_is_parallel`: True: a plain input has only this rank's columns, as a column layer with gather_output=False gives them. For a DTensor
+    its placements decide. `stride`: the number of blocks of the input, the same as that of the column layer. The other arguments are those of
+    ColumnParallelLinear.
 
     >>> up = sw.parallel.ColumnParallelLinear(8, 30, gather_output=False)
     >>> down = sw.parallel.RowParallelLinear(30, 8, input_is_parallel=True)

@@ -23,9 +23,9 @@ class loss_parallel(TorchFunctionMode):
             loss = F.cross_entropy(logits, labels)      # logits: Shard(-1), labels: plain
             loss.backward()
 
-    Plain labels are this rank's: of its part of the batch where logits are sharded along the batch, replicas along other mesh
-    dims, so that probabilities are of all classes. Plain class weights are replicas. Raises ValueError for labels that do not fit
-    this rank's logits. Logits that are sharded by class are never gathered, in the block or outside it.
+    If logits are sharded along the batch, plain labels are those of this rank's part of the batch; along other mesh dims they must be equal on
+    all ranks. Targets that are probabilities have all classes. Plain class weights must be equal on all ranks. Raises ValueError for labels
+    that do not fit this rank's logits. Logits that are sharded by class are never gathered, in the block or outside it.
 
     >>> logits = sw.zeros(2, 10, device_mesh=mesh, placements=[sw.Shard(-1)])
     >>> with sw.parallel.loss_parallel():

@@ -27,9 +27,9 @@ Layouts = tuple[Placement | None, ...]
 
 
 class ParallelStyle(ABC):
-    """How parallelize_module treats one module. A style of your own defines `_apply(module, device_mesh)`, which returns the module.
+    """How parallelize_module shards one module. To write a style, define `_apply(module, device_mesh)`, which returns the module.
 
-    `src_data_rank`: the place in the mesh whose parameters are dealt to the others; None: every rank's own are taken.
+    `src_data_rank`: the coordinate of the rank whose parameters are sent to the others. None: each rank takes its part of its own parameters.
 
     >>> class Replicated(sw.parallel.ParallelStyle):
     ...     def _apply(self, module, device_mesh):
@@ -119,9 +119,9 @@ class _LayerStyle(ParallelStyle):
 class ColwiseParallel(_LayerStyle):
     """Each rank has some output features of an nn.Linear, or some columns of an nn.Embedding.
 
-    `input_layouts`: how plain inputs are laid out, replicated by default. `output_layouts`: what the output becomes, Shard(-1)
-    by default, which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. Features need not
-    divide by the number of ranks.
+    `input_layouts`: the placement of plain inputs; default: Replicate(). `output_layouts`: the placement of the output; default: Shard(-1),
+    which sends nothing. `use_local_output`: the output is this rank's piece, a plain tensor. The number of features need not divide by the
+    number of ranks.
 
     >>> from shardwise.parallel import ColwiseParallel, parallelize_module
     >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, ColwiseParallel())
@@ -153,8 +153,8 @@ class ColwiseParallel(_LayerStyle):
 class RowwiseParallel(_LayerStyle):
     """Each rank has some input features of an nn.Linear, or some rows of an nn.Embedding; the results are sums.
 
-    `input_layouts`: how plain inputs are laid out, Shard(-1) by default (give Replicate() for an embedding's ids).
-    `output_layouts`: what the sum becomes: Replicate() (an all-reduce, the default) or a Shard (a reduce-scatter).
+    `input_layouts`: the placement of plain inputs; default: Shard(-1). Give Replicate() for the ids of an embedding.
+    `output_layouts`: the placement of the sum: Replicate() (an all-reduce, the default) or a Shard (a reduce-scatter).
 
     >>> from shardwise.parallel import RowwiseParallel, parallelize_module
     >>> layer = parallelize_module(torch.nn.Linear(8, 30), mesh, RowwiseParallel())
@@ -190,9 +190,10 @@ class RowwiseParallel(_LayerStyle):
 
 
 class SequenceParallel(ParallelStyle):
-    """A norm, a dropout or another module that treats positions apart: parameters replicated, inputs sharded along `sequence_dim`.
+    """For a norm, a dropout or another module that computes each position separately: parameters are replicated, inputs sharded along
+    `sequence_dim`.
 
-    Plain inputs are this rank's positions. The output stays sharded, as a DTensor unless `use_local_output`.
+    Plain inputs are this rank's positions. The output stays sharded; it is a DTensor, or with `use_local_output` a plain tensor.
 
     >>> from shardwise.parallel import SequenceParallel, parallelize_module
     >>> norm = parallelize_module(torch.nn.LayerNorm(8), mesh, SequenceParallel())
@@ -229,9 +230,10 @@ class SequenceParallel(ParallelStyle):
 class PrepareModuleInput(ParallelStyle):
     """Lays out the inputs of a module before its forward.
 
-    `input_layouts`: how each positional input is laid out where it is plain; None leaves it as it is. `desired_input_layouts`:
-    what it becomes. The `_kwarg_` ones are the same by the names of keywords. `use_local_output`: the module gets this rank's
-    pieces, plain, instead of DTensors. Raises ValueError where inputs and layouts differ in number.
+    `input_layouts`: the placement of each positional input if it is plain; None: the input is not changed. `desired_input_layouts`: the
+    placement that the module gets. `input_kwarg_layouts` and `desired_input_kwarg_layouts` are the same for keyword arguments, by name.
+    `use_local_output`: the module gets this rank's pieces, as plain tensors, instead of DTensors. Raises ValueError if inputs and layouts
+    differ in number.
 
     >>> style = sw.parallel.PrepareModuleInput(input_layouts=sw.Shard(0), desired_input_layouts=sw.Replicate())
     >>> module = sw.parallel.parallelize_module(torch.nn.Identity(), mesh, style)
@@ -288,9 +290,9 @@ class PrepareModuleInput(ParallelStyle):
 class PrepareModuleOutput(ParallelStyle):
     """Lays out the outputs of a module after its forward.
 
-    `output_layouts`: how each output is laid out where it is plain; None leaves it as it is. `desired_output_layouts`: what it
-    becomes. `use_local_output`: the caller gets this rank's pieces, plain. Raises ValueError where outputs and layouts differ in
-    number.
+    `output_layouts`: the placement of each output if it is plain; None: the output is not changed. `desired_output_layouts`: the placement that
+    the caller gets. `use_local_output`: the caller gets this rank's pieces, as plain tensors. Raises ValueError if outputs and layouts differ
+    in number.
 
     >>> style = sw.parallel.PrepareModuleOutput(output_layouts=sw.Replicate(), desired_output_layouts=sw.Shard(0))
     >>> module = sw.parallel.parallelize_module(torch.nn.Identity(), mesh, style)
