@@ -25,6 +25,7 @@ from argcomplete.completers import FilesCompleter
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
+from shardwise._commands.arguments import Parser, one_line
 from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise.debug.printing import printable
 
@@ -36,7 +37,7 @@ PROG = "python -m shardwise"
 
 
 def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog=PROG,
         description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
         "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        message = str(error).split("\n")[0]
+        message = one_line(str(error).split("\n")[0])
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
             drop_output()
