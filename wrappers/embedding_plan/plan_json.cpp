@@ -270,10 +270,12 @@ std::vector<TableConfig> tables_from_json(std::string_view text) {
 }
 
 void save_embedding_plan(const EmbeddingPlan& plan, const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code unknown;
-  const bool is_device = std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown);
-  std::string file = std::filesystem::weakly_canonical(path, unknown).string();  // that a link leads to: the link stays
-  if (file.empty() || is_device) file = path;
+  std::string file = path;
+  if (fs::is_symlink(path, unknown))  // the link stays
+    file = fs::weakly_canonical(fs::path(path).parent_path() / fs::read_symlink(path, unknown), unknown).string();
+  const bool is_device = fs::exists(file, unknown) && !fs::is_regular_file(file, unknown);
   const std::string part = is_device ? file : file + ".part", text = to_json(plan);
   errno = 0;
   std::ofstream out(part, std::ios::binary | std::ios::trunc);
