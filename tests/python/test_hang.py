@@ -325,6 +325,8 @@ def test_files_that_are_none_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path / "missing.json")])
     assert "missing.json cannot be read: No such file or directory. Give files of" in capsys.readouterr().err
+    result = finished_command("hang", tmp_path / "two\nlines.json")
+    assert is_error_in_a_line(result, "hang") and r"two\nlines.json cannot be read: No such file" in result.stderr
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path)])
     assert f"[hang] {tmp_path} has no files of ranks" in capsys.readouterr().err
