@@ -107,7 +107,9 @@ TEST(PlanJsonTest, TablesAreReadFromListsAndPlans) {
 }
 
 TEST(PlanJsonTest, AFileIsReplacedAsAWhole) {
-  const std::string path = testing::TempDir() + "shardwise_plan.json";
+  const std::string folder = testing::TempDir() + "shardwise_plan_json_test", path = folder + "/plan.json";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directory(folder);
   const EmbeddingPlan plan = example(EmbeddingStrategy::kBasic);
   save_embedding_plan(plan, path);
   EXPECT_EQ(load_embedding_plan(path), plan);
@@ -134,6 +136,7 @@ TEST(PlanJsonTest, AFileIsReplacedAsAWhole) {
       EXPECT_FALSE(std::filesystem::exists(path));
     }
   }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
