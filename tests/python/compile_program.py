@@ -144,6 +144,19 @@ def few_moves(_):
     assert not [target for target in targets if target.startswith("shardwise.")], targets
 
 
+def profiles(_):
+    """Tracing runs nothing: the call that compiles has no more operators than those after it."""
+    mesh = mesh_of(3)
+    x = sw.distribute_tensor(random(6, 6), mesh, [Shard(0)])
+    compiled = torch.compile(lambda x: (x @ x.t()).relu().sum(), backend=EAGER_GRAPH, fullgraph=True)
+    seen = []
+    for _ in range(2):
+        with sw.profile() as recorded:
+            compiled(x)
+        seen.append((len(recorded.operators), [each.collective for each in recorded.communications]))
+    assert seen[0] == seen[1] and seen[0][0] == 0 and seen[0][1], seen
+
+
 def selections(_):
     """Their derivatives write where the values came from, and need ask nobody whether that exists."""
     selections = {
