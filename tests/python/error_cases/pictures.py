@@ -61,6 +61,21 @@ CASES = [
         """,
         IndexError,
     ),
+    case(
+        "a rank that is no number",
+        """
+        from shardwise.debug import MergedProfile
+        MergedProfile([]).tables(rank="1")
+        """,
+        TypeError,
+    ),
+    case("a table of no number of lines", "sw.profile().tables(limit=None)", TypeError),
+    case("a table of fewer than no lines", "sw.profile().unasked(limit=-1)", ValueError),
+    case(
+        "a trace without a path",
+        "from shardwise.debug import MergedProfile\nMergedProfile([]).save_trace(None)",
+        TypeError,
+    ),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
     case("a folder that is no path", "sw.debug.dump(3)", TypeError),
     case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
