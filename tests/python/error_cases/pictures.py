@@ -90,6 +90,8 @@ CASES = [
         ValueError,
     ),
     case("a live page on a port that is none", "sw.debug.watch(70_000)", ValueError),
+    case("a live page on a port that is no number", 'sw.debug.watch(port="8765")', TypeError),
+    case("a live page of an interval that is no number", "sw.debug.watch(8000, every=None)", TypeError),
     case("a live page of no interval", "sw.debug.watch(8000, every=0)", ValueError),
     case(
         "a live page on what is no port",
