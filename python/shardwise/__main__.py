@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import argcomplete
-from argcomplete.completers import FilesCompleter
+from argcomplete.completers import BaseCompleter, FilesCompleter
 
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
+from shardwise._commands.arguments import Parser, one_line
 from shardwise._commands.help import PLACEMENTS, HelpFormatter
 from shardwise.debug.printing import printable
 
@@ -36,7 +37,7 @@ PROG = "python -m shardwise"
 
 
 def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(
+    main = Parser(
         prog=PROG,
         description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
         "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser()
-    argcomplete.autocomplete(commands, default_completer=complete_path)
+    argcomplete.autocomplete(commands, default_completer=PathCompleter())
     name = PROG
     try:
         options = commands.parse_args(arguments)
@@ -64,16 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        message = str(error).split("\n")[0]
+        message = one_line(
+            str(error).split("\nException raised from")[0].rstrip()
+        )  # a trace of C++, in some builds of torch
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
             drop_output()
         commands.exit(2, f"{name}: error: {message}\n")
 
 
-def complete_path(prefix: str, action: argparse.Action, **asked: object) -> list[str]:
+class PathCompleter(BaseCompleter):
     """Files and folders for options that take a path; nothing is guessed for the others."""
-    return list(FilesCompleter()(prefix)) if action.type is Path else []
+
+    def __call__(
+        self, *, prefix: str, action: argparse.Action, parser: argparse.ArgumentParser, parsed_args: argparse.Namespace
+    ) -> list[str]:
+        return list(FilesCompleter()(prefix)) if action.type is Path else []
 
 
 def drop_output() -> None:

@@ -7,6 +7,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from shardwise.__main__ import main
 
 
+def is_error_in_a_line(result: subprocess.CompletedProcess[str], command: str) -> bool:
+    """Whether the command ended as one does that was called wrongly: nothing printed but a line that names it."""
+    lines = result.stderr.splitlines()
+    head = f"python -m shardwise {command}: error: "
+    return result.returncode == 2 and not result.stdout and len(lines) == 1 and lines[0].startswith(head)
+
+
 def finished_command(*arguments: object) -> subprocess.CompletedProcess[str]:
     """What `python -m shardwise arguments` prints, and its exit status. Errors that are no error of usage are raised."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from command_line import finished_command
+from command_line import finished_command, is_error_in_a_line
 
 import shardwise as sw
 
@@ -117,27 +117,63 @@ def test_the_command_prints_the_table_the_picture_and_the_bound(tables, tmp_path
     assert again.returncode == 0 and "26 tables on 64 ranks, memory_optimized" in again.stdout, again.stderr
 
 
+BEYOND_64_BITS = "99999999999999999999"
+
 COMMAND_MISTAKES = [
     (["--memory", "80 apples"], '"80 apples" is no number of bytes'),
     (["--memory", "1KB"], "at most memory_per_rank 1,000"),
-    (["--ranks", "0"], "0 ranks"),
+    (["--ranks", "0"], '"0" is no whole number from 1 to 1048576'),
+    (["--ranks", "x"], 'argument --ranks: "x" is no whole number from 1 to 1048576'),
+    (["--ranks", "1.5"], '"1.5" is no whole number'),
+    (["--ranks", "9" * 5000], '..." is no whole number'),
+    *((["--ranks", text], f'"{text}" is no whole number from 1 to 1048576') for text in ("-1", BEYOND_64_BITS)),
+    *(
+        ([option, BEYOND_64_BITS], f'argument {option}: "{BEYOND_64_BITS}" is no whole number from {least} to {most}')
+        for option, least, most in (
+            ("--batch", 1, 2**63 - 1),
+            ("--data-parallel-threshold", 0, 2**63 - 1),
+            ("--row-slice-threshold", 1, 2**63 - 1),
+            ("--column-slice-threshold", 1, 2**63 - 1),
+            ("--state-per-element", 0, 1024),
+            ("--state-per-row", 0, 1024),
+        )
+    ),
+    (["--save", "\udcff.json"], r"argument --save: '\udcff.json' is no name in UTF-8. Give another"),
     (["--strategy", "best"], "invalid choice"),
     (["--mesh", "3x3"], "mesh_shape"),
     (["--row-slice-threshold", "1", "--data-parallel-threshold", "5"], "contradict each other"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), COMMAND_MISTAKES, ids=str)
+@pytest.mark.parametrize(("arguments", "words"), COMMAND_MISTAKES, ids=lambda each: str(each)[:60])
 def test_a_mistake_on_the_command_line_is_an_error_of_usage(tables, arguments, words):
     result = run(tables, "--ranks", "4", *arguments)
-    assert result.returncode == 2 and not result.stdout
-    assert words in result.stderr and "Traceback" not in result.stderr
+    assert is_error_in_a_line(result, "plan-embeddings") and words in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("content", ["{", '{"tables": 3}', '[{"name": "t"}]', "\xff"])
-def test_a_file_of_no_tables_is_an_error_of_usage(tmp_path, content):
+# what is in the file, why there are no tables in it
+NO_TABLES = [
+    ("{", "holds no tables: line 1, byte 2: this is no JSON"),
+    ("[" * 100_000, "holds no tables: line 1, byte 100001: this is no JSON"),
+    ('{"tables": 3}', "holds no tables: "),
+    ('[{"name": "t"}]', 'holds no tables: $[0] has no "n_rows". Give it one.'),
+    ('[{"name": "t", "n_rows": 1e999, "n_columns": 8}]', "holds no tables: "),
+    ("[]", "holds no tables: there are no tables to place"),
+    ("\xff", "is no text in UTF-8."),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), NO_TABLES, ids=[content[:40] for content, _ in NO_TABLES])
+def test_a_file_of_no_tables_is_an_error_of_usage(tmp_path, content, why):
     path = tmp_path / "tables.json"
     path.write_bytes(content.encode("latin-1"))
     result = run(path, "--ranks", "2")
-    assert result.returncode == 2 and "error" in result.stderr and "Traceback" not in result.stderr
-    assert run(tmp_path / "none.json", "--ranks", "2").returncode == 2
+    assert is_error_in_a_line(result, "plan-embeddings") and f"{str(path)!r} {why}" in result.stderr, result.stderr
+    assert "EmbeddingPlan" not in result.stderr and 'Write a list as in [{"name": "users",' in result.stderr
+
+
+def test_a_file_of_tables_that_cannot_be_read_is_an_error_of_usage(tmp_path):
+    for path, why in ((tmp_path / "none.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        result = run(path, "--ranks", "2")
+        assert is_error_in_a_line(result, "plan-embeddings"), result.stderr
+        assert f"error: {str(path)!r} cannot be read: {why}. Give a file of tables" in result.stderr, result.stderr

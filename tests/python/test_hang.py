@@ -1,5 +1,6 @@
 """Programs that hang: what their ranks write, and what `python -m shardwise hang` makes of it."""
 
+import copy
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import finished_command, is_error_in_a_line
 
 import shardwise as sw
 from shardwise import Shard
@@ -324,9 +326,100 @@ def test_files_that_are_none_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path / "missing.json")])
     assert "missing.json cannot be read: No such file or directory. Give files of" in capsys.readouterr().err
+    result = finished_command("hang", tmp_path / "two\nlines.json")
+    assert is_error_in_a_line(result, "hang") and r"two\nlines.json cannot be read: No such file" in result.stderr
     with pytest.raises(SystemExit):
         main(["hang", str(tmp_path)])
     assert f"[hang] {tmp_path} has no files of ranks" in capsys.readouterr().err
+
+
+NAN = float("nan")
+DAMAGE = [None, True, 1.5, -1, 10**30, 1e300, NAN, "x", [], {}, [1], [1.5], [None], [NAN], ["x"], [[]], [{}], {"x": 1}]
+# Fields, and which of these values each may have.
+FIELDS = {
+    **{
+        name: ["x"]
+        for name in ("host", "run", "reason", "line", "name", "operator", "dtype", "state", "layouts", "source")
+    },
+    **{name: [] for name in ("rank", "pid", "calls", "call", "bytes_sent")},
+    **{name: [1.5, -1] for name in ("time", "began", "begin")},
+    **{name: [None, 1.5, -1] for name in ("waits_since", "end")},
+    "group": [None],
+    "stack": [[], ["x"]],
+    "communications": [[]],
+    "groups": [],  # of what is in it
+}
+
+
+@pytest.fixture(scope="module")
+def dump_of_a_rank(tmp_path_factory):
+    """One that a rank wrote, with whatever a communication may have."""
+
+    def body(rank):
+        sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)]).sum().item()
+        return sw.debug.dump(tmp_path_factory.mktemp("dumps")) if rank == 0 else None
+
+    dump = json.loads(of_threads(run_ranks(2, body)[0])[0].read_text())
+    last = dump["communications"][-1]
+    assert last["group"] is not None and "end" in last, last
+    dump.setdefault("run", "one")
+    dump["communications"][-1] = {"waits_since": last["begin"], "layouts": "", "source": ""} | last
+    return dump
+
+
+def damaged_dumps(dump):
+    """The name of a field, whether it may have the value, and the dump with it."""
+    last = len(dump["communications"]) - 1
+    for place in ((), ("groups", 0), ("communications", last)):
+        whole = dump if not place else dump[place[0]][place[1]]
+        for name, value in ((name, value) for name in whole for value in DAMAGE):
+            other = copy.deepcopy(dump)
+            (other if not place else other[place[0]][place[1]])[name] = value
+            allowed = FIELDS.get(name, DAMAGE)  # the others are not read
+            if name == "ranks":
+                allowed = [[], [1]] if place else []
+            if name != "version":
+                yield (
+                    name,
+                    any(value is each or (type(value) is type(each) and value == each) for each in allowed),
+                    other,
+                )
+
+
+def test_a_file_with_any_one_field_damaged_is_read_or_refused(dump_of_a_rank, tmp_path):
+    path = tmp_path / "shardwise-rank0.json"
+    n_refused = 0
+    for name, is_allowed, dump in damaged_dumps(dump_of_a_rank):
+        path.write_text(json.dumps(dump))
+        result = finished_command("hang", path)
+        if is_allowed:
+            assert result.returncode == 0 and not result.stderr, (name, result.stderr)
+            continue
+        n_refused += 1
+        assert is_error_in_a_line(result, "hang"), (name, result)
+        found = re.search(rf'\[hang\] {path} is damaged: "(\w+)" is .*\. Leave it out, or let ', result.stderr)
+        # In other groups and communications the first is missing of what is said of each.
+        named = {"groups": ("groups", "ranks", "group"), "communications": ("communications", "group")}.get(
+            name, (name,)
+        )
+        assert found and found[1] in named, (name, result.stderr)
+    assert n_refused > 200
+    for name in FIELDS:
+        for entry in (dump_of_a_rank, dump_of_a_rank["groups"][0], dump_of_a_rank["communications"][-1]):
+            optional = ("began", "run", "waits_since", "end", "layouts", "source", "bytes_sent", "communications")
+            if name in entry and name not in optional:
+                value = entry.pop(name)
+                path.write_text(json.dumps(dump_of_a_rank))
+                entry[name] = value
+                with pytest.raises(ValueError, match=f'is damaged: "{name}" is missing'):
+                    read_flights([path])
+
+
+def test_a_file_counts_whatever_its_process_says_of_when_it_began(tmp_path):
+    """As where a clock is set back meanwhile."""
+    path = tmp_path / "shardwise-rank0.json"
+    path.write_text(json.dumps(FACTS | {"time": 5.0, "began": 9.0, "groups": [], "communications": []}))
+    assert list(read_flights([path])) == [0]
 
 
 def test_the_newest_file_of_a_rank_counts(tmp_path):
@@ -559,5 +652,5 @@ def test_files_of_another_run_are_left_out(tmp_path, capsys):
     write(None, 1, 60.0, 4)  # of a version that does not say
     assert read_flights(tmp_path.glob("*.json")).n_of_other_runs == 0
     write(3, 1, 60.0, 4)
-    with pytest.raises(ValueError, match="is damaged: TypeError 3 is no text"):
+    with pytest.raises(ValueError, match=r'is damaged: "run" is'):
         read_flights(tmp_path.glob("*.json"))

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from browser import needs_browser, new_page, started_browser
+from command_line import finished_command, is_error_in_a_line
 from torchrun import LAUNCHER
 
 import shardwise as sw
@@ -251,6 +252,21 @@ def test_a_taken_port_is_an_error(port):
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2 and "Address already in use" in result.stderr
     assert f"[watch] port {port} of 127.0.0.1 cannot be had" in result.stderr and "--port 0" in result.stderr
+
+
+def test_an_output_that_cannot_be_written_is_no_error_of_the_port():
+    command = [sys.executable, "-m", "shardwise", "watch", "--port", "0"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("error: standard output cannot be written: No space left on device. Send it elsewhere.")
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "65536", "\u00b2", "9" * 5000])
+def test_what_is_no_port_is_an_error_of_usage(text):
+    result = finished_command("watch", "--port", text)
+    assert is_error_in_a_line(result, "watch") and " is no port. Give a number from 0 to 65535." in result.stderr
 
 
 def test_a_buffer_that_is_computed_is_surveyed_without_a_warning():

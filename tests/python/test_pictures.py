@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -79,6 +80,13 @@ def test_pages_need_nothing_else():
     assert json.loads(re.search(r'id="data" type="application/json">(.*?)</script>', page, re.S)[1])["figures"]
 
 
+def test_a_width_is_any_whole_number_and_a_file_any_path(tmp_path):
+    layout = Layout((4, 2), (2,), [Shard(0)])
+    assert str(picture(layout, max_width=torch.tensor(60))) == str(picture(layout, max_width=60))
+    assert str(picture(layout, max_width=2**63 - 1)) == str(picture(layout))
+    assert picture(layout).save(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.svg")).read_text().startswith("<svg ")
+
+
 def test_notebooks_show_the_page_and_the_drawing():
     drawn = picture(Layout((4, 2), (2,), [Shard(0)]))
     assert drawn._repr_html_().startswith("<iframe srcdoc=") and drawn._repr_svg_() == drawn.draw("svg")
@@ -112,6 +120,25 @@ MISTAKES = [
         r"\[picture\] file '.*a\.svg' cannot be written: No such file or directory\. Give a path",
     ),
     (lambda path: picture(LAYOUT, file=3), TypeError, r"\[picture\] file is int: .* Give a name such as"),
+    (lambda path: picture(LAYOUT, file=path / "a\0.svg"), ValueError, r"a\\x00\.svg' holds a null character"),
+    (lambda path: picture(LAYOUT, format=["svg"]), TypeError, r"format is list: .* Use one of text, svg, html, json"),
+    (lambda path: picture(LAYOUT, format=""), ValueError, r"format '' is unknown"),
+    (lambda path: picture(LAYOUT).draw(3), TypeError, "format is int"),
+    (lambda path: picture(LAYOUT).save(path / "a", ["svg"]), TypeError, "format is list"),
+    (lambda path: picture(LAYOUT, dtype="float32"), TypeError, r"dtype is str: .* Give one such as torch\.float32\."),
+    (lambda path: diff(LAYOUT, [Shard(1)], dtype="float32"), TypeError, r"\[picture\] dtype is str"),
+    (lambda path: visualize_sharding(LAYOUT, dtype=4), TypeError, r"\[picture\] dtype is int"),
+    (lambda path: picture(LAYOUT, max_width="a"), TypeError, r"max_width is str: .* Give a whole number such as 100\."),
+    (lambda path: picture(LAYOUT, max_width=1.5), TypeError, r"max_width is float"),
+    *(
+        (lambda path, width=width: diff(LAYOUT, LAYOUT, max_width=width), ValueError, f"max_width is {width}: a text")
+        for width in (10**30, 2**63, 0, -1)
+    ),
+    (
+        lambda path: visualize_sharding(LAYOUT, [Shard(1)], optimizer=3),
+        TypeError,
+        r"optimizer= is given with what moves from a Layout: .* Leave it out",
+    ),
     (lambda path: picture(LAYOUT, optimizer=torch.optim.SGD([torch.zeros(1)])), TypeError, "state is shown beside"),
     (
         lambda path: diff(sw.LocalShardsWrapper([torch.zeros(2, 2)], [(0, 0)]), LAYOUT),
@@ -475,6 +502,11 @@ USAGE = [
         ["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "R", "--to-names", "a"],
         "--to-mesh, which is miss",
     ),
+    (["show", "--mesh", "2x1", "--names", "a\nb,c"], r'"a\nb,c" has characters that are not printed'),
+    (["show", "--mesh", "2", "--names", "\udcff"], r'"\udcff" has characters that are not printed'),
+    (["show", "--mesh", "2", "--names", "-a"], "as in --names=-1. See python -m shardwise show --help."),
+    (["show", "--mesh", "2", "--form\nat"], r"unrecognized arguments: --form\nat. See python -m shardwise --help."),
+    (["show"], "the following arguments are required: --mesh. See python -m shardwise show --help."),
     (["show", "--mesh", "2", "--ranks", "0,1,2"], "ranks"),
     (["diff", "--mesh", "2", "--shape", "4", "--from", "S0", "--to", "X"], '"X" is no placement'),
 ]
@@ -484,7 +516,8 @@ USAGE = [
 def test_a_mistake_on_the_command_line_is_an_error_of_usage(words, text, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words)
-    assert text in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line and line.startswith("python -m shardwise") and ": error: " in line
 
 
 @pytest.mark.parametrize("name", ["show", "diff", "plan", "simulate", "plan-embeddings"])

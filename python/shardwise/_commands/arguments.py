@@ -3,9 +3,10 @@
 import argparse
 import ast
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,17 +26,67 @@ UNITS = {
 }
 MAX_RANKS = 65_536
 MAX_BYTES = 2**60  # of all ranks, each with a whole tensor: sums over several steps still count in 64 bits
+MAX_INTEGER = 2**63 - 1  # that C++ takes
+MAX_SHOWN = 100  # characters of a value in a message
 
-PLACEMENT = re.compile(r"S(?P<dim>-?\d+)(\[(?P<sizes>[\d,\s]*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)")
+WHOLE = r"[0-9]{1,18}"  # fits 64 bits
+PLACEMENT = re.compile(
+    rf"S(?P<dim>-?{WHOLE})(\[(?P<sizes>\s*{WHOLE}\s*(,\s*{WHOLE}\s*)*)\])?|(?P<replicate>R)|P(?P<reduce>[a-z]*)"
+)
 SPELLED: dict[str, Callable[..., Placement]] = {
     kind.__name__: kind for kind in (Partial, RaggedShard, Replicate, Shard)
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """One whose errors are one line, which names the help in place of printing the usage. Those of its commands are, too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # -1:1 and -1,0 are values, of which the option's own type says what is wrong; argparse takes -1 alone for one.
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")
+
+    def error(self, message: str) -> NoReturn:
+        message = one_line(message)
+        option = re.fullmatch(r"argument (.*): expected one argument", message)
+        if option is not None:
+            name = option[1].split("/")[-1]
+            message = f"argument {option[1]}: it has no value. Give one; one that begins with a dash as in {name}=-1."
+        stop = "" if message.endswith(".") else "."
+        self.exit(2, f"{self.prog}: error: {message}{stop} See {self.prog} --help.\n")
+
+
+def one_line(text: str) -> str:
+    """`text` with escapes in place of line ends and of whatever else is not printed."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def quoted(text: str) -> str:
+    """A value as it stands in a message."""
+    return f'"{text}"' if len(text) <= MAX_SHOWN else f'"{text[:MAX_SHOWN]}..."'
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A whole number of these: 1024."""
+
+    def number(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:  # int() takes 4,300 digits
+            found = None
+        if found is None or not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{quoted(text)} is no whole number from {least} to {most}. Give one.")
+        return found
+
+    return number
+
+
 def extents(text: str) -> tuple[int, ...]:
     """4097x1023."""
-    if not re.fullmatch(r"\d+(x\d+)*", text):
-        raise argparse.ArgumentTypeError(f'"{text}" is no list of extents. Write them as in 4097x1023.')
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of extents. Write them as in 4097x1023.")
+    if any(len(each.lstrip("0")) > 19 for each in text.split("x")):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} has an extent of more than 19 digits. Give smaller extents.")
     return tuple(map(int, text.split("x")))
 
 
@@ -47,8 +98,10 @@ def shape(text: str) -> tuple[int, ...]:
 def mesh_extents(text: str) -> tuple[int, ...]:
     """2x2."""
     mesh = extents(text)
-    if not 0 < prod(mesh) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{text} is a mesh of {prod(mesh):,} ranks. Give 1 to {MAX_RANKS:,}.")
+    n_ranks = prod(mesh)
+    if not 0 < n_ranks <= MAX_RANKS:
+        count = f"{n_ranks:,}" if n_ranks <= MAX_INTEGER else f"more than {MAX_INTEGER:,}"
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is a mesh of {count} ranks. Give 1 to {MAX_RANKS:,}.")
     return mesh
 
 
@@ -57,7 +110,7 @@ def link(text: str) -> tuple[float, float]:
     try:
         latency_us, gb_per_s = map(float, text.split(":"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no link. Write microseconds:GB/s, as in 20:10.') from None
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no link. Write microseconds:GB/s, as in 20:10.") from None
     return latency_us, gb_per_s
 
 
@@ -65,54 +118,68 @@ def n_bytes(text: str) -> int:
     """1MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f'"{text}" is no number of bytes. Write it as in 1048576, 64KiB or 1MiB.')
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is no number of bytes. Write it as in 1048576, 64KiB or 1MiB."
+        )
     number = int(min(float(match[1]) * UNITS[match[2]], 2.0**62))
     if not 0 < number < 2**62:
-        raise argparse.ArgumentTypeError(f"{text} is no number of bytes that can be counted. Give 1 to {2**62 - 1}.")
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is no number of bytes that can be counted. Give 1 to {2**62 - 1}."
+        )
     return number
 
 
 def spelled(text: str) -> Placement | None:
     """RaggedShard((0,1),(2,3,0,5)): a placement as Python and pictures spell it. None for anything else."""
-    try:
-        call = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        return None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in SPELLED:
-        return None
 
     def value(node: ast.expr) -> Any:
         return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)  # Partial(sum), as it is printed
 
     try:
+        with warnings.catch_warnings(action="ignore"):  # the parser's, of what is refused below
+            call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in SPELLED:
+            return None
         arguments = [value(node) for node in call.args]
         named = {each.arg: value(each.value) for each in call.keywords if each.arg is not None}
-        return SPELLED[call.func.id](*arguments, **named)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return None  # no Python, Python that is no value, or more of it than Python reads
+    if len(named) < len(call.keywords):
+        return None  # **, or one twice
+    return made(SPELLED[call.func.id], *arguments, **named)
+
+
+def made(kind: Callable[..., Placement], *arguments: Any, **named: Any) -> Placement | None:
+    """None for other arguments than its own."""
+    try:
+        return kind(*arguments, **named)
     except TypeError:
-        return None  # other arguments than its own
+        return None
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error).split("\n")[0]) from None
+
+
+def short(text: str) -> Placement | None:
+    """S0, S0[1,3,1,3], R, P, Pmax. None for anything else."""
+    match = PLACEMENT.fullmatch(text)
+    if match is None:
+        return None
+    if match["replicate"]:
+        return Replicate()
+    if match["dim"] is None:
+        return made(Partial, match["reduce"] or "sum")
+    sizes = match["sizes"]
+    return made(Shard, int(match["dim"]), None if sizes is None else [int(size) for size in sizes.split(",")])
 
 
 def placement(text: str) -> Placement:
     """S0, S0[1,3,1,3], R, P, Pmax, or as Python spells it."""
-    match = PLACEMENT.fullmatch(text.strip())
-    if match is None:
-        found = spelled(text.strip())
-        if found is None:
-            raise argparse.ArgumentTypeError(
-                f'"{text}" is no placement. Write S0, S0[1,3,1,3], R, P, Pmax or RaggedShard((0,1),(2,3,0,5)).'
-            )
-        return found
-    if match["replicate"]:
-        return Replicate()
-    try:
-        if match["dim"] is None:
-            return Partial(match["reduce"] or "sum")
-        sizes = match["sizes"]
-        return Shard(int(match["dim"]), None if sizes is None else [int(size) for size in sizes.split(",") if size])
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    found = short(text.strip()) or spelled(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is no placement. Write S0, S0[1,3,1,3], R, P, Pmax or RaggedShard((0,1),(2,3,0,5))."
+        )
+    return found
 
 
 def placements(text: str) -> list[Placement]:
@@ -129,8 +196,8 @@ def placements(text: str) -> list[Placement]:
 
 def ranks(text: str) -> list[int]:
     """0,2,1,3 or 4-7."""
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise argparse.ArgumentTypeError(f'"{text}" is no list of ranks. Write them as in 0,2,1,3 or 4-7.')
+    if not re.fullmatch(rf"{WHOLE}(-{WHOLE})?(,{WHOLE}(-{WHOLE})?)*", text):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no list of ranks. Write them as in 0,2,1,3 or 4-7.")
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -146,7 +213,11 @@ def names(text: str) -> list[str]:
     """dp,tp."""
     found = text.split(",")
     if not all(name.strip() for name in found) or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f'"{text}" does not name mesh dims. Write different names, as in dp,tp.')
+        raise argparse.ArgumentTypeError(f"{quoted(text)} does not name mesh dims. Write different names, as in dp,tp.")
+    if not text.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} has characters that are not printed. Write names of others, as in dp,tp."
+        )
     return found
 
 
@@ -161,7 +232,7 @@ def dtype(text: str) -> torch.dtype:
     """float32."""
     found = getattr(torch, text, None)
     if not isinstance(found, torch.dtype):
-        raise argparse.ArgumentTypeError(f'torch has no dtype "{text}". Write it as in float32 or bfloat16.')
+        raise argparse.ArgumentTypeError(f"torch has no dtype {quoted(text)}. Write it as in float32 or bfloat16.")
     return found
 
 

@@ -1,11 +1,16 @@
 """python -m shardwise plan-embeddings: where the tables of a file would go."""
 
 import argparse
+import re
 from pathlib import Path
 
-from shardwise._C import EmbeddingPlan, plan_embeddings, tables_from_json
-from shardwise._commands.arguments import link, mesh_extents, n_bytes
+from shardwise._C import EmbeddingPlan, TableConfig, plan_embeddings, tables_from_json
+from shardwise._commands.arguments import MAX_INTEGER, link, mesh_extents, n_bytes, whole
 from shardwise._commands.help import HelpFormatter
+
+MAX_RANKS = 1 << 20  # of a plan; its other limits are those of plan_embeddings, too
+MAX_STATE_BYTES = 1024
+ROWS = 'Write a list as in [{"name": "users", "n_rows": 1000000, "n_columns": 64}], or give a saved plan.'
 
 STRATEGIES = ("basic", "memory_balanced", "memory_optimized", "cost_balanced")
 
@@ -22,28 +27,65 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     add = command.add_argument
     add("tables", type=Path, metavar="TABLES.JSON", help="the tables")
-    add("--ranks", type=int, required=True, help="how many")
+    add("--ranks", type=whole(1, MAX_RANKS), required=True, help="how many")
     add("--memory", type=n_bytes, metavar="BYTES", help="of tables and optimizer state per rank, as in 80GB or 512MiB")
     add("--strategy", choices=STRATEGIES, default="cost_balanced", help="default: %(default)s")
-    add("--batch", type=int, default=1024, help="samples per rank and step (default: %(default)s)")
-    add("--data-parallel-threshold", type=int, metavar="ELEMENTS", help="tables of at most so many are replicated")
-    add("--row-slice-threshold", type=int, metavar="ELEMENTS", help="tables of at least so many are sharded by rows")
-    add("--column-slice-threshold", type=int, metavar="ELEMENTS", help="a slice of columns has at most so many")
-    add("--state-per-element", type=int, default=0, metavar="BYTES", help="of the optimizer: 4 for Adagrad, 8 for Adam")
-    add("--state-per-row", type=int, default=0, metavar="BYTES", help="of the optimizer: 4 for row-wise Adagrad")
+    add(
+        "--batch",
+        type=whole(1, MAX_INTEGER),
+        default=1024,
+        help="samples per rank and step (default: %(default)s)",
+    )
+    for least, name, help in (
+        (0, "data-parallel", "tables of at most so many are replicated"),
+        (1, "row-slice", "tables of at least so many are sharded by rows"),
+        (1, "column-slice", "a slice of columns has at most so many"),
+    ):
+        add(f"--{name}-threshold", type=whole(least, MAX_INTEGER), metavar="ELEMENTS", help=help)
+    state = whole(0, MAX_STATE_BYTES)
+    add(
+        "--state-per-element",
+        type=state,
+        default=0,
+        metavar="BYTES",
+        help="of the optimizer: 4 for Adagrad, 8 for Adam",
+    )
+    add("--state-per-row", type=state, default=0, metavar="BYTES", help="of the optimizer: 4 for row-wise Adagrad")
     add("--mesh", type=mesh_extents, default=(), help="of the ranks, as in 8x8: links are given per mesh dim")
     add("--link", type=link, action="append", metavar="US:GB/S", help="once per mesh dim (default: 20:10)")
     add("--save", type=Path, metavar="PLAN.JSON", help="saves the plan")
     command.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> list[str]:
+def tables_of(path: Path) -> list[TableConfig]:
+    """Those of the file. Raises what main() prints for one that has none."""
+    name = repr(str(path))
     try:
-        text = options.tables.read_text(encoding="utf-8")
+        return tables_from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise type(error)(f"{name} cannot be read: {error.strerror}. Give a file of tables, or a saved plan.") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{options.tables} is no text in UTF-8.") from None
+        raise ValueError(f"{name} is no text in UTF-8. {ROWS}") from None
+    except (ValueError, RuntimeError) as error:  # the parser's own are of the latter kind
+        why = re.sub(r"^\[[\w.]+\] ", "", str(error).split("\n")[0]).rstrip(".")
+        raise ValueError(f"{name} holds no tables: {why}. {ROWS}") from None
+
+
+def check_name(path: Path) -> None:
+    """Of a file that C++ writes, which takes texts in UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"argument --save: {str(path)!r} is no name in UTF-8. Give another, as in plan.json."
+        ) from None
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    if options.save is not None:
+        check_name(options.save)
     plan = plan_embeddings(
-        tables_from_json(text),
+        tables_of(options.tables),
         options.ranks,
         strategy=options.strategy,
         memory_per_rank=options.memory,

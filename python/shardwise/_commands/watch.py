@@ -1,7 +1,9 @@
 """python -m shardwise watch: a page on this machine that shows what a running program does."""
 
 import argparse
+import re
 
+from shardwise._commands.arguments import quoted
 from shardwise._commands.help import HelpFormatter
 from shardwise.live.feed import DEFAULT_PORT
 
@@ -29,21 +31,22 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def port(text: str) -> int:
     """8765."""
-    if not text.isdigit() or int(text) >= 1 << 16:
-        raise argparse.ArgumentTypeError(f'"{text}" is no port. Give a number from 0 to 65535.')
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no port. Give a number from 0 to 65535.")
     return int(text)
 
 
 def run(options: argparse.Namespace) -> list[str]:
     try:
-        from shardwise.live.server import serve
+        from shardwise.live.server import listener_on, serve
     except ImportError as error:
         raise ValueError(f"{error.name} is missing: pip install 'shardwise[watch]'.") from None
     try:
-        serve(options.port)
+        listener = listener_on(options.port)
     except OSError as error:
         raise ValueError(
             f"[watch] port {options.port} of 127.0.0.1 cannot be had: {error.strerror}. Give another with --port, or --port 0 for one that is "
             "free; SHARDWISE_WATCH of the program names it, too."
         ) from None
+    serve(listener)  # outside: that the line of its address cannot be written is no error of the port
     return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -133,7 +132,7 @@ def _of_newest_run(flights: list[Flight], newest: Flight) -> list[Flight]:
     of earlier runs, and a rank that hangs may have none of this one. A process that has ranks that are threads may be a rank itself."""
 
     def is_of_now(flight: Flight) -> bool:
-        return flight.time >= newest.began - (0.0 if flight.host == newest.host else CLOCKS_DIFFER)
+        return flight is newest or flight.time >= newest.began - (0.0 if flight.host == newest.host else CLOCKS_DIFFER)
 
     now = [flight for flight in flights if is_of_now(flight)]
     n_ranks = max(flight.n_ranks for flight in now if (flight.host, flight.pid) == (newest.host, newest.pid))
@@ -155,59 +154,118 @@ def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
         )
     try:
         return _flight(path, dump, known)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"[hang] {path} is damaged: {type(error).__name__} {error}. Leave it out, or let its rank write it anew: kill -USR1 PID."
+            f"[hang] {path} is damaged: {error}. Leave it out, or let its rank write it anew: kill -USR1 PID."
         ) from None
 
 
 def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flight:
-    rank, n_ranks = operator.index(dump["rank"]), operator.index(dump["ranks"])
-    if not 0 <= rank < n_ranks <= MOST_RANKS:
-        raise ValueError(f"rank {rank} of {n_ranks}")
-    groups = [known.setdefault(ranks, ranks) for ranks in (Ranks(group["ranks"]) for group in dump["groups"])]
+    """Raises ValueError for what is not as dump() writes it."""
+    n_ranks = _whole(dump, "ranks", 1, MOST_RANKS)
+    rank = _whole(dump, "rank", 0, n_ranks - 1)
+    entries = _entries(dump, "groups")
+    groups = [known.setdefault(ranks, ranks) for ranks in map(_ranks, entries)]
     return Flight(
         path=path,
         rank=rank,
         n_ranks=n_ranks,
-        pid=dump["pid"],
-        host=dump["host"],
-        time=_moment(dump["time"]),
-        reason=dump["reason"],
-        line=dump["line"] or "",
-        stack=dump["stack"],
-        n_calls={group: operator.index(entry["calls"]) for group, entry in zip(groups, dump["groups"], strict=True)},
-        calls=[_call(rank, groups, item) for item in dump["communications"]],
-        began=float(dump.get("began", 0.0)),
-        run=_text(dump.get("run", "")),
+        pid=_whole(dump, "pid"),
+        host=_text(dump, "host"),
+        time=_moment(dump, "time"),
+        reason=_text(dump, "reason"),
+        line=_text(dump, "line"),
+        stack=_texts(dump, "stack"),
+        n_calls={group: _whole(entry, "calls") for group, entry in zip(groups, entries, strict=True)},
+        calls=[_call(rank, groups, item) for item in _entries(dump, "communications")],
+        began=_moment(dump, "began") if "began" in dump else 0.0,
+        run=_text(dump, "run") if "run" in dump else "",
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _moment(seconds: float) -> float:
-    """`seconds`. Raises what datetime raises for no time that there is."""
-    datetime.fromtimestamp(seconds)
-    return seconds
 
 
 def _call(rank: int, groups: list[Ranks], item: dict[str, Any]) -> Call:
     return Call(
         rank=rank,
-        group=Ranks() if item["group"] is None else groups[item["group"]],
-        call=operator.index(item["call"]),
-        name=item["name"],
-        operator=item["operator"],
-        dtype=item["dtype"],
-        state=item["state"],
-        begin=_moment(item["begin"]),
-        waits_since=item.get("waits_since"),
-        end=item.get("end"),
-        layouts=item.get("layouts", ""),
-        source=item.get("source", ""),
-        bytes_sent=None if item.get("bytes_sent") is None else operator.index(item["bytes_sent"]),
+        group=Ranks() if item.get("group", 0) is None else groups[_whole(item, "group", 0, len(groups) - 1)],
+        call=_whole(item, "call"),
+        name=_text(item, "name"),
+        operator=_text(item, "operator"),
+        dtype=_text(item, "dtype"),
+        state=_text(item, "state"),
+        begin=_moment(item, "begin"),
+        waits_since=_moment_if_any(item, "waits_since"),
+        end=_moment_if_any(item, "end"),
+        layouts=_text(item, "layouts") if "layouts" in item else "",
+        source=_text(item, "source") if "source" in item else "",
+        bytes_sent=_whole(item, "bytes_sent") if "bytes_sent" in item else None,
     )
+
+
+def _item(entry: dict[str, Any], name: str) -> Any:
+    if name not in entry:
+        raise _damage(name, "missing")
+    return entry[name]
+
+
+def _damage(name: str, what: str) -> ValueError:
+    return ValueError(f'"{name}" is {what}')
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _text(entry: dict[str, Any], name: str) -> str:
+    value = _item(entry, name)
+    if not isinstance(value, str):
+        raise _damage(name, f"{_shown(value)}, no text")
+    return value
+
+
+def _texts(entry: dict[str, Any], name: str) -> list[str]:
+    values = _item(entry, name)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _damage(name, f"{_shown(values)}, no list of texts")
+    return values
+
+
+def _entries(entry: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values = _item(entry, name)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise _damage(name, f"{_shown(values)}, no list of objects")
+    return values
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _whole(entry: dict[str, Any], name: str, least: int = 0, most: int = 2**63 - 1) -> int:
+    value = _item(entry, name)
+    if not _is_whole(value, least, most):
+        raise _damage(name, f"{_shown(value)}, not in [{least}, {most + 1})")
+    return int(value)
+
+
+def _ranks(group: dict[str, Any]) -> Ranks:
+    values = _item(group, "ranks")
+    if not isinstance(values, list) or not all(_is_whole(value, 0, MOST_RANKS - 1) for value in values):
+        raise _damage("ranks", f"{_shown(values)} of a group, no list of ranks")
+    return Ranks(values)
+
+
+def _moment(entry: dict[str, Any], name: str) -> float:
+    """Seconds since 1970, of a time that there is."""
+    value = _item(entry, name)
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError
+        datetime.fromtimestamp(value)
+    except (ValueError, OverflowError, OSError):
+        raise _damage(name, f"{_shown(value)}, no time in seconds since 1970") from None
+    return float(value)
+
+
+def _moment_if_any(entry: dict[str, Any], name: str) -> float | None:
+    return None if entry.get(name) is None else _moment(entry, name)

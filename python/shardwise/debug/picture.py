@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,8 @@ class Picture:
         self._figures = figures
         self.title = title
         self.format = known_format(format)
-        self.color = color
-        self.max_width = max_width
+        self.color = bool(color)
+        self.max_width = known_width(max_width)
 
     def draw(self, format: str | None = None) -> str:
         """The picture in `format`, else in its own. Raises ValueError for an unknown one. Cost: milliseconds; under a second for
@@ -56,7 +57,7 @@ class Picture:
         Raises ValueError where the suffix names none, or another one than `format`, OSError for a file that cannot be written.
         """
         wanted = format_of_file(file, format)
-        path = Path(file)
+        path = Path(os.fsdecode(file))
         drawn = self.draw(wanted)
         try:
             path.write_text(drawn, encoding="utf-8")
@@ -123,8 +124,27 @@ def _template() -> jinja2.Template:
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_part("page.html"))
 
 
+def known_width(max_width: int) -> int:
+    """`max_width`. Raises TypeError for what is no whole number, ValueError for one that no text has."""
+    try:
+        width = operator.index(max_width)
+    except TypeError:
+        raise TypeError(
+            f"[picture] max_width is {type(max_width).__name__}: a text has at most so many columns. Give a whole number such as 100."
+        ) from None
+    if not 1 <= width < 1 << 63:
+        raise ValueError(
+            f"[picture] max_width is {width}: a text has at least one column, and they are counted in 64 bits. Give a number such as 100."
+        )
+    return width
+
+
 def known_format(format: str) -> str:
-    """`format`. Raises ValueError for one that there is not."""
+    """`format`. Raises TypeError for what is no text, ValueError for a format that there is not."""
+    if not isinstance(format, str):
+        raise TypeError(
+            f"[picture] format is {type(format).__name__}: a picture is drawn in one format, which is a text. Use one of {', '.join(FORMATS)}."
+        )
     if format not in FORMATS:
         raise ValueError(
             f"[picture] format {format!r} is unknown: a picture is drawn in one of the formats it knows. Use one of "
@@ -139,7 +159,11 @@ def format_of_file(file: File, format: str | None) -> str:
         raise TypeError(
             f"[picture] file is {type(file).__name__}: a picture is written to a path. Give a name such as 'x.html', or print the picture."
         )
-    suffix = Path(file).suffix.lower()
+    if "\0" in os.fsdecode(file):
+        raise ValueError(
+            f"[picture] file {os.fsdecode(file)!r} holds a null character, which no system has in a name. Give a name such as 'x.html'."
+        )
+    suffix = Path(os.fsdecode(file)).suffix.lower()
     by_name = next((name for name, suffixes in FORMATS.items() if suffix in suffixes), None)
     if format is None:
         if by_name is None:

@@ -122,12 +122,25 @@ def visualize_sharding(
     """
     if isinstance(header, str):
         figures, title = _figures_of(dtensor, optimizer, dtype), header
+    elif optimizer is not None:
+        raise TypeError(
+            f"[picture] optimizer= is given with what moves from a {type(dtensor).__name__}: its state is shown beside the parameters "
+            "of a module. Leave it out, or give the module alone."
+        )
     else:
         figures, title = _difference(dtensor, header, dtype), ""
     return shown_picture(figures, title, use_rich, format, file)
 
 
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"[picture] dtype is {type(dtype).__name__}: bytes are counted by a torch.dtype. Give one such as torch.float32."
+        )
+
+
 def _figures_of(shown: Any, optimizer: torch.optim.Optimizer | None, dtype: torch.dtype | None) -> _C.Figures:
+    _check_dtype(dtype)
     if optimizer is not None and not isinstance(shown, nn.Module):
         raise TypeError(
             f"[picture] optimizer= is given with a {type(shown).__name__}: its state is shown beside the parameters of a module. Give "
@@ -160,6 +173,7 @@ def _difference(
     links: Sequence[tuple[float, float]] | None = None,
 ) -> _C.Figures:
     """Of ours as they are, of torch's tensors by their layouts and the names of their meshes."""
+    _check_dtype(dtype)
     src, dst = source, destination
     names: list[str] = []
     names_there: list[str] = []

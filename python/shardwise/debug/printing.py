@@ -21,7 +21,7 @@ def made(
     """The picture in `format`, else in that of `file`'s suffix, else text; written to `file` where there is one."""
     if file is not None:
         format = format_of_file(file, format)
-    drawn = Picture(figures, title=title, format=format or "text", color=color, max_width=max_width)
+    drawn = Picture(figures, title=title, format="text" if format is None else format, color=color, max_width=max_width)
     if file is not None:
         drawn.save(file, format)
     return drawn

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -149,39 +150,77 @@ def _check_order_of_ranks(op: str, ranks: torch.Tensor, placements: Any) -> None
             )
 
 
+Interval = tuple[int, int]  # [begin, end)
+
+
+class Split(NamedTuple):
+    """How a mesh dim splits a tensor dim."""
+
+    mesh_dim: int
+    extent: int
+    factor: int  # of a _StridedShard, else 1
+
+
 def check_strided(op: str, shape: Sequence[int], mesh: TorchDeviceMesh, placements: Any) -> None:
     """Raises ValueError, on all ranks, where a _StridedShard deals parts of unequal sizes otherwise than the order of splits does:
     torch deals each of `split_factor` parts among the ranks, and what these got among those of later mesh dims."""
     if all(getattr(placement, "split_factor", 1) == 1 for placement in placements):
         return
     ours = Layout(shape, mesh, placements)
-    for coordinate in product(*map(range, mesh.mesh.shape)):
+    uneven = {}
+    for dim, length in enumerate(shape):
+        splits = [
+            Split(mesh_dim, mesh.mesh.shape[mesh_dim], getattr(placement, "split_factor", 1))
+            for mesh_dim, placement in enumerate(placements)
+            if hasattr(placement, "dim") and placement.dim % len(shape) == dim
+        ]
+        # Parts of one size are the same whichever mesh dim splits first.
+        if any(split.factor > 1 for split in splits) and length % prod(split.extent for split in splits) != 0:
+            uneven[dim] = splits
+    for coordinate in product(*map(range, mesh.mesh.shape)) if uneven else ():
         offsets, sizes = ours.boxes(int(mesh.mesh[coordinate]))[0]
-        for dim, length in enumerate(shape):
-            indices = _torchs_indices(range(length), dim, mesh, placements, coordinate)
-            if indices != list(range(offsets[dim], offsets[dim] + sizes[dim])):
+        for dim, splits in uneven.items():
+            own = _joined([(offsets[dim], offsets[dim] + sizes[dim])])
+            if torchs_indices(shape[dim], splits, coordinate) != own:
                 raise ValueError(
-                    f"[{op}] {list(placements)} on a mesh of {tuple(mesh.mesh.shape)} do not split dim {dim} of {length} evenly, and "
+                    f"[{op}] {list(placements)} on a mesh of {tuple(mesh.mesh.shape)} do not split dim {dim} of {shape[dim]} evenly, and "
                     "torch.distributed.tensor then deals it otherwise than the mesh dims split one after the other. Redistribute "
                     "the tensor to plain Shards first."
                 )
 
 
-def _torchs_indices(
-    whole: Sequence[int], dim: int, mesh: TorchDeviceMesh, placements: Any, coordinate: tuple[int, ...]
-) -> list[int]:
-    """Of the tensor dim `dim`, those at a place of the mesh."""
-    held = list(whole)
-    for placement, extent, place in zip(placements, mesh.mesh.shape, coordinate, strict=True):
-        if getattr(placement, "dim", None) == dim:
-            parts = _chunks(held, getattr(placement, "split_factor", 1))
-            held = [index for part in parts for index in _chunks(part, extent)[place]]
+def torchs_indices(length: int, splits: Sequence[Split], coordinate: Sequence[int]) -> list[Interval]:
+    """Of a tensor dim of this length, what torch has at a place of the mesh. Cost: O(factors), not elements."""
+    held = _joined([(0, length)])
+    for mesh_dim, extent, factor in splits:
+        parts = [_chunk(held, factor, part) for part in range(factor)]
+        held = _joined([interval for part in parts for interval in _chunk(part, extent, coordinate[mesh_dim])])
     return held
 
 
-def _chunks(indices: list[int], n_parts: int) -> list[list[int]]:
-    places = [Shard.local_shard_size_and_offset(len(indices), n_parts, part) for part in range(n_parts)]
-    return [indices[offset : offset + size] for size, offset in places]
+def _chunk(intervals: list[Interval], n_parts: int, part: int) -> list[Interval]:
+    """Of as many parts as torch.chunk splits into, one."""
+    size, offset = Shard.local_shard_size_and_offset(sum(end - begin for begin, end in intervals), n_parts, part)
+    taken = []
+    for begin, end in intervals:
+        here = max(begin, begin + offset), min(end, begin + offset + size)
+        if here[0] < here[1]:
+            taken.append(here)
+        offset -= end - begin
+    return taken
+
+
+def _joined(intervals: list[Interval]) -> list[Interval]:
+    """Neighbours as one, and none that is empty."""
+    joined: list[Interval] = []
+    for begin, end in intervals:
+        if begin == end:
+            continue
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _ours_of(tensor: Any) -> DTensor:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from shardwise.live.board import Board
 
-__all__ = ["application", "serve"]
+__all__ = ["application", "listener_on", "serve"]
 
 PAGE = Path(__file__).parent / "page.html"
 MOST_BYTES = 16 << 20  # of one snapshot: meshes and groups name their ranks, up to 0.4 MB each
@@ -55,12 +55,22 @@ def application(board: Board) -> Starlette:
     )
 
 
-def serve(port: int) -> None:
-    """Says where, and serves until it is interrupted. Port 0 is one that is free. Raises OSError where the port is taken."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+def listener_on(port: int) -> socket.socket:
+    """Who comes waits until it is served. Port 0 is one that is free. Raises OSError where the port is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        listener.listen()  # who reads the line below may come at once
+        listener.listen()  # who reads the line of serve() may come at once
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(listener: socket.socket) -> None:
+    """Says where, serves until it is interrupted, and closes the listener. Raises OSError where nothing can be said."""
+    with listener:
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl+C ends it)", flush=True)
         config = uvicorn.Config(application(Board()), log_level="warning", access_log=False)
         with contextlib.suppress(KeyboardInterrupt):

@@ -25,6 +25,11 @@ CASES = [
     ),
     case("something else where a tensor goes", "sw.debug.picture(3)", TypeError),
     case("what is no optimizer", "sw.debug.picture(torch.nn.Linear(2, 2), optimizer=3)", TypeError),
+    case("an optimizer beside what moves", "sw.visualize_sharding(d, [Shard(1)], optimizer=3)", TypeError),
+    case("a dtype that is a text", 'sw.debug.picture(sw.Layout((4, 2), (2,), [Shard(0)]), dtype="float32")', TypeError),
+    case("a width that is a text", 'sw.debug.picture(d, max_width="a")', TypeError),
+    case("a width that no text has", "sw.debug.picture(d, max_width=10**30)", ValueError),
+    case("a list of formats", 'sw.debug.picture(d, format=["svg"])', TypeError),
     case("a module where a tensor moves", "sw.debug.diff(torch.nn.Linear(2, 2), d)", TypeError),
     case(
         "a file in a folder that there is not",
@@ -45,6 +50,7 @@ CASES = [
         FileNotFoundError,
     ),
     case("a file that is no path", "sw.visualize_sharding(d, file=3)", TypeError),
+    case("a file of which no system has the name", r'sw.visualize_sharding(d, file="a\0.svg")', ValueError),
     case("a file of an unknown kind", 'sw.visualize_sharding(d, file="/tmp/picture.png")', ValueError),
     case(
         "a file of another kind than the format",
