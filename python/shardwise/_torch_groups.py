@@ -1,7 +1,7 @@
 """What shardwise._C asks of torch.distributed: groups, made here and known to C++ by their names."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -23,6 +23,9 @@ FIRST_OF_MEMBERS = 1 << 40  # more groups than a program makes
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
 
 
+on_world: Callable[[], None] | None = None  # called where this process is a rank; set by the live page
+
+
 def default_group() -> ProcessGroup | None:
     """The group of all processes, initialised where torchrun's variables are there; None where they are not."""
     if not dist.is_available():
@@ -31,6 +34,8 @@ def default_group() -> ProcessGroup | None:
         if not all(name in os.environ for name in TORCHRUN_VARIABLES):
             return None
         dist.init_process_group()
+    if on_world is not None:
+        on_world()
     return dist.group.WORLD
 
 

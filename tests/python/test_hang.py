@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -336,8 +337,11 @@ NAN = float("nan")
 DAMAGE = [None, True, 1.5, -1, 10**30, 1e300, NAN, "x", [], {}, [1], [1.5], [None], [NAN], ["x"], [[]], [{}], {"x": 1}]
 # Fields, and which of these values each may have.
 FIELDS = {
-    **{name: ["x"] for name in ("host", "reason", "line", "name", "operator", "dtype", "state", "layouts", "source")},
-    **{name: [] for name in ("rank", "pid", "calls", "call")},
+    **{
+        name: ["x"]
+        for name in ("host", "run", "reason", "line", "name", "operator", "dtype", "state", "layouts", "source")
+    },
+    **{name: [] for name in ("rank", "pid", "calls", "call", "bytes_sent")},
     **{name: [1.5, -1] for name in ("time", "began", "begin")},
     **{name: [None, 1.5, -1] for name in ("waits_since", "end")},
     "group": [None],
@@ -358,6 +362,7 @@ def dump_of_a_rank(tmp_path_factory):
     dump = json.loads(of_threads(run_ranks(2, body)[0])[0].read_text())
     last = dump["communications"][-1]
     assert last["group"] is not None and "end" in last, last
+    dump.setdefault("run", "one")
     dump["communications"][-1] = {"waits_since": last["begin"], "layouts": "", "source": ""} | last
     return dump
 
@@ -401,7 +406,8 @@ def test_a_file_with_any_one_field_damaged_is_read_or_refused(dump_of_a_rank, tm
     assert n_refused > 200
     for name in FIELDS:
         for entry in (dump_of_a_rank, dump_of_a_rank["groups"][0], dump_of_a_rank["communications"][-1]):
-            if name in entry and name not in ("began", "waits_since", "end", "layouts", "source", "communications"):
+            optional = ("began", "run", "waits_since", "end", "layouts", "source", "bytes_sent", "communications")
+            if name in entry and name not in optional:
                 value = entry.pop(name)
                 path.write_text(json.dumps(dump_of_a_rank))
                 entry[name] = value
@@ -487,6 +493,7 @@ def test_ranks_that_do_the_same_share_a_row_where_there_are_many():
 def call(rank, number, name="all_reduce", group=(0, 1, 2), **values):
     """A communication that ended, where nothing else is said."""
     known = {
+        "source": "",
         "operator": "",
         "dtype": "Float",
         "state": "done",
@@ -494,7 +501,7 @@ def call(rank, number, name="all_reduce", group=(0, 1, 2), **values):
         "waits_since": None,
         "end": 10.0 * number + 1,
     }
-    return Call(rank=rank, group=group, call=number, name=name, layouts="", source="", **{**known, **values})
+    return Call(rank=rank, group=group, call=number, name=name, layouts="", **{**known, **values})
 
 
 def waiting(rank, number, name="all_reduce", **values):
@@ -549,3 +556,101 @@ def test_sentences_for_what_processes_rarely_do():
     assert text.startswith(
         "The ranks parted at call 2 of the ranks 0-2: ranks 0, 2 made it all_reduce (Float), rank 1 made it all_reduce (Long). Rank 0 has waited"
     ), text
+
+
+def test_a_wait_that_others_saw_end_is_no_present_one():
+    """A rank writes a file where it waits long, and none where it then loops."""
+    old = {"time": 22.0, "pid": 4711}
+    gone_on = [[call(rank, 2, end=23.0), call(rank, 3, end=31.0), waiting(rank, 4)] for rank in range(2)]
+    flights = flights_of(*gone_on, [waiting(2, 2)], line="a.py:1 in f")
+    flights[2] = replace(flights[2], **old)
+    text = describe_hang(flights)
+    assert re.fullmatch(
+        r"Ranks 0-1 have waited 60\.0 s, since [\d:]{8}, for rank 2 in all_reduce \(Float\), call 4 of the ranks 0-2 at a\.py:1 in f; "
+        r"rank 2's file is of [\d:]{8}, from before this wait, when its last communication was all_reduce \(Float\), call 2 of the ranks "
+        r"0-2: kill -USR1 4711 writes a new one\.",
+        text,
+    ), text
+    assert hang_rows(flights)[3][:6] == ("2", "older file", "last all_reduce (Float)", "0-2", "2", "")
+    # The others have made no other call of the group since, but this one has ended.
+    pair = (0, 1)
+    flights = flights_of([call(0, 2, end=23.0), waiting(0, 9, group=pair)], [call(1, 2, end=23.0)], [waiting(2, 2)])
+    flights[2] = replace(flights[2], **old)
+    assert describe_hang(flights).startswith("Rank 0 has waited 10.0 s") and "rank 1 has made 0" in describe_hang(
+        flights
+    )
+    # So it was when its file was written: a broadcast, or an exchange, may end on some ranks while others wait.
+    for name, time_of_file in (("all_reduce", 24.0), ("exchange", 22.0), ("broadcast", 22.0)):
+        flights = flights_of(
+            [call(0, 2, name, end=23.0)], [call(1, 1), call(1, 2, name, end=23.0)], [call(2, 1), waiting(2, 2, name)]
+        )
+        flights[2] = replace(flights[2], **old | {"time": time_of_file})
+        assert describe_hang(flights).startswith("Rank 2 has waited"), describe_hang(flights)
+    # The clocks of two machines may differ.
+    flights = flights_of([call(0, 2, end=23.0)], [call(1, 2, end=23.0)], [waiting(2, 2)])
+    flights[2] = replace(flights[2], **old, host="b")
+    assert describe_hang(flights).startswith("Rank 2 has waited")
+
+
+def test_a_file_from_before_a_wait_is_no_news_of_the_rank():
+    flights = flights_of([call(0, 1), waiting(0, 2)], [call(1, 1), waiting(1, 2)], [call(2, 1)], line="a.py:1 in f")
+    assert "rank 2 has made 1 of these calls" in describe_hang(flights)
+    flights[2] = replace(flights[2], time=15.0)
+    text = describe_hang(flights)
+    assert "for rank 2 in" in text and "rank 2 has made" not in text and text.count("a.py:1 in f") == 1, text
+    assert "rank 2's file is of " in text and "its last communication was all_reduce (Float), call 1 of" in text, text
+    # One that waits in another group wrote that once.
+    flights = flights_of([waiting(0, 2)], [waiting(1, 2)], [waiting(2, 1, group=(2, 3))], n_ranks=4)
+    flights[2] = replace(flights[2], time=15.0)
+    assert describe_hang(flights).startswith("Rank 2 has waited 5.0 s"), describe_hang(flights)
+
+
+def test_ranks_that_made_a_call_in_different_lines_are_told_where():
+    flights = flights_of(
+        *([waiting(rank, 2, "exchange", source=f"a.py:{line} in f")] for rank, line in enumerate((7, 8, 7)))
+    )
+    text = describe_hang(flights)
+    assert re.fullmatch(
+        r"Ranks 0-2 have waited 80\.0 s, since [\d:]{8}, in exchange \(Float\), call 2 of the ranks 0-2, which they made in different "
+        r"lines: ranks 0, 2 at a\.py:7 in f, rank 1 at a\.py:8 in f\. All ranks have come to it, .*: SHARDWISE_CHECK=1 says how .*\.",
+        text,
+    ), text
+    flights = flights_of(*([waiting(rank, 2, source=f"a.py:{rank} in f")] for rank in range(6)), n_ranks=6)
+    assert "rank 3 at a.py:3 in f, 2 more. All" in describe_hang(flights)
+
+
+def test_ranks_that_send_different_numbers_of_bytes_have_parted():
+    def made(rank, name, n_bytes):
+        return [waiting(rank, 2, name, bytes_sent=n_bytes, source=f"a.py:{7 + rank} in f")]
+
+    text = describe_hang(flights_of(*(made(rank, "all_reduce", 42 + 1000 * (rank == 1)) for rank in range(3))))
+    assert text.startswith(
+        "The ranks parted at call 2 of the ranks 0-2: ranks 0, 2 made it all_reduce (Float) with 42 bytes at a.py:7 in f, "
+        "rank 1 made it all_reduce (Float) with 1,042 bytes at a.py:8 in f. Ranks 0-2 have waited 80.0 s"
+    ), text
+    for name in ("exchange", "all_to_all", "broadcast"):  # each rank sends as many as it has
+        text = describe_hang(flights_of(*(made(rank, name, rank) for rank in range(3))))
+        assert not text.startswith("The ranks parted"), text
+
+
+def test_files_of_another_run_are_left_out(tmp_path, capsys):
+    def write(run, rank, moment, n_calls, **values):
+        last = {"group": 0, "call": n_calls, "name": "all_reduce", "operator": "", "dtype": "Float", "bytes_sent": 4}
+        last |= {"state": "under way", "begin": moment - 2, "waits_since": moment - 2}
+        facts = FACTS | {"rank": rank, "time": moment, "began": 10.0, "communications": [last]} | values
+        dump = facts | {"groups": [{"ranks": [0, 1], "calls": n_calls}]} | ({"run": run} if run is not None else {})
+        (tmp_path / f"shardwise-rank{rank}-pid{run}.json").write_text(json.dumps(dump))
+
+    write("one", 0, 50.0, 4)
+    write("two", 1, 51.0, 10)
+    text = hang(capsys, [tmp_path])
+    assert text.startswith("Rank 1 has waited 2.0 s") and "rank 0 left no file" in text, text
+    assert text.splitlines()[0].endswith(" Left out: 1 file of another run."), text
+    write("two", 0, 49.0, 9)
+    flights = read_flights(tmp_path.glob("*.json"))
+    assert [flights[rank].run for rank in range(2)] == ["two", "two"] and flights.n_of_other_runs == 1
+    write(None, 1, 60.0, 4)  # of a version that does not say
+    assert read_flights(tmp_path.glob("*.json")).n_of_other_runs == 0
+    write(3, 1, 60.0, 4)
+    with pytest.raises(ValueError, match=r'is damaged: "run" is'):
+        read_flights(tmp_path.glob("*.json"))

@@ -22,8 +22,10 @@ from command_line import finished_command, is_error_in_a_line
 from torchrun import LAUNCHER
 
 import shardwise as sw
+from shardwise import _torch_groups
 from shardwise.live import feed as live_feed
 from shardwise.live.feed import Feed
+from shardwise.testing import run_ranks
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -146,7 +148,7 @@ def snapshot_of(rank, time, seconds, pid=1):
         "began": 0.5,
         "memory": 1000,
         "groups": [group],
-        "waits": [{"name": "all_reduce", "op": "aten::mm", "seconds": 0.5}],
+        "waits": [{"name": "all_reduce", "op": "aten::mm", "seconds": 0.5, "ranks": None}],
         "error": {"text": "ValueError", "line": "a.py:1", "time": 1.0},
         "meshes": [mesh],
         "tensors": [{**tensor, "bytes": 16, "local_bytes": 8}],
@@ -195,6 +197,7 @@ def test_what_is_no_snapshot_is_refused(port):
         (lambda whole: whole.update(meshes=None), "meshes is no list"),
         (lambda whole: whole.update(tensors=[1]), "tensors[0] is no object"),
         (lambda whole: whole["waits"][0].pop("seconds"), "waits[0].seconds is missing"),
+        (lambda whole: whole["waits"][0].update(ranks=["0"]), "waits[0].ranks[0] is not a whole number from 0 on"),
         (lambda whole: whole["waits"][0].update(seconds=True), "waits[0].seconds is not a finite number"),
         (lambda whole: whole["meshes"][0].update(ranks=[0, -1]), "meshes[0].ranks[1] is not a whole number from 0 on"),
         (lambda whole: whole["meshes"][0].update(shape=[3]), "meshes[0] of shape [3] has 2 ranks"),
@@ -280,6 +283,42 @@ def test_a_module_that_is_half_made_is_no_error():
     assert isinstance(half, torch.nn.Module)
 
 
+class Odd(torch.nn.Module):
+    def named_buffers(self, *of, **how):
+        raise RuntimeError("not yet")
+
+
+class Forgetful(torch.nn.Module):
+    def __init__(self):
+        self.x = 1  # and no super().__init__()
+
+
+def test_a_module_that_cannot_be_walked_hides_nothing_else(monkeypatch):
+    def names():
+        return {row["name"] for row in Surveyor().seen(0)["tensors"]}
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        inner = Odd()
+        inner.weight = torch.nn.Parameter(sw.ones(3, device_mesh=mesh))
+        model = torch.nn.Sequential(inner, Forgetful.__new__(Forgetful), torch.nn.Linear(2, 2, bias=False))
+        model = model.append(sw.distribute_module(torch.nn.Linear(2, 2, bias=False), mesh))
+        forgetful = Forgetful()
+        assert {"Sequential.0.weight", "Sequential.3.weight"} <= names() and forgetful.x == 1
+        row = Surveyor._row
+        broken = id(inner.weight)
+
+        def fails(self, tensor, name, rank):
+            assert id(tensor) != broken
+            return row(self, tensor, name, rank)
+
+        monkeypatch.setattr(Surveyor, "_row", fails)
+        seen = Surveyor().seen(0)
+        assert "Sequential.3.weight" in names() and "Sequential.0.weight" not in names() and seen["meshes"]
+
+    run_ranks(1, body)
+
+
 @contextlib.contextmanager
 def open_feed(port):
     """One that sends when it is told to."""
@@ -359,12 +398,106 @@ def test_rates_are_those_between_two_snapshots():
 
 
 def test_the_slowest_rank_is_the_one_whose_communications_take_least():
-    def ranks(*taken):
-        return [{"rank": rank, "rates": [{"seconds": seconds}]} for rank, seconds in enumerate(taken)]
+    def ranks(*groups):
+        """Each is a share of the time by rank; or with it the calls of late, and those in all."""
+        known = {
+            rank: {"rank": rank, "rates": [], "silent": False, "error": None} for group in groups for rank in group
+        }
+        for group in groups:
+            for rank, values in group.items():
+                busy, n_new, n_calls = values if isinstance(values, tuple) else (values, 5, 5)
+                rate = {"ranks": list(group), "busy": busy, "new_calls": n_new, "total_calls": n_calls}
+                known[rank]["rates"] += [rate] if values is not None else []
+        return list(known.values())
 
-    assert slowest(ranks(0.5, 0.05, 0.4)) == 1
-    assert slowest(ranks(0.05, 0.06)) is None
-    assert slowest(ranks(0.5)) is None
+    assert slowest(ranks({0: 0.5, 1: 0.05, 2: 0.4})) == 1
+    assert slowest(ranks({0: 0.05, 1: 0.06})) is None
+    assert slowest(ranks({0: 0.5})) is None and slowest([]) is None
+    # The first call of a group: rank 1 has not come to it.
+    assert slowest(ranks({0: (0.5, 1, 1), 1: None})) == 1
+    # Rank 2 communicates with nobody, or has stayed away from calls that ended: nobody waits for it.
+    assert slowest(ranks({0: 0.9, 1: 0.1}, {0: (0.0, 0, 3), 1: (0.0, 0, 3), 2: (0.0, 0, 3)})) == 1
+    assert slowest(ranks({0: (0.9, 40, 43), 1: (0.1, 40, 43), 2: (0.0, 0, 3)})) == 1
+    # Rank 2 has come, and had nothing to wait for.
+    assert slowest(ranks({0: (1.0, 0, 8), 1: (0.0, 0, 7), 2: (0.01, 0, 8)})) == 1
+    # Rank 2 waits for rank 1, which waits for rank 0.
+    assert slowest(ranks({1: 0.0, 2: 1.0}, {0: 0.0, 1: 1.0})) == 0
+    for gone in ({"silent": True}, {"error": {"text": ""}}):
+        first, second = ranks({0: 0.9, 1: 0.1})
+        assert slowest([first, second | gone]) is None
+
+
+def test_the_rank_that_others_wait_for_is_known_while_they_wait():
+    """No communication ends meanwhile."""
+
+    def state_of(ranks_of_wait):
+        board = Board()
+        for moment in (10.0, 11.0, 12.0, 13.0):
+            for rank in range(3):
+                waits = [{"name": "all_reduce", "op": "", "seconds": moment - 10.5, "ranks": ranks_of_wait}]
+                snapshot = snapshot_of(rank, moment, 2.0) | {"n_ranks": 3, "error": None}
+                groups = [
+                    {
+                        "ranks": group,
+                        "calls": calls + (moment > 10 and calls == 7 and rank != 2),
+                        "sent": 0,
+                        "received": 0,
+                        "seconds": 2.0,
+                    }
+                    for group, calls in (([0, 1], 4), ([0, 1, 2], 7))
+                    if rank in group
+                ]
+                board.take(snapshot | {"groups": groups, "waits": waits if moment > 10.5 and rank != 2 else []})
+        return board.state()
+
+    for ranks_of_wait in (None, [0, 1, 2]):
+        state = state_of(ranks_of_wait)
+        assert [[rate["busy"] for rate in rank["rates"]] for rank in state["ranks"]] == [[0, 1], [0, 1], [0]]
+        assert state["slowest"] == 2
+
+
+def test_ranks_of_an_earlier_run_do_not_stay():
+    def take(rank, n_ranks, pid, began, **values):
+        board.take(snapshot_of(rank, began + 1, 0, pid) | {"n_ranks": n_ranks, "began": began} | values)
+
+    def shown():
+        return [(rank["rank"], rank["pid"]) for rank in board.state()["ranks"]]
+
+    board = Board()
+    for rank in range(4):
+        take(rank, 4, 100 + rank, 10.0 + rank)
+    take(1, 2, 201, 20.0)
+    take(0, 2, 200, 21.0)
+    assert shown() == [(0, 200), (1, 201)]
+    take(3, 4, 103, 13.0)  # its last words
+    take(0, 4, 100, 10.0)
+    assert shown() == [(0, 200), (1, 201)]
+    take(1, 2, 301, 30.0)  # started again
+    assert shown() == [(0, 200), (1, 301)]
+    take(1, 2, 302, 31.0, groups=[])  # a process that the rank started
+    assert shown() == [(0, 200), (1, 301)]
+    board._jobs["a"][1]["heard"] -= 100
+    take(1, 2, 302, 31.0, groups=[])
+    assert shown() == [(0, 200), (1, 302)]
+
+
+def test_the_program_that_began_last_is_shown_unless_it_is_over():
+    board = Board()
+    for job, began in (("old", 10.0), ("new", 20.0), ("old", 10.0)):
+        board.take(snapshot_of(0, 30.0, 0) | {"job": job, "began": began})
+    assert (board.state()["jobs"], board.state()["job"], board.state("old")["job"]) == (["new", "old"], "new", "old")
+    board._jobs["new"][0]["heard"] -= 6
+    assert board.state()["job"] == "old" and board.state("new")["ranks"][0]["silent"]
+
+
+def test_a_rank_that_speaks_seldom_is_not_silent():
+    board = Board()
+    for moment in (10.0, 30.0):
+        board.take(snapshot_of(0, moment, 0))
+    board._jobs["a"][0]["heard"] -= 40
+    assert not board.state()["ranks"][0]["silent"]
+    board._jobs["a"][0]["heard"] -= 40
+    assert board.state()["ranks"][0]["silent"]
 
 
 def test_bad_arguments():
@@ -372,6 +505,12 @@ def test_bad_arguments():
         sw.debug.watch(70000)
     for every in (0, float("nan"), float("inf"), 1e300):
         with pytest.raises(ValueError, match=rf"\[watch\] every is {re.escape(str(every))} seconds"):
+            sw.debug.watch(every=every)
+    for port in ("x", 8765.5, True):
+        with pytest.raises(TypeError, match=rf"\[watch\] port is {port!r}, which is no whole number\. Give one from 1"):
+            sw.debug.watch(port)
+    for every in ("x", None, True):
+        with pytest.raises(TypeError, match=rf"\[watch\] every is {every!r}, which is no number\. Give the seconds"):
             sw.debug.watch(every=every)
 
 
@@ -386,10 +525,48 @@ def test_what_the_environment_says(monkeypatch, value, port):
     assert live_feed.port_from_environment() == port
 
 
-def test_an_environment_that_says_nothing_of_sense(monkeypatch):
-    monkeypatch.setenv("SHARDWISE_WATCH", "yes")
-    with pytest.raises(ValueError, match=r'SHARDWISE_WATCH is "yes"'):
+@pytest.mark.parametrize("value", ["yes", "²", "٣", "-1", "1" * 5000])
+def test_an_environment_that_says_nothing_of_sense(monkeypatch, value):
+    monkeypatch.setenv("SHARDWISE_WATCH", value)
+    with pytest.raises(ValueError, match=rf'\[watch\] SHARDWISE_WATCH is "{value}"'):
         live_feed.port_from_environment()
+
+
+def test_what_imports_shardwise_is_watched_where_it_is_a_rank(monkeypatch):
+    watched = []
+    monkeypatch.setattr(live_feed, "watch", lambda: watched.append(1))
+    monkeypatch.setattr(live_feed, "_is_asked", False)
+    monkeypatch.setenv("SHARDWISE_WATCH", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    live_feed.watch_if_asked()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(live_feed.multiprocessing, "parent_process", lambda: "one")
+    live_feed.watch_if_asked()
+    assert watched == []
+    _torch_groups.on_world()
+    _torch_groups.on_world()  # after close(), say
+    assert watched == [1]
+    monkeypatch.setattr(live_feed, "_is_asked", False)
+    monkeypatch.setattr(live_feed.multiprocessing, "parent_process", lambda: None)
+    live_feed.watch_if_asked()
+    assert watched == [1, 1]
+
+
+def test_processes_that_a_rank_starts_are_not_shown_and_ranks_that_are_started_so_are(port, tmp_path):
+    """A worker of a DataLoader has the rank's environment; torch.multiprocessing starts ranks."""
+    environment = {**os.environ, "SHARDWISE_WATCH": f"{port}", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    command = [sys.executable, "-W", "ignore", str(PROGRAM.with_name("live_children.py")), str(tmp_path)]
+    with subprocess.Popen(command, env=environment) as program:
+        try:
+            state_when(port, lambda state: len(state["ranks"]) == 2 and len(list(tmp_path.glob("*-*"))) == 3)
+            time.sleep(1.5)  # a snapshot more of each
+            pids = {int(path.name.removeprefix("rank-")) for path in tmp_path.glob("rank-*")}
+            state = json.loads(ask(port, "GET", "/state")[1])
+            assert {each["pid"] for each in state["ranks"]} == pids and len(state["jobs"]) == 1
+            assert [each["n_ranks"] for each in state["ranks"]] == [2, 2]
+        finally:
+            (tmp_path / "over").touch()
+            program.wait(60)
 
 
 LINKS = """
@@ -409,10 +586,10 @@ console.log(JSON.stringify(there.shown));
 def test_links_are_those_of_programs_that_run():
     def state(job, now, *received):
         rates = [
-            {"ranks": [0, 1], "calls": 1, "seconds": 0.1, "received": each, "total_received": 500} for each in received
+            {"ranks": [0, 1], "calls": 1, "busy": 0.1, "received": each, "total_received": 500} for each in received
         ]
         mesh = {"shape": [2], "names": ["tp"], "ranks": [0, 1]}
-        ranks = [{"rank": 0, "heard": 100, "rates": [rate], "meshes": [mesh]} for rate in rates]
+        ranks = [{"rank": 0, "silent": now > 1000, "rates": [rate], "meshes": [mesh]} for rate in rates]
         return {"job": job, "now": now, "ranks": ranks}
 
     states = [state("a", 101, 30, 10), state("b", 101, 7), state("a", 3000, 30, 10)]
@@ -424,6 +601,51 @@ def test_links_are_those_of_programs_that_run():
         [["tp", "7 B/s", [7], "500 B"]],
         [["tp", "0 B/s", [40, 0], "1 kB"]],
     ]
+
+
+JOBS = """
+const [page] = process.argv.slice(1);
+const script = require("fs").readFileSync(page, "utf8").split("<script>")[1].split("</script>")[0];
+const anything = new Proxy(function () {}, {
+  get: (_, key) => key === Symbol.toPrimitive ? () => "" : anything, set: () => true, apply: () => anything});
+const select = {options: [], value: "", hidden: true, replaceChildren(...options) { this.options = options; this.value = options[0].value; }};
+const summary = {textContent: ""};
+const document = {getElementById: id => ({jobs: select, summary}[id] ?? anything), createElement: () => anything, createElementNS: () => anything};
+class Option { constructor(text, value) { this.value = value; } }
+class Element {}
+const shown = [], server = {jobs: []};
+const rank = {rank: 0, n_ranks: 1, pid: 1, host: "h", heard: 0, began: 0, rates: [], meshes: [], tensors: [], waits: [], error: null};
+async function fetch(address) {
+  const asked = decodeURIComponent(address.split("job=")[1] ?? "");
+  const job = server.jobs.includes(asked) ? asked : server.jobs[0] ?? null;
+  return {json: async () => ({jobs: server.jobs, job, now: 1, slowest: null, ranks: job ? [rank] : []})};
+}
+const there = require("vm").createContext({document, Element, Option, fetch, setTimeout: () => {}, console});
+(async () => {
+  require("vm").runInContext(script, there);
+  const refresh = async jobs => {
+    server.jobs = jobs;
+    await there.refresh();
+    shown.push([summary.textContent.split(":")[0], select.value]);
+  };
+  await refresh(["one"]);
+  await refresh(["two", "one"]);  // the next one has begun
+  select.value = "one";
+  select.onchange();
+  await refresh(["two", "one"]);
+  await refresh(["three", "two", "one"]);
+  await refresh(["three", "two"]);
+  await refresh(["four", "three"]);
+  console.log(JSON.stringify(shown));
+})();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_page_stays_on_a_program_only_if_somebody_chose_it():
+    command = ["node", "-e", JOBS, "--", str(PAGE)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(shown) == [[job, job] for job in ("one", "two", "one", "one", "three", "four")]
 
 
 # Elements that can do everything, and show nothing.

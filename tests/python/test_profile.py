@@ -16,8 +16,10 @@ from torch import nn
 import shardwise as sw
 from shardwise import Replicate, Shard
 from shardwise.debug import MergedProfile
+from shardwise.debug.chrome_trace import trace_events
 from shardwise.debug.layer_times import _own_bytes
 from shardwise.debug.profile_tables import without_inner
+from shardwise.debug.spans import CommunicationSpan, RankProfile
 from shardwise.debug.text_tables import table_text
 from shardwise.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from shardwise.testing import run_ranks
@@ -219,6 +221,21 @@ def test_a_rank_or_a_model_that_there_is_not_is_refused():
                 IsADirectoryError, match=r"\[profile\] the trace '/proc' cannot be written: .* Give a path"
             ):
                 merged.save_trace("/proc")
+            for given in (None, 3):
+                with pytest.raises(TypeError, match=r"\[profile\] path is (NoneType|int): .* Give a name"):
+                    merged.save_trace(given)
+            with pytest.raises(OSError, match=r"\[profile\] the trace 'a\\x00b' cannot be written: Invalid"):
+                merged.save_trace("a\0b")
+            for wrong in ("x", None, 1.5, True):
+                with pytest.raises(
+                    TypeError, match=rf"\[profile\] rank is {wrong!r}, which is no whole number\. Give one"
+                ):
+                    merged.tables(rank=wrong)
+                for table in (merged.tables, recorded.tables, recorded.unasked):
+                    with pytest.raises(TypeError, match=rf"\[profile\] limit is {wrong!r}, which is no whole number"):
+                        table(limit=wrong)
+            with pytest.raises(ValueError, match=r"\[profile\] limit is -1: .* Give 0 or more"):
+                merged.tables(limit=-1)
         for missing in (-1, 2) if rank == 0 else ():
             with pytest.raises(IndexError, match=rf"\[profile\] rank {missing} has no profile.* Give one from 0 to 1"):
                 merged.tables(rank=missing)
@@ -234,12 +251,23 @@ def test_a_trace_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
             FileNotFoundError, match=r"\[profile\] the trace '.*none/step.json' cannot be written: No such"
         ):
             recorded.save_trace(tmp_path / "none" / "step.json")
-        with pytest.raises(TypeError):
-            recorded.save_trace(None)
-        with pytest.raises(OSError, match="Invalid argument"):
+        for given in (None, 3, [tmp_path]):
+            with pytest.raises(TypeError, match=r"\[profile\] path is .*: a trace is written to a file\. Give a name"):
+                recorded.save_trace(given)
+        with pytest.raises(OSError, match=r"\[profile\] the trace '.*a\\x00b' cannot be written: Invalid argument"):
             recorded.save_trace(f"{tmp_path}/a\0b")
         recorded.save_trace(os.fsencode(tmp_path / "step.json"))
         assert (tmp_path / "step.json").stat().st_size > 0
+        # Only rank 0 needs a path.
+        recorded.save_trace(tmp_path / "own.json" if rank == 0 else None)
+        assert (tmp_path / "own.json").stat().st_size > 0
+        with pytest.raises(
+            FileNotFoundError,
+            match=rf"trace {'.*none/own.json' if rank == 0 else 'of rank 0'}.* cannot be written: No such",
+        ):
+            recorded.save_trace(tmp_path / "none" / "own.json" if rank == 0 else None)
+        with pytest.raises(TypeError, match=rf"\[profile\] path is {'NoneType' if rank == 0 else 'none, on rank 0'}:"):
+            recorded.save_trace(None if rank == 0 else tmp_path / "own.json")
 
     run_ranks(3, body)
 
@@ -272,11 +300,11 @@ def test_merged_profiles_say_who_waited_for_whom():
     assert others == [None, None] and isinstance(merged, MergedProfile)
     for profile in merged.ranks:
         (sent,) = profile.communications
-        assert sent.last_rank == 1 and profile.clock_ns == 0
+        assert profile.clock_ns == 0
         if profile.rank == 1:
-            assert sent.late_ns == 0
+            assert sent.last_rank is None and sent.late_ns == 0
         else:
-            assert 0.1e9 < sent.late_ns < sent.waited_ns + 1e8
+            assert sent.last_rank == 1 and 0.1e9 < sent.late_ns <= sent.waited_ns
     text = merged.tables(rank=2)
     assert re.search(r"all_reduce .* rank 1", text.replace("\n", " "))
     assert "communications of rank 2" in text
@@ -315,6 +343,63 @@ def test_a_trace_has_a_track_per_rank_and_arrows_from_the_rank_that_came_last(tm
     assert any(event["args"]["operands"] == "[Shard(1)]" for event in operators)
 
 
+def span(begin_ms, end_ms, waited_ms, n_bytes=8, ranks=(0, 1, 2), call=1):
+    """A communication, between these moments, whose last part is its wait."""
+    return CommunicationSpan(
+        "all_gather",
+        "",
+        "",
+        "",
+        "",
+        True,
+        ranks,
+        call,
+        n_bytes,
+        n_bytes,
+        *(ms * 1_000_000 for ms in (begin_ms, end_ms, waited_ms)),
+        False,
+    )
+
+
+def test_only_ranks_that_waited_for_the_last_one_are_said_to():
+    # of ranks 0, 1 and 2; for whom each waited, and for how many ms
+    cases = [
+        # Rank 0 waits all the time, rank 1 from its fifth ms on.
+        ([span(0, 11, 11), span(0, 11, 6), span(10, 11, 1)], [(2, 10), (2, 5), (None, 0)]),
+        # Rank 0 computes until all have come, and rank 1 only sends: it ends before.
+        ([span(0, 15, 1), span(0, 1, 1), span(10, 15, 5)], [(None, 0), (None, 0), (None, 0)]),
+        # Rank 2 has no part: rank 1 comes last.
+        ([span(0, 5, 5), span(4, 5, 1), span(10, 10, 0, n_bytes=0)], [(1, 4), (None, 0), (None, 0)]),
+        # Nobody sends bytes that count: all take part.
+        ([span(0, 5, 5, 0), span(4, 5, 1, 0), span(4, 5, 1, 0)], [(1, 4), (None, 0), (None, 0)]),
+        # One alone, and a call from which members may stay away.
+        ([span(0, 5, 5), span(4, 4, 0, 0), span(4, 4, 0, 0)], [(None, 0)] * 3),
+        ([span(0, 5, 5, call=0), span(4, 5, 1, call=0), span(4, 5, 1, call=0)], [(None, 0)] * 3),
+    ]
+    for spans, waited in cases:
+        merged = MergedProfile.of([RankProfile(rank, [], [each]) for rank, each in enumerate(spans)])
+        told = [each for profile in merged.ranks for each in profile.communications]
+        assert [(each.last_rank, each.late_ns / 1e6) for each in told] == waited
+        arrows = {event["pid"]: event["ts"] for event in trace_events(merged.ranks) if event["ph"] == "f"}
+        assert list(arrows) == [rank for rank, (last, _) in enumerate(waited) if last is not None]
+        for rank, moment in arrows.items():
+            assert moment == (told[rank].end_ns - min(each.begin_ns for each in told)) / 1000
+
+
+def test_a_block_that_is_still_open_is_that_of_its_rank(tmp_path):
+    def body(rank):
+        recorded = sw.profile()
+        with recorded:
+            sw.init_device_mesh("cpu", (2,))
+            merged = recorded.merge()
+            recorded.save_trace(tmp_path / "step.json")
+        return merged
+
+    merged, _ = run_ranks(2, body)
+    assert [profile.rank for profile in merged.ranks] == [0, 1]
+    assert {event["pid"] for event in json.loads((tmp_path / "step.json").read_text())["traceEvents"]} == {0, 1}
+
+
 def test_communications_that_overlap_lie_on_threads_of_their_own():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
@@ -326,8 +411,6 @@ def test_communications_that_overlap_lie_on_threads_of_their_own():
         return recorded.merge()
 
     merged = run_ranks(2, body)[0]
-    from shardwise.debug.chrome_trace import trace_events
-
     by_lane = {}
     for event in trace_events(merged.ranks):
         if event["ph"] == "X" and event["tid"] > 0:
@@ -471,6 +554,40 @@ def test_a_step_report_counts_the_memory_of_modules_that_do_not_run():
         ("Attentive.scales", 2),
     ]
     assert report.layers[3].seconds == 0 and report.layers[3].parameter_bytes == (8 * 8 + 8) * 4
+
+
+def compiled_model():
+    """The first layer is compiled around a module, the second one in place."""
+    model = nn.Sequential(torch.compile(nn.Linear(3, 2), backend="eager"), nn.Linear(2, 2), nn.Tanh())
+    model[1].compile(backend="eager")
+    return model
+
+
+def test_a_step_report_does_not_have_a_model_compiled_anew():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        model = sw.distribute_module(compiled_model(), mesh)
+        x = sw.ones(4, 3, device_mesh=mesh)
+        hooks = hooks_of(model)
+        reports = [sw.step_report(model, x) for _ in range(2)]
+        assert hooks_of(model) == hooks
+        return reports
+
+    def hooks_of(model):
+        return [(len(module._forward_pre_hooks), len(module._forward_hooks)) for module in model.modules()]
+
+    ((first, second),) = run_ranks(1, body)
+    assert first.ranks[0].n_compiled > 0 and "torch.compile was at work during the step" in str(first)
+    assert second.ranks[0].n_compiled == 0 and "torch.compile" not in str(second)
+    layers = {layer.path: layer for layer in second.ranks[0].layers}
+    assert {path: layer.seconds > 0 for path, layer in layers.items()} == {
+        "Global": True,
+        "Sequential": True,
+        "Sequential.0": True,
+        "Sequential.0._orig_mod": False,  # holds what it has, and is not seen
+        "Sequential.1": False,
+        "Sequential.2": True,
+    }
 
 
 def test_tables_show_names_as_they_are(monkeypatch):

@@ -10,7 +10,7 @@ from shardwise.debug.text_tables import table_text
 
 EPILOG = """A program writes the files where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID)
 and by shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank
-the newest counts; files of earlier runs are left out.
+the newest counts; files of other runs are left out.
 
 examples:
   python -m shardwise hang dumps
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> list[str]:
     if n_left_out > 0:
         lines += [
             "",
-            f"left out: {n_left_out} of {len(files)} files, of earlier runs, older of their rank, or not whole",
+            f"left out: {n_left_out} of {len(files)} files, of other runs, older of their rank, or not whole",
         ]
     return lines
 

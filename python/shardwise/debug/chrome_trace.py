@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
-__all__ = ["trace_events", "unwritable", "write_trace"]
+__all__ = ["no_path", "trace_events", "unwritable", "write_trace"]
 
 OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
 
@@ -19,19 +19,29 @@ Event = dict[str, Any]
 
 
 def write_trace(ranks: Sequence[RankProfile], path: str | os.PathLike[str]) -> None:
+    """Raises TypeError for what is no path, OSError where it cannot be written."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise no_path(type(path).__name__)
     name = os.fsdecode(path)
     text = json.dumps({"traceEvents": trace_events(ranks), "displayTimeUnit": "ms"}, separators=(",", ":"))
     try:
         with gzip.open(name, "wt") if name.endswith(".gz") else open(name, "w") as file:
             file.write(text)
     except OSError as error:
-        raise unwritable(name, error.errno or errno.EIO) from None
+        raise unwritable(repr(name), error.errno or errno.EIO) from None
+    except ValueError:  # a name that no system has
+        raise unwritable(repr(name), errno.EINVAL) from None
+
+
+def no_path(kind: str) -> TypeError:
+    """The error of what rank 0 gives in place of a path."""
+    return TypeError(f"[profile] path is {kind}: a trace is written to a file. Give a name such as 'step.json'.")
 
 
 def unwritable(name: str, number: int) -> OSError:
     """The error of a file, by the number that the system has for it, which it keeps: alike on each rank that knows the number."""
     error = type(OSError(number, ""))(
-        f"[profile] the trace {name!r} cannot be written: {os.strerror(number)}. Give a path in a folder that is there and can be written to."
+        f"[profile] the trace {name} cannot be written: {os.strerror(number)}. Give a path in a folder that is there and can be written to."
     )
     error.errno = number
     return error
@@ -43,7 +53,7 @@ def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:
     begins += [each.begin_ns for profile in ranks for each in profile.communications]
     zero = min(begins, default=0)
     events: list[Event] = []
-    slices: dict[tuple[tuple[int, ...], int], dict[int, Event]] = {}
+    slices: dict[tuple[tuple[int, ...], int], dict[int, tuple[CommunicationSpan, Event]]] = {}
     for profile in ranks:
         events.append(_name("process_name", profile.rank, f"rank {profile.rank}"))
         events.append(
@@ -61,7 +71,7 @@ def trace_events(ranks: Sequence[RankProfile]) -> list[Event]:
             event = _communication(profile.rank, each, zero, lane + 1)
             events.append(event)
             if each.call > 0:
-                slices.setdefault((each.ranks, each.call), {})[profile.rank] = event
+                slices.setdefault((each.ranks, each.call), {})[profile.rank] = each, event
     for number, together in enumerate(slices.values()):
         events += _arrows(number, together)
     return events
@@ -108,23 +118,22 @@ def _communication(rank: int, each: CommunicationSpan, zero: int, thread: int) -
         "bytes received": each.bytes_received,
         "waited us": each.waited_ns / 1000,
     }
-    if each.last_rank is not None and each.late_ns > 0:
-        args |= {"waited for": f"rank {each.last_rank}", "it came later by us": each.late_ns / 1000}
+    if each.last_rank is not None:
+        args |= {"waited for": f"rank {each.last_rank}", "until it came, us": each.late_ns / 1000}
     if each.has_failed:
         args["failed"] = True
     return _slice(rank, thread, each.collective, each.begin_ns, each.end_ns, zero, args)
 
 
-def _arrows(number: int, together: dict[int, Event]) -> list[Event]:
-    """From the rank that came last to each of the others, which waited for it."""
-    last = max(together, key=lambda rank: together[rank]["ts"])
-    start = together[last]
+def _arrows(number: int, together: dict[int, tuple[CommunicationSpan, Event]]) -> list[Event]:
+    """From the rank that came last to each of those that waited for it."""
     events: list[Event] = []
-    for rank, event in together.items():
-        if rank == last or event["ts"] >= start["ts"]:
+    for rank, (each, event) in together.items():
+        if each.last_rank not in together:
             continue
+        _, start = together[each.last_rank]
         flow = {"name": "waits for", "cat": "waits", "id": f"{number}.{rank}"}
-        events.append({"ph": "s", **flow, "pid": last, "tid": start["tid"], "ts": start["ts"]})
+        events.append({"ph": "s", **flow, "pid": each.last_rank, "tid": start["tid"], "ts": start["ts"]})
         end = max(start["ts"], event["ts"] + event["dur"])
         events.append({"ph": "f", "bp": "e", **flow, "pid": rank, "tid": event["tid"], "ts": end})
     return events

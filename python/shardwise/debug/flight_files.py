@@ -9,10 +9,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Call", "Flight", "read_flights"]
+__all__ = ["CLOCKS_DIFFER", "Call", "Flight", "Flights", "read_flights"]
 
 VERSION = 1
 MOST_RANKS = 1 << 20
+OWN_BYTES = (
+    "exchange",
+    "all_to_all",
+    "broadcast",
+)  # calls in which ranks send different numbers of bytes, and one may end before others come
 CLOCKS_DIFFER = 10.0  # seconds by which those of two machines may
 
 
@@ -43,11 +48,17 @@ class Call:
     end: float | None
     layouts: str
     source: str  # the program's line, where it was noted
+    bytes_sent: int | None = None
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def kind(self) -> tuple[str, str, str, int | None]:
         """What must be equal on all ranks."""
-        return self.name, self.operator, self.dtype
+        return self.name, self.operator, self.dtype, self.bytes_sent if self.needs_all else None
+
+    @property
+    def needs_all(self) -> bool:
+        """True where it ends on no rank before all have come to it; then all send the same number of bytes, too."""
+        return self.call > 0 and self.name not in OWN_BYTES
 
     def words(self) -> str:
         """all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (4))."""
@@ -71,9 +82,13 @@ class Flight:
     n_calls: dict[tuple[int, ...], int]  # of each group
     calls: list[Call] = field(repr=False)
     began: float = 0.0  # the process; 0 where that is not known
+    run: str = ""  # equal on all ranks of one; "" where that is not known
+    is_outdated: bool = False  # by what others' files say: what it does now is not known
 
     def current(self) -> Call | None:
         """What the rank waits in, else what failed as the last of all it did."""
+        if self.is_outdated:
+            return None
         waits = [call for call in self.calls if call.waits_since is not None]
         if waits:
             return waits[-1]
@@ -88,24 +103,33 @@ class Flight:
         return (call.source if call else "") or self.line
 
 
-def read_flights(paths: Iterable[Path]) -> dict[int, Flight]:
+class Flights(dict[int, Flight]):
+    """By rank."""
+
+    n_of_other_runs = 0  # files that were left out
+
+
+def read_flights(paths: Iterable[Path]) -> Flights:
     """By rank, those of the newest run; of several files of one rank the newest. Raises ValueError for a file that is none of these, but
     leaves out those that were not written to their ends."""
     known: dict[Ranks, Ranks] = {}
     flights = [_read(path, known) for path in paths if path.suffix != ".partial"]
     if not flights:
         raise ValueError("[hang] got no files. Give those that shardwise.debug.dump() wrote: dumps/*.")
+    newest = max(flights, key=lambda flight: flight.time)
+    of_run = [flight for flight in flights if newest.run in ("", flight.run)]
     found: dict[int, Flight] = {}
-    for flight in _of_newest_run(flights):
+    for flight in _of_newest_run(of_run, newest):
         if flight.rank not in found or found[flight.rank].time < flight.time:
             found[flight.rank] = flight
-    return dict(sorted(found.items()))
+    result = Flights(sorted(found.items()))
+    result.n_of_other_runs = len(flights) - len(of_run)
+    return result
 
 
-def _of_newest_run(flights: list[Flight]) -> list[Flight]:
+def _of_newest_run(flights: list[Flight], newest: Flight) -> list[Flight]:
     """Without files that are older than the process that wrote the newest one, or of another number of ranks: a folder may hold files
     of earlier runs, and a rank that hangs may have none of this one. A process that has ranks that are threads may be a rank itself."""
-    newest = max(flights, key=lambda flight: flight.time)
 
     def is_of_now(flight: Flight) -> bool:
         return flight is newest or flight.time >= newest.began - (0.0 if flight.host == newest.host else CLOCKS_DIFFER)
@@ -155,6 +179,7 @@ def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flig
         n_calls={group: _whole(entry, "calls") for group, entry in zip(groups, entries, strict=True)},
         calls=[_call(rank, groups, item) for item in _entries(dump, "communications")],
         began=_moment(dump, "began") if "began" in dump else 0.0,
+        run=_text(dump, "run") if "run" in dump else "",
     )
 
 
@@ -172,6 +197,7 @@ def _call(rank: int, groups: list[Ranks], item: dict[str, Any]) -> Call:
         end=_moment_if_any(item, "end"),
         layouts=_text(item, "layouts") if "layouts" in item else "",
         source=_text(item, "source") if "source" in item else "",
+        bytes_sent=_whole(item, "bytes_sent") if "bytes_sent" in item else None,
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shardwise.debug.flight_files import Call, Flight
+from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
 
 FAILURE = "a communication failed"  # the reason of a file
 LISTED_RANKS = 16  # that have a row each
@@ -15,15 +15,75 @@ __all__ = ["describe_hang", "hang_rows", "ranks_in_words"]
 
 
 def describe_hang(flights: dict[int, Flight]) -> str:
-    """One sentence, or two: which ranks part or wait, for whom, in what, since when, and where the others are."""
+    """One sentence, or two: which ranks part or wait, for whom, in what, since when, and where the others are. And how many files are
+    those of another run."""
+    n_of_others = flights.n_of_other_runs if isinstance(flights, Flights) else 0
+    files = "1 file" if n_of_others == 1 else f"{n_of_others} files"
+    return _sentences(_as_of_now(flights)) + (f" Left out: {files} of another run." if n_of_others else "")
+
+
+def _sentences(flights: dict[int, Flight]) -> str:
     waits = _waits(flights)
     parting = _first_parting(flights)
     if parting is not None:
-        return _words_of_parting(parting, flights) + (f" {_words_of_wait(waits[0], flights)}" if waits else "")
+        return _words_of_parting(parting, flights) + (f" {_words_of_wait(waits[0], flights, True)}" if waits else "")
     if not waits:
         return _words_of_rest(flights)
     circle = _circle(waits, flights)
     return _words_of_circle(circle, flights) if circle else _words_of_wait(waits[0], flights)
+
+
+def _as_of_now(flights: dict[int, Flight]) -> dict[int, Flight]:
+    """Those that others' files show to be outdated are marked: a rank writes a file where it waits long, and none where it goes on.
+
+    Where a call has ended for which all ranks have to come, all have come to it, and it ends on each; so after its file a rank has
+    made the calls up to there.
+    """
+    last: dict[tuple[int, ...], Call] = {}  # such a call of each group
+    ends: dict[tuple[tuple[int, ...], int], Call] = {}
+    for flight in flights.values():
+        for call in flight.calls:
+            if not call.needs_all or call.state != "done" or call.end is None:
+                continue
+            known = ends.setdefault((call.group, call.call), call)
+            ends[call.group, call.call] = max(known, call, key=_end)
+            if call.group not in last or last[call.group].call < call.call:
+                last[call.group] = call
+
+    def is_outdated(flight: Flight) -> bool:
+        for group, n_calls in flight.n_calls.items():
+            later = last.get(group)
+            if (
+                later is not None
+                and later.call > n_calls
+                and _end(later) > flight.time - _slack(flight, later, flights)
+            ):
+                return True
+        waits = [call for call in flight.calls if call.waits_since is not None]
+        same = [ends[call.group, call.call] for call in waits if (call.group, call.call) in ends]
+        return any(_end(call) > flight.time + _slack(flight, call, flights) for call in same)
+
+    return {
+        rank: replace(flight, is_outdated=True, line="") if is_outdated(flight) else flight
+        for rank, flight in flights.items()
+    }
+
+
+def _end(call: Call) -> float:
+    return call.begin if call.end is None else call.end
+
+
+def _slack(flight: Flight, call: Call, flights: dict[int, Flight]) -> float:
+    """By how much the clocks of a file and of a rank's call may differ."""
+    return 0.0 if flight.host == flights[call.rank].host else CLOCKS_DIFFER
+
+
+def _is_before(flight: Flight, call: Call, flights: dict[int, Flight]) -> bool:
+    """True where a rank wrote its file before another one came to wait in this call, and so does not say what it did meanwhile."""
+    if flight.current() is not None:
+        return False  # it waits, and wrote that once
+    since = call.waits_since or call.begin
+    return flight.is_outdated or flight.time + _slack(flight, call, flights) < since
 
 
 @dataclass(frozen=True)
@@ -108,13 +168,16 @@ def _circle(waits: Sequence[_Wait], flights: dict[int, Flight]) -> list[Call]:
 
 
 def _words_of_parting(calls: list[Call], flights: dict[int, Flight]) -> str:
-    kinds: dict[tuple[str, str, str], list[Call]] = {}
+    kinds: dict[tuple[str, str, str, int | None], list[Call]] = {}
     for call in calls:
         kinds.setdefault(call.kind, []).append(call)
-    parts = [
-        f"{ranks_in_words([call.rank for call in same])} made it {same[0].words()}{_at(_place(same[0], flights))}"
-        for same in kinds.values()
-    ]
+    differ_in_bytes = len({kind[:3] for kind in kinds}) < len(kinds)
+
+    def made(call: Call) -> str:
+        n_bytes = f" with {call.bytes_sent:,} bytes" if differ_in_bytes and call.bytes_sent is not None else ""
+        return f"{call.words()}{n_bytes}{_at(_place(call, flights))}"
+
+    parts = [f"{ranks_in_words([call.rank for call in same])} made it {made(same[0])}" for same in kinds.values()]
     return f"The ranks parted at call {calls[0].call} of the {ranks_in_words(calls[0].group)}: {', '.join(parts)}."
 
 
@@ -125,12 +188,21 @@ def _place(call: Call, flights: dict[int, Flight]) -> str:
     return call.source or (flight.line if call.end is None or has_failed_in_it else "")
 
 
-def _words_of_wait(wait: _Wait, flights: dict[int, Flight]) -> str:
+def _words_of_wait(wait: _Wait, flights: dict[int, Flight], have_parted: bool = False) -> str:
     call = min(wait.calls, key=lambda each: each.waits_since or each.begin)
-    number = f"call {call.call} of the {ranks_in_words(call.group)}" if call.call else ranks_in_words(call.group)
+    number = _number(call)
     who = ranks_in_words([each.rank for each in wait.calls]).capitalize()
     have = "have" if len(wait.calls) > 1 else "has"
-    what = f"{call.words()}, {number}{_at(_place(call, flights))}"
+    places: dict[str, list[int]] = {}
+    for each in wait.calls:
+        places.setdefault(_place(each, flights), []).append(each.rank)
+    what = f"{call.words()}, {number}"
+    if len(places) == 1:
+        what += _at(_place(call, flights))
+    else:
+        parts = [f"{ranks_in_words(ranks)}{_at(place) or ' elsewhere'}" for place, ranks in [*places.items()][:4]]
+        parts += [f"{len(places) - 4} more"] if len(places) > 4 else []
+        what += f", which they made in different lines: {', '.join(parts)}"
     if wait.has_failed:
         text = f"{who} {have} failed in {what}"
     else:
@@ -138,6 +210,10 @@ def _words_of_wait(wait: _Wait, flights: dict[int, Flight]) -> str:
         since = call.waits_since or call.begin
         text = f"{who} {have} waited {flight.time - since:.1f} s, since {_time(since)}, "
         text += f"for {ranks_in_words(wait.missing)} in {what}" if wait.missing else f"in {what}"
+    if not wait.missing and have_parted:
+        return f"{text}."
+    if not wait.missing and len(places) > 1:
+        return f"{text}. All ranks have come to it, and may wait for different things: SHARDWISE_CHECK=1 says how their calls differ."
     if not wait.missing:
         return f"{text}; all others have made this call: they compute before they wait for it, or messages are lost."
     return f"{text}; {'; '.join(_words_of_missing(rank, call, flights) for rank in wait.missing[:4])}" + (
@@ -145,11 +221,19 @@ def _words_of_wait(wait: _Wait, flights: dict[int, Flight]) -> str:
     )
 
 
+def _number(call: Call) -> str:
+    return f"call {call.call} of the {ranks_in_words(call.group)}" if call.call else ranks_in_words(call.group)
+
+
 def _words_of_missing(rank: int, call: Call, flights: dict[int, Flight]) -> str:
     flight = flights.get(rank)
     if flight is None:
         return f"rank {rank} left no file: it is gone, or nobody asked it (kill -USR1 PID)"
     own = flight.current()
+    if _is_before(flight, call, flights):
+        last = flight.calls[-1] if flight.calls else None
+        before = f", when its last communication was {last.words()}, {_number(last)}" if last else ""
+        return f"rank {rank}'s file is of {_time(flight.time)}, from before this wait{before}: kill -USR1 {flight.pid} writes a new one"
     made = f"rank {rank} has made {flight.n_calls.get(call.group, 0)} of these calls"
     if own is not None and own.waits_since is not None:
         return f"{made} and waits in {own.words()} with the {ranks_in_words(own.group)}{_at(flight.place(own))}"
@@ -184,7 +268,13 @@ def _words_of_rest(flights: dict[int, Flight]) -> str:
 def hang_rows(flights: dict[int, Flight]) -> list[tuple[str, ...]]:
     """Under the heading (rank, state, in, with, call, at, file of): a row per rank, those without a file too. Of more than LISTED_RANKS
     ranks, those that do the same in the same line share a row."""
-    missing = {call.rank: wait.missing for wait in _waits(flights) for call in wait.calls}
+    flights = _as_of_now(flights)
+    waits = _waits(flights)
+    missing = {call.rank: wait.missing for wait in waits for call in wait.calls}
+    for wait in waits:
+        for rank in wait.missing:
+            if rank in flights and _is_before(flights[rank], wait.call, flights):
+                flights[rank] = replace(flights[rank], is_outdated=True, line="")
     n_ranks = max(flight.n_ranks for flight in flights.values())
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank in range(n_ranks):
@@ -203,7 +293,7 @@ def _does(flight: Flight | None, missing: list[int]) -> tuple[object, ...]:
     shown = call or (flight.calls[-1] if flight.calls else None)
     what = (shown.words(), shown.group, shown.call) if shown else ()
     waits = call is not None and call.waits_since is not None
-    return (call is None, waits, tuple(missing), *what, flight.place(call), flight.reason)
+    return (call is None, waits, flight.is_outdated, tuple(missing), *what, flight.place(call), flight.reason)
 
 
 def _row(ranks: list[int], flights: dict[int, Flight], missing: list[int]) -> tuple[str, ...]:
@@ -214,7 +304,7 @@ def _row(ranks: list[int], flights: dict[int, Flight], missing: list[int]) -> tu
     call = flight.current()
     shown = call or (flight.calls[-1] if flight.calls else None)
     if call is None:
-        state = "runs"
+        state = "older file" if flight.is_outdated else "runs"
     elif call.waits_since is None:
         state = "failed"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -70,6 +71,7 @@ class RankReport:
     rank: int
     layers: list[LayerReport]
     peak_bytes: int  # of the GPU's allocator during the step, else of the process so far
+    n_compiled: int = 0  # what torch.compile compiled during the step
 
     @property
     def seconds(self) -> float:
@@ -148,7 +150,9 @@ class StepReport:
             ),
             1,
         )
-        return layers + "\n" + ranks
+        n_compiled = max(each.n_compiled for each in self.ranks)
+        told = f"torch.compile was at work during the step ({n_compiled} functions): a second report is without that\n"
+        return layers + "\n" + ranks + ("\n" + told if n_compiled else "")
 
 
 def step_report(model: nn.Module, step: Any) -> StepReport:
@@ -165,7 +169,7 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
 
     The figures of a layer exclude the layers within it; "Global" is the time outside all modules. A layer's backward begins when the gradient
     of its output is known. Times are those of the host: for a GPU, which works asynchronously, use torch.profiler. Run one step before: the
-    first step plans its moves and decides each operator's layouts.
+    first step plans its moves and decides each operator's layouts, and torch.compile compiles in it. A compiled module is one layer.
 
     Raises TypeError if `model` is not a module, and for a batch for which the model has no output that requires a gradient.
     """
@@ -180,8 +184,9 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
     is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats()
+    n_compiled = _n_compiled()
     with recorded:
-        tracker.start()
+        tracker.start(model)
         begin = time.time_ns()
         try:
             run()
@@ -192,6 +197,7 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
         _C.world_rank(),
         _layers(model, tracker, recorded, begin, end),
         torch.cuda.max_memory_allocated() if is_on_gpu else peak_of_process(),
+        _n_compiled() - n_compiled,
     )
     packed = [] if is_alone() else _C.gathered_texts(json.dumps(asdict(own)))
     return StepReport([_unpacked(each) for each in packed] or [own])
@@ -199,7 +205,13 @@ def step_report(model: nn.Module, step: Any) -> StepReport:
 
 def _unpacked(packed: bytes) -> RankReport:
     values = json.loads(packed)
-    return RankReport(values["rank"], [LayerReport(**each) for each in values["layers"]], values["peak_bytes"])
+    return RankReport(**{**values, "layers": [LayerReport(**each) for each in values["layers"]]})
+
+
+def _n_compiled() -> int:
+    """Functions that torch.compile has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # not there until something is compiled
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
 
 def _differentiate(model: nn.Module, batch: Any) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.debug.chrome_trace import write_trace
-from shardwise.debug.profile_tables import communication_table, operator_table, unasked_table
+from shardwise.debug.profile_tables import (
+    check_limit,
+    check_number,
+    communication_table,
+    operator_table,
+    unasked_table,
+)
 from shardwise.debug.spans import CommunicationSpan, RankProfile
 
 __all__ = ["MergedProfile"]
@@ -15,7 +21,7 @@ __all__ = ["MergedProfile"]
 
 @dataclass(frozen=True)
 class MergedProfile:
-    """What all ranks did in a `with profile()` block, by rank. Each communication has the rank that came last, and how late it came.
+    """What all ranks did in a `with profile()` block, by rank. Each communication has the rank that it waited for, and for how long.
 
     str() is tables(). Values: `ranks[0].operators`, `ranks[0].communications`.
 
@@ -31,19 +37,18 @@ class MergedProfile:
 
     @classmethod
     def of(cls, ranks: Sequence[RankProfile]) -> MergedProfile:
-        """Merges the profiles of all ranks, with times by the clock of rank 0, and finds the last rank of each communication."""
-        came: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
+        """Merges the profiles of all ranks, with times by the clock of rank 0, and finds the rank that each communication waited for."""
+        together: dict[tuple[tuple[int, ...], int], dict[int, CommunicationSpan]] = {}
         for profile in ranks:
             for each in profile.communications:
                 if each.call > 0:
-                    came.setdefault((each.ranks, each.call), {})[profile.rank] = each.begin_ns
+                    together.setdefault((each.ranks, each.call), {})[profile.rank] = each
+        last = {call: _last(spans) for call, spans in together.items()}
 
         def told(each: CommunicationSpan) -> CommunicationSpan:
-            begins = came.get((each.ranks, each.call), {})
-            if len(begins) < 2:
-                return each
-            last = max(begins, key=lambda rank: begins[rank])
-            return replace(each, last_rank=last, late_ns=begins[last] - each.begin_ns)
+            rank, begin_ns = last.get((each.ranks, each.call), (None, 0))
+            waited_ns = _waited_until(each, begin_ns)
+            return each if rank is None or waited_ns <= 0 else replace(each, last_rank=rank, late_ns=waited_ns)
 
         return cls(
             [replace(profile, communications=[told(each) for each in profile.communications]) for profile in ranks]
@@ -52,8 +57,10 @@ class MergedProfile:
     def tables(self, rank: int = 0, limit: int = 20) -> str:
         """Three tables of one rank: operators, communications, and communications that no line of the program asked for; most time first.
 
-        Raises IndexError for a rank that does not exist.
+        Raises IndexError for a rank that does not exist, and TypeError if an argument is not a whole number.
         """
+        check_number("rank", rank, "one of the ranks")
+        check_limit(limit)
         if not 0 <= rank < len(self.ranks):
             raise IndexError(
                 f"[profile] rank {rank} has no profile: there are those of {len(self.ranks)} ranks. Give one from 0 to {len(self.ranks) - 1}."
@@ -72,5 +79,27 @@ class MergedProfile:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a file for https://ui.perfetto.dev or chrome://tracing: a track per rank, an arrow from the rank that came last to each
-        that waited for it. A name that ends with .gz is compressed."""
+        that waited for it. A name that ends with .gz is compressed.
+
+        Raises TypeError for what is no path, OSError where it cannot be written.
+        """
         write_trace(self.ranks, path)
+
+
+def _last(spans: dict[int, CommunicationSpan]) -> tuple[int | None, int]:
+    """Of those that took part in a call, the rank that came last, and when."""
+    parts = {rank: span for rank, span in spans.items() if span.bytes_sent or span.bytes_received} or spans
+    if len(parts) < 2:
+        return None, 0
+    last = max(parts, key=lambda rank: parts[rank].begin_ns)
+    return last, parts[last].begin_ns
+
+
+def _waited_until(span: CommunicationSpan, moment_ns: int) -> int:
+    """What of the span's wait, which is its last part, lies before this moment; 0 where it was over by then.
+
+    A rank that only sends, or that computes before it waits, does not wait for one that comes late.
+    """
+    if span.end_ns <= moment_ns:
+        return 0
+    return max(0, min(moment_ns - span.begin_ns, span.waited_ns, moment_ns - (span.end_ns - span.waited_ns)))

@@ -1,5 +1,6 @@
 """Where in a model the program is: in which module, forward or backward."""
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable
 from threading import get_ident
@@ -30,7 +31,7 @@ class ModuleTracker:
 
     def __init__(self, *counters: Callable[[], int]) -> None:
         self._counters = counters
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []  # while it is open
         self._thread = 0
         self.clear()
 
@@ -48,17 +49,24 @@ class ModuleTracker:
         self._marks: list[Mark] = [(EVERYTHING, False)]
         self._tasks: set[int] = set()  # backward passes that run
 
-    def start(self) -> None:
-        """From here on, modules that run are seen."""
+    def start(self, model: nn.Module | None = None) -> None:
+        """From here on, modules that run are seen.
+
+        If `model` has compiled modules, those of it, without what is in these, are seen and no others: torch.compile would compile hooks.
+        """
         self.clear()
         self._thread = get_ident()  # hooks are the process's, and ranks may be threads
-        self._handle = register_module_forward_pre_hook(self._enter)
+        outside = None if model is None else _outside_of_compiled(model)
+        if outside is None:
+            self._handles = [register_module_forward_pre_hook(self._enter)]
+        else:
+            self._handles = [module.register_forward_pre_hook(self._enter, prepend=True) for module in outside]
 
     def stop(self) -> None:
         """What runs from here on is not seen."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle, self._open = None, []
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._open = [], []
         self._remove_ends()
 
     def mark_of(self, counter: int, event: int) -> Mark:
@@ -90,7 +98,7 @@ class ModuleTracker:
         return get_ident() == self._thread and torch._C._current_graph_task_id() == -1
 
     def _mark(self, path: str, is_backward: bool) -> None:
-        if self._handle is None:
+        if not self._handles:
             return  # a hook on a tensor that outlived the block
         for starts, count in zip(self._starts, self._counters, strict=True):
             starts.append(count())
@@ -136,7 +144,7 @@ class ModuleTracker:
 
     def _begin_backward(self, path: str) -> None:
         task = torch._C._current_graph_task_id()
-        if task not in self._tasks and self._handle is not None:
+        if task not in self._tasks and self._handles:
             self._tasks.add(task)
             before = self._marks[-1]
 
@@ -166,3 +174,25 @@ class ModuleTracker:
             if isinstance(parameter, DTensor):
                 self.sharding_dict[f"{path}.{name}"] = parameter.placements
                 told.setdefault("parameters", {})[name] = str(parameter.placements)
+
+
+def _outside_of_compiled(model: nn.Module) -> list[nn.Module] | None:
+    """The modules whose hooks run outside of what torch.compile compiles; None where nothing in `model` is compiled."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not there until something is compiled
+    if dynamo is None:
+        return None
+    outside: dict[int, nn.Module] = {}
+    has_compiled = False
+    to_see = [model]
+    while to_see:
+        module = to_see.pop()
+        is_compiled_in_place = module._compiled_call_impl is not None  # with its own hooks
+        has_compiled |= is_compiled_in_place
+        if is_compiled_in_place or id(module) in outside:
+            continue
+        outside[id(module)] = module
+        if isinstance(module, dynamo.OptimizedModule):
+            has_compiled = True
+        else:
+            to_see += module.children()
+    return list(outside.values()) if has_compiled else None

@@ -10,7 +10,28 @@ from dataclasses import replace
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan
 from shardwise.debug.text_tables import table_text
 
-__all__ = ["communication_table", "operator_table", "unasked", "unasked_table", "without_inner"]
+__all__ = [
+    "check_limit",
+    "check_number",
+    "communication_table",
+    "operator_table",
+    "unasked",
+    "unasked_table",
+    "without_inner",
+]
+
+
+def check_number(name: str, value: object, what: str) -> None:
+    """Raises TypeError unless it is a whole number."""
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise TypeError(f"[profile] {name} is {value!r}, which is no whole number. Give {what}.")
+
+
+def check_limit(limit: int) -> None:
+    """Raises TypeError or ValueError for what is no number of lines."""
+    check_number("limit", limit, "the most lines of a table")
+    if limit < 0:
+        raise ValueError(f"[profile] limit is {limit}: a table has no such number of lines. Give 0 or more.")
 
 
 def _short(source: str) -> str:
@@ -69,7 +90,7 @@ def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", 
 def communication_table(
     communications: Iterable[CommunicationSpan], title: str = "communications", limit: int = 20
 ) -> str:
-    """A line per collective, operator, group and line of the program. "for": the rank that came last most often, weighed by how late."""
+    """A line per collective, operator, group and line of the program. "for": the rank that was waited for longest. "late": how long."""
     groups: dict[tuple[str, str, str, str], list[CommunicationSpan]] = {}
     for each in communications:
         key = (each.collective, each.op, " ".join(map(str, each.ranks)), _short(each.source))

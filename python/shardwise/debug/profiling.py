@@ -8,12 +8,14 @@ from types import TracebackType
 
 from shardwise import _C
 from shardwise._torch_groups import is_alone
-from shardwise.debug.chrome_trace import unwritable
+from shardwise.debug.chrome_trace import no_path, unwritable
 from shardwise.debug.merged_profile import MergedProfile
-from shardwise.debug.profile_tables import communication_table, operator_table, unasked_table
+from shardwise.debug.profile_tables import check_limit, communication_table, operator_table, unasked_table
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
 __all__ = ["profile"]
+
+NO_PATH = -1  # what rank 0 says in place of an error's number
 
 
 class profile:
@@ -38,10 +40,11 @@ class profile:
 
     def __init__(self) -> None:
         self._profile = _C.Profile()
-        self._rank = 0
+        self._rank: int | None = None  # once the block is over: ranks that are threads are asked from others then
 
     def __enter__(self) -> profile:
         self._profile.open()
+        self._rank = None
         return self
 
     def __exit__(
@@ -64,6 +67,7 @@ class profile:
         """Three tables: operators by layouts, communications by lines, and communications that no line asked for; most time first, at most
         `limit` lines each.
         """
+        check_limit(limit)
         own = self._own()
         return "\n".join(
             [
@@ -78,6 +82,7 @@ class profile:
 
     def unasked(self, limit: int = 20) -> str:
         """The communication you did not ask for, by source line: where an operator moved operands on its own."""
+        check_limit(limit)
         return unasked_table(self._own().communications, limit)
 
     def merge(self) -> MergedProfile | None:
@@ -94,23 +99,32 @@ class profile:
         profiles = [RankProfile.unpacked(each) for each in packed]
         return MergedProfile.of([own.shifted(offsets[own.rank]) for own in profiles])
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Rank 0 writes merge() to a file for Perfetto or chrome://tracing. Collective over all ranks.
+    def save_trace(self, path: str | os.PathLike[str] | None) -> None:
+        """Rank 0 writes merge() to a file for Perfetto or chrome://tracing. Collective over all ranks, of which only rank 0 needs a path.
 
-        A name that ends with .gz is compressed. Raises, on all ranks, TypeError if it is not a path and OSError if it cannot be written.
+        A name that ends with .gz is compressed. Raises, on all ranks, TypeError if rank 0 gives no path and OSError if it cannot be written.
         """
-        name = os.fsdecode(path)
         merged = self.merge()
-        number = 0
+        if is_alone():
+            assert merged is not None
+            merged.save_trace(path)  # type: ignore[arg-type]  # it says what is none
+            return
+        failed: Exception | None = None
         try:
             if merged is not None:
-                merged.save_trace(name)
-        except (OSError, ValueError) as error:  # ValueError: names that no system has
-            number = getattr(error, "errno", None) or errno.EINVAL
-        if not is_alone():
-            number = _C.told_by_rank_0(number)
+                merged.save_trace(path)  # type: ignore[arg-type]
+        except Exception as error:  # the others wait for word of it, whatever it is
+            failed = error
+        number = NO_PATH if isinstance(failed, TypeError) else getattr(failed, "errno", errno.EIO if failed else 0)
+        number = _C.told_by_rank_0(number)
+        if failed is not None:
+            raise failed
+        if number == NO_PATH:
+            raise no_path("none, on rank 0")
         if number != 0:
-            raise unwritable(name, number)
+            raise unwritable(
+                repr(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else "of rank 0", number
+            )
 
     def _own(self) -> RankProfile:
-        return RankProfile.of(self._rank, self._profile)
+        return RankProfile.of(_C.world_rank() if self._rank is None else self._rank, self._profile)

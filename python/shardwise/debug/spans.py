@@ -63,8 +63,8 @@ class CommunicationSpan:
     end_ns: int
     waited_ns: int  # for so long the rank's thread waited for others
     has_failed: bool
-    last_rank: int | None = None  # the one that came last, where profiles of all ranks are known
-    late_ns: int = 0  # how much later than this one it came
+    last_rank: int | None = None  # the one that came last and was waited for, where profiles of all ranks are known
+    late_ns: int = 0  # for so long this rank's thread waited for that one to come
 
     @property
     def microseconds(self) -> float:

@@ -13,6 +13,10 @@ __all__ = ["Board", "slowest"]
 Json = dict[str, Any]
 
 FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
+SILENT_AFTER = (
+    5.0  # seconds after which a rank counts as gone, or some intervals of its snapshots where they are longer
+)
+INTERVALS = 3
 
 
 class Board:
@@ -22,51 +26,145 @@ class Board:
         self._jobs: dict[str, dict[int, Json]] = {}
 
     def take(self, snapshot: Json) -> None:
-        """Raises ValueError for what is no snapshot, which leaves no trace."""
+        """Raises ValueError for what is no snapshot, which leaves no trace. One of an earlier run, or of a process that is no rank, is
+        not kept."""
         check(snapshot)
-        job, rank, pid, now = snapshot["job"], snapshot["rank"], snapshot["pid"], snapshot["time"]
+        job, rank, now = snapshot["job"], snapshot["rank"], snapshot["time"]
         groups = {tuple(group["ranks"]): group for group in snapshot["groups"]}
-        before = self._jobs.get(job, {}).get(rank)
-        if before is not None and before["pid"] != pid:
+        held = self._jobs.get(job, {})
+        before = held.get(rank)
+        if _is_of_earlier_run(snapshot, held) or (before is not None and _is_helper(snapshot, before)):
+            return
+        if before is not None and before["pid"] != snapshot["pid"]:
             before = None
+        interval = now - before["time"] if before else 0.0
+        earlier = before["by_group"] if before else {}
+        risen = [key for key, group in groups.items() if key not in earlier or group["calls"] > earlier[key]["calls"]]
+        recent = risen or (before["recent"] if before else [])
         per_group = [
-            rates(group, before["by_group"].get(key) if before else None, now - before["time"] if before else 0.0)
+            rates(group, earlier.get(key), interval, _running(snapshot["waits"], key, key in recent))
             for key, group in groups.items()
         ]
-        taken = {**{key: snapshot[key] for key in FORM}, "rates": per_group, "heard": time.time()}
+        taken = {
+            **{key: snapshot[key] for key in FORM},
+            "rates": per_group,
+            "heard": time.time(),
+            "silent_after": max(SILENT_AFTER, INTERVALS * interval),
+        }
         json.dumps(taken, allow_nan=False, ensure_ascii=False).encode()  # as the page will be told of it
-        self._jobs.setdefault(job, {})[rank] = {**taken, "by_group": groups}
+        ranks = self._jobs.setdefault(job, {})
+        for other, each in list(ranks.items()):
+            if _is_replaced(each, snapshot):
+                del ranks[other]
+        ranks[rank] = {**taken, "by_group": groups, "recent": recent}
 
     def state(self, job: str | None = None) -> Json:
-        """What the page shows of a job, by default of the one that spoke last."""
+        """What the page shows of a job, by default, of those that run, the one that began last."""
         now = time.time()
         self._jobs = {
             name: ranks
             for name, ranks in self._jobs.items()
             if now - max(each["heard"] for each in ranks.values()) < FORGOTTEN_AFTER
         }
-        last = {name: max(each["heard"] for each in ranks.values()) for name, ranks in self._jobs.items()}
-        names = sorted(last, key=lambda name: -last[name])
+
+        def order(name: str) -> tuple[bool, float]:
+            ranks = self._jobs[name].values()
+            return all(_is_silent(each, now) for each in ranks), -max(each["began"] for each in ranks)
+
+        names = sorted(self._jobs, key=order)
         chosen = job if job in self._jobs else next(iter(names), None)
         ranks = sorted(self._jobs.get(chosen or "", {}).items())
-        shown = [{key: value for key, value in each.items() if key != "by_group"} for _, each in ranks]
+        shown = [
+            {key: value for key, value in each.items() if key not in INTERNAL} | {"silent": _is_silent(each, now)}
+            for _, each in ranks
+        ]
         return {"jobs": names, "job": chosen, "now": now, "ranks": shown, "slowest": slowest(shown)}
 
 
-def rates(group: Json, before: Json | None, seconds: float) -> Json:
-    """Per second, since the snapshot before."""
+INTERNAL = ("by_group", "recent", "silent_after")
+
+
+def _is_silent(rank: Json, now: float) -> bool:
+    return bool(now - rank["heard"] > rank["silent_after"])
+
+
+def _is_replaced(held: Json, by: Json) -> bool:
+    """True for a rank of an earlier run of the same job, which had another number of ranks."""
+    is_earlier = held["pid"] == by["pid"] or held["began"] < by["began"]
+    return is_earlier and held["n_ranks"] != by["n_ranks"]
+
+
+def _is_of_earlier_run(snapshot: Json, held: dict[int, Json]) -> bool:
+    """True for the last words of a run after which another one, of another number of ranks, began."""
+    return any(
+        each["pid"] != snapshot["pid"] and each["began"] > snapshot["began"] and each["n_ranks"] != snapshot["n_ranks"]
+        for each in held.values()
+    )
+
+
+def _is_helper(snapshot: Json, held: Json) -> bool:
+    """True for a process that was started by a rank, with its environment: it communicates with nobody, and the rank lives."""
+    is_other = held["pid"] != snapshot["pid"]
+    return is_other and bool(held["groups"]) and not snapshot["groups"] and not _is_silent(held, time.time())
+
+
+def _running(waits: list[Json], group: tuple[int, ...], is_recent: bool) -> float:
+    """For how many seconds a thread waits in a communication of a group that has not ended. Where a wait does not say its group, it is
+    that of the last communications."""
+    return max(
+        (wait["seconds"] for wait in waits if (is_recent if wait["ranks"] is None else tuple(wait["ranks"]) == group)),
+        default=0.0,
+    )
+
+
+def rates(group: Json, before: Json | None, seconds: float, running: float = 0.0) -> Json:
+    """Per second, since the snapshot before. "busy": for what share of the time communications were under way, `running` seconds of one
+    that has not ended among it."""
     per_second = 1 / seconds if before is not None and seconds > 0 else 0.0
     rate = {
         key: max(0.0, group[key] - (before or group)[key]) * per_second
         for key in ("calls", "sent", "received", "seconds")
     }
-    return {"ranks": group["ranks"], **rate, "total_calls": group["calls"], "total_received": group["received"]}
+    return {
+        "ranks": group["ranks"],
+        **rate,
+        "busy": min(1.0, rate["seconds"] + min(running, seconds) * per_second),
+        "new_calls": group["calls"] - (before or group)["calls"],
+        "total_calls": group["calls"],
+        "total_received": group["received"],
+    }
+
+
+NOTHING = {"busy": 0.0, "new_calls": 0.0, "total_calls": 0.0}
 
 
 def slowest(ranks: list[Json]) -> int | None:
-    """The rank that the others wait for: its communications take least, by a tenth of the time less than those that take most."""
-    taken = {each["rank"]: sum(rate["seconds"] for rate in each["rates"]) for each in ranks if each["rates"]}
-    if len(taken) < 2:
-        return None
-    least = min(taken, key=lambda rank: (taken[rank], rank))
-    return least if max(taken.values()) - taken[least] > 0.1 else None
+    """The rank that the others wait for. In a group, it is the one whose communications take least, by a tenth of the time less than those
+    that take most; of those of several groups, the one that waits for nobody itself. Ranks that failed or are silent are none."""
+    lives = {each["rank"]: each["rates"] for each in ranks if not each["silent"] and each["error"] is None}
+    groups: dict[tuple[int, ...], dict[int, Json]] = {}
+    for rank, per_group in lives.items():
+        for rate in per_group:
+            groups.setdefault(tuple(rate["ranks"]), {})[rank] = rate
+    late = {
+        _late({rank: known.get(rank, NOTHING) for rank in group if rank in lives}) for group, known in groups.items()
+    }
+    return min(
+        (rank for rank in late if rank is not None),
+        key=lambda rank: (sum(rate["busy"] for rate in lives[rank]), rank),
+        default=None,
+    )
+
+
+def _late(members: dict[int, Json]) -> int | None:
+    """Of a group."""
+    most = max(rate["busy"] for rate in members.values())
+    n_new = max(rate["new_calls"] for rate in members.values())
+    # Where calls end without a rank, nobody waits for it.
+    idle = [
+        rank for rank, rate in members.items() if rate["busy"] < most - 0.1 and (rate["new_calls"] > 0 or n_new < 2)
+    ]
+    least = min((members[rank]["busy"] for rank in idle), default=0.0)
+    # Of those that take as little, one that has made fewer calls has not come to this one.
+    alike = [rank for rank in idle if members[rank]["busy"] < least + 0.05]
+    return min(alike, key=lambda rank: (members[rank]["total_calls"], rank), default=None)

@@ -6,13 +6,16 @@ import atexit
 import http.client
 import itertools
 import json
+import multiprocessing
 import os
+import re
 import threading
 import time
 import urllib.error
 import urllib.request
 import warnings
 
+from shardwise import _torch_groups
 from shardwise._C import TrafficMeter
 from shardwise.live.snapshot import LastError, Surveyor, snapshot
 
@@ -33,12 +36,7 @@ class Feed:
     """
 
     def __init__(self, port: int = DEFAULT_PORT, every: float = 1.0) -> None:
-        if not 0 < port < 1 << 16:
-            raise ValueError(f"[watch] port {port} is none. Give one from 1 to 65535.")
-        if not 0 < every <= threading.TIMEOUT_MAX:
-            raise ValueError(
-                f"[watch] every is {every} seconds. Give more than 0, at most {threading.TIMEOUT_MAX:.0f}."
-            )
+        check_settings(port, every)
         self.port = port
         self.every = every
         self._began = time.time()
@@ -114,11 +112,12 @@ def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
     Call it once on every rank of the machine. Or set SHARDWISE_WATCH=1 (or =<port>) in the environment of torchrun, which needs no change of
     the program. `port`: the port of the page; default: SHARDWISE_WATCH, or 8765. The page shows meshes, the largest tensors, bytes per second
     by group, what each rank waits for, and its last error. Sends nothing to other ranks. Cost: a thread, which spends at most 1 % of the time
-    on a search of the program's objects. Returns the feed; its close() stops it. A second call returns the same feed. Raises ValueError for
-    an invalid port or time; warns if a snapshot is larger than the page accepts.
+    on a search of the program's objects. Returns the feed; its close() stops it. A second call returns the same feed. Raises TypeError or
+    ValueError for an invalid port or time; warns if a snapshot is larger than the page accepts.
     """
     global _open
     chosen = port if port is not None else port_from_environment() or DEFAULT_PORT
+    check_settings(chosen, every)
     with _opening:
         if _open is None or _open.is_closed:
             _open = Feed(chosen, every)
@@ -127,9 +126,37 @@ def watch(port: int | None = None, *, every: float = 1.0) -> Feed:
 
 
 def watch_if_asked() -> None:
-    """What SHARDWISE_WATCH asks of a process that is a rank of torchrun's."""
-    if "RANK" in os.environ and port_from_environment() is not None:
+    """What SHARDWISE_WATCH asks of a process that is a rank of torchrun's, once it imports shardwise; of others in their first world.
+
+    Processes that a rank starts, such as workers of a DataLoader, have its environment, and are no ranks.
+    """
+    _torch_groups.on_world = _watch_once
+    if "RANK" in os.environ and multiprocessing.parent_process() is None:
+        _watch_once()
+
+
+_is_asked = False
+
+
+def _watch_once() -> None:
+    global _is_asked
+    if not _is_asked and port_from_environment() is not None:
+        _is_asked = True
         watch()
+
+
+def check_settings(port: object, every: object) -> None:
+    """Raises TypeError or ValueError for a port or a time that cannot be."""
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"[watch] port is {port!r}, which is no whole number. Give one from 1 to 65535.")
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"[watch] port {port} is none. Give one from 1 to 65535.")
+    if not isinstance(every, int | float) or isinstance(every, bool):
+        raise TypeError(
+            f"[watch] every is {every!r}, which is no number. Give the seconds between two snapshots, such as 1.0."
+        )
+    if not 0 < every <= threading.TIMEOUT_MAX:
+        raise ValueError(f"[watch] every is {every} seconds. Give more than 0, at most {threading.TIMEOUT_MAX:.0f}.")
 
 
 def port_from_environment() -> int | None:
@@ -137,6 +164,6 @@ def port_from_environment() -> int | None:
     value = os.environ.get("SHARDWISE_WATCH", "").strip()
     if value in ("", "0"):
         return None
-    if not value.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", value):
         raise ValueError(f'[watch] SHARDWISE_WATCH is "{value}". Set it to 1, or to the port of the page.')
     return DEFAULT_PORT if value == "1" else int(value)

@@ -22,7 +22,7 @@ FORM: dict[str, Any] = {
     "began": float,
     "memory": float,
     "groups": [{"ranks": [int], "calls": float, "sent": float, "received": float, "seconds": float}],
-    "waits": [{"name": str, "op": str, "seconds": float}],
+    "waits": [{"name": str, "op": str, "seconds": float, "ranks": (None, [int])}],
     "error": (None, {"text": str, "line": str, "time": float}),
     "meshes": [MESH],
     "tensors": [

@@ -66,7 +66,10 @@ def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began
             }
             for group in meter.read()
         ],
-        "waits": [{"name": wait.name, "op": wait.op, "seconds": wait.seconds} for wait in meter.waits()],
+        "waits": [
+            {"name": wait.name, "op": wait.op, "seconds": wait.seconds, "ranks": getattr(wait, "ranks", None)}
+            for wait in meter.waits()
+        ],
         "error": error.last,
         **surveyor.seen(rank),
     }
@@ -139,12 +142,20 @@ class Surveyor:
                 tensors[id(each)] = each
             elif issubclass(kind, nn.Module):
                 modules.append(each)
-        names = dict(_names(modules))
-        rows = [self._row(tensor, names.get(key, ""), rank) for key, tensor in tensors.items()]
+        names = dict(reversed(list(_names(modules))))  # the first of several
+        rows = []
+        for key, tensor in tensors.items():
+            with contextlib.suppress(Exception):  # one that cannot be described leaves the others
+                rows.append(self._row(tensor, names.get(key, ""), rank))
         rows.sort(key=lambda row: (-row["local_bytes"], -row["bytes"], row["name"]))
-        meshes = {id(tensor.device_mesh): tensor.device_mesh for tensor in tensors.values()}
+        meshes: dict[int, Json] = {}
+        for tensor in tensors.values():
+            with contextlib.suppress(Exception):
+                mesh = tensor.device_mesh
+                if id(mesh) not in meshes:
+                    meshes[id(mesh)] = _mesh(mesh)
         return {
-            "meshes": [_mesh(mesh) for mesh in meshes.values()],
+            "meshes": list(meshes.values()),
             "tensors": rows[:N_TENSORS],
             "n_tensors": len(rows),
             "local_bytes": sum(row["local_bytes"] for row in rows),
@@ -175,15 +186,39 @@ class Surveyor:
 
 def _names(modules: list[nn.Module]) -> Iterator[tuple[int, str]]:
     """By id: parameters and buffers, and their gradients, by their paths below the outermost module."""
-    inner = {id(child) for module in modules for child in module.children()}
+    inner = {id(child) for module in modules for child in _children(module).values()}
     for root in modules:
         if id(root) in inner:
             continue
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            path = f"{type(root).__name__}.{name}"
-            yield id(tensor), path
-            if tensor.is_leaf and tensor.grad is not None:  # torch warns of the others, which have none
-                yield id(tensor.grad), f"{path}.grad"
+        for prefix, module in _below(root, type(root).__name__, set()):
+            for name, tensor in _tensors(module):
+                yield id(tensor), f"{prefix}.{name}"
+                if tensor.is_leaf and tensor.grad is not None:  # torch warns of the others, which have none
+                    yield id(tensor.grad), f"{prefix}.{name}.grad"
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module]:
+    """None of a module that is half made, or whose class forgot super().__init__()."""
+    return {name: child for name, child in vars(module).get("_modules", {}).items() if child is not None}
+
+
+def _below(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, child in _children(module).items():
+        yield from _below(child, f"{path}.{name}", seen)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Of the module itself. A program's class may raise what it likes, and hides its own only."""
+    found: list[tuple[str, torch.Tensor]] = []
+    with contextlib.suppress(Exception):
+        found += module.named_parameters(recurse=False)
+    with contextlib.suppress(Exception):
+        found += module.named_buffers(recurse=False)
+    return found
 
 
 def _mesh(mesh: Any) -> Json:

@@ -67,6 +67,21 @@ CASES = [
         """,
         IndexError,
     ),
+    case(
+        "a rank that is no number",
+        """
+        from shardwise.debug import MergedProfile
+        MergedProfile([]).tables(rank="1")
+        """,
+        TypeError,
+    ),
+    case("a table of no number of lines", "sw.profile().tables(limit=None)", TypeError),
+    case("a table of fewer than no lines", "sw.profile().unasked(limit=-1)", ValueError),
+    case(
+        "a trace without a path",
+        "from shardwise.debug import MergedProfile\nMergedProfile([]).save_trace(None)",
+        TypeError,
+    ),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
     case("a folder that is no path", "sw.debug.dump(3)", TypeError),
     case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
@@ -81,6 +96,8 @@ CASES = [
         ValueError,
     ),
     case("a live page on a port that is none", "sw.debug.watch(70_000)", ValueError),
+    case("a live page on a port that is no number", 'sw.debug.watch(port="8765")', TypeError),
+    case("a live page of an interval that is no number", "sw.debug.watch(8000, every=None)", TypeError),
     case("a live page of no interval", "sw.debug.watch(8000, every=0)", ValueError),
     case(
         "a live page on what is no port",
