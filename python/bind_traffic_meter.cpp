@@ -13,7 +13,8 @@ void bind_traffic_meter(py::module_& module) {
   py::class_<PresentWait>(module, "PresentWait")
       .def_readonly("name", &PresentWait::name)
       .def_readonly("op", &PresentWait::op)
-      .def_readonly("seconds", &PresentWait::seconds);
+      .def_readonly("seconds", &PresentWait::seconds)
+      .def_readonly("ranks", &PresentWait::ranks);
   py::class_<TrafficMeter>(module, "TrafficMeter")
       .def(py::init([] { return TrafficMeter(); }))
       .def("read", &TrafficMeter::read)

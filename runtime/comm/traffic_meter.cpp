@@ -72,7 +72,7 @@ std::vector<PresentWait> TrafficMeter::waits() const {
   if (recorder_ == nullptr) return result;
   const uint64_t now = c10::getApproximateTime();
   for (const FlightRecord& record : recorder_->waits())
-    result.push_back({record.name, record.op.data(), seconds_between(record.waits_since, now)});
+    result.push_back({record.name, record.op.data(), seconds_between(record.waits_since, now), record.group->ranks});
   std::ranges::sort(result, std::greater{}, &PresentWait::seconds);
   return result;
 }

@@ -21,9 +21,10 @@ struct GroupTraffic {
 
 /// A communication that a thread waits for now.
 struct PresentWait {
-  std::string name;    // "all_reduce"
-  std::string op;      // the operator that it is for, or ""
-  double seconds = 0;  // so far
+  std::string name;            // "all_reduce"
+  std::string op;              // the operator that it is for, or ""
+  double seconds = 0;          // so far
+  std::vector<int64_t> ranks;  // the group's, by group order
 };
 
 /// Reads a flight recorder. Where the ring has dropped records since the last reading (more than

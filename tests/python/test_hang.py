@@ -461,7 +461,7 @@ def test_files_of_earlier_runs_are_left_out(tmp_path, capsys):
         (tmp_path / f"shardwise-rank{name}.json").write_text(json.dumps(dump))
     text = hang(capsys, [tmp_path])
     assert text.startswith("Rank 0 has waited 10.0 s, ") and "rank 1 left no file" in text, text
-    assert text.endswith("left out: 2 of 3 files, of earlier runs, older of their rank, or not whole\n")
+    assert text.endswith("left out: 2 of 3 files, of other runs, older of their rank, or not whole\n")
     # A run of another number of ranks goes on beside it; and the process is a rank of its own, too.
     other = FACTS | {"rank": 1, "ranks": 3, "pid": 2, "time": 99.0, "groups": [], "communications": []}
     own = FACTS | {"ranks": 1, "time": 100.1, "began": 80.0, "groups": [], "communications": []}
