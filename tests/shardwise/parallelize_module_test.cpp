@@ -60,6 +60,34 @@ TEST(ParallelizeModuleTest, TrainsAsTheDenseModel) {
   }
 }
 
+TEST(ParallelizeModuleTest, PlainNormsBetweenShardedLayersTrain) {
+  using namespace torch::nn;  // NOLINT(google-build-using-namespace)
+  const auto make = [] {
+    return Sequential(Linear(LinearOptions(4, 6).bias(false)), BatchNorm1d(6), LayerNorm(LayerNormOptions({6})),
+                      GroupNorm(2, 6), Linear(6, 4));
+  };
+  const Values values = values_of(make());
+  const at::Tensor x = at::randn({5, 4}, at::kDouble);
+  run_ranks(2, [&](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    Sequential ours = with_values(make(), values), dense = with_values(make(), values);
+    sw::parallelize_module(ours, mesh, {{"0", sw::ColwiseParallel()}, {"4", sw::RowwiseParallel()}});
+    torch::optim::AdamW our_optimizer(ours->parameters(), 0.01), dense_optimizer(dense->parameters(), 0.01);
+    for (int step = 0; step < 2; ++step) {
+      our_optimizer.zero_grad();
+      dense_optimizer.zero_grad();
+      sw::forward(ours, x).square().sum().backward();
+      dense->forward(x).square().sum().backward();
+      for (const auto& item : ours->named_parameters())
+        EXPECT_EQ(is_dtensor(item.value().grad()), is_dtensor(item.value())) << item.key();
+      expect_same_parameters(*ours, *dense, "step");
+      our_optimizer.step();
+      dense_optimizer.step();
+    }
+    expect_near(ours->named_buffers()["1.running_var"], dense->named_buffers()["1.running_var"], "variance");
+  });
+}
+
 TEST(ParallelizeModuleTest, AnMlpSendsOneAllReduceEachWay) {
   run_ranks(4, [&](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {4}, {"tp"});
