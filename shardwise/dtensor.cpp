@@ -84,7 +84,7 @@ const DTensor& DTensor::requires_grad_(bool requires_grad) const {
 }
 
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor) {
-  if (!tensor.defined()) return stream << static_cast<const at::Tensor&>(tensor);
+  if (!is_dtensor(tensor)) return stream << static_cast<const at::Tensor&>(tensor);  // a program assigned the base
   const auto& impl = *maybe_dtensor(tensor);
   stream << to_string(*impl.spec());
   if (is_stale(impl)) return stream << "\nstale: its values come again when an operator reads it";

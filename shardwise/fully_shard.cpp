@@ -5,10 +5,12 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <map>
+#include <unordered_set>
 
 namespace shardwise {
 namespace {
@@ -25,14 +27,15 @@ struct Sharding {
 class Sharder {
  public:
   Sharder(Module& module, const Mesh& mesh) : root_(mesh.root()), data_dims_(dims_in_root(mesh)) {
+    const auto inner = parameters_of_units(module);
     for (TiedPlaces& places : parameters_of(module)) {
-      auto placements = placements_of(places[0]);
-      if (!placements) continue;
+      if (inner.contains(places[0].tensor().unsafeGetTensorImpl())) continue;
+      Placements placements = placements_of(places[0]);
       check_replaceable("fully_shard", places);
-      Placements gathered = *placements;
+      Placements gathered = placements;
       const int64_t n_dims = places[0].tensor().dim();
-      if (n_dims > 0) (*placements)[data_dims_.back()] = Shard(free_dim(*placements, n_dims));
-      shardings_.push_back({std::move(places), std::move(*placements), std::move(gathered)});
+      if (n_dims > 0) placements[data_dims_.back()] = Shard(free_dim(placements, n_dims));
+      shardings_.push_back({std::move(places), std::move(placements), std::move(gathered)});
     }
     for (const auto& item : module.named_modules())
       if (const auto layouts = call_layouts_of(*item.value()))
@@ -48,8 +51,26 @@ class Sharder {
   }
 
  private:
-  /// As the parameter is laid out now, on the root; nothing of one that is sharded over the mesh already.
-  std::optional<Placements> placements_of(const ParameterPlace& place) {
+  /// Of modules that were fully sharded before, over the same mesh.
+  std::unordered_set<const c10::TensorImpl*> parameters_of_units(Module& module) const {
+    std::unordered_set<const c10::TensorImpl*> result;
+    for (const auto& item : module.named_modules()) {
+      const auto layouts = call_layouts_of(*item.value());
+      if (!layouts || layouts->batch_dims.empty()) continue;
+      TORCH_CHECK_VALUE(
+          layouts->mesh == root_ && layouts->batch_dims == data_dims_,
+          fmt::format(
+              "[fully_shard] {} is fully sharded already, over dim {} of {}, not over dim {} of {}. Fully shard a "
+              "model and the modules inside it over one mesh: of two dims, to replicate over the first.",
+              item.key().empty() ? kind_of(*item.value()) : item.key(), fmt::join(layouts->batch_dims, " and "),
+              to_string(*layouts->mesh), fmt::join(data_dims_, " and "), to_string(*root_)));
+      for (const at::Tensor& parameter : item.value()->parameters()) result.insert(parameter.unsafeGetTensorImpl());
+    }
+    return result;
+  }
+
+  /// As the parameter is laid out now, on the root.
+  Placements placements_of(const ParameterPlace& place) {
     Placements result(root_->ndim());
     const at::Tensor& tensor = place.tensor();
     if (!is_dtensor(tensor)) return result;
@@ -57,8 +78,12 @@ class Sharder {
     check_slice(spec.mesh(), [&] { return fmt::format("{} lives", place.full_name()); });
     for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim) {
       const int64_t in_root = dim_in_root(spec.mesh(), mesh_dim);
-      const bool is_data = std::ranges::count(data_dims_, in_root) > 0;
-      if (is_data && !spec.placements()[mesh_dim].is_replicate()) return std::nullopt;
+      TORCH_CHECK_VALUE(
+          std::ranges::count(data_dims_, in_root) == 0,
+          fmt::format("[fully_shard] {} is placed as {} on {} already, a mesh over which it would be sharded. "
+                      "Parallelize over another dim: parallelize_module(model, mesh[\"tp\"], ...), and "
+                      "fully_shard(model, mesh[\"dp\"]).",
+                      place.full_name(), to_string(spec.placements()), to_string(*spec.mesh())));
       result[in_root] = spec.placements()[mesh_dim];
     }
     return result;
@@ -123,12 +148,16 @@ void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& opti
                                 to_string(*mesh), mesh.ndim()));
   const Mesh root = mesh.root();
   const Sharder sharder(module, mesh);
+  std::vector<DTensor> sharded;  // all, before the first is in its place
   for (const Sharding& each : sharder.shardings()) {
-    const at::Tensor present = each.places[0].tensor();
-    const DTensor sharded = distribute_tensor(whole(present), root, each.placements, options.src_data_rank);
-    sharded.requires_grad_(present.requires_grad());
-    for (const ParameterPlace& place : each.places) place.replace(sharded);
+    const at::Tensor& present = each.places[0].tensor();
+    name_parameter("fully_shard", each.places[0].full_name(), [&] {
+      const at::Tensor values = whole(present).detach().requires_grad_(present.requires_grad());
+      sharded.push_back(distribute_tensor(values, root, each.placements, options.src_data_rank));
+    });
   }
+  for (size_t i = 0; i < sharded.size(); ++i)
+    for (const ParameterPlace& place : sharder.shardings()[i].places) place.replace(sharded[i]);
 
   make_call_layouts(module, root);
   for (const auto& item : module.named_modules())

@@ -11,9 +11,13 @@
 namespace shardwise {
 namespace {
 
+/// In the place of a dtype.
+constexpr int64_t kDistributed = -1, kUndefined = -2;
+
 /// What a rank tells the others of its part.
 std::vector<int64_t> numbers_of(const at::Tensor& local) {
-  std::vector<int64_t> result{static_cast<int64_t>(local.scalar_type())};
+  if (!local.defined()) return {kUndefined};
+  std::vector<int64_t> result{is_dtensor(local) ? kDistributed : static_cast<int64_t>(local.scalar_type())};
   result.insert(result.end(), local.sizes().begin(), local.sizes().end());
   return result;
 }
@@ -32,6 +36,30 @@ std::string words_of(const std::vector<int64_t>& numbers) {
                   ranks[0], first, ranks[other], second, to_string(placements)));
 }
 
+/// Throws: c10::TypeError and c10::ValueError where some rank gave none.
+void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<std::vector<int64_t>>& numbers) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    TORCH_CHECK_TYPE(numbers[i][0] != kDistributed, fmt::format("[from_local_parts] the part of rank {} is a DTensor "
+                                                                "already. Use redistribute(mesh, placements), or give "
+                                                                "plain parts on all ranks.",
+                                                                ranks[i]));
+    TORCH_CHECK_VALUE(
+        numbers[i][0] != kUndefined,
+        fmt::format("[from_local_parts] the part of rank {} is undefined. Give a tensor, of no rows where "
+                    "the rank has none.",
+                    ranks[i]));
+  }
+}
+
+/// Throws: c10::ValueError where there is not one per mesh dim.
+void check_placements(const Placements& placements, const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(
+      static_cast<int64_t>(placements.size()) == mesh.ndim(),
+      fmt::format("[from_local_parts] {} has {} placements, and the mesh {} has {} dims. Give one per mesh "
+                  "dim.",
+                  to_string(placements), placements.size(), to_string(mesh), mesh.ndim()));
+}
+
 /// One tensor's parts on all members.
 class Parts {
  public:
@@ -41,8 +69,15 @@ class Parts {
     for (size_t i = 1; i < numbers_.size(); ++i)
       if (numbers_[i].size() != numbers_[0].size() || numbers_[i][0] != numbers_[0][0]) refuse_member(i);
     const auto n_dims = static_cast<int64_t>(numbers_[0].size()) - 1;
-    for (Placement& placement : placements_)  // a dim out of range is an error of the layout
-      if (placement.is_shard() && placement.dim() < 0) placement = placement.with_dim(placement.dim() + n_dims);
+    for (Placement& placement : placements_) {
+      if (!placement.is_shard()) continue;
+      TORCH_CHECK_INDEX(
+          placement.dim() >= -n_dims && placement.dim() < n_dims,
+          fmt::format("[from_local_parts] tensor dim {} of {} does not exist: the parts have {} dims. Use {}.",
+                      placement.dim(), to_string(placement), n_dims,
+                      n_dims == 0 ? "Replicate()" : fmt::format("a dim in [{}, {})", -n_dims, n_dims)));
+      if (placement.dim() < 0) placement = placement.with_dim(placement.dim() + n_dims);
+    }
     for (int64_t dim = 0; dim < n_dims; ++dim) add_dim(dim);
   }
 
@@ -94,8 +129,9 @@ std::vector<std::vector<std::vector<int64_t>>> exchanged(const std::vector<at::T
                                                          const DeviceMesh& mesh) {
   std::vector<int64_t> mine;
   for (const at::Tensor& local : locals) {
-    mine.push_back(local.dim());
-    for (const int64_t number : numbers_of(local)) mine.push_back(number);
+    const auto numbers = numbers_of(local);
+    mine.push_back(static_cast<int64_t>(numbers.size()));
+    mine.insert(mine.end(), numbers.begin(), numbers.end());
   }
   const CommScope scope("from_local_parts", CommScope::Cause::kProgram);
   const auto all = all_gather_numbers(*mesh.group(), mine);
@@ -105,7 +141,7 @@ std::vector<std::vector<std::vector<int64_t>>> exchanged(const std::vector<at::T
     auto next = numbers.begin();
     size_t n_tensors = 0;
     for (; next != numbers.end(); ++n_tensors) {
-      const int64_t length = *next + 1;
+      const int64_t length = *next;
       if (n_tensors < locals.size()) result[n_tensors].emplace_back(next + 1, next + 1 + length);
       next += 1 + length;
     }
@@ -126,9 +162,7 @@ std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, 
                     fmt::format("[from_local_parts] {} tensors came with {} lists of placements. Give one list per "
                                 "tensor.",
                                 locals.size(), placements.size()));
-  for (const at::Tensor& local : locals)
-    TORCH_CHECK_TYPE(!is_dtensor(local),
-                     "[from_local_parts] a part is a DTensor already. Use redistribute(mesh, placements).");
+  for (const Placements& each : placements) check_placements(each, *mesh);
   std::vector<at::Tensor> result;
   if (locals.empty()) return result;
   if (!mesh->is_member()) {  // ranks outside are told nothing: as if all parts were of these sizes
@@ -136,6 +170,7 @@ std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, 
     return result;
   }
   auto numbers = exchanged(locals, *mesh);
+  for (const auto& each : numbers) check_are_parts(mesh->grid().ranks, each);
   for (size_t i = 0; i < locals.size(); ++i) {
     const Parts parts(*mesh, placements[i], std::move(numbers[i]));
     result.push_back(from_local(locals[i], mesh, parts.placements(), {.shape = parts.sizes()}));

@@ -76,17 +76,22 @@ at::Tensor placed(const Module& module, const at::Tensor& tensor, const CallLayo
   return redistribute(tensor, spec.mesh(), std::move(placements), {.plan = {}, .async_op = true});
 }
 
-/// A plain value that is this rank's piece along the mesh dim of the style.
-at::Tensor from_piece(const at::Tensor& local, const CallLayouts& layouts, const ValueLayout& value) {
+/// A plain value that is this rank's piece along the mesh dim of the style. Ranks tell each other the sizes: of pieces that differ nothing else
+/// would, and messages of unequal lengths end the process.
+at::Tensor from_piece(const Module& module, const at::Tensor& local, const CallLayouts& layouts,
+                      const ValueLayout& value) {
   Placements placements(layouts.mesh->ndim());
   placements[layouts.mesh_dim] = *value.of_plain;
-  FromLocalOptions options;
-  if (value.whole_size && value.of_plain->is_shard()) {
-    options.shape = Dims(local.sizes());
-    const int64_t dim = value.of_plain->dim();
-    (*options.shape)[dim < 0 ? dim + local.dim() : dim] = *value.whole_size;
-  }
-  return from_local(local, layouts.mesh, std::move(placements), options);
+  if (value.of_plain->is_replicate()) return from_local(local, layouts.mesh, std::move(placements));
+  const at::Tensor whole = from_local_parts({local}, layouts.mesh, {placements})[0];
+  if (value.whole_size && value.of_plain->is_shard() && layouts.mesh->is_member())
+    TORCH_CHECK_VALUE(
+        whole.size(value.of_plain->dim()) == *value.whole_size,
+        fmt::format("[forward] {} got plain pieces placed as {}, which have {} features together: it takes "
+                    "{}. Give each rank its own features, or say what else they are: "
+                    "input_layouts(Replicate()).",
+                    kind_of(module), to_string(*value.of_plain), whole.size(value.of_plain->dim()), *value.whole_size));
+  return whole;
 }
 
 }  // namespace
@@ -138,7 +143,7 @@ void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<Forwa
                         "whether it is this rank's part of the batch is not known. Give a DTensor: leave out "
                         "use_local_output(true), or wrap it with from_local_batch(x, mesh).",
                         kind_of(module_), i));
-        *inputs[i] = from_piece(*inputs[i], *layouts_, *value);
+        *inputs[i] = from_piece(module_, *inputs[i], *layouts_, *value);
       }
       if (is_dtensor(*inputs[i]) && value->wanted) *inputs[i] = placed(module_, *inputs[i], *layouts_, *value->wanted);
       if (is_dtensor(*inputs[i]) && style.use_local_inputs) *inputs[i] = to_local(*inputs[i]);
@@ -192,7 +197,7 @@ at::Tensor ModuleCall::output(const at::Tensor& tensor, size_t position) const {
   for (const ModuleLayouts& style : layouts_->styles) {
     const ValueLayout* const value = layout_at(style.outputs, position);
     if (!value) continue;
-    if (is_plain(&result) && value->of_plain) result = from_piece(result, *layouts_, *value);
+    if (is_plain(&result) && value->of_plain) result = from_piece(module_, result, *layouts_, *value);
     if (is_dtensor(result) && value->wanted) result = placed(module_, result, *layouts_, *value->wanted);
     if (is_dtensor(result) && style.use_local_output) result = to_local(result);
   }

@@ -99,6 +99,40 @@ class KnownMembers {
   std::vector<MembersOf> known_;
 };
 
+bool is_registered_in(Module& module, const at::Tensor& tensor) {
+  return std::ranges::any_of(RegisteredParameters::of(module),
+                             [&](const auto& item) { return item.value().is_same(tensor); });
+}
+
+/// A known member that is set, and not to what the module registered.
+bool has_member_from_elsewhere(Module& module) {
+  const auto members = KnownMembers::instance().of(module).value_or(std::vector<at::Tensor*>());
+  return std::ranges::any_of(
+      members, [&](const at::Tensor* each) { return each->defined() && !is_registered_in(module, *each); });
+}
+
+/// What a program assigned to members of a module without registering it there.
+struct AssignedMembers {
+  std::vector<std::pair<const c10::TensorImpl*, size_t>>
+      places;                       // a parameter of another module, and the member that it is
+  std::vector<std::string> unread;  // the parameters in whose stead they are, by place; none where that is not clear
+
+  AssignedMembers(Module& module, const std::unordered_set<const c10::TensorImpl*>& registered) {
+    const auto members = KnownMembers::instance().of(module).value_or(std::vector<at::Tensor*>());
+    for (size_t i = 0; i < members.size(); ++i) {
+      const at::Tensor& member = *members[i];
+      if (member.defined() && registered.contains(member.unsafeGetTensorImpl()) && !is_registered_in(module, member))
+        places.emplace_back(member.unsafeGetTensorImpl(), i);
+    }
+    if (places.empty()) return;
+    for (const auto& parameter : RegisteredParameters::of(module))
+      if (parameter.value().defined() &&
+          std::ranges::none_of(members, [&](const at::Tensor* each) { return each->is_same(parameter.value()); }))
+        unread.push_back(parameter.key());
+    if (unread.size() != places.size()) unread.clear();
+  }
+};
+
 }  // namespace
 
 bool declare_members(MembersOf members_of) {
@@ -106,48 +140,77 @@ bool declare_members(MembersOf members_of) {
   return true;
 }
 
-const at::Tensor& ParameterPlace::tensor() const { return RegisteredParameters::of(*module)[name]; }
+const at::Tensor& ParameterPlace::tensor() const {
+  return member ? *KnownMembers::instance().of(*module)->at(*member) : RegisteredParameters::of(*module)[name];
+}
 
 bool ParameterPlace::is_replaceable() const {
+  if (member) return true;
   const auto members = KnownMembers::instance().of(*module);
   if (!members) return false;
   const at::Tensor& registered = tensor();
   return members->empty() ||
-         std::ranges::any_of(*members, [&](const at::Tensor* member) { return member->is_same(registered); });
+         std::ranges::any_of(*members, [&](const at::Tensor* each) { return each->is_same(registered); });
 }
 
 void ParameterPlace::replace(const at::Tensor& tensor) const {
+  const auto members = KnownMembers::instance().of(*module).value_or(std::vector<at::Tensor*>());
+  if (member) {
+    *members.at(*member) = tensor;
+    return;
+  }
   at::Tensor& registered = RegisteredParameters::of(*module)[name];
-  for (at::Tensor* const member : KnownMembers::instance().of(*module).value_or(std::vector<at::Tensor*>()))
-    if (member->is_same(registered)) *member = tensor;
+  for (at::Tensor* const each : members)
+    if (each->is_same(registered)) *each = tensor;
   registered = tensor;
 }
 
 std::vector<TiedPlaces> parameters_of(Module& module) {
+  std::unordered_set<const c10::TensorImpl*> registered;
+  std::unordered_set<const Module*> seen;
+  std::vector<std::pair<Module*, std::string>> modules;
+  for (const auto& item : module.named_modules()) {
+    if (!seen.insert(item.value().get()).second) continue;
+    modules.emplace_back(item.value().get(), item.key());
+    for (const auto& parameter : RegisteredParameters::of(*item.value()))
+      if (parameter.value().defined()) registered.insert(parameter.value().unsafeGetTensorImpl());
+  }
+
   std::vector<TiedPlaces> result;
   std::unordered_map<const c10::TensorImpl*, size_t> known;
-  std::unordered_set<const Module*> seen;
-  for (const auto& item : module.named_modules()) {
-    Module& each = *item.value();
-    if (!seen.insert(&each).second) continue;
-    for (const auto& parameter : RegisteredParameters::of(each)) {
-      if (!parameter.value().defined()) continue;
+  std::vector<std::pair<const c10::TensorImpl*, ParameterPlace>> assigned;
+  for (const auto& [each, path] : modules) {
+    const AssignedMembers members(*each, registered);
+    for (size_t i = 0; i < members.places.size(); ++i) {
+      const auto& [tensor, member] = members.places[i];
+      assigned.push_back({tensor, {each, path, members.unread.empty() ? "" : members.unread[i], member}});
+    }
+    for (const auto& parameter : RegisteredParameters::of(*each)) {
+      if (!parameter.value().defined() || std::ranges::count(members.unread, parameter.key()) > 0) continue;
       const auto [at, is_new] = known.emplace(parameter.value().unsafeGetTensorImpl(), result.size());
       if (is_new) result.emplace_back();
-      result[at->second].push_back({&each, item.key(), parameter.key()});
+      result[at->second].push_back({each, path, parameter.key(), {}});
     }
   }
+  for (auto& [tensor, place] : assigned)
+    if (const auto found = known.find(tensor); found != known.end()) result[found->second].push_back(std::move(place));
   return result;
 }
 
 void check_replaceable(const char* op, const TiedPlaces& places) {
-  for (const ParameterPlace& place : places)
-    TORCH_CHECK_VALUE(place.is_replaceable(),
-                      fmt::format("[{}] the parameter {} is a member of {} that is not known, so its forward would go "
-                                  "on with the old one. Declare it once: static const bool known = "
-                                  "shardwise::declare_tensors<{}>({{&{}::{}}});",
-                                  op, place.full_name(), kind_of(*place.module), place.module->name(),
-                                  place.module->name(), place.name));
+  for (const ParameterPlace& place : places) {
+    if (place.is_replaceable()) continue;
+    TORCH_CHECK_VALUE(!has_member_from_elsewhere(*place.module),
+                      fmt::format("[{}] the parameter {} is registered in {}, whose member is another tensor, which is "
+                                  "no parameter here. Pass the module that holds both.",
+                                  op, place.full_name(), kind_of(*place.module)));
+    TORCH_CHECK_VALUE(
+        false, fmt::format("[{}] the parameter {} is a member of {} that is not known, so its forward would "
+                           "go on with the old one. Declare it once: static const bool known = "
+                           "shardwise::declare_tensors<{}>({{&{}::{}}});",
+                           op, place.full_name(), kind_of(*place.module), place.module->name(), place.module->name(),
+                           place.name));
+  }
 }
 
 std::string kind_of(const Module& module) {

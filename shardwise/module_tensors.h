@@ -12,6 +12,7 @@
 // A module made of other modules declares nothing.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <functional>
@@ -49,8 +50,9 @@ bool declare_tensors(std::vector<at::Tensor M::*> members) {
 /// A parameter by its place.
 struct ParameterPlace {
   torch::nn::Module* module = nullptr;
-  std::string path;  // of the module within the outermost, "layers.0.up"; "" for that itself
-  std::string name;  // in the module, "weight"
+  std::string path;                // of the module within the outermost, "layers.0.up"; "" for that itself
+  std::string name;                // in the module, "weight"
+  std::optional<size_t> member{};  // of the known ones, where that alone is the place: `head->weight = table->weight`
 
   std::string full_name() const { return path.empty() ? name : path + "." + name; }
   const at::Tensor& tensor() const;
@@ -60,15 +62,32 @@ struct ParameterPlace {
   bool is_replaceable() const;
 };
 
-/// One parameter and every place where it is registered: those that are tied have several.
+/// One parameter and every place where it lies, first where it is registered: those that are tied have several.
 using TiedPlaces = std::vector<ParameterPlace>;
 
-/// The parameters of `module` and its submodules in the order in which they were registered, the same on all ranks.
+/// The parameters of `module` and its submodules in the order in which they were registered, the same on all ranks. A known member that
+/// a program assigned another's parameter is a place of that one; the parameter that is still registered in its stead, which no forward
+/// reads, is left out.
 /// Pre: a std::shared_ptr owns `module`. Throws: what torch does where none does.
 std::vector<TiedPlaces> parameters_of(torch::nn::Module& module);
 
 /// Throws: c10::ValueError, saying how to declare its member, where a place is not replaceable.
 void check_replaceable(const char* op, const TiedPlaces& places);
+
+/// Calls `make`, and says in its errors on values and indices which parameter they are of.
+template <class Make>
+void name_parameter(const char* op, const std::string& full_name, const Make& make) {
+  const auto rename = [&](const c10::Error& error) {
+    TORCH_CHECK_VALUE(false, "[", op, "] ", full_name, ": ", error.what_without_backtrace());
+  };
+  try {
+    make();
+  } catch (const c10::ValueError& error) {
+    rename(error);
+  } catch (const c10::IndexError& error) {
+    rename(error);
+  }
+}
 
 /// The kind of a module as an error names it: "Linear".
 std::string kind_of(const torch::nn::Module& module);

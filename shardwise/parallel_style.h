@@ -25,7 +25,7 @@ struct ValueLayout {
   std::optional<Placement> of_plain;  // what a plain tensor is: this rank's piece, or a replica; none: left alone
   std::optional<Placement> wanted;    // what it becomes; none: as it is
   std::optional<int64_t>
-      whole_size;  // of the dim that of_plain shards, where the module knows it: pieces may then be uneven
+      whole_size;  // of the dim that of_plain shards, where the module knows it: that of all pieces together
 };
 
 /// What a style says of one module.

@@ -53,6 +53,10 @@ std::vector<Found> matches(Module& module, const std::string& names) {
                          has_more ? ", ..." : ""));
 }
 
+std::string named(const Module& module, const std::string& path) {
+  return path.empty() ? kind_of(module) : fmt::format("{} ({})", path, kind_of(module));
+}
+
 /// What the plan says of one parameter.
 struct Wanted {
   TiedPlaces places;
@@ -62,18 +66,26 @@ struct Wanted {
 
 class ResolvedPlan {
  public:
-  ResolvedPlan(Module& module, const ParallelizePlan& plan) {
+  ResolvedPlan(Module& module, const Mesh& mesh, const ParallelizePlan& plan) {
     for (TiedPlaces& places : parameters_of(module)) wanted_.push_back({std::move(places), {}, {}});
     for (const PlanEntry& entry : plan) {
       const auto found = matches(module, entry.names);
       if (found.empty()) refuse_names(module, entry.names);
+      TORCH_CHECK_VALUE(entry.style, fmt::format("[parallelize_module] the plan gives '{}' no style, but an empty "
+                                                 "function. Give ColwiseParallel() or another style, or leave it out.",
+                                                 entry.names));
       for (const Found& each : found) {
         layouts_.emplace_back(each.module, entry.style(*each.module));
         for (const auto& [name, placement] : layouts_.back().second.parameters) want(each, name, placement);
+        check_calls(each, mesh);
       }
     }
-    for (const Wanted& each : wanted_)
-      if (each.placement) check_replaceable("parallelize_module", each.places);
+    check_not_fully_sharded(module, "");
+    for (const Wanted& each : wanted_) {
+      if (!each.placement) continue;
+      check_replaceable("parallelize_module", each.places);
+      check_fits(each, mesh);
+    }
   }
 
   const std::vector<Wanted>& wanted() const { return wanted_; }
@@ -111,6 +123,38 @@ class ResolvedPlan {
     parameter.named_by = full_name;
   }
 
+  static void check_not_fully_sharded(const Module& module, const std::string& path) {
+    const auto layouts = call_layouts_of(module);
+    TORCH_CHECK_VALUE(
+        !layouts || layouts->batch_dims.empty(),
+        fmt::format("[parallelize_module] {} is fully sharded over {} already. Call parallelize_module first, and "
+                    "fully_shard after it.",
+                    named(module, path), to_string(*layouts->mesh)));
+  }
+
+  /// A module is called on one mesh, on which its parameters are.
+  static void check_calls(const Found& found, const Mesh& mesh) {
+    for (const auto& item : found.module->named_modules(found.path)) check_not_fully_sharded(*item.value(), item.key());
+    const auto layouts = call_layouts_of(*found.module);
+    const auto check = [&](const MeshPtr& present, const std::string& what) {
+      TORCH_CHECK_VALUE(present->with_memory() == mesh->with_memory(),
+                        fmt::format("[parallelize_module] {} over {} already, and the plan has a style for it over {}. "
+                                    "Use one mesh for all styles of a module and of those inside it.",
+                                    what, to_string(*present), to_string(*mesh)));
+    };
+    if (layouts && !layouts->styles.empty())
+      check(layouts->mesh, fmt::format("calls of {} are laid out", named(*found.module, found.path)));
+    for (const auto& item : found.module->named_parameters())
+      if (is_dtensor(item.value())) check(spec_of(item.value())->mesh(), fmt::format("{} is sharded", item.key()));
+  }
+
+  /// The layout that distribute_tensor() will make.
+  static void check_fits(const Wanted& parameter, const Mesh& mesh) {
+    const at::Tensor& tensor = parameter.places[0].tensor();
+    name_parameter("parallelize_module", parameter.named_by,
+                   [&] { Layout(tensor.sizes(), mesh->grid_ptr(), {*parameter.placement}); });
+  }
+
   std::vector<Wanted> wanted_;
   std::vector<std::pair<Module*, ModuleLayouts>> layouts_;
 };
@@ -126,17 +170,24 @@ void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan&
                   to_string(*mesh), mesh.ndim(),
                   mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
                                                 : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
-  const ResolvedPlan resolved(module, plan);
+  const ResolvedPlan resolved(module, mesh, plan);
+  std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all, before the first is in its place
   for (const Wanted& each : resolved.wanted()) {
     if (!each.placement) continue;
-    const at::Tensor present = each.places[0].tensor();
-    const DTensor sharded = distribute_tensor(present.detach(), mesh, {*each.placement}, options.src_data_rank);
-    sharded.requires_grad_(present.requires_grad());
-    for (const ParameterPlace& place : each.places) place.replace(sharded);
+    const at::Tensor& present = each.places[0].tensor();
+    const at::Tensor values = present.detach().requires_grad_(present.requires_grad());
+    name_parameter("parallelize_module", each.named_by, [&] {
+      sharded.emplace_back(&each, distribute_tensor(values, mesh, {*each.placement}, options.src_data_rank));
+    });
   }
+  for (const auto& [wanted, tensor] : sharded)
+    for (const ParameterPlace& place : wanted->places) place.replace(tensor);
   make_call_layouts(module, mesh);
-  for (const auto& [submodule, layouts] : resolved.layouts())
-    make_call_layouts(*submodule, mesh).styles.push_back(layouts);
+  for (const auto& [submodule, layouts] : resolved.layouts()) {
+    CallLayouts& calls = make_call_layouts(*submodule, mesh);
+    calls.mesh = mesh;
+    calls.styles.push_back(layouts);
+  }
 }
 
 }  // namespace shardwise

@@ -3,6 +3,7 @@
 #include "ops/norms/statistics.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "ops/support/plain_self.h"
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/group_norm.h>
@@ -42,10 +43,17 @@ at::Tensor scale_of(const at::Tensor& invstd, const MaybeTensor& weight) {
   return is_given(weight) ? invstd * *weight : invstd;
 }
 
-Three batch_norm(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+/// A plain weight or bias as a replica, whose gradient stays plain: of a view of it, that would not be known of the parameter itself.
+MaybeTensor as_replica(const MaybeTensor& parameter, size_t arg, const at::Tensor& input) {
+  if (!is_given(parameter) || is_dtensor(*parameter) || !is_dtensor(input)) return parameter;
+  return replica_of_plain("native_batch_norm", *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
+}
+
+Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
                  const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training, double momentum,
                  double eps) {
   const Channels channels(input);
+  const MaybeTensor weight = as_replica(given_weight, 1, input), bias = as_replica(given_bias, 2, input);
   if (!training) {
     const at::Tensor scale = scale_of(inverse_std(widened(*running_var), eps), weight);
     const at::Tensor from_mean = widened(*running_mean) * scale;

@@ -15,6 +15,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 namespace shardwise {
 namespace {
@@ -58,6 +59,9 @@ void check_plain(const at::Tensor& tensor) {
 /// Whether it was computed from others that require a gradient: a leaf of its values would keep it.
 bool ends_a_gradient(const at::Tensor& tensor) { return tensor.requires_grad() && !tensor.is_leaf(); }
 
+/// 0 where it requires no gradient, 1 of a leaf that does, 2 of another tensor that does.
+int64_t gradient_kind(const at::Tensor& tensor) { return int64_t{tensor.requires_grad()} + ends_a_gradient(tensor); }
+
 /// True where all ranks gave the same `numbers`, on meta or all with values: one message of two numbers, which CommTrace leaves out.
 bool are_alike(const Group& group, const std::vector<int64_t>& numbers) {
   Digest digest;
@@ -78,11 +82,11 @@ struct Agreed {
   Dims strides;
 };
 
-/// Dtype, sizes and kind of the tensor, compared before values are sent.
+/// Dtype, sizes and kind of the tensor, and whether it requires a gradient, compared before values are sent.
 Agreed agree(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
   const Dims strides = strides_of(tensor);
   std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type()),
-                            ends_a_gradient(tensor)};
+                            gradient_kind(tensor)};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
   mine.insert(mine.end(), strides.begin(), strides.end());
   mine.push_back(tensor.is_meta());
@@ -99,13 +103,14 @@ Agreed agree(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
     numbers.erase(begin, numbers.end());
   }
   const auto words = [](const std::vector<int64_t>& numbers) {
+    constexpr std::array<const char*, 3> kKinds{"", " that requires a gradient", " that is not a leaf"};
     return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
-                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), numbers[2] ? " that is not a leaf" : "");
+                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), kKinds.at(numbers[2]));
   };
   for (size_t i = 1; i < all.size(); ++i)
     TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
-                                                    "Give the same shape, dtype and kind on every "
-                                                    "rank; only the values of src_data_rank count.",
+                                                    "Give the same shape, dtype, kind and requires_grad "
+                                                    "on every rank; only the values of src_data_rank count.",
                                                     group.ranks[0], words(all[0]), group.ranks[i], words(all[i])));
   const bool has_values = !is_on_meta[group.index_of(root)];
   const auto filled = std::ranges::find(is_on_meta, false);

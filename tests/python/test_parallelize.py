@@ -86,6 +86,32 @@ def test_columns_then_rows_are_the_whole_layers(n_ranks, hidden):
     run_ranks(n_ranks, body)
 
 
+def test_a_plain_batch_norm_between_sharded_layers_trains():
+    """Its weight and bias stay plain, and so must their gradients: optimizers step on both together."""
+    given, x = (
+        seeded(lambda: nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 4))),
+        seeded(torch.rand, 5, 4),
+    )
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        dense = copy.deepcopy(given)
+        plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(use_local_output=False)}
+        model = parallelize_module(copy.deepcopy(dense), mesh, plan)
+        optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, dense)]
+        for _ in range(2):
+            model(x).square().sum().backward()
+            dense(x).square().sum().backward()
+            assert all(type(each.grad) is torch.Tensor for each in model[1].parameters())
+            assert_same_gradients(model, dense)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        torch.testing.assert_close(model[1].running_var, dense[1].running_var)
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize(
     ("embedding", "columns"), [(RowwiseParallel(input_layouts=Replicate()), False), (ColwiseParallel(), True)]
 )

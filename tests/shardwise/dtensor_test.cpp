@@ -144,6 +144,15 @@ TEST(DTensorTest, APlainTensorIsNone) {
   EXPECT_EQ(sizeof(sw::DTensor), sizeof(at::Tensor));
 }
 
+TEST(DTensorTest, OneWhoseBaseAPlainTensorWasAssignedToPrintsAsThat) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
+    sw::DTensor tensor = sw::ones({2, 2}, mesh);
+    static_cast<at::Tensor&>(tensor) = at::ones({2});
+    EXPECT_EQ(text(tensor), text(at::ones({2})));
+  });
+}
+
 TEST(DTensorTest, FactoriesFillEachRanksPart) {
   run_ranks(3, [](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {3});

@@ -465,6 +465,12 @@ TEST(FullyShardTest, WhatCannotBeShardedIsAnErrorBeforeAnythingIs) {
                  error(elsewhere, line));
     for (const at::Tensor& parameter : elsewhere->parameters()) EXPECT_FALSE(is_dtensor(parameter));
     sw::fully_shard(model, mesh["dp"]);
+    expect_error("Pair is fully sharded already, over dim 0 of (dp=2, tp=2), not over dim 1 of (dp=2, tp=2)",
+                 error(model, mesh["tp"]));
+    Pair same_dim;
+    sw::parallelize_module(same_dim, mesh["dp"], {{"down", sw::ColwiseParallel()}});
+    expect_error("down.weight is placed as [Shard(0)] on (dp=2", error(same_dim, mesh["dp"]));
+    EXPECT_FALSE(is_dtensor(same_dim->up->weight));
     const at::Tensor rows = at::ones({2, 8});
     EXPECT_EQ(sw::forward(model, rows).sizes(), (Dims{4, 8}));
   });

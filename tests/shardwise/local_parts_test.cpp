@@ -77,8 +77,16 @@ TEST(LocalPartsTest, PartsThatDoNotFitAreAnErrorOnAllRanks) {
                  error_of<c10::ValueError>([&] { sw::from_local_parts(some, mesh, placements); }));
     expect_error("came with 0 lists",
                  error_of<c10::ValueError>([&] { sw::from_local_parts({at::ones(1)}, mesh, {}); }));
-    const at::Tensor made = sw::ones({2}, mesh);
-    expect_error("is a DTensor already", error_of<c10::TypeError>([&] { sw::from_local_batch(made, mesh); }));
+    const at::Tensor made = sw::ones({2}, mesh), plain = at::ones({2});
+    expect_error("the part of rank 1 is a DTensor already",
+                 error_of<c10::TypeError>([&] { sw::from_local_batch(is_first ? plain : made, mesh); }));
+    expect_error("the part of rank 0 is undefined", error(is_first ? at::Tensor() : plain));
+    for (const Placements& wrong : {Placements{sw::Shard(0), sw::Shard(0)}, Placements{}})
+      expect_error("the mesh (2) has 1 dims. Give one per mesh dim",
+                   error_of<c10::ValueError>([&] { sw::from_local_parts({plain}, mesh, {wrong}); }));
+    for (const int64_t dim : {-2, 1})
+      expect_error("does not exist: the parts have 1 dims. Use a dim in [-1, 1)",
+                   error_of<c10::IndexError>([&] { sw::from_local_parts({plain}, mesh, {{sw::Shard(dim)}}); }));
   });
 }
 

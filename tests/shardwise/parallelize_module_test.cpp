@@ -60,6 +60,34 @@ TEST(ParallelizeModuleTest, TrainsAsTheDenseModel) {
   }
 }
 
+TEST(ParallelizeModuleTest, PlainNormsBetweenShardedLayersTrain) {
+  using namespace torch::nn;  // NOLINT(google-build-using-namespace)
+  const auto make = [] {
+    return Sequential(Linear(LinearOptions(4, 6).bias(false)), BatchNorm1d(6), LayerNorm(LayerNormOptions({6})),
+                      GroupNorm(2, 6), Linear(6, 4));
+  };
+  const Values values = values_of(make());
+  const at::Tensor x = at::randn({5, 4}, at::kDouble);
+  run_ranks(2, [&](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    Sequential ours = with_values(make(), values), dense = with_values(make(), values);
+    sw::parallelize_module(ours, mesh, {{"0", sw::ColwiseParallel()}, {"4", sw::RowwiseParallel()}});
+    torch::optim::AdamW our_optimizer(ours->parameters(), 0.01), dense_optimizer(dense->parameters(), 0.01);
+    for (int step = 0; step < 2; ++step) {
+      our_optimizer.zero_grad();
+      dense_optimizer.zero_grad();
+      sw::forward(ours, x).square().sum().backward();
+      dense->forward(x).square().sum().backward();
+      for (const auto& item : ours->named_parameters())
+        EXPECT_EQ(is_dtensor(item.value().grad()), is_dtensor(item.value())) << item.key();
+      expect_same_parameters(*ours, *dense, "step");
+      our_optimizer.step();
+      dense_optimizer.step();
+    }
+    expect_near(ours->named_buffers()["1.running_var"], dense->named_buffers()["1.running_var"], "variance");
+  });
+}
+
 TEST(ParallelizeModuleTest, AnMlpSendsOneAllReduceEachWay) {
   run_ranks(4, [&](World&) {
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {4}, {"tp"});
@@ -138,7 +166,7 @@ TEST(ParallelizeModuleTest, APreparedModuleIsGivenWhatItWants) {
     const CommTrace trace;
     const at::Tensor y = sw::forward(linear, to_local(normed));
     EXPECT_EQ(placement_of(y), "[Shard(2)]");
-    EXPECT_EQ(trace.total_count(), 1);
+    EXPECT_EQ(trace.total_count(), 3);  // two of the pieces' sizes
     expect_near(y, at::linear(at::layer_norm(x, {3}), full_tensor(linear.weight), full_tensor(linear.bias)).detach(),
                 "y");
   });
@@ -271,6 +299,154 @@ TEST(ParallelizeModuleTest, WhatAPlanCannotMeanIsAnErrorBeforeAnythingIsSharded)
                  error_of<c10::ValueError>([&] { sw::parallelize_module(undeclared, mesh, {{"", scale}}); }));
     sw::parallelize_module(model, mesh, {{"table", sw::RowwiseParallel()}});
     expect_error("table.weight is distributed already", error({{"table", sw::RowwiseParallel()}}, mesh));
+  });
+}
+
+TEST(ParallelizeModuleTest, AMeshDimThatIsNotThatOfTheOtherStylesIsAnErrorBeforeAnythingIsSharded) {
+  run_ranks(4, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+    const auto error = [&](const auto& model, const char* mesh_dim, const sw::ParallelizePlan& plan) {
+      return error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh[mesh_dim], plan); });
+    };
+    const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::ReLU()); };
+    const sw::ParallelStyle prepare = sw::PrepareModuleInput({sw::Shard(0)}, {sw::Replicate()});
+    const sw::ParallelizePlan at_root{{"", prepare}}, at_activation{{"1", prepare}}, at_layer{{"0", prepare}};
+    {
+      auto model = make();
+      sw::fully_shard(model, mesh["dp"]);
+      for (const auto& plan : {at_root, at_activation})
+        expect_error("Sequential is fully sharded over (dp=2, tp=2) already. Call parallelize_module first",
+                     error(model, "tp", plan));
+    }
+    {
+      auto model = make();
+      sw::fully_shard(*model[0], mesh["dp"]);
+      expect_error("0 (Linear) is fully sharded over (dp=2, tp=2) already", error(model, "tp", at_layer));
+      expect_error("0 (Linear) is fully sharded over (dp=2, tp=2) already", error(model, "tp", at_root));
+      sw::parallelize_module(model, mesh["tp"], at_activation);
+    }
+    {
+      auto model = make();
+      sw::parallelize_module(model, mesh["tp"], at_root);
+      expect_error("calls of Sequential are laid out over (tp=2", error(model, "dp", at_root));
+    }
+    {
+      auto model = make();
+      sw::parallelize_module(model, mesh["tp"], {{"0", sw::ColwiseParallel()}});
+      expect_error("0.weight is sharded over (tp=2", error(model, "dp", at_root));
+      sw::parallelize_module(model, mesh["tp"], at_root);
+    }
+  });
+}
+
+TEST(ParallelizeModuleTest, WhatDoesNotFitOneParameterIsAnErrorBeforeAnotherIsSharded) {
+  run_ranks(4, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {4});
+    torch::nn::Linear model(10, 3);
+    const auto error = [&](const sw::Placement& bias) {
+      const sw::ParallelStyle style = [&](const torch::nn::Module&) {
+        return sw::ModuleLayouts{.parameters = {{"weight", sw::Shard(0)}, {"bias", bias}}};
+      };
+      return error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh, {{"", style}}); });
+    };
+    expect_error("[parallelize_module] bias: [layout]", error(sw::Shard(0, {3, 1, 0, 0})));
+    const bool is_second = world.rank() == 1;
+    if (is_second) model->bias.requires_grad_(false);
+    expect_error(
+        "[parallelize_module] bias: [distribute_tensor] rank 0 gives a tensor Float [3] that requires a gradient, "
+        "rank 1 one Float [3].",
+        error(sw::Shard(0)));
+    expect_error("[fully_shard] bias: [distribute_tensor] rank 0 gives a tensor Float [3] that requires a gradient",
+                 error_of<c10::ValueError>([&] { sw::fully_shard(model, mesh); }));
+    EXPECT_FALSE(is_dtensor(model->weight));
+    expect_error("the plan gives '' no style",
+                 error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh, {{"", nullptr}}); }));
+  });
+}
+
+/// A head whose weight is the table's by assignment, as C++ programs tie them: what it registered stays behind.
+struct AssignedHeadImpl : torch::nn::Module {
+  AssignedHeadImpl() {
+    register_module("head", head);  // before the table
+    register_module("table", table);
+    head->weight = table->weight;
+  }
+  at::Tensor forward(const at::Tensor& ids) { return head(table(ids)); }
+
+  torch::nn::Linear head{torch::nn::LinearOptions(4, 9).bias(false)};
+  torch::nn::Embedding table{9, 4};
+};
+TORCH_MODULE(AssignedHead);
+
+TEST(ParallelizeModuleTest, AParameterThatWasAssignedToAnotherMemberStaysShared) {
+  const Values values = values_of(AssignedHead());
+  const at::Tensor ids = at::arange(6).view({2, 3});
+  using Shard = std::function<void(AssignedHead&, const sw::Mesh&)>;
+  const std::vector<Shard> shards = {
+      [](auto& model, const auto& mesh) {
+        sw::parallelize_module(model, mesh["tp"], {{"table", sw::RowwiseParallel()}});
+      },
+      [](auto& model, const auto& mesh) {
+        sw::parallelize_module(model, mesh["tp"], {{"head", sw::ColwiseParallel()}});
+      },
+      [](auto& model, const auto& mesh) { sw::fully_shard(model, mesh["tp"]); },
+      [](auto& model, const auto& mesh) {
+        sw::parallelize_module(model, mesh["tp"], {{"table", sw::RowwiseParallel()}});
+        sw::fully_shard(model, mesh["dp"]);
+      },
+  };
+  for (size_t i = 0; i < shards.size(); ++i)
+    run_ranks(2, [&](World&) {
+      const sw::Mesh mesh = sw::init_device_mesh("cpu", {1, 2}, {"dp", "tp"});
+      AssignedHead ours = with_values(AssignedHead(), values), dense = with_values(AssignedHead(), values);
+      ours->head->weight = ours->table->weight;  // to() gave each its own
+      dense->head->weight = dense->table->weight;
+      shards[i](ours, mesh);
+      ASSERT_TRUE(is_dtensor(ours->table->weight)) << i;
+      EXPECT_TRUE(ours->table->weight.is_same(ours->head->weight)) << i;
+      torch::optim::AdamW our_optimizer({ours->table->weight}, 0.01), dense_optimizer({dense->table->weight}, 0.01);
+      const bool is_batch = i == 2;  // of which each rank has a part
+      for (int step = 0; step < 2; ++step) {
+        our_optimizer.zero_grad();
+        dense_optimizer.zero_grad();
+        const int64_t place = mesh.get_local_rank("tp");
+        sw::forward(ours, is_batch ? ids.narrow(0, place, 1).contiguous() : ids).square().sum().backward();
+        dense(ids).square().sum().backward();
+        expect_near(ours->table->weight.grad(), dense->table->weight.grad(), "gradient");
+        our_optimizer.step();
+        dense_optimizer.step();
+        expect_near(ours->table->weight, dense->table->weight.detach(), "table");
+      }
+      EXPECT_TRUE(ours->table->weight.is_same(ours->head->weight)) << i;
+    });
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
+    AssignedHead model;
+    expect_error(
+        "the parameter weight is registered in Linear, whose member is another tensor, which is no parameter here",
+        error_of<c10::ValueError>([&] { sw::fully_shard(model->head, mesh); }));
+  });
+}
+
+TEST(ParallelizeModuleTest, PlainPiecesOfAnySizesAreToldApart) {
+  run_ranks(4, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {4});
+    torch::nn::Linear layer(4, 8);
+    sw::parallelize_module(layer, mesh, {{"", sw::ColwiseParallel().input_layouts(sw::Shard(0))}});
+    const auto rank = world.rank();
+    EXPECT_EQ(sw::forward(layer, at::ones({rank == 0 ? 3 : 2, 4})).sizes(), (Dims{9, 8}));
+    expect_error("[from_local_parts] rank 0 gives Float [2, 5], rank 1 gives Float [2, 4]",
+                 error_of<c10::ValueError>([&] { sw::forward(layer, at::ones({2, rank == 0 ? 5 : 4})); }));
+
+    torch::nn::Linear row(8, 4);
+    sw::parallelize_module(row, mesh, {{"", sw::RowwiseParallel()}});
+    expect_error("Linear got plain pieces placed as Shard(-1), which have 32 features together: it takes 8",
+                 error_of<c10::ValueError>([&] { sw::forward(row, at::ones({2, 8})); }));
+    EXPECT_EQ(sw::forward(row, at::ones({2, 2})).sizes(), (Dims{2, 4}));
+
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
+    sw::parallelize_module(norm, mesh, {{"", sw::SequenceParallel(0)}});
+    EXPECT_EQ(full_tensor(sw::forward(norm, at::ones({rank == 0 ? 3 : 2, 4}))).sizes(), (Dims{9, 4}));
   });
 }
 
