@@ -67,8 +67,7 @@ def snapshot(surveyor: Surveyor, meter: _C.TrafficMeter, error: LastError, began
             for group in meter.read()
         ],
         "waits": [
-            {"name": wait.name, "op": wait.op, "seconds": wait.seconds, "ranks": wait.ranks}
-            for wait in meter.waits()
+            {"name": wait.name, "op": wait.op, "seconds": wait.seconds, "ranks": wait.ranks} for wait in meter.waits()
         ],
         "error": error.last,
         **surveyor.seen(rank),
