@@ -35,7 +35,7 @@ class DTensor : public at::Tensor {
                             const FromLocalOptions& options = {});
 
   /// One per mesh dim. Pre, here and below: defined.
-  c10::ArrayRef<Placement> placements() const { return spec_of(*this)->placements(); }
+  Placements placements() const { return spec_of(*this)->placements().vec(); }
   Mesh device_mesh() const { return spec_of(*this)->mesh(); }
 
   /// As shardwise::redistribute(). Collective over the mesh. Differentiable.
@@ -53,6 +53,10 @@ class DTensor : public at::Tensor {
   const DTensor& requires_grad_(bool requires_grad = true) const;
 };
 
+/// DTensor::placements() and device_mesh() of what an operator gave. Throws: c10::TypeError for a plain tensor.
+inline Placements placements(const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); }
+inline Mesh device_mesh(const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }
+
 /// "Float [4, 3] as [Shard(0)] on (2)", and this rank's part as torch prints it. Sends nothing.
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor);
 
@@ -61,8 +65,8 @@ DTensor distribute_tensor(const at::Tensor& tensor, const Mesh& mesh, Placements
                           std::optional<int64_t> src_data_rank = 0);
 
 // Tensors made where they live: each rank fills its own part, and nothing is sent. `sizes` are the global ones. Of `options` dtype and
-// requires_grad count: torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements (but of empty())
-// and for a device that is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
+// requires_grad count: torch::dtype(torch::kDouble).requires_grad(true). Throws: c10::ValueError for Partial placements, which empty() alone
+// takes, and for a device that is not the mesh's; c10::TypeError from rand and randn for a dtype that is not floating point.
 DTensor zeros(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},
               const at::TensorOptions& options = {});
 DTensor ones(c10::IntArrayRef sizes, const Mesh& mesh, Placements placements = {},

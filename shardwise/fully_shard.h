@@ -26,18 +26,19 @@ struct FullyShardOptions {
 
 /// Makes DTensors of all parameters of `module` on mesh.root(): sharded over `mesh` along their first dim, of any size, or along the
 /// first that parallelize_module() has not sharded over another dim of that mesh. Over a mesh of two dims they are sharded over the second, and replicated
-/// over the first. Those of an inner module that was fully sharded before are left to it. Parameters that modules share stay one.
-/// Buffers stay plain replicas.
+/// over the first. Parameters of an inner module that was fully sharded before, over the same mesh, stay as they are. Parameters that modules
+/// share stay one. Buffers stay plain replicas.
 ///
-/// A call by forward(module, ...) gathers them ahead, in messages that they share, but for tables that Embedding modules alone look up, of which
-/// rows move; gradients are reduce-scattered together. So activations stay where the batch is. Modules inside that are fully sharded
-/// before, and called by forward(), gather their own when their turn comes. A call as usual, module->forward(...), gathers nothing ahead: each operator
-/// moves what is fewer bytes, parameters or activations.
+/// A call by forward(module, ...) gathers them ahead, in messages that they share; gradients are reduce-scattered together. So activations stay
+/// where the batch is. A table that only Embedding modules use is not gathered: the rows that ids name are sent. Modules inside that were fully
+/// sharded before, and are called by forward(), gather their own when their turn comes. A call as usual, module->forward(...), gathers nothing
+/// ahead: each operator moves either its parameters or its activations, whichever are fewer bytes.
 ///
 /// Plain inputs of forward(module, ...) are this rank's part of the batch, rows (dim 0) of any number, on each rank along `mesh`.
 ///
 /// Collective over the mesh. Throws, before anything is sharded and alike on all ranks: c10::ValueError for a mesh of more dims, for parameters on
-/// another mesh, and for one whose member is not known (shardwise/module_tensors.h).
+/// another mesh or on the same dim of it, for a module that is fully sharded over another dim, and for a parameter whose member is not known
+/// (shardwise/module_tensors.h), or that ranks do not have alike.
 void fully_shard(torch::nn::Module& module, const Mesh& mesh, const FullyShardOptions& options = {});
 template <class M>
 void fully_shard(const torch::nn::ModuleHolder<M>& module, const Mesh& mesh, const FullyShardOptions& options = {}) {
