@@ -39,12 +39,18 @@ find_path(ShardwiseTorch_INCLUDE_DIR c10/util/Exception.h
   PATHS "${SHARDWISE_TORCH_ROOT}/include" "${SHARDWISE_TORCH_ROOT}/../../../../include"
   NO_CACHE NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
 
+if(SHARDWISE_TORCH_ROOT)
+  set(_shardwise_reason "SHARDWISE_TORCH_ROOT is ${SHARDWISE_TORCH_ROOT}, which is no directory of the Python package torch: it lacks version.py or its headers.")
+else()
+  set(_shardwise_reason "${Python_EXECUTABLE} has no torch. Pass -DPython_EXECUTABLE=<a python that has it> or -DSHARDWISE_TORCH_ROOT=<.../torch>")
+endif()
+
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   ShardwiseTorch
   REQUIRED_VARS SHARDWISE_TORCH_ROOT ShardwiseTorch_VERSION ShardwiseTorch_INCLUDE_DIR
   VERSION_VAR ShardwiseTorch_VERSION
-  REASON_FAILURE_MESSAGE "${Python_EXECUTABLE} has no torch. Pass -DPython_EXECUTABLE=<a python that has it> or -DSHARDWISE_TORCH_ROOT=<.../torch>")
+  REASON_FAILURE_MESSAGE "${_shardwise_reason}")
 
 if(ShardwiseTorch_FOUND AND NOT TARGET shardwise::torch)
   foreach(name c10 torch_cpu torch_python)

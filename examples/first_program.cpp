@@ -33,8 +33,6 @@
 // docs/start.md has the same in Python.
 #include <shardwise/shardwise.h>
 
-#include <torch/types.h>
-
 #include <iostream>
 
 namespace sw = shardwise;

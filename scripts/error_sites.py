@@ -64,6 +64,9 @@ ELSEWHERE = {
         " places for ",
         "[local_sizes] rank ",
         " names for a mesh of ",
+        " ranks, and this program is one process",
+        " ranks, and the world has ",
+        "[save] got a DTensor, ",
         # groups and worlds
         " does not exist: the world has ",
         " occurs twice in ",

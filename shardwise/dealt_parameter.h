@@ -34,7 +34,7 @@ struct DealtRange {
 
 class DealtParameter {
  public:
-  /// Of `parameter`, plain or on a mesh beside `data.mesh`, which is split as `along` says, a Shard. Nothing is sent.
+  /// Of `parameter`, which is split as `along` says, a Shard: it is plain, or on other dims of data.root than those of data.mesh. Nothing is sent.
   /// Throws, alike on all ranks and naming it as `name`: c10::ValueError for one that is on the mesh already, or on a mesh that has no root in
   /// common with it, that is Partial, or in pieces, and for an `along` that is no Shard; c10::IndexError for a dim that it lacks.
   DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,

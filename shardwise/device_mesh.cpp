@@ -1,7 +1,9 @@
 #include "shardwise/device_mesh.h"
 
 #include "runtime/comm/env_world.h"
+#include "runtime/tensor/mesh_ranks.h"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -36,9 +38,10 @@ int64_t Mesh::size(int64_t mesh_dim) const {
 }
 
 int64_t Mesh::get_local_rank(const std::string& mesh_dim_name) const {
-  TORCH_CHECK_VALUE(
-      !mesh_dim_name.empty() || ndim() == 1,
-      fmt::format("[device_mesh] the mesh {} has {} dims. Say along which by its name.", to_string(*mesh_), ndim()));
+  TORCH_CHECK_VALUE(!mesh_dim_name.empty() || ndim() == 1,
+                    fmt::format("[device_mesh] the mesh {} has {} dims. {}.", to_string(*mesh_), ndim(),
+                                mesh_dim_names().empty() ? "Make it with a name for each, or ask get_coordinate()"
+                                                         : "Say along which by its name"));
   const int64_t mesh_dim = mesh_dim_name.empty() ? 0 : mesh_->dim_of(mesh_dim_name);
   TORCH_CHECK_VALUE(mesh_->is_member(), fmt::format("[device_mesh] rank {} is outside the mesh {}: it has no place in "
                                                     "it. Ask get_coordinate(), which is empty there.",
@@ -54,6 +57,11 @@ std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout) {
 
 Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
                       std::vector<std::string> mesh_dim_names) {
+  const std::string kind = device_type.substr(0, device_type.find(':'));
+  TORCH_CHECK_VALUE(
+      kind == "cpu" || kind == "cuda",
+      fmt::format("[device_mesh] device_type \"{}\" is none that a mesh can be on. Use \"cpu\" or \"cuda\".",
+                  device_type));
   const c10::Device device(device_type);
   TORCH_CHECK_VALUE(!device.has_index(),
                     fmt::format("[device_mesh] device_type \"{}\" has an index. A mesh spans devices: use \"{}\".",
@@ -63,8 +71,8 @@ Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shap
                                 fmt::join(mesh_shape, ", ")));
   auto world = World::maybe_current();
   if (!world) world = init_process_group();
-  const int64_t n_ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
-  std::vector<int64_t> ranks(n_ranks);
+  check_has_ranks(*world, mesh_shape);
+  std::vector<int64_t> ranks(c10::multiply_integers(mesh_shape));
   std::iota(ranks.begin(), ranks.end(), 0);
   return DeviceMesh::create(std::move(world), device.type(), {Dims(mesh_shape), std::move(ranks)},
                             std::move(mesh_dim_names));

@@ -15,7 +15,8 @@
 
 namespace shardwise {
 
-/// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Equal meshes share one object.
+/// The counterpart of Python's DeviceMesh: a handle of a DeviceMesh, which converts to a MeshPtr. Two are equal if their ranks, shape, names,
+/// device and World are.
 /// A slice knows the mesh that it was sliced from.
 class Mesh {
  public:
@@ -26,6 +27,7 @@ class Mesh {
   /// Throws: c10::ValueError for an unknown name, naming the known ones.
   Mesh operator[](const std::string& mesh_dim_name) const;
   Mesh operator[](std::initializer_list<std::string> mesh_dim_names) const;
+  Mesh operator[](int mesh_dim) const = delete;  // dims are sliced by their names
   Mesh submesh(const std::vector<std::string>& mesh_dim_names) const;
   /// The mesh that this one was sliced from, or itself.
   Mesh root() const;
@@ -62,8 +64,8 @@ std::ostream& operator<<(std::ostream& stream, const Mesh& mesh);
 /// Starts a process of the program: under torchrun as init_from_env(), else as single_world(). Collective over all processes.
 std::shared_ptr<World> init_process_group(std::chrono::milliseconds timeout = std::chrono::minutes(30));
 
-/// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Calls init_process_group() if the program has not. Collective over the world.
-/// Throws: c10::ValueError if the world has fewer ranks, if names are not one per dim, and for a device with an index.
+/// The mesh of ranks 0, 1, 2, ... in row-major order, on "cpu" or "cuda". Calls init_process_group() if the program has not. Collective over the
+/// world. Throws: c10::ValueError if the world has fewer ranks, if names are not one per dim, for another device, and for one with an index.
 Mesh init_device_mesh(const std::string& device_type, c10::IntArrayRef mesh_shape,
                       std::vector<std::string> mesh_dim_names = {});
 

@@ -83,6 +83,12 @@ const DTensor& DTensor::requires_grad_(bool requires_grad) const {
   return *this;
 }
 
+std::ostream& operator<<(std::ostream& stream, const Placement& placement) { return stream << to_string(placement); }
+
+std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
+  return stream << to_string(c10::ArrayRef<Placement>(placements));
+}
+
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor) {
   if (!is_dtensor(tensor)) return stream << static_cast<const at::Tensor&>(tensor);  // a program assigned the base
   const auto& impl = *maybe_dtensor(tensor);

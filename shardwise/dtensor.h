@@ -35,7 +35,7 @@ class DTensor : public at::Tensor {
                             const FromLocalOptions& options = {});
 
   /// One per mesh dim. Pre, here and below: defined.
-  c10::ArrayRef<Placement> placements() const { return spec_of(*this)->placements(); }
+  Placements placements() const { return spec_of(*this)->placements().vec(); }
   Mesh device_mesh() const { return spec_of(*this)->mesh(); }
 
   /// As shardwise::redistribute(). Collective over the mesh. Differentiable.
@@ -52,6 +52,10 @@ class DTensor : public at::Tensor {
   DTensor grad() const { return DTensor(at::Tensor::grad()); }
   const DTensor& requires_grad_(bool requires_grad = true) const;
 };
+
+/// DTensor::placements() and device_mesh() of what an operator gave. Throws: c10::TypeError for a plain tensor.
+inline Placements placements(const at::Tensor& tensor) { return spec_of(tensor)->placements().vec(); }
+inline Mesh device_mesh(const at::Tensor& tensor) { return spec_of(tensor)->mesh(); }
 
 /// "Float [4, 3] as [Shard(0)] on (2)", and this rank's part as torch prints it. Sends nothing.
 std::ostream& operator<<(std::ostream& stream, const DTensor& tensor);

@@ -5,7 +5,8 @@
 //
 // torch::nn modules have no hooks. In an ordinary call of a module, operators work on DTensors by their rules. forward() adds what hooks do in Python:
 //
-// - plain inputs of the outermost call become DTensors: parts of a batch under fully_shard(), pieces as a style says;
+// - plain inputs of the outermost call become DTensors: those of a fully sharded module are this rank's rows of the batch, those of a module with
+//   a style are as the style's input_layouts say;
 // - plain tensors within it count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h);
 // - outputs get the layouts of a style;
 // - the parameters that one call of fully_shard() took (a unit) are gathered together.
@@ -50,8 +51,8 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-/// Notes what the ranks compare of an argument: numbers by their bits, names and text, plain tensors, and ranges and optionals of these; what
-/// cannot be looked into counts as unequal.
+/// Notes what the ranks compare of an argument: numbers by their bits, names and text, plain tensors, and ranges and optionals of these. Of an
+/// argument of any other class nothing is known: plain tensors are no replicas in a call that has one.
 template <class T>
 void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
@@ -120,24 +121,32 @@ void lay_out_output(const ModuleCall& call, T& output, size_t& position) {
 }  // namespace detail
 
 /// Calls module.forward(args...), with the layouts that parallelize_module() and fully_shard() gave the module. For other modules it does nothing else.
-/// The tensors that it returns are distributed unless a style says use_local_output. If the result has other types than tensors, numbers and
-/// tuples of them, the parameters that fully_shard() gathered are kept until the backward.
+/// The tensors that it returns are distributed unless a style says use_local_output. If it returns something other than a tensor or a tuple of
+/// tensors and numbers, such as a struct or nothing, the parameters that fully_shard() gathered are kept until the backward.
 ///
 /// Collective over the mesh. Throws: c10::ValueError, on all ranks, for inputs that do not fit the layouts.
 template <class M, class... Args>
   requires std::is_base_of_v<torch::nn::Module, M>
 auto forward(M& module, const Args&... args) {
+  static_assert(!std::is_const_v<M>,
+                "forward() of torch::nn's modules is not const: pass the module by a reference that is not");
   std::tuple<detail::Held<Args>...> held(args...);
   std::vector<at::Tensor*> inputs;
   std::vector<ForwardArgument> others;
   std::apply([&](auto&... each) { (detail::note_argument(each, inputs, others), ...); }, held);
   ModuleCall call(module);
   call.enter(inputs, std::move(others));
-  auto output = std::apply([&](auto&... each) { return module.forward(each...); }, held);
-  call.leave(detail::kHasKnownTensors<decltype(output)>);
-  size_t position = 0;
-  detail::lay_out_output(call, output, position);
-  return output;
+  const auto run = [&] { return std::apply([&](auto&... each) { return module.forward(each...); }, held); };
+  if constexpr (std::is_void_v<decltype(run())>) {
+    run();
+    call.leave(/*gives_known_outputs=*/false);
+  } else {
+    auto output = run();
+    call.leave(detail::kHasKnownTensors<decltype(output)>);
+    size_t position = 0;
+    detail::lay_out_output(call, output, position);
+    return output;
+  }
 }
 template <class M, class... Args>
 auto forward(const torch::nn::ModuleHolder<M>& module, const Args&... args) {

@@ -146,6 +146,7 @@ void fully_shard(Module& module, const Mesh& mesh, const FullyShardOptions& opti
                     fmt::format("[fully_shard] the mesh {} has {} dims. Give one, to shard over it, or "
                                 "two, to replicate over the first and shard over the second.",
                                 to_string(*mesh), mesh.ndim()));
+  claim_modules("fully_shard", module, *mesh);
   const Mesh root = mesh.root();
   const Sharder sharder(module, mesh);
   std::vector<DTensor> sharded;  // all, before the first is in its place

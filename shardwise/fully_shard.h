@@ -26,8 +26,8 @@ struct FullyShardOptions {
 
 /// Makes DTensors of all parameters of `module` on mesh.root(). They are sharded over `mesh` along their first dim, of any size, or along the first
 /// dim that parallelize_module() has not sharded over another dim of that mesh. Over a mesh of two dims they are sharded over the second, and
-/// replicated over the first. Parameters of an inner module that was fully sharded before are left to it. A parameter that modules share stays one.
-/// Buffers stay plain replicas.
+/// replicated over the first. Parameters of an inner module that was fully sharded before, over the same mesh, stay as they are. A parameter
+/// that modules share stays one. Buffers stay plain replicas.
 ///
 /// A call by forward(module, ...) gathers the parameters ahead, in shared messages, and reduce-scatters their gradients together, so activations stay
 /// where the batch is. Tables that only Embedding modules look up are not gathered: their rows are sent. Inner modules that were fully sharded
@@ -37,7 +37,8 @@ struct FullyShardOptions {
 /// Plain inputs of forward(module, ...) are this rank's part of the batch: any number of rows (dim 0) on each rank along `mesh`.
 ///
 /// Collective over the mesh. Throws on all ranks, before anything is sharded: c10::ValueError for a mesh of more than two dims, for parameters on
-/// another mesh, and for a parameter whose member is not known (shardwise/module_tensors.h).
+/// another mesh or on the same dim of it, for a module that is fully sharded over another dim, and for a parameter whose member is not known
+/// (shardwise/module_tensors.h) or that differs between ranks.
 void fully_shard(torch::nn::Module& module, const Mesh& mesh, const FullyShardOptions& options = {});
 template <class M>
 void fully_shard(const torch::nn::ModuleHolder<M>& module, const Mesh& mesh, const FullyShardOptions& options = {}) {

@@ -11,8 +11,8 @@
 namespace shardwise {
 
 /// What autograd saved of the gathered parameters, itself or a view, keeps its storage and loses its memory: drop() frees that, and fetch(),
-/// which the backward of an output calls before anything else, gathers it again. Of what autograd did not save, as biases, nothing is left, and
-/// nothing is gathered again. Reading memory in between is an error.
+/// which the backward of an output calls before anything else, gathers it again. A parameter that autograd did not save, such as a bias, is freed
+/// for good and not gathered again. Reading memory in between is an error.
 ///
 /// Under a torch that has no such error, before 2.12, nothing is dropped.
 class GatheredUnit : public std::enable_shared_from_this<GatheredUnit> {

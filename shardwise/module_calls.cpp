@@ -28,6 +28,18 @@ class CallTable {
     return found == entries_.end() || found->second.owner.expired() ? nullptr : found->second.layouts;
   }
 
+  /// The rank of another World that has `module`; nothing where that is `world`'s from now on.
+  std::optional<int64_t> claim(Module& module, const std::shared_ptr<World>& world) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(claims_,
+                  [](const auto& claim) { return claim.second.owner.expired() || claim.second.world.expired(); });
+    Claim& claim = claims_[&module];
+    const auto other = claim.world.lock();
+    if (other && other != world) return other->rank();
+    claim = {module.weak_from_this(), world};
+    return std::nullopt;
+  }
+
   std::shared_ptr<CallLayouts> make(Module& module, const MeshPtr& mesh) {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& entry) { return entry.second.owner.expired(); });
@@ -49,9 +61,25 @@ class CallTable {
     std::shared_ptr<CallLayouts> layouts;
   };
 
+  struct Claim {
+    std::weak_ptr<Module> owner;
+    std::weak_ptr<World> world;
+  };
+
   std::mutex mutex_;
   std::unordered_map<const Module*, Entry> entries_;
+  std::unordered_map<const Module*, Claim> claims_;
 };
+
+/// Throws: c10::ValueError where the mesh is another thread's.
+void check_own(const char* op, const DeviceMesh& mesh) {
+  const auto world = World::maybe_current();
+  TORCH_CHECK_VALUE(
+      !world || !World::is_thread() || world == mesh.world(),
+      fmt::format("[{}] rank {} of another thread made the mesh {}. Make meshes and modules in the thread "
+                  "that uses them, inside of run_ranks().",
+                  op, mesh.rank(), to_string(mesh)));
+}
 
 int64_t id_of(const Module& module) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&module)); }
 
@@ -102,6 +130,17 @@ CallLayouts& make_call_layouts(Module& module, const MeshPtr& mesh) {
   return *CallTable::instance().make(module, mesh);
 }
 
+void claim_modules(const char* op, Module& module, const DeviceMesh& mesh) {
+  check_own(op, mesh);
+  for (const auto& item : module.named_modules()) {
+    const auto other = CallTable::instance().claim(*item.value(), mesh.world());
+    TORCH_CHECK_VALUE(!other,
+                      fmt::format("[{}] this {} is sharded by rank {}, another thread, too. Ranks that are threads "
+                                  "need a model each: make it inside of run_ranks().",
+                                  op, kind_of(*item.value()), other.value_or(0)));
+  }
+}
+
 at::Tensor unknown_value() { return at::empty({0}, at::TensorOptions().device(at::kMeta)); }
 
 ModuleCall::ModuleCall(Module& module) : module_(module), layouts_(call_layouts_of(module)) {}
@@ -129,6 +168,7 @@ void ModuleCall::lay_out_batch(const std::vector<at::Tensor*>& inputs) const {
 
 void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument> others) {
   if (!layouts_) return;
+  check_own("forward", *layouts_->mesh);
   const bool is_outermost = !ForwardScope::is_open();
   if (is_outermost && !layouts_->batch_dims.empty()) lay_out_batch(inputs);
   for (const ModuleLayouts& style : layouts_->styles)

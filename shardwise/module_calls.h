@@ -1,4 +1,4 @@
-// shardwise/module_calls.h: what forward() has to do around the forward of a module: known by module, as torch::nn's have no room for it.
+// shardwise/module_calls.h: what forward() does around the forward of a module. A table by module keeps it: torch::nn::Module has no member for it.
 #pragma once
 
 #include "shardwise/gathered_unit.h"
@@ -35,6 +35,10 @@ struct CallLayouts {
 std::shared_ptr<CallLayouts> call_layouts_of(const torch::nn::Module& module);
 /// The same, made where there is none. Pre: a std::shared_ptr owns `module`.
 CallLayouts& make_call_layouts(torch::nn::Module& module, const MeshPtr& mesh);
+
+/// Takes `module` and those inside it for this thread's World, until that ends. Throws: c10::ValueError where another thread's has one of them,
+/// or made the mesh: ranks that are threads of one process would write to one module.
+void claim_modules(const char* op, torch::nn::Module& module, const DeviceMesh& mesh);
 
 /// In the place of an argument that cannot be looked into: it has no values to compare.
 at::Tensor unknown_value();

@@ -22,18 +22,19 @@ namespace shardwise {
 
 /// How one input or output of a module is laid out along the mesh dim of the style.
 struct ValueLayout {
-  std::optional<Placement> of_plain;  // what a plain tensor is: this rank's piece, or a replica; none: left alone
-  std::optional<Placement> wanted;    // what it becomes; none: as it is
-  std::optional<int64_t>
-      whole_size;  // of the dim that of_plain shards, where the module knows it: that of all pieces together
+  std::optional<Placement> of_plain = {};  // what a plain tensor is: this rank's piece, or a replica; none: left alone
+  std::optional<Placement> wanted = {};    // what it becomes; none: as it is
+  std::optional<int64_t> whole_size =
+      {};  // of the dim that of_plain shards, where the module knows it: that of all pieces together
 };
 
 /// What a style says of one module.
 struct ModuleLayouts {
-  std::vector<std::pair<std::string, Placement>> parameters;  // by name in the module
-  std::vector<ValueLayout> inputs, outputs;                   // by position; further ones are left alone
-  bool use_local_inputs = false;                              // the module is given plain pieces
-  bool use_local_output = false;                              // the caller is given plain pieces
+  std::vector<std::pair<std::string, Placement>> parameters = {};  // by name in the module
+  std::vector<ValueLayout> inputs = {};                            // by position; further ones are left alone
+  std::vector<ValueLayout> outputs = {};                           // likewise
+  bool use_local_inputs = false;                                   // the module is given plain pieces
+  bool use_local_output = false;                                   // the caller is given plain pieces
 };
 
 /// A style: a function that is called once for each module that the plan names. Any such function can be a style.
@@ -69,14 +70,14 @@ class ColwiseParallel : public LayerStyle<ColwiseParallel> {
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 };
 
-/// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. Plain inputs are this rank's
-/// features (of an Embedding: replicas); the output becomes a replica, by an all-reduce, or what output_layouts() says.
+/// Each rank has some input features of a Linear, or some rows of an Embedding; the results are sums. A plain input of a Linear is this rank's
+/// features of it; plain ids of an Embedding are the same on all ranks. The output becomes a replica, by an all-reduce, or what output_layouts() says.
 class RowwiseParallel : public LayerStyle<RowwiseParallel> {
  public:
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 };
 
-/// A norm, a dropout or another module that treats positions apart: parameters are replicas, the input is sharded along
+/// A norm, a dropout or another module whose output at a position depends on its input at that position alone: parameters are replicas, the input is sharded along
 /// `sequence_dim`, a plain one is this rank's positions, and the output stays so.
 class SequenceParallel {
  public:

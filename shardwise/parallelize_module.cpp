@@ -170,6 +170,7 @@ void parallelize_module(Module& module, const Mesh& mesh, const ParallelizePlan&
                   to_string(*mesh), mesh.ndim(),
                   mesh.mesh_dim_names().empty() ? "a mesh with mesh_dim_names, sliced"
                                                 : fmt::format("mesh[\"{}\"]", mesh.mesh_dim_names().back())));
+  claim_modules("parallelize_module", module, *mesh);
   const ResolvedPlan resolved(module, mesh, plan);
   std::vector<std::pair<const Wanted*, DTensor>> sharded;  // all, before the first is in its place
   for (const Wanted& each : resolved.wanted()) {

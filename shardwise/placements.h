@@ -9,6 +9,7 @@
 
 #include "placements/placement.h"
 
+#include <iosfwd>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -36,5 +37,9 @@ inline Placement EnumerableShard(std::vector<ShardMetadata> pieces) { return Pla
 inline Placement RaggedShard(c10::IntArrayRef dims, c10::IntArrayRef local_units) {
   return Placement::ragged(dims, local_units);
 }
+
+/// "Shard(0)", and "[Shard(0), Replicate()]".
+std::ostream& operator<<(std::ostream& stream, const Placement& placement);
+std::ostream& operator<<(std::ostream& stream, const std::vector<Placement>& placements);
 
 }  // namespace shardwise

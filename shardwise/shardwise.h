@@ -23,3 +23,5 @@
 #include "wrappers/mp_moves.h"
 #include "wrappers/parallel_layers.h"
 #include "wrappers/parallel_weight.h"
+
+#include <torch/types.h>

@@ -123,7 +123,7 @@ TORCH_MODULE(ParallelEmbedding);
 /// vocab_parallel_cross_entropy(logits, target, options).
 class VocabParallelCrossEntropyImpl : public torch::nn::Module {
  public:
-  explicit VocabParallelCrossEntropyImpl(CrossEntropyCall options = {}) : options(std::move(options)) {}
+  explicit VocabParallelCrossEntropyImpl(CrossEntropyCall call = {}) : options(std::move(call)) {}
   at::Tensor forward(const at::Tensor& logits, const at::Tensor& target);
 
   CrossEntropyCall options;

@@ -5,6 +5,7 @@
 #include "runtime/api/gradients.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_gradient.h"
+#include "runtime/tensor/wrap_hook.h"
 
 #include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
@@ -16,6 +17,13 @@
 
 namespace shardwise {
 namespace {
+
+constexpr const char* kWrapInCpp =
+    "Wrap it with distribute_tensor(x, mesh, [Replicate()]) if all ranks have the same, with DTensor::from_local(x, "
+    "mesh, "
+    "[Shard(0)]) if each has its part of a batch, or call the module as forward(module, x) of shardwise/modules.h, "
+    "within "
+    "which equal ones count as replicas.";
 
 thread_local bool implicit_replication = false;
 std::atomic<bool> one_element_replicas = false;
@@ -53,7 +61,7 @@ std::optional<std::string> objection_to(const at::Tensor& plain, OperandRole rol
     return fmt::format("got a torch.Tensor of shape [{}] next to a DTensor{}{}", fmt::join(plain.sizes(), ", "), as,
                        rest);
   };
-  if (!ForwardScope::is_open()) return got(fmt::format(". {}", ForwardScope::kWrap));
+  if (!ForwardScope::is_open()) return got(fmt::format(". {}", has_wrap_hook() ? ForwardScope::kWrap : kWrapInCpp));
   const std::string objection = may ? ForwardScope::difference(mesh) : ForwardScope::objection(mesh);
   if (objection.empty()) return std::nullopt;
   return got(fmt::format(", and {}", objection));

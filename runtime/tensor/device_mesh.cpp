@@ -4,6 +4,7 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/mesh_companion.h"
+#include "runtime/tensor/mesh_ranks.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -156,6 +157,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
                            std::vector<std::string> names) {
   check(grid);
   check_names(grid, names);
+  if (world->size() == 1) check_has_ranks(*world, grid.shape);  // started without torchrun
   for (int64_t rank : grid.ranks)
     TORCH_CHECK_VALUE(rank < world->size(),
                       fmt::format("[device_mesh] rank {} is not in the world of {} ranks. Use ranks in [0, {}).", rank,

@@ -6,6 +6,7 @@
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
+#include "runtime/tensor/wrap_hook.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
@@ -268,5 +269,7 @@ at::Tensor wrap_sparse(SpecPtr spec, Shards shards, SparseEntries entries) {
 }
 
 void set_wrap_hook(WrapHook hook) { wrap_hook = hook; }
+
+bool has_wrap_hook() { return wrap_hook.load(std::memory_order_relaxed) != nullptr; }
 
 }  // namespace shardwise

@@ -70,6 +70,32 @@ def test_consumer_builds_and_runs(prefix: Path, tmp_path: Path) -> None:
     expect_runs(tmp_path / "consumer")
 
 
+def test_a_torch_of_another_minor_version_and_one_that_is_not_there_are_refused(prefix: Path, tmp_path: Path) -> None:
+    def error(root: Path) -> str:
+        words = (
+            "cmake",
+            "-S",
+            CONSUMER,
+            "-B",
+            tmp_path / "build",
+            f"-DCMAKE_PREFIX_PATH={prefix}",
+            f"-DSHARDWISE_TORCH_ROOT={root}",
+        )
+        done = subprocess.run(
+            [str(word) for word in words], capture_output=True, text=True, timeout=600, env=ENVIRONMENT
+        )
+        assert done.returncode != 0
+        shutil.rmtree(tmp_path / "build")
+        return " ".join(done.stderr.split())
+
+    other = tmp_path / "torch"
+    (other / "include" / "c10" / "util").mkdir(parents=True)
+    (other / "include" / "c10" / "util" / "Exception.h").touch()
+    (other / "version.py").write_text("__version__ = '2.99.1'\n")
+    assert f"and {other} is torch 2.99.1" in error(other)
+    assert f"SHARDWISE_TORCH_ROOT is {tmp_path / 'nowhere'}, which is no directory" in error(tmp_path / "nowhere")
+
+
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="pkg-config is not installed")
 def test_consumer_builds_and_runs_by_pkg_config(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (described,) = prefix.rglob("shardwise.pc")

@@ -2,12 +2,15 @@
 #include "shardwise/shardwise.h"
 
 #include "runtime/api/rank_generator.h"
+#include "runtime/tensor/mesh_ranks.h"
+#include "shardwise/modules.h"
 #include "tests/support/either_world.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ATen.h>
-#include <torch/types.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <sstream>
 
@@ -31,6 +34,8 @@ TEST(NamesTest, PlacementsAreSpelledAsInPython) {
   EXPECT_EQ(to_string(sw::Shard(0, {1, 3, 1, 3})), "Shard(0, sizes=[1, 3, 1, 3])");
   EXPECT_EQ(to_string(sw::Replicate()), "Replicate()");
   EXPECT_EQ(to_string(sw::Partial()), "Partial(sum)");
+  EXPECT_EQ(text(sw::Shard(0)), "Shard(0)");
+  EXPECT_EQ(text(Placements{sw::Shard(0), sw::Replicate()}), "[Shard(0), Replicate()]");
   EXPECT_EQ(to_string(sw::Partial("max")), "Partial(max)");
   EXPECT_EQ(sw::EnumerableShard({{{0, 0}, {8, 5}, 2}, {{0, 5}, {8, 4}, 0}}).pieces().size(), 2);
   EXPECT_EQ(to_string(sw::RaggedShard({0, 1}, {2, 3, 0, 5})), "RaggedShard(dims=(0, 1), local_units=(2, 3, 0, 5))");
@@ -58,16 +63,34 @@ TEST(NamesTest, AMeshIsSlicedByTheNamesOfItsDims) {
   });
 }
 
+TEST(NamesTest, AProgramOfOneProcessIsToldHowToStartMore) {
+  const World alone(0, 1, nullptr, nullptr);
+  expect_error(
+      "[device_mesh] the mesh [2, 2] needs 4 ranks, and this program is one process. Start it with torchrun "
+      "--nproc-per-node 4 program.py, or of C++ with torchrun --no-python --nproc-per-node 4 ./program.",
+      error_of<c10::ValueError>([&] { check_has_ranks(alone, Dims{2, 2}); }));
+  check_has_ranks(alone, Dims{1, 1});
+}
+
+template <class Index>
+concept Indexes = requires(const sw::Mesh& mesh, Index index) { mesh[index]; };
+static_assert(Indexes<const char*> && !Indexes<int>);
+
 TEST(NamesTest, WhatAMeshCannotBeIsAnErrorOnAllRanks) {
   run_ranks(2, [](World&) {
     const auto error = [](const std::function<void()>& call) { return error_of<c10::ValueError>(call); };
     expect_error("has an index", error([] { sw::init_device_mesh("cuda:0", {2}); }));
     expect_error("an extent below 1", error([] { sw::init_device_mesh("cpu", {2, 0}); }));
     expect_error("", error([] { sw::init_device_mesh("cpu", {3}); }));
-    EXPECT_NE(error([] { sw::init_device_mesh("cpu", {3}); }), "");
+    expect_error("the mesh [3] needs 3 ranks, and the world has 2", error([] { sw::init_device_mesh("cpu", {3}); }));
+    expect_error("needs 1000000000000 ranks", error([] { sw::init_device_mesh("cpu", {1000000000000}); }));
+    expect_error("needs 2^63 or more ranks", error([] { sw::init_device_mesh("cpu", {1LL << 32, 1LL << 32}); }));
+    for (const char* device : {"xpu", "meta", "gpu"})
+      expect_error("is none that a mesh can be on. Use \"cpu\"", error([&] { sw::init_device_mesh(device, {2}); }));
     const sw::Mesh mesh = sw::init_device_mesh("cpu", {2, 1}, {"dp", "tp"});
     expect_error("\"pp\"", error([&] { mesh["pp"]; }));
     expect_error("Say along which", error([&] { mesh.get_local_rank(); }));
+    expect_error("Make it with a name for each", error([] { sw::init_device_mesh("cpu", {2, 1}).get_local_rank(); }));
     expect_error("null pointer", error([] { sw::Mesh{MeshPtr()}; }));
     expect_error("Use a dim in [-2, 2)", error_of<c10::IndexError>([&] { mesh.size(2); }));
     const sw::Mesh one = sw::init_device_mesh("cpu", {1});
@@ -142,6 +165,40 @@ TEST(DTensorTest, APlainTensorIsNone) {
   EXPECT_FALSE(sw::DTensor().defined());
   EXPECT_FALSE(sw::DTensor(at::Tensor()).defined());
   EXPECT_EQ(sizeof(sw::DTensor), sizeof(at::Tensor));
+}
+
+TEST(DTensorTest, LayoutsOfOneAreArgumentsForAnother) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
+    const sw::DTensor rows = sw::distribute_tensor(kDense, mesh, {sw::Shard(0)}), whole = sw::ones({10, 3}, mesh);
+    const at::Tensor sum = rows + rows;
+    EXPECT_EQ(sw::placements(sum), rows.placements());
+    EXPECT_EQ(sw::device_mesh(sum), mesh);
+    EXPECT_EQ(whole.redistribute(rows.placements()).placements(), rows.placements());
+    EXPECT_EQ(sw::distribute_tensor(kDense, mesh, sw::placements(sum)).placements(), rows.placements());
+    EXPECT_NE(error_of<c10::TypeError>([] { sw::placements(kDense); }), "");
+  });
+}
+
+TEST(DTensorTest, TorchsSaveWouldWriteAPieceAndIsAnError) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
+    const at::Tensor rows = sw::distribute_tensor(kDense, mesh, {sw::Shard(0)});
+    torch::nn::Linear layer(4, 4);
+    sw::fully_shard(layer, mesh);
+    const std::string words =
+        "[save] got a DTensor, Double [10, 3] as [Shard(0)] on (2), of which a file would hold a piece";
+    std::ostringstream file;
+    expect_error(words, error_of<c10::NotImplementedError>([&] { torch::save(rows, file); }));
+    expect_error(words, error_of<c10::NotImplementedError>([&] { torch::pickle_save(rows); }));
+    expect_error("Save what full_tensor() gives",
+                 error_of<c10::NotImplementedError>([&] { torch::save(layer, file); }));
+    std::stringstream whole;
+    torch::save(sw::full_tensor(rows), whole);
+    at::Tensor loaded;
+    torch::load(loaded, whole);
+    EXPECT_TRUE(at::equal(loaded, kDense));
+  });
 }
 
 TEST(DTensorTest, OneWhoseBaseAPlainTensorWasAssignedToPrintsAsThat) {

@@ -198,6 +198,50 @@ TEST(ParallelizeModuleTest, PlainArgumentsMustBeEqualWhereTheyMeetParameters) {
   });
 }
 
+TEST(ParallelizeModuleTest, AModuleThatIsCalledAsUsualIsToldOfForward) {
+  run_ranks(2, [](World&) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2}, {"tp"});
+    torch::nn::Linear layer(3, 4);
+    sw::parallelize_module(layer, mesh, {{"", sw::ColwiseParallel()}});
+    expect_error("or call the module as forward(module, x) of shardwise/modules.h",
+                 error_of<c10::ValueError>([&] { layer(at::ones({2, 3})); }));
+    const torch::nn::Linear& held = layer;  // as members of a const object are
+    EXPECT_TRUE(is_dtensor(sw::forward(held, at::ones({2, 3}))));
+  });
+}
+
+TEST(ParallelizeModuleTest, AForwardMayGiveNothing) {
+  struct SinkImpl : torch::nn::Module {
+    SinkImpl() { register_module("linear", linear); }
+    void forward(const at::Tensor& x) { sum = linear(x).sum(); }
+    torch::nn::Linear linear{3, 4};
+    at::Tensor sum;
+  };
+  run_ranks(2, [](World&) {
+    const torch::nn::ModuleHolder<SinkImpl> model(std::make_shared<SinkImpl>());
+    sw::fully_shard(model, sw::init_device_mesh("cpu", {2}));
+    sw::forward(model, at::ones({2, 3}));
+    model.ptr()->sum.backward();  // what was gathered was kept
+    EXPECT_TRUE(model.ptr()->linear->weight.grad().defined());
+  });
+}
+
+TEST(ParallelizeModuleTest, RanksThatAreThreadsNeedAModelEach) {
+  torch::nn::Linear shared(4, 4);
+  expect_error("another thread, too. Ranks that are threads need a model each",
+               error_of_ranks(3, [&](World&) { sw::fully_shard(shared, sw::init_device_mesh("cpu", {3})); }));
+  std::vector<std::optional<sw::Mesh>> meshes(2);
+  run_ranks(2, [&](World& world) {
+    meshes[world.rank()] = sw::init_device_mesh("cpu", {2});
+    const at::Tensor all = sw::ones({2}, *meshes[world.rank()]).full_tensor();
+    sw::distribute_tensor(all, *meshes[world.rank()]);  // both are there
+    torch::nn::Linear own(4, 4);
+    expect_error(fmt::format("rank {} of another thread made the mesh (2)", 1 - world.rank()),
+                 error_of<c10::ValueError>([&] { sw::parallelize_module(own, *meshes[1 - world.rank()], {}); }));
+    sw::distribute_tensor(all, *meshes[world.rank()]);
+  });
+}
+
 struct ManyArgumentsImpl : torch::nn::Module {
   enum class Mode { kPlus, kMinus };
   struct Opaque {

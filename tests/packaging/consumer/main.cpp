@@ -2,11 +2,16 @@
 #include <shardwise/modules.h>
 #include <shardwise/shardwise.h>
 
+#include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -69,9 +74,42 @@ void train_a_model() {
     std::cout << "trained " << to_string(sw::spec_of(model->named_parameters()["0.weight"])->placements()) << '\n';
 }
 
+void save(const torch::nn::Sequential& model, const sw::Mesh& mesh, const std::string& path) {
+  torch::nn::Sequential whole = make_model();
+  const torch::NoGradGuard no_grad;
+  const auto parameters = whole->parameters(), sharded = model->parameters();
+  for (size_t i = 0; i < sharded.size(); ++i) parameters[i].copy_(sw::full_tensor(sharded[i]));
+  if (mesh.get_rank() == 0) torch::save(whole, path);
+}
+
+/// From a file that the first rank alone reads, and back to it.
+void load_and_save() {
+  const sw::Mesh mesh = sw::init_device_mesh("cpu", {4, 1}, {"dp", "tp"});
+  const bool is_first = mesh.get_rank() == 0;
+  const std::string path = std::filesystem::temp_directory_path() / ("consumer-" + std::to_string(getpid()) + ".pt");
+  torch::nn::Sequential model = make_model(), loaded = make_model();
+  const at::Tensor bias = model->named_parameters()["0.bias"];
+  if (is_first) {
+    torch::nn::init::constant_(bias, 3);
+    torch::save(model, path);
+    torch::nn::init::zeros_(bias);
+  }
+  if (mesh.get_rank() == 0) torch::load(model, path);
+  sw::fully_shard(model, mesh["dp"]);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);  // of the shards
+  for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  optimizer.step();
+  save(model, mesh, path);
+  if (!is_first) return;
+  torch::load(loaded, path);
+  check(at::allclose(loaded->named_parameters()["0.bias"], torch::full({6}, 2.9)), "what was saved");
+  std::filesystem::remove(path);
+}
+
 void body() {
   move_a_table(sw::init_device_mesh("cpu", {4}));
   train_a_model();
+  load_and_save();
 }
 
 }  // namespace

@@ -1,0 +1,35 @@
+// runtime/tensor/saved_storage.cpp: torch::save() of a distributed tensor is an error.
+//
+// torch writes the storage that a tensor says it has, here that of this rank's first piece, beside the global sizes: a file that cannot be read.
+// Before it does it asks for metadata of the tensor's kind of device.
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/jit/serialization/pickler.h>
+
+namespace shardwise {
+namespace {
+
+void refuse(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*metadata*/) {
+  const auto* const impl = maybe_dtensor(tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !impl,
+      fmt::format("[save] got a DTensor, {}, of which a file would hold a piece. Save what full_tensor() gives, on "
+                  "one rank; in Python use torch.distributed.checkpoint or state_dict().",
+                  impl ? to_string(*impl->spec()) : ""));
+}
+
+bool refuse_distributed() {
+  for (const auto type : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    auto& known = torch::jit::GetBackendMetaSerialization().at(static_cast<size_t>(type));
+    if (!known)
+      known = std::pair(torch::jit::BackendMetaPtr(&refuse),
+                        torch::jit::BackendMetaPtr([](const at::Tensor&, std::unordered_map<std::string, bool>&) {}));
+  }
+  return true;
+}
+
+const bool is_refused = refuse_distributed();
+
+}  // namespace
+}  // namespace shardwise
