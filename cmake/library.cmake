@@ -14,7 +14,7 @@ target_include_directories(shardwise_kernels PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_options(shardwise_kernels PRIVATE "$<$<CONFIG:Release,RelWithDebInfo>:-O3>")
 
 file(GLOB library_sources CONFIGURE_DEPENDS
-  runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/id_transform/*.cpp
+  runtime/*/*.cpp ops/*.cpp ops/*/*.cpp wrappers/*.cpp wrappers/distributed_embedding/*.cpp wrappers/fsdp/*.cpp wrappers/id_transform/*.cpp
   shardwise/*.cpp)
 # Compiled alone: it changes with every commit.
 configure_file(cmake/version.cpp.in generated/version.cpp @ONLY)

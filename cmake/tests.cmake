@@ -39,7 +39,7 @@ target_link_libraries(collective_test_objects PUBLIC GTest::gtest)
 
 file(GLOB runtime_tests CONFIGURE_DEPENDS
   tests/support/*.cpp tests/plans/*_test.cpp tests/runtime/*/*_test.cpp tests/ops/*/*_test.cpp tests/wrappers/*_test.cpp
-  tests/shardwise/*_test.cpp)
+  tests/wrappers/fsdp/*_test.cpp tests/shardwise/*_test.cpp)
 list(REMOVE_ITEM runtime_tests ${collective_tests} ${pure_tests})
 if(runtime_tests)
   shardwise_objects(runtime_test_objects ${runtime_tests})

@@ -1,6 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "shardwise/gather_schedule.h"
+#include "wrappers/fsdp/gather_schedule.h"
 
 #include <pybind11/functional.h>
 #include <torch/csrc/Exceptions.h>

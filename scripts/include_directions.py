@@ -39,6 +39,7 @@ ORDER = [
     "wrappers/embedding_plan",
     "wrappers",
     "wrappers/distributed_embedding",
+    "wrappers/fsdp",
     "shardwise",
     "python",
 ]
@@ -51,6 +52,11 @@ EXCEPT = {room: FAMILIES - {room} - NEIGHBOURS.get(room, set()) for room in FAMI
 EXCEPT["wrappers"] = FAMILIES - {"ops/embedding"} | {"ops", "ops/support", "ops/families.h", "kernels"}
 EXCEPT["wrappers/embedding_plan"] = set(ORDER) - {"text", "placements", "plans", "pictures", "wrappers/embedding_plan"}
 EXCEPT["wrappers/distributed_embedding"] = EXCEPT["wrappers"] - {"kernels"}
+EXCEPT["wrappers/fsdp"] = EXCEPT["wrappers/distributed_embedding"] | {
+    "wrappers",
+    "wrappers/distributed_embedding",
+    "ops/embedding",
+}
 EXCEPT["python"] = {"kernels"}
 NO_KERNELS = {room for room in ORDER if room.startswith("runtime/")}  # rows of tables are the lookups' business
 

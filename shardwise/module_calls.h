@@ -1,9 +1,9 @@
 // shardwise/module_calls.h: what forward() does around the forward of a module. A table by module keeps it: torch::nn::Module has no member for it.
 #pragma once
 
-#include "shardwise/gathered_unit.h"
 #include "shardwise/module_tensors.h"
 #include "shardwise/parallel_style.h"
+#include "wrappers/fsdp/gathered_unit.h"
 
 #include "runtime/api/dtensor.h"
 #include "runtime/api/forward_scope.h"

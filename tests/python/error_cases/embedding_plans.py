@@ -50,6 +50,7 @@ CASES = [
     case("fewer columns than ranks", "sw.plan_embeddings([small], 8)", ValueError),
     case("a rank that the plan does not have", "sw.plan_embeddings([table], 2).slices(2)", IndexError),
     case("text that is no JSON", 'sw.EmbeddingPlan.from_json("{")', ValueError),
+    case("a number that no double holds", "sw.EmbeddingPlan.from_json('{\"version\": 1e999}')", ValueError),
     case("JSON that is no plan", 'sw.EmbeddingPlan.from_json("{}")', ValueError),
     case(
         "JSON with an unknown field",

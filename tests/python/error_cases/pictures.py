@@ -84,6 +84,7 @@ CASES = [
     ),
     case("a folder that cannot be written to", 'sw.debug.dump("/proc")', RuntimeError, is_of_rank=True),
     case("a folder that is no path", "sw.debug.dump(3)", TypeError),
+    case("a folder with a null character", 'sw.debug.dump("a\\0b")', ValueError),
     case("a CommDebugMode within itself", "comm = sw.CommDebugMode()\nwith comm, comm: pass", ValueError),
     case("a profile within itself", "profile = sw.profile()\nwith profile, profile: pass", ValueError),
     case(

@@ -1,7 +1,7 @@
-#include "shardwise/parameter_group.h"
+#include "wrappers/fsdp/parameter_group.h"
 
-#include "shardwise/gradient_reduction.h"
-#include "shardwise/released_memory.h"
+#include "wrappers/fsdp/gradient_reduction.h"
+#include "wrappers/fsdp/released_memory.h"
 
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"

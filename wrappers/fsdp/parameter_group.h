@@ -1,4 +1,4 @@
-// shardwise/parameter_group.h: parameters that are gathered together before their modules compute, and whose gradients are reduced together.
+// wrappers/fsdp/parameter_group.h: parameters that are gathered together before their modules compute, and whose gradients are reduced together.
 //
 //   group.start_gather();          // one exchange: each rank sends its parts of all parameters to the others
 //   ...                            // work that needs none of them
@@ -15,7 +15,7 @@
 // belong; the others share a message.
 #pragma once
 
-#include "shardwise/dealt_parameter.h"
+#include "wrappers/fsdp/dealt_parameter.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,4 @@
-// shardwise/gathered_unit.h: parameters that were gathered for one forward: dropped after it, and there again for its backward.
+// wrappers/fsdp/gathered_unit.h: parameters that were gathered for one forward: dropped after it, and there again for its backward.
 #pragma once
 
 #include "runtime/tensor/dtensor_impl.h"

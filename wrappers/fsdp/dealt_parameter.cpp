@@ -1,4 +1,4 @@
-#include "shardwise/dealt_parameter.h"
+#include "wrappers/fsdp/dealt_parameter.h"
 
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/reordered_mesh.h"

@@ -1,4 +1,4 @@
-#include "shardwise/gradient_reduction.h"
+#include "wrappers/fsdp/gradient_reduction.h"
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/message_pattern.h"

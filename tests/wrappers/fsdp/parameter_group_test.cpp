@@ -1,5 +1,5 @@
 // Groups of parameters without a language's modules: what is gathered, reduced and sent, and what is where in between.
-#include "shardwise/parameter_group.h"
+#include "wrappers/fsdp/parameter_group.h"
 
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/comm_trace.h"

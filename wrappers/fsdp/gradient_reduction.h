@@ -1,7 +1,7 @@
-// shardwise/gradient_reduction.h: gradients of a group of parameters on their way to the ranks that have the parameters' parts.
+// wrappers/fsdp/gradient_reduction.h: gradients of a group of parameters on their way to the ranks that have the parameters' parts.
 #pragma once
 
-#include "shardwise/dealt_parameter.h"
+#include "wrappers/fsdp/dealt_parameter.h"
 
 #include "runtime/redistribute/packed_messages.h"
 

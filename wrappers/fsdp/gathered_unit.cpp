@@ -1,6 +1,6 @@
-#include "shardwise/gathered_unit.h"
+#include "wrappers/fsdp/gathered_unit.h"
 
-#include "shardwise/released_memory.h"
+#include "wrappers/fsdp/released_memory.h"
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/move_many.h"

@@ -1,4 +1,4 @@
-// shardwise/released_memory.h: storages that lose their memory while tensors keep them, and get other memory later.
+// wrappers/fsdp/released_memory.h: storages that lose their memory while tensors keep them, and get other memory later.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-#include "shardwise/gather_schedule.h"
+#include "wrappers/fsdp/gather_schedule.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>

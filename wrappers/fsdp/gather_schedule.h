@@ -1,4 +1,4 @@
-// shardwise/gather_schedule.h: when the parameter groups of a model are gathered, released and reduced.
+// wrappers/fsdp/gather_schedule.h: when the parameter groups of a model are gathered, released and reduced.
 //
 //   forward    group 0: gather, start 1's | compute | release    group 1: (there), start 2's | compute | release    ...
 //   backward   group 2: gather | first gradient: start 1's | compute | start to reduce, release    group 1: (there) ... first gradient: finish 2's
@@ -7,7 +7,7 @@
 // runs on the thread of the program and of its backward, in the order of the program, which is the same on all ranks.
 #pragma once
 
-#include "shardwise/parameter_group.h"
+#include "wrappers/fsdp/parameter_group.h"
 
 #include <memory>
 #include <vector>

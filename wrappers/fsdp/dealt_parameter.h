@@ -1,4 +1,4 @@
-// shardwise/dealt_parameter.h: a parameter that ranks along a mesh share: where it lives, and which part of it each of them has.
+// wrappers/fsdp/dealt_parameter.h: a parameter that ranks along a mesh share: where it lives, and which part of it each of them has.
 //
 // A parameter of 10 rows over "dp" (4): rows [0,3) [3,6) [6,9) [9,10). One of 0 dims: all of it on each. Along Shard(1): columns.
 // One that ColwiseParallel sharded over "tp" (2) on a root ("dp", "tp") of 4 ranks: this rank's five rows over "dp" (2): [0,3) [3,5).
