@@ -94,6 +94,16 @@ CASES = [
     case("a copy of the module", "import copy\ncopy.deepcopy(model)", TypeError),
     case("a batch that is a DTensor", "model(sw.distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))", ValueError),
     case(
+        "a parameter that is a sum",
+        """
+        grid = sw.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        layer = nn.Linear(4, 4, bias=False)
+        layer.weight = nn.Parameter(sw.DTensor.from_local(torch.ones(4, 4), grid["tp"], [Partial()]))
+        sw.fully_shard(layer, mesh=grid["dp"])
+        """,
+        ValueError,
+    ),
+    case(
         "parameters on meta",
         'with torch.device("meta"):\n    empty = nn.Linear(4, 4)\nsw.fully_shard(empty, mesh=mesh)(torch.ones(2, 4))',
         ValueError,
