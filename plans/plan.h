@@ -33,7 +33,7 @@ struct PlanOptions {
   };
   Objective objective = Objective::kBytes;
   /// Per mesh dim of the source: between ranks whose coordinates differ there first. The default link where it is empty.
-  std::vector<Link> links;
+  std::vector<Link> links = {};
   /// Bytes of message buffers that a rank may hold at once, but for one slab of a box's longest dim; then each exchange goes in that
   /// many smaller rounds. 0: no limit.
   int64_t memory_cap = 0;

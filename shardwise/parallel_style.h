@@ -77,8 +77,8 @@ class RowwiseParallel : public LayerStyle<RowwiseParallel> {
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 };
 
-/// A norm, a dropout or another module whose output at a position depends on its input at that position alone: parameters are replicas, the input is sharded along
-/// `sequence_dim`, a plain one is this rank's positions, and the output stays so.
+/// A norm, a dropout or another module whose output at a position depends on its input at that position alone. Parameters are replicas. The input
+/// is sharded along `sequence_dim`, a plain one is this rank's positions, and the output stays so.
 class SequenceParallel {
  public:
   explicit SequenceParallel(int64_t sequence_dim = 1, bool use_local_output = false)

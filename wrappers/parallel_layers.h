@@ -49,8 +49,8 @@ at::Tensor row_parallel_linear(const at::Tensor& input, const at::Tensor& weight
                                const RowLinearCall& call = {});
 
 struct ParallelEmbeddingCall {
-  std::optional<int64_t> padding_idx;  // from the end where negative
-  std::optional<double> max_norm;
+  std::optional<int64_t> padding_idx = {};  // from the end where negative
+  std::optional<double> max_norm = {};
   double norm_type = 2;
   bool scale_grad_by_freq = false;
   bool sparse = false;

@@ -13,10 +13,10 @@ struct FromLocalOptions {
   bool run_check = false;
   /// Global sizes and strides; without them the local tensors are taken to be of equal sizes, and in memory as this rank's is; Partial
   /// ones in row-major order.
-  std::optional<Dims> shape;
-  std::optional<Dims> stride;
+  std::optional<Dims> shape = {};
+  std::optional<Dims> stride = {};
   /// The gradient's placements, if not the tensor's own.
-  std::optional<Placements> grad_placements;
+  std::optional<Placements> grad_placements = {};
   /// The gradients of this tensor and of others made of the same `local` shortly before, alike and with this option, are added before they
   /// are laid out, so that several layers with one input reduce once. For tensors that nobody else sees: each one's own gradient is lost.
   bool adds_gradients = false;

@@ -15,7 +15,7 @@
 namespace shardwise {
 
 struct RedistributeOptions {
-  PlanOptions plan;
+  PlanOptions plan = {};
   /// Returns while the last messages are under way: the result waits for them at its first use.
   bool async_op = false;
 };

@@ -43,7 +43,8 @@ class ThreadHub {
   std::vector<std::shared_ptr<World>> worlds_;
 };
 
-/// Runs `body` in `n_ranks` threads, each with its own World, and joins them.
+/// Runs `body` in `n_ranks` threads, each with its own World, and joins them. Meshes and modules that are sharded are made inside of `body`: each
+/// thread needs its own.
 ///
 /// Throws: what the first rank to fail threw, as "rank 2: <text>", in its own type where that is one of c10's errors and
 /// as c10::Error otherwise. The other ranks are released from the collectives they wait in.

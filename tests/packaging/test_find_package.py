@@ -103,5 +103,6 @@ def test_consumer_builds_and_runs_by_pkg_config(prefix: Path, tmp_path: Path, mo
     assert re.fullmatch(r"\d+(\.\d+)+\n", run("pkg-config", "--modversion", "shardwise"))
     flags = shlex.split(run("pkg-config", "--cflags", "--libs", "shardwise"))
     program = tmp_path / "consumer"
-    run("c++", "-std=c++20", "-O1", CONSUMER / "main.cpp", "-o", program, *flags)
+    warnings = ("-Wall", "-Wextra", "-Wshadow", "-Werror")  # of our headers, too: torch's are the system's
+    run("c++", "-std=c++20", "-O1", *warnings, CONSUMER / "main.cpp", "-o", program, *flags)
     expect_runs(program)

@@ -38,16 +38,16 @@ struct EmbeddingPlanOptions {
   /// over all ranks; the others are table-parallel, in slices of columns of at most `column_slice_threshold`. Without the first two
   /// no table is treated so; without the third the largest are halved until each rank has a slice. kCostBalanced keeps to
   /// those that are given and chooses for itself where one is not.
-  std::optional<int64_t> column_slice_threshold, row_slice_threshold, data_parallel_threshold;
-  std::optional<int64_t> memory_per_rank;  // bytes of tables and optimizer state
-  int64_t batch_per_rank = 1024;           // samples of a step
-  int64_t state_bytes_per_element = 0;     // of the optimizer: 4 for Adagrad, 8 for Adam in float32
-  int64_t state_bytes_per_row = 0;         // 4 for row-wise Adagrad
+  std::optional<int64_t> column_slice_threshold = {}, row_slice_threshold = {}, data_parallel_threshold = {};
+  std::optional<int64_t> memory_per_rank = {};  // bytes of tables and optimizer state
+  int64_t batch_per_rank = 1024;                // samples of a step
+  int64_t state_bytes_per_element = 0;          // of the optimizer: 4 for Adagrad, 8 for Adam in float32
+  int64_t state_bytes_per_row = 0;              // 4 for row-wise Adagrad
   /// The ranks as a mesh, row-major, and the link between ranks whose coordinates differ there first; one dim of all ranks, and the
   /// default link, where they are empty.
-  std::vector<int64_t> mesh_shape;
-  std::vector<Link> links;
-  EmbeddingMachine machine;
+  std::vector<int64_t> mesh_shape = {};
+  std::vector<Link> links = {};
+  EmbeddingMachine machine = {};
 
   bool operator==(const EmbeddingPlanOptions&) const = default;
 };

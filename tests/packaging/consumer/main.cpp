@@ -50,6 +50,8 @@ void move_a_table(const sw::Mesh& mesh) {
   const at::Tensor dense = at::arange(24, at::kFloat).reshape({8, 3});
   const sw::DTensor rows = sw::distribute_tensor(dense, mesh, {sw::Shard(0, {1, 3, 1, 3})});
   check(at::equal(sw::DTensor(rows + rows).redistribute({sw::Shard(1)}).full_tensor(), dense + dense), "a table");
+  const sw::DTensor same = sw::DTensor::from_local(rows.to_local(), mesh, rows.placements(), {.shape = sw::Dims{8, 3}});
+  check(at::equal(same.redistribute({sw::Replicate()}, {.async_op = true}).to_local(), dense), "a move under way");
   if (mesh.get_rank() == 0) std::cout << to_string(sw::spec_of(rows)->layout()) << '\n';
 }
 
