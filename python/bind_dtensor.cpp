@@ -390,8 +390,9 @@ constexpr const char* kFullTensor =
 
 constexpr const char* kDistributeTensor =
     "Makes a DTensor from a whole tensor, a leaf. `placements`: one per mesh dim; default: all Replicate().\n\n"
-    "The values are those of the mesh's first rank, or of the rank at index `src_data_rank` of the mesh; it sends each "
-    "rank its part. With\n"
+    "The values and requires_grad are those of the mesh's first rank, or of the rank at index `src_data_rank` of the "
+    "mesh; it sends each\n"
+    "rank its part. With "
     "src_data_rank=None each rank takes its part of its own tensor, and nothing is sent.\n\n"
     "If the source rank's tensor is on meta, the result is on meta, and no values are sent. If it has values, the "
     "other ranks may give tensors on\n"

@@ -15,7 +15,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 
 namespace shardwise {
 namespace {
@@ -59,9 +58,6 @@ void check_plain(const at::Tensor& tensor) {
 /// Whether it was computed from others that require a gradient: a leaf of its values would keep it.
 bool ends_a_gradient(const at::Tensor& tensor) { return tensor.requires_grad() && !tensor.is_leaf(); }
 
-/// 0 where it requires no gradient, 1 of a leaf that does, 2 of another tensor that does.
-int64_t gradient_kind(const at::Tensor& tensor) { return int64_t{tensor.requires_grad()} + ends_a_gradient(tensor); }
-
 /// True where all ranks gave the same `numbers`, on meta or all with values: one message of two numbers, which CommTrace leaves out.
 bool are_alike(const Group& group, const std::vector<int64_t>& numbers) {
   Digest digest;
@@ -80,37 +76,40 @@ Dims strides_of(const at::Tensor& tensor) {
 struct Agreed {
   bool is_on_meta = false;  // it has no values, and no other rank's has
   Dims strides;
+  bool requires_grad = false;
 };
 
-/// Dtype, sizes and kind of the tensor, and whether it requires a gradient, compared before values are sent.
+/// Dtype, sizes and kind of the tensor, compared before values are sent.
 Agreed agree(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
   const Dims strides = strides_of(tensor);
   std::vector<int64_t> mine{static_cast<int64_t>(tensor.layout()), static_cast<int64_t>(tensor.scalar_type()),
-                            gradient_kind(tensor)};
+                            ends_a_gradient(tensor)};
   mine.insert(mine.end(), tensor.sizes().begin(), tensor.sizes().end());
   mine.insert(mine.end(), strides.begin(), strides.end());
+  mine.push_back(tensor.requires_grad());
   mine.push_back(tensor.is_meta());
   const Group& group = *mesh.group();
-  if (are_alike(group, mine)) return {tensor.is_meta(), strides};
+  if (are_alike(group, mine)) return {tensor.is_meta(), strides, tensor.requires_grad()};
   auto all = all_gather_numbers(group, mine);
-  std::vector<bool> is_on_meta;
+  std::vector<bool> is_on_meta, require_grad;
   std::vector<Dims> all_strides;
   for (auto& numbers : all) {
     is_on_meta.push_back(numbers.back() != 0);
+    numbers.pop_back();
+    require_grad.push_back(numbers.back() != 0);
     numbers.pop_back();
     const auto begin = numbers.end() - (static_cast<int64_t>(numbers.size()) - 3) / 2;  // as many as sizes
     all_strides.emplace_back(begin, numbers.end());
     numbers.erase(begin, numbers.end());
   }
   const auto words = [](const std::vector<int64_t>& numbers) {
-    constexpr std::array<const char*, 3> kKinds{"", " that requires a gradient", " that is not a leaf"};
     return fmt::format("{} [{}]{}", c10::toString(static_cast<c10::ScalarType>(numbers[1])),
-                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), kKinds.at(numbers[2]));
+                       fmt::join(numbers.begin() + 3, numbers.end(), ", "), numbers[2] ? " that is not a leaf" : "");
   };
   for (size_t i = 1; i < all.size(); ++i)
     TORCH_CHECK_VALUE(all[i] == all[0], fmt::format("[distribute_tensor] rank {} gives a tensor {}, rank {} one {}. "
-                                                    "Give the same shape, dtype, kind and requires_grad "
-                                                    "on every rank; only the values of src_data_rank count.",
+                                                    "Give the same shape, dtype and kind on every "
+                                                    "rank; only the values of src_data_rank count.",
                                                     group.ranks[0], words(all[0]), group.ranks[i], words(all[i])));
   const bool has_values = !is_on_meta[group.index_of(root)];
   const auto filled = std::ranges::find(is_on_meta, false);
@@ -119,7 +118,8 @@ Agreed agree(const at::Tensor& tensor, const DeviceMesh& mesh, int64_t root) {
       fmt::format("[distribute_tensor] rank {}, whose values count, gives a tensor on meta, rank {} one with values. "
                   "Name a rank that has values as src_data_rank, or give a tensor on meta on every rank.",
                   root, group.ranks[filled - is_on_meta.begin()]));
-  return {!has_values, all_strides[group.index_of(root)]};
+  const auto at_root = group.index_of(root);
+  return {!has_values, all_strides[at_root], require_grad[at_root]};
 }
 
 /// The result is a leaf: a gradient would end there.
@@ -136,11 +136,10 @@ void check_leaf(const at::Tensor& tensor) {
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh, Placements placements,
                              std::optional<int64_t> src_data_rank) {
   if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
-  const bool requires_grad = tensor.requires_grad();
   BelowAutograd guard;
   at::NoGradGuard no_grad;
   const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
-  Agreed agreed{tensor.is_meta(), strides_of(tensor)};
+  Agreed agreed{tensor.is_meta(), strides_of(tensor), tensor.requires_grad()};
   int64_t root = given_mesh->rank();
   if (scatters) {
     TORCH_CHECK_VALUE(
@@ -168,7 +167,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
     if (scattered == replicated) shards[0] = empty_piece(*spec, spec->sizes(), source.device()).copy_(source);
   }
   at::Tensor result = wrap(spec, move(scattered, shards, spec));
-  return requires_grad ? result.set_requires_grad(true) : result;
+  return agreed.requires_grad ? result.set_requires_grad(true) : result;
 }
 
 }  // namespace shardwise

@@ -410,3 +410,11 @@ def test_distribute_tensor_takes_the_strides_of_the_source_rank():
         assert of_other.stride() == (4, 1) and of_other.view(24).shape == (24,)
 
     run_ranks(2, body)
+
+
+def test_distribute_tensor_takes_requires_grad_from_the_rank_whose_values_count():
+    def body(rank):
+        mesh, dense = sw.init_device_mesh("cpu", (2,)), torch.ones(4, 2, requires_grad=rank == 0)
+        return [sw.distribute_tensor(dense, mesh, [Shard(0)], src_data_rank=src).requires_grad for src in (0, 1, None)]
+
+    assert run_ranks(2, body) == [[True, False, True], [True, False, False]]

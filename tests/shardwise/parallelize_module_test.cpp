@@ -394,17 +394,32 @@ TEST(ParallelizeModuleTest, WhatDoesNotFitOneParameterIsAnErrorBeforeAnotherIsSh
       return error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh, {{"", style}}); });
     };
     expect_error("[parallelize_module] bias: [layout]", error(sw::Shard(0, {3, 1, 0, 0})));
-    const bool is_second = world.rank() == 1;
-    if (is_second) model->bias.requires_grad_(false);
+    if (world.rank() == 1) model->bias.set_data(at::ones({2}));
     expect_error(
-        "[parallelize_module] bias: [distribute_tensor] rank 0 gives a tensor Float [3] that requires a gradient, "
-        "rank 1 one Float [3].",
+        "[parallelize_module] bias: [distribute_tensor] rank 0 gives a tensor Float [3], rank 1 one Float [2].",
         error(sw::Shard(0)));
-    expect_error("[fully_shard] bias: [distribute_tensor] rank 0 gives a tensor Float [3] that requires a gradient",
+    expect_error("[fully_shard] bias: [distribute_tensor] rank 0 gives a tensor Float [3], rank 1 one Float [2].",
                  error_of<c10::ValueError>([&] { sw::fully_shard(model, mesh); }));
     EXPECT_FALSE(is_dtensor(model->weight));
     expect_error("the plan gives '' no style",
                  error_of<c10::ValueError>([&] { sw::parallelize_module(model, mesh, {{"", nullptr}}); }));
+  });
+}
+
+TEST(ParallelizeModuleTest, WhatRequiresAGradientIsAsOnTheFirstRank) {
+  run_ranks(2, [](World& world) {
+    const sw::Mesh mesh = sw::init_device_mesh("cpu", {2});
+    torch::nn::Linear model(4, 2);
+    model->bias.requires_grad_(false);
+    if (world.rank() == 1) {
+      model->weight.requires_grad_(false);
+      model->bias.requires_grad_(true);
+    }
+    sw::parallelize_module(model, mesh, {{"", sw::ColwiseParallel()}});
+    EXPECT_TRUE(model->weight.requires_grad());
+    EXPECT_FALSE(model->bias.requires_grad());
+    sw::forward(model, torch::ones({3, 4})).sum().backward();
+    EXPECT_TRUE(is_dtensor(model->weight.grad()));
   });
 }
 
