@@ -1,6 +1,7 @@
 """Counting what is sent, by kind, operator and module."""
 
 from collections import Counter
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -37,6 +38,8 @@ class CommDebugMode:
     """
 
     def __init__(self) -> None:
+        if torch.distributed.is_available():  # its operators, torch.ops.c10d_functional, are keys of the counts
+            import_module("torch.distributed._functional_collectives")
         self._trace = _C.CommTrace()
         self._ops = _C.OpTrace()
         self.advanced_module_tracker = ModuleTracker(self._trace.__len__, self._ops.__len__)
