@@ -627,12 +627,12 @@ def test_a_profile_is_closed_by_the_thread_that_opened_it():
     run_ranks(2, body)
 
 
-@pytest.mark.parametrize("opened", [sw.profile, sw.CommDebugMode], ids=["profile", "CommDebugMode"])
-def test_what_another_thread_drops_while_it_is_open_stays_for_its_thread(opened):
+@pytest.mark.parametrize("recording", [sw._C.Profile, sw._C.CommTrace, sw._C.OpTrace])
+def test_what_another_thread_drops_while_it_is_open_stays_for_its_thread(recording):
     def body(rank):
         x = sw.ones(4, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
-        kept = [opened()]
-        kept[0].__enter__()
+        kept = [recording()]
+        kept[0].open()
         dropping = Thread(target=kept.clear)
         dropping.start()
         dropping.join()
