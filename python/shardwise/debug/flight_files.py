@@ -175,7 +175,7 @@ def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flig
         time=_moment(dump, "time"),
         reason=_text(dump, "reason"),
         line=_text(dump, "line"),
-        stack=_texts(dump, "stack"),
+        stack=_list(dump, "stack", str, "texts"),
         n_calls={group: _whole(entry, "calls") for group, entry in zip(groups, entries, strict=True)},
         calls=[_call(rank, groups, item) for item in _entries(dump, "communications")],
         began=_moment(dump, "began") if "began" in dump else 0.0,
@@ -223,18 +223,15 @@ def _text(entry: dict[str, Any], name: str) -> str:
     return value
 
 
-def _texts(entry: dict[str, Any], name: str) -> list[str]:
+def _list(entry: dict[str, Any], name: str, kind: type, words: str) -> list[Any]:
     values = _item(entry, name)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise _damage(name, f"{_shown(values)}, no list of texts")
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise _damage(name, f"{_shown(values)}, no list of {words}")
     return values
 
 
 def _entries(entry: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    values = _item(entry, name)
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise _damage(name, f"{_shown(values)}, no list of objects")
-    return values
+    return _list(entry, name, dict, "objects")
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
