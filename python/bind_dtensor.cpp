@@ -7,7 +7,6 @@
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
-#include "runtime/tensor/write_watch.h"
 #include "wrappers/local_shards_wrapper.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -143,7 +142,7 @@ at::Tensor py_full_tensor(const at::Tensor& tensor, const MaybePlacements& grad_
 
 void py_note_write(const at::Tensor& tensor) {
   spec_of(tensor);  // the error for other tensors
-  WriteWatch::note_write(*maybe_dtensor(tensor));
+  const MemoryWrite write = maybe_dtensor(tensor)->begin_write();
 }
 
 /// DTensor.to_local where nothing is asked of it: a slot of the class that spares pybind11's argument parsing, four fifths of the
@@ -316,7 +315,7 @@ bool py_is_unfetched(const at::Tensor& tensor) {
 
 bool py_is_stale(const at::Tensor& tensor) {
   spec_of(tensor);  // the error for other tensors
-  return is_stale(*maybe_dtensor(tensor));
+  return maybe_dtensor(tensor)->is_stale();
 }
 
 int64_t local_kind_of(const at::Tensor& tensor) {

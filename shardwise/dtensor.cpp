@@ -93,7 +93,7 @@ std::ostream& operator<<(std::ostream& stream, const DTensor& tensor) {
   if (!is_dtensor(tensor)) return stream << static_cast<const at::Tensor&>(tensor);  // a program assigned the base
   const auto& impl = *maybe_dtensor(tensor);
   stream << to_string(*impl.spec());
-  if (is_stale(impl)) return stream << "\nstale: its values come again when an operator reads it";
+  if (impl.is_stale()) return stream << "\nstale: its values come again when an operator reads it";
   if (impl.is_unfetched()) return stream << "\nunfetched: its values come when an operator reads it";
   const auto pieces = detached_pieces(tensor, "print");
   const auto boxes = impl.spec()->boxes();

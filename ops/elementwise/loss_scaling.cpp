@@ -4,7 +4,6 @@
 #include "ops/support/kernels.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/Dispatch_v2.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -50,8 +49,9 @@ class Gradients {
   /// Multiplies by `inv_scale` what this rank holds; 1 where some of it was not finite before, else 0.
   at::Tensor unscale(const at::Tensor& inv_scale) const {
     at::Tensor found = at::zeros(inv_scale.sizes(), inv_scale.options());
+    std::vector<MemoryWrite> writes;
     for (const at::Tensor& grad : grads_)
-      if (const auto* impl = maybe_dtensor(grad)) WriteWatch::note_write(*impl);
+      if (const auto* impl = maybe_dtensor(grad)) writes.push_back(impl->begin_write());
     if (!pieces_.empty()) at::_amp_foreach_non_finite_check_and_unscale_(pieces_, found, inv_scale);
     for (const at::Tensor& grad : grads_)
       if (!grad.is_inference()) grad.unsafeGetTensorImpl()->bump_version();

@@ -7,7 +7,6 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/write_count.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
@@ -74,7 +73,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
 
 /// Begins a step that writes to `table`: a backward that saved it will say that it changed.
 void begin_step(const at::Tensor& table, RowOptimizer& optimizer) {
-  WriteWatch::note_write(*maybe_dtensor(table));
+  const MemoryWrite write = maybe_dtensor(table)->begin_write();
   optimizer.begin_step();
   if (table.is_inference())
     count_inference_write();

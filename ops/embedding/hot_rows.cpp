@@ -1,6 +1,7 @@
 #include "ops/embedding/hot_rows.h"
 
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -141,12 +142,12 @@ void HotRows::attach(RowOptimizer& optimizer, c10::ArrayRef<at::Tensor> state) {
   if (std::ranges::equal(state_, optimizer.state(), is_same)) return;
   write_changed();
   tiers_.resize(1);
-  watches_.clear();
+  before_writes_.clear();
   state_ = optimizer.state();
   const std::weak_ptr<HotRows> weak = weak_from_this();
   for (size_t i = 0; i < state_.size(); ++i) {
     tiers_.push_back(new_tier(state[i]));
-    watches_.push_back(std::make_unique<WriteWatch>(*maybe_dtensor(state_[i]), [weak] {
+    before_writes_.push_back(maybe_dtensor(state_[i])->memory()->before_writes([weak] {
       if (const auto rows = weak.lock()) rows->expect_write();
     }));
   }

@@ -11,7 +11,7 @@
 
 #include "ops/embedding/hot_slots.h"
 #include "ops/embedding/row_optimizer.h"
-#include "runtime/tensor/write_watch.h"
+#include "runtime/tensor/tensor_memory.h"
 
 #include <atomic>
 #include <memory>
@@ -80,7 +80,7 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   /// The same before somebody writes to them: slots read their rows again at the next use.
   void expect_write();
 
-  /// While it lives, a WriteWatch on the table or its state does nothing: it is the cache's own update.
+  /// While it lives, expect_write() does nothing: it is the cache's own update that writes to the table or its state.
   class OwnWrite {
    public:
     explicit OwnWrite(std::vector<std::shared_ptr<HotRows>> rows);
@@ -110,7 +110,7 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   HotSlots slots_;
   std::vector<Tier> tiers_;                           // values first, then the state of the optimizer that updated last
   std::vector<at::Tensor> state_;                     // that optimizer's
-  std::vector<std::unique_ptr<WriteWatch>> watches_;  // of state_
+  std::vector<std::shared_ptr<const TensorMemory::Action>> before_writes_;  // to state_
   std::vector<bool> is_changed_;                      // by slot: its row is newer here
   bool is_stale_ = false;                             // the slow tensors are newer
   std::atomic<int> n_own_writes_ = 0;

@@ -6,7 +6,6 @@
 #include "ops/support/kernels.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/searchsorted.h>
@@ -73,7 +72,7 @@ at::Tensor& renorm(at::Tensor& self, const at::Tensor& indices, double max_norm,
   if (LookupScope::current().checks_ids) check_ids(kRenorm, ids, spec.sizes()[0]);
   const at::Tensor all = redistribute(ids, Placements(spec.placements().size()));
   if (!spec.is_member()) return self;
-  WriteWatch::note_write(*maybe_dtensor(self));
+  const MemoryWrite write = maybe_dtensor(self)->begin_write();
   const at::Tensor& own = maybe_dtensor(all)->shards()[0];
   const Shards& pieces = maybe_dtensor(self)->shards();
   if (spec.layout().in_pieces())

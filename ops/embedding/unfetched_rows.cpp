@@ -17,7 +17,7 @@ UnfetchedRows::UnfetchedRows(TableLookup lookup, const at::Tensor& table, FindRo
       write_count_(write_count(*maybe_dtensor(table_))) {}
 
 void UnfetchedRows::watch_table(const at::Tensor& rows) {
-  watch_.emplace(*maybe_dtensor(table_), [rows = c10::weak_intrusive_ptr<c10::TensorImpl>(rows.getIntrusivePtr())] {
+  watch_ = maybe_dtensor(table_)->memory()->before_writes([rows = c10::weak_intrusive_ptr<c10::TensorImpl>(rows.getIntrusivePtr())] {
     if (const auto alive = rows.lock()) static_cast<DTensorImpl*>(alive.get())->shards();
   });
 }

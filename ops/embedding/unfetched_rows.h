@@ -6,7 +6,7 @@
 #pragma once
 
 #include "ops/embedding/table_lookup.h"
-#include "runtime/tensor/write_watch.h"
+#include "runtime/tensor/tensor_memory.h"
 
 #include <functional>
 #include <memory>
@@ -42,7 +42,7 @@ class UnfetchedRows final : public PendingMove {
   const FindRows find_rows_;
   const ShardedLookup sharded_;
   const uint32_t write_count_;  // of the table
-  std::optional<WriteWatch> watch_;
+  std::shared_ptr<const TensorMemory::Action> watch_;
 };
 
 }  // namespace shardwise

@@ -4,7 +4,7 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
-#include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/settle.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -35,11 +35,11 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   const SpecPtr& spec = impl->spec();
   at::Tensor one = at::ones({1}, at::TensorOptions(spec->dtype()));
   dense(one, scratch_generator());
-  check_writable("random numbers", *spec);
+  check_writable("random numbers", spec->sizes(), spec->strides());
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
   const uint64_t seed = next_seed(generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
-    note_written(*impl);
+    const MemoryWrite write = impl->begin_write();
     fill_pieces(*impl, seed, fill);
     return self;
   }

@@ -3,7 +3,6 @@
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
 #include "runtime/rules/propagate.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <numeric>
 
@@ -87,7 +86,7 @@ Rule reordering(const char* name, OrderOf order_of) {
 // The in-place forms turn the tensor itself into the view.
 
 at::Tensor& become(at::Tensor& self, const at::Tensor& view) {
-  WriteWatch::note_write(*maybe_dtensor(self));  // torch counts it as a write, for aliases too
+  const MemoryWrite write = maybe_dtensor(self)->begin_write();  // torch counts it as a write, for aliases too
   maybe_dtensor(self)->shallow_copy_from(view.getIntrusivePtr());
   return self;
 }

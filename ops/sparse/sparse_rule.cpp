@@ -7,7 +7,6 @@
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/ops/_coalesce.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
@@ -56,7 +55,7 @@ class SparseCall {
   }
 
   void run() {
-    if (is_in_place()) WriteWatch::note_write(leader());
+    const MemoryWrite write(is_in_place() ? leader().known_memory() : nullptr);
     std::vector<at::Tensor> pieces;
     {
       BelowAutograd guard;

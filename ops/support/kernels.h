@@ -5,13 +5,45 @@
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <cstddef>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace shardwise {
+
+namespace detail {
+
+/// An argument of a kernel: a copied view is fetched again where its source was written to.
+template <class Arg>
+void refresh(const Arg& arg) {
+  if constexpr (std::is_same_v<Arg, at::Tensor>) {
+    if (const auto* impl = maybe_dtensor(arg); impl && impl->view_link()) impl->refresh();
+  } else if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) {
+    if (arg) refresh(*arg);
+  } else if constexpr (std::is_same_v<Arg, at::ITensorListRef> || std::is_same_v<Arg, at::TensorList> ||
+                       std::is_same_v<Arg, c10::List<std::optional<at::Tensor>>>) {
+    for (const auto& element : arg) refresh<std::decay_t<typename Arg::value_type>>(element);
+  }
+}
+
+/// Nothing for an argument that a kernel only reads.
+template <class Arg>
+std::nullptr_t write_to(const Arg&) {
+  return nullptr;
+}
+inline MemoryWrite write_to(at::Tensor& written) {
+  const auto* impl = maybe_dtensor(written);
+  return MemoryWrite(impl ? impl->known_memory() : nullptr);
+}
+
+}  // namespace detail
 
 /// Registers kernels for one dispatch key of aten.
 class AtenKernels {
@@ -25,6 +57,8 @@ class AtenKernels {
     library_.impl(op, [name = std::string("aten::") + op, kernel](Args... args) -> Return {
       const CommScope scope(name.c_str());
       const KernelTrace trace(name);
+      (detail::refresh<std::decay_t<Args>>(args), ...);
+      [[maybe_unused]] const auto writes = std::make_tuple(detail::write_to(args)...);
       return kernel(std::forward<Args>(args)...);
     });
   }

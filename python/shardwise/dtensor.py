@@ -114,12 +114,14 @@ class DTensor(torch.Tensor):
         return _C.whole_piece(self, "dlpack").__dlpack_device__()
 
     def tolist(self) -> Any:
-        """All values as nested lists, on every rank. Collective over the mesh: the tensor is gathered."""
-        return _C.full_tensor(self.detach()).tolist()
+        """All values as nested lists. Sends nothing: raises ValueError unless this rank holds all of them. full_tensor() gathers them."""
+        return _C.whole_piece(self, "tolist").tolist()
 
     def numpy(self, *, force: bool = False) -> "np.ndarray[Any, Any]":
-        """All values as an array, on every rank. Collective over the mesh: the tensor is gathered."""
-        return self.full_tensor().numpy(force=force)
+        """All values as an array, which shares their memory. Sends nothing: raises ValueError unless this rank holds all of them.
+        full_tensor() gathers them."""
+        _C.whole_piece(self, "numpy")  # the error
+        return self.to_local().numpy(force=force)
 
     # torch looks for the device of the tensor's dispatch key in these two, and a distributed tensor's key has none.
 

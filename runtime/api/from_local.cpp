@@ -7,7 +7,6 @@
 #include "runtime/api/to_local.h"
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/flat_part.h"
-#include "runtime/tensor/given_memory.h"
 #include "runtime/tensor/sparse.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -110,7 +109,6 @@ at::Tensor wrap_pieces(const std::vector<at::Tensor>& pieces, const SpecPtr& spe
   const bool is_sparse = !pieces.empty() && pieces[0].is_sparse();
   at::Tensor result =
       is_sparse ? wrap_sparse(spec, std::move(shards), {pieces[0].sparse_dim()}) : wrap(spec, std::move(shards));
-  mark_given(*maybe_dtensor(result));
   if (pieces.size() == 1) share_version(result, pieces[0]);
   if (std::ranges::any_of(pieces, records)) record_history(result, pieces, gradient);
   if (std::ranges::any_of(pieces, has_tangent)) {

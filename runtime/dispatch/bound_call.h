@@ -1,4 +1,5 @@
-// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack.
+// runtime/dispatch/bound_call.h: the tensors of one call, found on the stack. Binding sends nothing; settle() (runtime/dispatch/settle.h), which may,
+// comes before.
 #pragma once
 
 #include "runtime/dispatch/decision.h"
@@ -24,6 +25,7 @@ struct BoundCall {
   DecisionKey key;
   const DTensorImpl* in_pieces = nullptr;  // an operand that was given as pieces with offsets
   std::vector<at::Tensor> written_views;   // copied views that the call writes to
+  c10::SmallVector<MemoryWrite, 2> writes;  // under way, to tensors that have views or aliases
 
   BoundCall(const OpInfo& op, torch::jit::Stack& stack);
   c10::IValue& arg(size_t i) { return stack[first + i]; }
@@ -34,20 +36,7 @@ struct BoundCall {
 
  private:
   void bind_tensor(const at::Tensor& tensor, size_t arg, size_t index);
-  /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
-  at::Tensor replicate(const at::Tensor& plain, size_t arg, size_t index);
-  /// True for the one number that a fused optimizer takes beside its lists.
-  bool is_rate(const at::Tensor& tensor, size_t arg) const;
-  /// True for the elements of the first list, as which those of the others are laid out.
-  bool leads_element(size_t arg) const;
 };
-
-/// Throws: c10::Error for an expanded tensor, which has several elements in one place. What a rank holds of it may have one, or a copy: the
-/// ranks would not agree on whether the kernel refuses it.
-void check_writable(const std::string& op, const Spec& spec);
-
-/// Tells those who have read `impl` that an operator writes to it.
-void note_written(DTensorImpl& impl);
 
 /// The first distributed tensor among the arguments of a call, in lists too; null without one.
 const DTensorImpl* first_distributed(c10::ArrayRef<c10::IValue> args);

@@ -3,10 +3,7 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/redistribute/execute.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/object_lock.h"
-#include "runtime/tensor/write_count.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -21,25 +18,6 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   return tensor;
 }
 
-/// True where a write to `a` is counted as one to `b`: they have one version. The `.data` of a view has one of its own.
-bool count_together(const c10::TensorImpl& a, const c10::TensorImpl& b) {
-  if (!a.version_counter().enabled() || !b.version_counter().enabled()) return false;
-  c10::VariableVersion version = a.version_counter();  // refers to it: versions are compared by a change of one
-  const uint32_t of_a = version.current_version(), of_b = b.version_counter().current_version();
-  version.set_version(int64_t{of_a} + 1);
-  const bool is_one = b.version_counter().current_version() != of_b;
-  version.set_version(of_a);
-  return is_one;
-}
-
-/// `will_count`: the version of `tensor` goes up when the operator returns.
-void follow_write(const at::Tensor& tensor, bool will_count) {
-  if (auto* impl = maybe_dtensor(tensor)) {
-    WriteWatch::note_write(*impl);
-    if (const auto& view = impl->view_link()) view->write_back(*impl, will_count);
-  }
-}
-
 }  // namespace
 
 CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> args, size_t output)
@@ -50,15 +28,16 @@ CopiedView::CopiedView(Kind kind, const OpInfo& op, c10::ArrayRef<c10::IValue> a
   const auto* source = maybe_dtensor(args_[source_arg_].toTensor());
   source_ = at::Tensor(source->shallow_copy_and_detach(source->version_counter(), /*allow_change=*/false));
   args_[source_arg_] = c10::IValue();
-  write_count_ = write_count(source_impl());
+  memory_ = source_impl().memory();
+  n_writes_ = memory_->n_writes();
 }
 
-bool CopiedView::is_stale() const { return write_count_ != write_count(source_impl()); }
+bool CopiedView::is_stale() const { return n_writes_ != memory_->n_writes(); }
 
 bool CopiedView::needs_other_ranks() const {
   if (!is_stale()) return false;
   const DTensorImpl& source = source_impl();
-  return kind_ == Kind::kMoved ? source.spec()->mesh()->size() > 1 : shardwise::is_stale(source);
+  return kind_ == Kind::kMoved ? source.spec()->mesh()->size() > 1 : source.is_stale();
 }
 
 at::Tensor CopiedView::view_of(const at::Tensor& source) const {
@@ -73,12 +52,13 @@ void CopiedView::refresh(const SpecPtr& spec, const Shards& shards) {
   const ObjectLock lock(this);
   if (!is_stale()) return;  // another thread was here
   const BelowAutograd guard;
-  const uint32_t seen = write_count(source_impl());
-  const Shards& sources = source_impl().shards();  // fetched again themselves, where that is due
+  const uint64_t seen = memory_->n_writes();
+  source_impl().refresh();
+  const Shards& sources = source_impl().shards();
   if (kind_ == Kind::kMoved) fetch(spec, shards);
   if (kind_ == Kind::kCopied)
     for (size_t i = 0; i < shards.size(); ++i) shards[i].copy_(sources[i].reshape(shards[i].sizes()));
-  write_count_ = seen;
+  n_writes_ = seen;
 }
 
 void CopiedView::fetch(const SpecPtr& spec, const Shards& shards) const {
@@ -100,7 +80,7 @@ bool CopiedView::covers(const Spec& spec) const {
   return view.is_non_overlapping_and_dense();
 }
 
-void CopiedView::write_back(const DTensorImpl& view, bool will_count) {
+void CopiedView::write_back(const DTensorImpl& view) {
   const SpecPtr& spec = view.spec();
   const Shards& shards = view.shards();
   BelowAutograd guard;
@@ -109,9 +89,8 @@ void CopiedView::write_back(const DTensorImpl& view, bool will_count) {
     for (size_t i = 0; i < shards.size(); ++i)
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));
-  const bool is_counted = will_count && count_together(view, source_impl());
-  follow_write(*source_, is_counted);
-  write_count_ = write_count(source_impl()) + is_counted;
+  after_write(source_impl());
+  n_writes_ = memory_->n_writes();
 }
 
 void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
@@ -130,6 +109,8 @@ void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {
     if (!pieces[i].is_same(target.shards()[i])) target.shards()[i].copy_(pieces[i]);
 }
 
-void after_write(const at::Tensor& tensor) { follow_write(tensor, /*will_count=*/true); }
+void after_write(const DTensorImpl& written) {
+  if (const auto& view = written.view_link()) view->write_back(written);
+}
 
 }  // namespace shardwise

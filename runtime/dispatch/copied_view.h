@@ -2,7 +2,7 @@
 //
 //   at::Tensor row = table[3];   // on one rank the row, on all others a copy of it
 //   row.fill_(0);                // is brought back: table's row 3 is 0
-//   table.fill_(1);              // is seen: row is fetched again when it is next used
+//   table.fill_(1);              // is seen: the next operator on row fetches it again
 #pragma once
 
 #include "runtime/rules/op_info.h"
@@ -33,7 +33,7 @@ class CopiedView final : public ViewLink {
   bool needs_other_ranks() const override;
   void refresh(const SpecPtr& spec, const Shards& shards) override;
   /// Cost: moves the view; where the view does not cover its source, gathers the source too.
-  void write_back(const DTensorImpl& view, bool will_count) override;
+  void write_back(const DTensorImpl& view) override;
 
  private:
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }
@@ -49,10 +49,11 @@ class CopiedView final : public ViewLink {
   size_t source_arg_ = 0;
   size_t output_;
   std::optional<at::Tensor> source_;
-  std::atomic<uint32_t> write_count_;  // of the source, when the values were last fetched
+  TensorMemoryPtr memory_;          // the source's, and the view's own: an operator on either counts
+  std::atomic<uint64_t> n_writes_;  // when the values were last fetched, or brought back
 };
 
-/// To be called by kernels of our own after they wrote to `tensor`: its source follows, where it is a copied view.
-void after_write(const at::Tensor& tensor);
+/// To be called after an operator wrote to `written`: its source follows, where it is a copied view. Collective over the source's mesh.
+void after_write(const DTensorImpl& written);
 
 }  // namespace shardwise

@@ -11,6 +11,7 @@
 #include "runtime/dispatch/op_profile.h"
 #include "runtime/dispatch/op_trace.h"
 #include "runtime/dispatch/out_call.h"
+#include "runtime/dispatch/settle.h"
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/registrations.h"
@@ -193,6 +194,7 @@ void run_traced(BoundCall& call) {
 void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
   const Rule* rule = op.rule;
   if (rule && rule->is_per_element() && dispatch_by_mesh(op, *stack)) return;
+  settle(op, *stack);
   BoundCall call(op, *stack);
   // Its base may stand in the list too, and see the write too late.
   TORCH_CHECK_VALUE(
@@ -204,7 +206,8 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
     run_traced(call);
   else
     run(call);
-  for (const at::Tensor& view : call.written_views) after_write(view);
+  call.writes.clear();  // they count from here on
+  for (const at::Tensor& view : call.written_views) after_write(*maybe_dtensor(view));
 }
 
 void add_user_rule(const std::string& op, const Rule& rule) {

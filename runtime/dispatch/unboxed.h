@@ -14,7 +14,6 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
-#include "runtime/tensor/write_watch.h"
 
 #include <ATen/core/IListRef.h>
 #include <c10/core/InferenceMode.h>
@@ -64,7 +63,7 @@ class UnboxedKey {
   void add_tensor(const at::Tensor& tensor) {
     auto* impl = maybe_dtensor(tensor);
     if (impl) {
-      const bool is_counted = op_.args[n_args_].is_written && (impl->is_inference() || WriteWatch::any());
+      const bool is_counted = op_.args[n_args_].is_written && impl->is_inference();
       is_simple_ &=
           impl->is_ready() && impl->local_kind() == LocalKind::kTensor && !is_counted && !wants_gradient_layout(*impl);
     } else if (tensor.defined()) {
@@ -140,6 +139,7 @@ class Unboxed<Op, Return(Args...)> {
   static Return run(const Decision& decision, First& first, Rest&... rest) {
     const BelowAutograd guard;
     if constexpr (std::is_reference_v<Return>) {
+      const MemoryWrite write = maybe_dtensor(first)->begin_write();
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
     } else {

@@ -7,18 +7,18 @@
 namespace shardwise {
 
 struct ViewOrigin {
-  int64_t begin = 0;       // bytes, for views of any dtype
-  uint64_t memory_id = 0;  // DTensorImpl's
+  int64_t begin = 0;  // bytes, for views of any dtype
+  TensorMemoryPtr memory;
 };
 
 inline ViewOrigin origin_of(const DTensorImpl& viewed) {
-  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory_id()};
+  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory()};
 }
 
 /// To be called with a new view of a tensor of this origin; it begins `offset` elements of the view behind it.
 inline void begin_view(const at::Tensor& view, const ViewOrigin& origin, int64_t offset = 0) {
   auto* impl = maybe_dtensor(view);
-  impl->set_memory_id(origin.memory_id);
+  impl->set_memory(origin.memory);
   if (origin.begin == 0 && offset == 0) return;
   impl->set_storage_offset(origin.begin / static_cast<int64_t>(impl->itemsize()) + offset);
 }

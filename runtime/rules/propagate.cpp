@@ -196,11 +196,12 @@ class Chooser {
 
   /// Bytes moved and operands changed; nothing where the choice is impossible. Two prices look ahead. Reduce-scattering a Partial operand
   /// along a factor that no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered
-  /// later. Passing a Partial on saves its reduction only where nothing moves for it: else weights would be gathered, and all of
-  /// the product computed on each rank, to pass on what must be reduced after all.
+  /// later. Passing a Partial on saves its reduction only where nothing moves for it, and no replica is added to it: else weights would be
+  /// gathered, and all of the product computed on each rank, or a residual stream would stay Partial and be reduced for each of its readers.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
+    bool adds_values = false;  // to the terms of a Partial
     for (size_t i = 0; i < signature_.outputs.size(); ++i) {
       const auto to = placement(choice, signature_.outputs[i], -1);
       const Operand* written = written_as(i);
@@ -218,11 +219,12 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
+      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll;
       const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;
     }
-    if (choice.kind == Choice::Kind::kPartial && price.first > 0)
+    if (choice.kind == Choice::Kind::kPartial && (price.first > 0 || adds_values))
       for (size_t i = 0; i < call_.operands.size(); ++i)
         if (const Operand& operand = call_.operands[i];
             operand.spec && operand.spec->placements()[mesh_dim].is_partial() &&

@@ -2,7 +2,6 @@
 
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
-#include "runtime/tensor/reduced_value.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
@@ -18,6 +17,10 @@
 
 namespace shardwise {
 namespace {
+
+constexpr const char* kReadsStale =
+    "[DTensor] a view whose values come from other ranks is read, and its source was written to since. Call clone() on all "
+    "ranks, and read the result.";
 
 std::atomic<WrapHook> wrap_hook{nullptr};
 /// Called before the first sparse tensor.
@@ -57,14 +60,6 @@ void announce(const at::Tensor& tensor) {
   if (auto hook = wrap_hook.load(std::memory_order_relaxed)) hook(tensor);
 }
 
-/// Threads count apart.
-uint64_t new_memory_id() {
-  constexpr int kBitsOfCount = 44;
-  static std::atomic<uint64_t> n_threads{0};
-  static thread_local uint64_t next = n_threads.fetch_add(1) << kBitsOfCount;
-  return ++next;
-}
-
 /// The storage of a tensor that has no pieces.
 const c10::Storage& no_storage() {
   static const auto* storage = new c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
@@ -84,8 +79,7 @@ c10::DispatchKeySet keys_of(c10::Device device, bool is_sparse) {
 DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse)
     : TensorImpl(keys_of(device, is_sparse), c10::scalarTypeToTypeMeta(spec->dtype()), device),
       spec_(std::move(spec)),
-      shards_(std::move(shards)),
-      memory_id_(new_memory_id()) {
+      shards_(std::move(shards)) {
   sizes_and_strides_.set_sizes(spec_->sizes());
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
@@ -111,24 +105,32 @@ void DTensorImpl::set_view_link(std::shared_ptr<ViewLink> link) {
     state_.fetch_and(static_cast<uint8_t>(~kLinked), std::memory_order_release);
 }
 
-std::shared_ptr<const ReducedValue> DTensorImpl::reduced() const {
-  if (!(state_.load(std::memory_order_acquire) & kReduced)) return nullptr;
-  const ObjectLock lock(this);
-  return reduced_ && reduced_->is_of(*this) ? reduced_ : nullptr;
+bool DTensorImpl::is_stale() const { return view_link_ && view_link_->is_stale() && view_link_->needs_other_ranks(); }
+
+void DTensorImpl::refresh() const {
+  if (view_link_ && view_link_->is_stale()) view_link_->refresh(spec_, shards_);
 }
 
-void DTensorImpl::set_reduced(std::shared_ptr<const ReducedValue> value) const {
-  const ObjectLock lock(this);
-  reduced_ = std::move(value);
-  if (reduced_)
-    state_.fetch_or(kReduced, std::memory_order_release);
-  else
-    state_.fetch_and(static_cast<uint8_t>(~kReduced), std::memory_order_release);
+TensorMemoryPtr DTensorImpl::memory() const {
+  if (TensorMemory* const known = known_memory()) return TensorMemoryPtr::reclaim_copy(known);
+  TensorMemory* fresh = c10::make_intrusive<TensorMemory>().release();
+  TensorMemory* expected = nullptr;
+  if (memory_.compare_exchange_strong(expected, fresh, std::memory_order_acq_rel))
+    return TensorMemoryPtr::reclaim_copy(fresh);
+  TensorMemoryPtr::reclaim(fresh);  // another thread was first
+  return TensorMemoryPtr::reclaim_copy(expected);
+}
+
+void DTensorImpl::set_memory(TensorMemoryPtr memory) {
+  if (TensorMemory* const old = memory_.exchange(memory.release(), std::memory_order_acq_rel))
+    TensorMemoryPtr::reclaim(old);
 }
 
 void DTensorImpl::settle() const {
-  if (view_link_ && view_link_->is_stale()) view_link_->refresh(spec_, shards_);
   wait();
+  if (!view_link_) return;
+  TORCH_CHECK_VALUE(!is_stale(), kReadsStale);
+  refresh();  // from this rank's own memory
 }
 
 void DTensorImpl::wait() const {
@@ -186,7 +188,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
   result->entries_ = entries_;
-  result->memory_id_ = memory_id_;
+  result->set_memory(memory());
   result->local_kind_ = local_kind_;
   if (storage_) result->storage_ = storage_;
   announce(at::Tensor(result));
@@ -211,20 +213,19 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   other->wait();
   shards_ = other->shards_;
   pending_.reset();
-  reduced_.reset();
   state_ = kReady;
   other->share_arrival(*this);
   set_view_link(other->view_link_);
   entries_ = other->entries_;
-  memory_id_ = other->memory_id_;
+  set_memory(other->memory());
   local_kind_ = other->local_kind_;
 }
 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
-  reduced_.reset();
   view_link_.reset();
+  set_memory({});
   state_ = kReady;
   shards_.clear();
 }

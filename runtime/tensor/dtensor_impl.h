@@ -3,6 +3,7 @@
 
 #include "runtime/tensor/shards.h"
 #include "runtime/tensor/spec.h"
+#include "runtime/tensor/tensor_memory.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
@@ -21,16 +22,17 @@ enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
 class ViewLink;
 struct SparseEntries;
-class ReducedValue;
 
 /// Sizes and strides are the global ones; storage is the first piece's. Made by wrap() and wrap_sparse().
 class DTensorImpl final : public c10::TensorImpl {
  public:
   /// `is_sparse`: the pieces are sparse COO tensors (runtime/tensor/sparse.h), and so is this: layout() says it.
   DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool is_sparse = false);
+  ~DTensorImpl() override { set_memory({}); }
 
   const SpecPtr& spec() const { return spec_; }
-  /// Waits where they are still on their way; fetches a copied view again whose source was written to. Safe to call from several threads.
+  /// Waits where they are still on their way; sends nothing. Safe to call from several threads.
+  /// Throws: c10::ValueError where is_stale(): an operator calls refresh() first.
   const Shards& shards() const {
     if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]]
       settle();
@@ -38,7 +40,7 @@ class DTensorImpl final : public c10::TensorImpl {
   }
   /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
   void set_pending(std::shared_ptr<PendingMove> pending);
-  /// True where shards() has nothing to wait for and nothing to fetch, and reduced() nothing to give.
+  /// True where shards() has nothing to wait for, and refresh() nothing to fetch.
   bool is_ready() const { return state_.load(std::memory_order_acquire) == kReady; }
   /// True where the next use, shards() too, fetches the pieces from other ranks, and so is collective.
   bool is_unfetched() const;
@@ -51,23 +53,28 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Of a copied view, how its values come and go; null for all others.
   const std::shared_ptr<ViewLink>& view_link() const { return view_link_; }
   void set_view_link(std::shared_ptr<ViewLink> link);
+  /// True for a copied view whose values must come from other ranks again, since an operator wrote to its source. The same on all ranks.
+  bool is_stale() const;
+  /// Fetches a stale view's values. Operators call it before they read; collective over the source's mesh where is_stale().
+  void refresh() const;
 
   /// Of a sparse tensor: what is known of its entries. Of the tensor of its indices: the same. Null for all others.
   const std::shared_ptr<SparseEntries>& entries() const { return entries_; }
   void set_entries(std::shared_ptr<SparseEntries> entries) { entries_ = std::move(entries); }
 
-  /// Of a Partial tensor: its value as an operator needed it, unless the tensor was written to since. Null for all others. Reading and
-  /// writing are safe from several threads.
-  std::shared_ptr<const ReducedValue> reduced() const;
-  void set_reduced(std::shared_ptr<const ReducedValue> value) const;
-
   /// True where a hook brings the gradients of this leaf to its layout (runtime/dispatch/gradient_layout.h).
   bool has_gradient_layout() const { return has_gradient_layout_; }
   void set_has_gradient_layout() { has_gradient_layout_ = true; }
 
-  /// Shared by views and aliases of a tensor, also on ranks that have no piece, and by no other tensor of the process.
-  uint64_t memory_id() const { return memory_id_; }
-  void set_memory_id(uint64_t id) { memory_id_ = id; }
+  /// What views and aliases of a tensor share, and no other tensor of the process; made when it is first asked for. Safe to call from several
+  /// threads.
+  TensorMemoryPtr memory() const;
+  /// Null where nobody has asked for it.
+  TensorMemory* known_memory() const { return memory_.load(std::memory_order_acquire); }
+  /// Pre: no other thread has this tensor yet.
+  void set_memory(TensorMemoryPtr memory);
+  /// To be held while an operator writes to this tensor.
+  MemoryWrite begin_write() const { return MemoryWrite(known_memory()); }
 
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
@@ -85,20 +92,20 @@ class DTensorImpl final : public c10::TensorImpl {
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
+  /// What shards() does where the pieces are not ready.
   void settle() const;
-  /// Waits for a pending move; does not refresh a copied view.
+  /// Waits for a pending move.
   void wait() const;
   /// Flags that send shards() to the slow path.
-  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kReduced = 4;
+  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2;
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::shared_ptr<PendingMove> pending_;         // used under the ObjectLock of this
-  mutable std::shared_ptr<const ReducedValue> reduced_;  // likewise
-  mutable std::atomic<uint8_t> state_ = kReady;          // kPending is cleared after shards_ is set
+  mutable std::shared_ptr<PendingMove> pending_;          // used under the ObjectLock of this
+  mutable std::atomic<TensorMemory*> memory_ = nullptr;  // owned
+  mutable std::atomic<uint8_t> state_ = kReady;           // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
-  uint64_t memory_id_;
   LocalKind local_kind_ = LocalKind::kTensor;
   bool has_gradient_layout_ = false;
 };

@@ -6,11 +6,9 @@
 
 namespace shardwise {
 
-bool is_stale(const DTensorImpl& tensor) { return tensor.view_link() && tensor.view_link()->needs_other_ranks(); }
-
 const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
   TORCH_CHECK_VALUE(
-      !is_stale(tensor),
+      !tensor.is_stale(),
       fmt::format("[{}] reads what this rank holds and sends nothing, but this tensor is a view whose values come from "
                   "other ranks, and its source was written to since. Call clone() on all ranks, and read the result.",
                   reader));

@@ -5,11 +5,8 @@
 
 namespace shardwise {
 
-/// True for a copied view whose source was written to and whose values must come from other ranks again: any operator on it fetches them.
-bool is_stale(const DTensorImpl& tensor);
-
 /// The pieces, unless they are stale. Waits for pieces on their way.
-/// Throws: c10::ValueError, naming `reader`, where is_stale().
+/// Throws: c10::ValueError, naming `reader`, where DTensorImpl::is_stale().
 const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader);
 
 }  // namespace shardwise

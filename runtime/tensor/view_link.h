@@ -12,7 +12,7 @@ class DTensorImpl;
 class ViewLink {
  public:
   virtual ~ViewLink() = default;
-  /// True where the source was written to since the values were last fetched. The same on all ranks where all write alike. Cost: a read.
+  /// True where an operator wrote to the source since the values were last fetched: the same on all ranks. Cost: a read.
   virtual bool is_stale() const = 0;
   /// True where refresh() would need other ranks.
   virtual bool needs_other_ranks() const = 0;
@@ -20,8 +20,7 @@ class ViewLink {
   /// ranks. Of several threads one fetches, and the others wait.
   virtual void refresh(const SpecPtr& spec, const Shards& shards) = 0;
   /// Copies the values of `view`, which holds this and was written to, into the source, and on into the source's own source. Collective.
-  /// `will_count`: the version of `view` goes up by this write, after this.
-  virtual void write_back(const DTensorImpl& view, bool will_count) = 0;
+  virtual void write_back(const DTensorImpl& view) = 0;
 };
 
 }  // namespace shardwise

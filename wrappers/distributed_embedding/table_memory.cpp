@@ -36,14 +36,13 @@ TableMemory::TableMemory(const TableLanes& lanes) : lanes_(&lanes) {
   watch_writes();
 }
 
-/// DTensors of one table share a memory id, so that a write to any of them is seen.
+/// DTensors of one table share a memory, so that a write to any of them is seen.
 void TableMemory::watch_writes() {
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
-    const at::Tensor table = wrap(lanes_->tables[t].spec, shards_of(t));
-    memory_ids_.push_back(maybe_dtensor(table)->memory_id());
+    memories_.push_back(c10::make_intrusive<TensorMemory>());
     for (const HotRowsPtr& cache : caches_of(t))
       if (cache)
-        watches_.push_back(std::make_unique<WriteWatch>(*maybe_dtensor(table), [cache] { cache->expect_write(); }));
+        before_writes_.push_back(memories_[t]->before_writes([cache] { cache->expect_write(); }));
   }
 }
 
@@ -97,7 +96,7 @@ std::vector<at::Tensor> TableMemory::tables() const {
   std::vector<at::Tensor> tables;
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
     tables.push_back(wrap(lanes_->tables[t].spec, shards_of(t)));
-    maybe_dtensor(tables.back())->set_memory_id(memory_ids_[t]);
+    maybe_dtensor(tables.back())->set_memory(memories_[t]);
   }
   return tables;
 }
@@ -108,8 +107,8 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
                                 lanes_->tables.size()));
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
-    // By the id, and not by addresses: a rank that has no rows of the table must find what the others find.
-    TORCH_CHECK_VALUE(impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->memory_id() == memory_ids_[t],
+    // By the memory, and not by addresses of pieces: a rank that has no rows of the table must find what the others find.
+    TORCH_CHECK_VALUE(impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
                       fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
                                   "read other memory. Write to it with copy_(), load_state_dict() without "
                                   "assign=True, or set_weights().",

@@ -2,7 +2,6 @@
 
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/tensor/write_watch.h"
 #include "wrappers/id_transform/raw_ids.h"
 
 #include <ATen/core/grad_mode.h>
@@ -282,7 +281,7 @@ void ExactMapping::reset_rows(const at::Tensor& tensor, const RowFill& fill) {
       fmt::format("[{}] random numbers are drawn for rows of 1 dim, the tensor has shape [{}]. Use a constant.",
                   kResetRows, fmt::join(tensor.sizes(), ", ")));
   if (n_reassigned_ == 0) return;
-  WriteWatch::note_write(*maybe_dtensor(tensor));
+  const MemoryWrite write = maybe_dtensor(tensor)->begin_write();
   const CommScope scope(kResetRows, CommScope::Cause::kProgram);
   const std::vector<Reassigned>& reassigned = holds_own_rows(spec) ? reassigned_ : reassigned_everywhere();
   const Shards& pieces = maybe_dtensor(tensor)->shards();

@@ -127,18 +127,18 @@ TEST(StaleViewTest, OneRankReadsItAloneAndNobodyWaits) {
         if (world.rank() == 0) {
           const CommTrace trace;
           for (const at::Tensor& view : {row, part}) {
-            EXPECT_TRUE(is_stale(*maybe_dtensor(view)));
+            EXPECT_TRUE(maybe_dtensor(view)->is_stale());
             EXPECT_THROW(to_local(view), c10::ValueError);
             EXPECT_THROW(to_pieces(view), c10::ValueError);
             EXPECT_THROW(detached_pieces(view, "pickle"), c10::ValueError);
             EXPECT_EQ(view.storage().nbytes(), view.variable_data().storage().nbytes());
-            EXPECT_TRUE(is_stale(*maybe_dtensor(view.variable_data())));
+            EXPECT_TRUE(maybe_dtensor(view.variable_data())->is_stale());
           }
           EXPECT_EQ(trace.total_count(), 0);
         }
         EXPECT_TRUE(at::equal(full_tensor(part), at::full({3}, 2.0)));
         EXPECT_TRUE(at::equal(full_tensor(row.clone()), at::full({6}, 2.0)));
-        EXPECT_FALSE(is_stale(*maybe_dtensor(row)));
+        EXPECT_FALSE(maybe_dtensor(row)->is_stale());
         EXPECT_TRUE(at::equal(to_local(row), at::full(to_local(row).sizes(), 2.0)));
       },
       std::chrono::seconds(20));

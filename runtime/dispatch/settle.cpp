@@ -1,0 +1,103 @@
+#include "runtime/dispatch/settle.h"
+
+#include "runtime/api/gradients.h"
+#include "runtime/dispatch/bound_call.h"
+#include "runtime/dispatch/gradient_layout.h"
+#include "runtime/dispatch/plain_gradient.h"
+#include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/rule.h"
+#include "runtime/tensor/write_count.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace shardwise {
+namespace {
+
+class Settling {
+ public:
+  Settling(const OpInfo& op, torch::jit::Stack& stack)
+      : op_(op), args_(stack.data() + stack.size() - op.n_args(), op.n_args()) {}
+
+  void run() {
+    for (size_t i = 0; i < args_.size(); ++i) {
+      if (args_[i].isTensor()) {
+        settle_tensor(args_[i].toTensor(), i, 0);
+      } else if (args_[i].isTensorList() || args_[i].isOptionalTensorList()) {
+        const size_t n = args_[i].toListRef().size();
+        for (size_t j = 0; j < n; ++j)
+          if (const c10::IValue& element = args_[i].toListRef()[j]; element.isTensor())
+            settle_tensor(element.toTensor(), i, j);
+      }
+    }
+  }
+
+ private:
+  void settle_tensor(const at::Tensor& tensor, size_t arg, size_t index) {
+    if (!tensor.defined()) return;
+    auto* impl = maybe_dtensor(tensor);
+    if (!impl && !stays_plain(tensor, arg)) impl = replicate(tensor, arg, index);
+    if (first_ == op_.n_args()) first_ = arg;
+    if (!impl) {
+      if (records(tensor)) keep_gradient_plain(tensor);
+      return;
+    }
+    if (impl->view_link()) [[unlikely]]
+      impl->refresh();
+    if (wants_gradient_layout(*impl)) [[unlikely]]
+      lay_out_gradient(*impl);
+    if (!op_.args[arg].is_written) return;
+    check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
+    if (impl->is_inference()) [[unlikely]]
+      count_inference_write();
+  }
+
+  /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.
+  bool stays_plain(const at::Tensor& tensor, size_t arg) const {
+    if (tensor.dim() != 0 && !is_rate(tensor, arg)) return false;
+    return !leads_element(arg) && !(op_.args[arg].is_written && args_[arg].isTensor());
+  }
+
+  /// True for the one number that a fused optimizer takes beside its lists.
+  bool is_rate(const at::Tensor& tensor, size_t arg) const {
+    return op_.rule && op_.rule->is_per_element() && !op_.rule->scratch().empty() && args_[arg].isTensor() &&
+           tensor.numel() == 1;
+  }
+
+  /// True for the elements of the first list, as which those of the others are laid out.
+  bool leads_element(size_t arg) const {
+    return op_.rule && op_.rule->is_per_element() && args_[arg].isTensorList() &&
+           (first_ == op_.n_args() || first_ == arg);
+  }
+
+  /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
+  DTensorImpl* replicate(const at::Tensor& plain, size_t arg, size_t index) {
+    const DTensorImpl* const neighbour = first_distributed(args_);
+    TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");
+    const auto& mesh = neighbour->spec()->mesh();
+    check_plain(op_, plain, arg, mesh);
+    auto spec =
+        Spec::intern(mesh, plain.sizes(), std::vector<Placement>(mesh->ndim()), plain.strides(), plain.scalar_type());
+    const at::Tensor replica = wrap(std::move(spec), mesh->is_member() ? Shards{plain} : Shards{});
+    replace_tensor(args_[arg], index, replica);
+    return maybe_dtensor(replica);
+  }
+
+  const OpInfo& op_;
+  const c10::MutableArrayRef<c10::IValue> args_;
+  size_t first_ = op_.n_args();  // the first argument with a tensor
+};
+
+}  // namespace
+
+void settle(const OpInfo& op, torch::jit::Stack& stack) { Settling(op, stack).run(); }
+
+void check_writable(const std::string& op, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  for (size_t dim = 0; dim < sizes.size(); ++dim)
+    TORCH_CHECK(sizes[dim] < 2 || strides[dim] != 0,
+                fmt::format("[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share "
+                            "memory. Write to a clone() of it.",
+                            op, fmt::join(sizes, ", "), dim));
+}
+
+}  // namespace shardwise
