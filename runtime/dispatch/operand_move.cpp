@@ -31,6 +31,7 @@ Shards move_operand(const BoundCall& call, const DTensorImpl& operand, const Spe
   const bool is_kept = spec->layout().is_partial() && !to->layout().is_partial() && spec->mesh() == to->mesh() &&
                        !operand.view_link() && !operand.is_sparse() && operand.version_counter().enabled() &&
                        !is_given(operand) && !writes_to(call, operand.memory_id());
+  if (auto rows = move_owned_rows(operand, to)) return *std::move(rows);
   if (!is_kept) return move(spec, operand.shards(), to);
   const auto known = operand.reduced();
   const DTensorImpl& source = known ? *maybe_dtensor(known->tensor()) : operand;

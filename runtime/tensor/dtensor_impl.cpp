@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/owned_rows.h"
 #include "runtime/tensor/reduced_value.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
@@ -154,16 +155,9 @@ void DTensorImpl::wait() const {
   state_.fetch_and(static_cast<uint8_t>(~kPending), std::memory_order_release);
 }
 
-bool DTensorImpl::is_unfetched() const {
-  if (!is_pending()) return false;
-  const ObjectLock lock(this);
-  return is_pending() && pending_->is_unfetched();
-}
-
-std::optional<Shards> DTensorImpl::fetch_as(const SpecPtr& to) const {
-  if (!is_pending()) return std::nullopt;
-  const ObjectLock lock(this);
-  return is_pending() ? pending_->fetch_as(to) : std::nullopt;
+void DTensorImpl::set_owned_rows(std::shared_ptr<OwnedRows> rows) {
+  owned_rows_ = std::move(rows);
+  if (owned_rows_) state_.fetch_or(kOwned, std::memory_order_release);  // writes go the general way, which ends it
 }
 
 void DTensorImpl::share_arrival(DTensorImpl& alias) const {
@@ -185,6 +179,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
+  result->set_owned_rows(owned_rows_);
   result->entries_ = entries_;
   result->memory_id_ = memory_id_;
   result->local_kind_ = local_kind_;
@@ -215,6 +210,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   state_ = kReady;
   other->share_arrival(*this);
   set_view_link(other->view_link_);
+  set_owned_rows(other->owned_rows_);
   entries_ = other->entries_;
   memory_id_ = other->memory_id_;
   local_kind_ = other->local_kind_;
@@ -224,6 +220,7 @@ void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
   reduced_.reset();
+  owned_rows_.reset();
   view_link_.reset();
   state_ = kReady;
   shards_.clear();

@@ -1,5 +1,7 @@
 #include "runtime/tensor/write_watch.h"
 
+#include "runtime/tensor/owned_rows.h"
+
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +40,7 @@ WriteWatch::~WriteWatch() {
 }
 
 void WriteWatch::note_write(const DTensorImpl& written) {
+  if (const auto& rows = written.owned_rows()) rows->note_write();
   if (!any()) return;
   std::vector<std::shared_ptr<const Action>> actions;  // called without the lock: they may wait for other ranks
   {
