@@ -308,11 +308,6 @@ at::Tensor py_whole_piece(const at::Tensor& tensor, const std::string& reader) {
   return whole_piece(tensor, reader.c_str());
 }
 
-bool py_is_unfetched(const at::Tensor& tensor) {
-  spec_of(tensor);
-  return maybe_dtensor(tensor)->is_unfetched();
-}
-
 bool py_is_stale(const at::Tensor& tensor) {
   spec_of(tensor);  // the error for other tensors
   return maybe_dtensor(tensor)->is_stale();
@@ -462,9 +457,6 @@ void bind_dtensor(py::module_& module) {
              "not.",
              py::arg("tensor"), py::arg("reader"));
   module.def("to_pieces", wrap_pybind_function(&to_pieces), "This rank's pieces, aliased.", py::arg("tensor"));
-  module.def("is_unfetched", wrap_pybind_function(&py_is_unfetched),
-             "True for rows that a lookup of replicated ids has not fetched yet: any use fetches them, on all ranks.",
-             py::arg("tensor"));
   module.def("is_stale", wrap_pybind_function(&py_is_stale),
              "True for a view whose values came from other ranks, and whose source was written to since.",
              py::arg("tensor"));

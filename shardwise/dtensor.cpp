@@ -94,7 +94,6 @@ std::ostream& operator<<(std::ostream& stream, const DTensor& tensor) {
   const auto& impl = *maybe_dtensor(tensor);
   stream << to_string(*impl.spec());
   if (impl.is_stale()) return stream << "\nstale: its values come again when an operator reads it";
-  if (impl.is_unfetched()) return stream << "\nunfetched: its values come when an operator reads it";
   const auto pieces = detached_pieces(tensor, "print");
   const auto boxes = impl.spec()->boxes();
   if (boxes.empty()) stream << fmt::format("\nrank {} has none of it", impl.spec()->mesh()->rank());

@@ -43,7 +43,7 @@ class DTensor : public at::Tensor {
   DTensor redistribute(const Mesh& mesh, Placements placements, const RedistributeOptions& options = {}) const;
   /// As shardwise::full_tensor(): all values, plain. Collective over the mesh. Differentiable.
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
-  /// As shardwise::to_local(): this rank's piece, plain and aliased. Sends nothing, but fetches rows of a lookup at their first use. Differentiable.
+  /// As shardwise::to_local(): this rank's piece, plain and aliased. Sends nothing. Differentiable.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// As shardwise::to_pieces(): this rank's pieces, for layouts in which a rank has several.
   std::vector<at::Tensor> to_pieces() const;

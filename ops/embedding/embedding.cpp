@@ -4,9 +4,9 @@
 // aten's derivative of embedding takes the number of rows, not their layout, so lookups have an autograd function of their own.
 #include "ops/embedding/batched_embedding.h"
 #include "ops/embedding/gradient_sink.h"
+#include "ops/embedding/lookup_terms.h"
 #include "ops/embedding/saved_state.h"
 #include "ops/embedding/table_lookup.h"
-#include "ops/embedding/unfetched_rows.h"
 #include "ops/families.h"
 #include "ops/support/derivative.h"
 #include "ops/support/kernels.h"
@@ -51,29 +51,27 @@ at::Tensor find_rows(const TableLookup& lookup, const at::Tensor& weight) {
   return lookup_rows(pieces[0], lookup.own_ids(), lookup.table->boxes()[0].offsets[0]);
 }
 
-/// The rows of equal ids, which are not fetched before they are used. The ids are copied: a program may reuse their memory.
-at::Tensor unfetched(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
-  TableLookup later = lookup;
-  later.ids = lookup.ids.clone();
-  auto rows = std::make_shared<UnfetchedRows>(std::move(later), weight, &find_rows, std::move(sharded));
+/// The rows of equal ids: terms of a sum, of which each row has one owner.
+at::Tensor terms_of(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
+  const auto terms = std::make_shared<LookupTerms>(lookup, maybe_dtensor(weight)->shards(), std::move(sharded));
   at::Tensor result = wrap(lookup.plan->rows, {});
-  maybe_dtensor(result)->set_pending(rows);
-  rows->watch_table(result);
+  maybe_dtensor(result)->set_pending(terms);
+  maybe_dtensor(result)->set_owned_rows(terms);
   return result;
 }
 
-/// `sharded`: for the backward, where rows of equal ids are fetched for a part of the ids on each rank.
+/// `sharded`: for the backward, where rows of equal ids are sent for a part of the ids to each rank.
 at::Tensor look_up(const TableLookup& lookup, const at::Tensor& weight, ShardedLookup sharded) {
   const SpecPtr& found = lookup.plan->rows;
   if (weight.is_meta()) return empty(found->sizes(), found->mesh(), lookup.plan->result, found->dtype());
-  if (lookup.plan->ids_are_equal && found->is_member() && lookup.plan->result == lookup.plan->found)
-    return unfetched(lookup, weight, std::move(sharded));
+  if (lookup.plan->ids_are_equal && found->is_member()) return terms_of(lookup, weight, std::move(sharded));
   Shards pieces;
-  const bool lacks_exchange = lookup.plan->ids_are_equal && found->is_member();
-  if (found->is_member()) pieces.push_back(find_rows(lacks_exchange ? lookup.with_exchange() : lookup, weight));
+  if (found->is_member()) pieces.push_back(find_rows(lookup, weight));
   const at::Tensor result = wrap(found, std::move(pieces));
   return lookup.plan->result == lookup.plan->found ? result : redistribute(result, lookup.plan->result);
 }
+
+ShardedLookup no_sharded_lookup() { return std::make_shared<std::atomic<std::shared_ptr<const TableLookup>>>(); }
 
 /// The arguments of a call that its backward needs.
 struct CallOptions {
@@ -81,8 +79,15 @@ struct CallOptions {
   int64_t padding_idx = -1;
   bool by_freq = false;
   GradientSink sink;
-  ShardedLookup sharded = std::make_shared<std::optional<TableLookup>>();
+  ShardedLookup sharded = no_sharded_lookup();
 };
+
+/// True where `a` and `b` differ along these mesh dims, and no others.
+bool differ_along(const std::vector<bool>& along, const Placements& a, const Placements& b) {
+  for (size_t m = 0; m < along.size(); ++m)
+    if ((a[m] != b[m]) != along[m]) return false;
+  return true;
+}
 
 /// The lookup for the backward where ids are replicated but their gradients sharded: planned anew with ids sharded as the gradients, so
 /// that each rank sends the gradient rows that it holds to their owners. None where that sends nothing to owners.
@@ -94,8 +99,10 @@ std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& looku
     if (of_ids[m].is_replicate() && shards_ids && !lookup.table->placements()[m].is_replicate()) of_ids[m] = of_grad;
   }
   if (lookup.scatters_gradients() || of_ids == lookup.plan->ids) return std::nullopt;
-  if (const auto& fetched = *call.sharded; fetched && fetched->plan->ids == of_ids && fetched->scatters_gradients())
-    return fetched;
+  if (const auto known = call.sharded->load(); known && known->plan->ids == of_ids) return *known;
+  if (lookup.plan->ids_are_equal && lookup.table->is_member() &&
+      differ_along(lookup.plan->exchange_along, of_ids, lookup.plan->ids))
+    return lookup.with_exchange().of_parts(of_ids);
   LookupOptions options = call.lookup;
   options.checks_ids = false;  // the forward checked them
   TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);
@@ -155,8 +162,7 @@ at::Tensor embed(const at::Tensor& weight, const at::Tensor& ids, int64_t paddin
   check_padding(kEmbedding, padding_idx, table.size(0));
   const BelowAutograd guard;
   const at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
-  return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table,
-                 std::make_shared<std::optional<TableLookup>>());
+  return look_up(start_lookup(spec_of(table), own, LookupScope::current()), table, no_sharded_lookup());
 }
 
 at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids, int64_t padding_idx, bool by_freq,

@@ -17,10 +17,11 @@ namespace shardwise {
 /// How rows of a sharded table get to the ranks that hold their ids. Bags of replicated ids are pooled first and stay Partial under
 /// each of these.
 enum class LookupExchange : uint8_t {
-  kAuto,  // the faster of the two by `links`; for replicated ids, columns stay sharded and rows are sent to all
-  kReduceScatter,  // every rank gathers all ids; what the ranks find is reduced (columns: exchanged) to the shards of the ids. For
-                   // replicated ids the result stays Partial, and nothing is sent until it is used
-  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. Replicated ids need not be sent
+  kAuto,  // the faster of the two by `links`; for replicated ids, the second
+  kReduceScatter,  // every rank gathers all ids; what the ranks find is reduced (columns: exchanged) to the shards of the ids. A result
+                   // for replicated ids is reduced as any Partial is
+  kAllToAll,  // ids go to the ranks that own their rows, each once, and the rows come back. A result for replicated ids is Partial,
+              // too; where it moves, its rows are sent, each once
 };
 
 struct LookupOptions {

@@ -82,11 +82,9 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   const bool may_exchange = options.exchange != LookupExchange::kReduceScatter;
   const std::vector<bool> common = common_shards(table, ids);
   const bool any_common = std::ranges::find(common, true) != common.end();
-  const bool sends_to_replicas = may_exchange && !n_results;  // rows of replicated ids
   plan.exchange_along = common;
-  if (!any_common && sends_to_replicas) {
-    for (size_t m = 0; m < common.size(); ++m)
-      plan.exchange_along[m] = shards_rows(table, m) || (is_sharded(table, m) && wants_all_to_all);
+  if (!any_common && may_exchange && !n_results) {
+    for (size_t m = 0; m < common.size(); ++m) plan.exchange_along[m] = shards_rows(table, m);
     plan.ids_are_equal = plan.exchanges_rows();
   }
   const bool exchanges =
@@ -97,7 +95,7 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
   bool ids_moved = false, columns_moved = false;  // explicit sizes of an inner shard depend on the outer ones
   for (size_t m = 0; m < common.size(); ++m) {
     const Placement &of_table = table.placements()[m], &of_ids = ids.placements()[m];
-    const bool stay = plan.exchange_along[m] || is_whole(table, m);
+    const bool stay = (plan.exchange_along[m] && !plan.ids_are_equal) || is_whole(table, m);
     const Placement there = !stay                                  ? Placement::replicate()
                             : ids_moved && !of_ids.sizes().empty() ? Placement::shard(of_ids.dim())
                                                                    : of_ids;
@@ -108,7 +106,7 @@ LookupPlan make_plan(const Spec& table, const Spec& ids, const LookupOptions& op
                          : of_table.is_sharded() ? Placement::partial()
                                                  : of_table);
     const Placement& found = plan.found.back();
-    plan.result.push_back(of_ids.is_shard() || (sends_to_replicas && shards_rows(table, m)) ? of_ids
+    plan.result.push_back(of_ids.is_shard() ? of_ids
                           : columns_moved && found.is_shard(ids.dim()) && !found.sizes().empty()
                               ? Placement::shard(ids.dim())
                               : found);
@@ -140,6 +138,12 @@ constexpr size_t kCacheSlots = 256;  // direct-mapped: a plan replaces another o
 }  // namespace
 
 bool LookupPlan::exchanges_rows() const { return std::ranges::find(exchange_along, true) != exchange_along.end(); }
+
+bool LookupPlan::splits_ids() const {
+  for (size_t m = 0; m < ids.size(); ++m)
+    if (exchange_along[m] && !ids[m].is_shard()) return false;
+  return exchanges_rows();
+}
 
 LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const LookupOptions& options,
                           std::optional<int64_t> n_results) {

@@ -2,10 +2,8 @@
 //
 //   table on a mesh dim    ids there    result there
 //   Shard(0), (1), pieces  Shard        as the ids, by one of the two exchanges of ops/embedding/lookup_options.h
-//   Shard(0), pieces       Replicate    Replicate: when it is used, each row is sent once to each rank (or reduced, where ids are sharded along
-//                                       another dim that shards the table). Bags, and by the reduce-scatter: Partial(sum),
-//                                       and nothing is sent
-//   Shard(1)               Replicate    Shard(last dim), and nothing is sent; Replicate where the all-to-all is requested by name
+//   Shard(0), pieces       Replicate    Partial(sum), and nothing is sent: each rank's term is its own rows
+//   Shard(1)               Replicate    Shard(last dim), and nothing is sent
 //   Replicate              any          as the ids: nothing is sent
 //   Partial                Replicate    Partial likewise; reduced to the ids where these were sharded
 #pragma once
@@ -24,11 +22,13 @@ struct LookupPlan {
   Placements found;                  // of what each rank finds there, before it is moved
   Placements result;                 // where it goes in the end
   std::vector<bool> exchange_along;  // mesh dims along which owners send the requested rows (all-to-all) ...
-  bool ids_are_equal = false;        // ... and have the same ids, so that no requests are sent
-  SpecPtr rows;                      // of what is found: [ids..., columns]
+  bool ids_are_equal = false;  // ... and have the same ids: no requests are sent, and rows only when the result moves
+  SpecPtr rows;                // of what is found: [ids..., columns]
 
   /// True where rows are requested from their owners; else all ranks look up, and their results are reduced.
   bool exchanges_rows() const;
+  /// True where ids are sharded along all mesh dims of the exchange, so that each gradient row is on one of its ranks.
+  bool splits_ids() const;
 };
 
 using LookupPlanPtr = std::shared_ptr<const LookupPlan>;

@@ -97,10 +97,11 @@ at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
   const CommScope scope(kLookup);
   const LookupOptions& options = LookupScope::current();
   TableLookup lookup = TableLookup::start(kLookup, spec_, own, plan_lookup(spec_, spec_of(own), options), options);
+  if (lookup.plan->ids_are_equal)
+    lookup = (spec_->is_member() ? lookup.with_exchange() : lookup).of_parts(lookup.plan->ids);
   const SpecPtr& found = lookup.plan->rows;
   Shards pieces;
   if (found->is_member()) {
-    if (lookup.plan->ids_are_equal) lookup = lookup.with_exchange();
     const Dims& sizes = found->boxes()[0].sizes;
     if (const auto& exchange = lookup.row_exchange) {
       pieces.push_back(lookup_rows(exchange->fetch_packed(pieces_), exchange->groups().group_of, 0).view(sizes));

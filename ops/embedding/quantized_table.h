@@ -36,7 +36,7 @@ class QuantizedTable {
   int64_t n_bytes() const;
 
   /// The rows of `ids` (DTensor of int64 or int32), as at::embedding() of dequantized() lays them out and by its messages, except that
-  /// rows travel packed. Not differentiable.
+  /// rows travel packed, and those of replicated ids at once: the result is replicated, too. Not differentiable.
   at::Tensor lookup(const at::Tensor& ids) const;
   /// Sums, means or maxima ("sum", "mean", "max") of bags, with the arguments and layouts of torch.nn.functional.embedding_bag. Without
   /// `offsets` each row of `ids` [bags, n] is a bag.

@@ -6,6 +6,7 @@
 #include "runtime/comm/messages.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -74,6 +75,26 @@ RowExchange RowExchange::make_of_equal_ids(const SpecPtr& table, std::vector<boo
     result.incoming_ids_.push_back(part(result.groups_.rows, own.begin, own.end));
     for (const int64_t rank : result.group_->ranks)
       if (is_partner(*table->mesh(), rank, result.along_)) result.incoming_.push_back({rank, box, 0, own.n()});
+  }
+  return result;
+}
+
+RowExchange RowExchange::of_parts(const at::Tensor& ids, const PartOf& part_of) const {
+  RowExchange result(table_, along_, ids, group_);
+  for (size_t box = 0; box < table_->boxes().size(); ++box) {
+    const Request& own = own_request(box);
+    std::vector<at::Tensor> places;
+    int64_t begin = 0;
+    for (const int64_t rank : group_->ranks) {
+      if (!is_partner(*table_->mesh(), rank, along_)) continue;
+      places.push_back(group_ids(part_of(rank, groups_.group_of), own.begin, own.n()).rows);
+      const int64_t end = begin + places.back().numel();
+      result.incoming_.push_back({rank, box, begin, end});
+      begin = end;
+    }
+    result.incoming_places_.push_back(at::cat(places));
+    result.incoming_ids_.push_back(
+        part(groups_.rows, own.begin, own.end).index_select(0, result.incoming_places_[box]));
   }
   return result;
 }
@@ -230,19 +251,55 @@ void RowExchange::exchange_ids() {
   messages->wait();
 }
 
-void RowExchange::look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const {
-  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
-    lookup_rows_into(part_of(request, rows), pieces[incoming.box], ids_of(incoming), request.box.offsets[0]);
-  });
+std::vector<at::Tensor> RowExchange::own_rows(c10::ArrayRef<at::Tensor> pieces) const {
+  std::vector<at::Tensor> result;
+  for (size_t box = 0; box < pieces.size(); ++box) {
+    const Request& own = own_request(box);
+    result.push_back(lookup_rows(pieces[box], part(groups_.rows, own.begin, own.end), own.box.offsets[0]));
+  }
+  return result;
+}
+
+at::Tensor RowExchange::terms(c10::ArrayRef<at::Tensor> own_rows) const {
+  if (own_rows.size() == 1 && spans(own_request(0).box))
+    return lookup_rows(own_rows[0], groups_.group_of, own_request(0).begin);
+  const at::Tensor result =
+      at::zeros({groups_.group_of.numel(), columns_.length()}, groups_.rows.options().dtype(table_->dtype()));
+  for (size_t box = 0; box < own_rows.size(); ++box) {
+    const Request& own = own_request(box);
+    const at::Tensor columns = result.narrow(1, column_of(own.box), own.box.sizes[1]);
+    lookup_rows_into(columns, own_rows[box], groups_.group_of, own.begin);
+  }
+  return result;
 }
 
 at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
+  return fetch_by([&](const IncomingRequest& incoming, const at::Tensor& rows) {
+    lookup_rows_into(rows, pieces[incoming.box], ids_of(incoming), table_->boxes()[incoming.box].offsets[0]);
+  });
+}
+
+at::Tensor RowExchange::fetch_kept(c10::ArrayRef<at::Tensor> own_rows) const {
+  return fetch_by([&](const IncomingRequest& incoming, const at::Tensor& rows) {
+    if (ids_are_equal_)
+      rows.copy_(own_rows[incoming.box]);
+    else
+      lookup_rows_into(rows, own_rows[incoming.box], part(incoming_places_[incoming.box], incoming.begin, incoming.end),
+                       0);
+  });
+}
+
+at::Tensor RowExchange::fetch_by(const FindRows& find) const {
+  const auto find_own = [&](const at::Tensor& rows) {
+    for_each_own(
+        [&](const Request& request, const IncomingRequest& incoming) { find(incoming, part_of(request, rows)); });
+  };
   const auto options = at::TensorOptions().dtype(table_->dtype()).device(groups_.rows.device());
   const int64_t self = table_->mesh()->rank();
   const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
   std::vector<Message> sends, receives;
   std::vector<std::pair<at::Tensor, at::Tensor>> column_blocks;  // received apart, and where each is copied to
-  if (ids_are_equal_) look_up_own(rows, pieces);                 // all partners are sent these rows
+  if (ids_are_equal_) find_own(rows);                            // all partners are sent these rows
   for (const IncomingRequest& incoming : incoming_) {
     const Box& box = table_->boxes()[incoming.box];
     if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
@@ -251,9 +308,7 @@ at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
       continue;
     }
     const at::Tensor found = at::empty({incoming.n(), box.sizes[1]}, options);
-    sends.push_back({incoming.rank, found, [=, this, piece = pieces[incoming.box]] {
-                       lookup_rows_into(found, piece, ids_of(incoming), box.offsets[0]);
-                     }});
+    sends.push_back({incoming.rank, found, [&find, incoming, found] { find(incoming, found); }});
   }
   for (const Request& request : requests_) {
     if (request.rank == self || request.n() == 0 || request.box.sizes[1] == 0) continue;
@@ -265,7 +320,7 @@ at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {
     receives.push_back({request.rank, place});
   }
   const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
-  if (!ids_are_equal_) look_up_own(rows, pieces);
+  if (!ids_are_equal_) find_own(rows);
   messages->wait();
   for (const auto& [values, place] : column_blocks) place.copy_(values);
   return rows;

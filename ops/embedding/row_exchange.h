@@ -40,6 +40,11 @@ class RowExchange {
   /// scattered.
   static RowExchange make_of_equal_ids(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids);
 
+  /// The numbers of `per_id` [ids] for the ids that `rank` wants.
+  using PartOf = std::function<at::Tensor(int64_t rank, const at::Tensor& per_id)>;
+  /// Of equal ids: the exchange in which each rank wants the rows of a part of them only, this rank those of `ids`. Nothing is sent.
+  RowExchange of_parts(const at::Tensor& ids, const PartOf& part_of) const;
+
   /// A message of a few numbers between all members, which CommTrace leaves out. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
   /// that must have the same.
   static void check_equal(const char* op, const Spec& table, const at::Tensor& ids, const std::vector<bool>& id_shards);
@@ -52,7 +57,14 @@ class RowExchange {
   /// The rows of groups(), [groups, columns]. Each row is received once.
   at::Tensor fetch(c10::ArrayRef<at::Tensor> pieces) const;
 
-  /// The same of packed rows (packed_rows.h): `pieces` are packed, rows are sent so, and are unpacked where they arrive.
+  /// This rank's rows of equal ids, each once, [rows, columns of the box] per box. `pieces`: the table's.
+  std::vector<at::Tensor> own_rows(c10::ArrayRef<at::Tensor> pieces) const;
+  /// Equal ids' rows where this rank has them, zeros elsewhere: [ids, columns].
+  at::Tensor terms(c10::ArrayRef<at::Tensor> own_rows) const;
+  /// fetch() of an exchange of equal ids or of parts of them: the owners send what own_rows() gave them.
+  at::Tensor fetch_kept(c10::ArrayRef<at::Tensor> own_rows) const;
+
+  /// fetch() of packed rows (packed_rows.h): `pieces` are packed, rows are sent so, and are unpacked where they arrive.
   at::Tensor fetch_packed(c10::ArrayRef<at::Tensor> pieces) const;
 
   /// The reverse: sends the sums [groups, columns] per group to their rows' owners. Returns what arrives for each of this rank's boxes.
@@ -61,7 +73,8 @@ class RowExchange {
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
     groups_.for_each_tensor(visit);
-    for (at::Tensor& ids : incoming_ids_) visit(ids);
+    for (std::vector<at::Tensor>* of_boxes : {&incoming_ids_, &incoming_places_})
+      for (at::Tensor& each : *of_boxes) visit(each);
   }
 
  private:
@@ -92,7 +105,9 @@ class RowExchange {
   const Request& own_request(size_t box) const;
   /// Of ids in messages: 32 bits where they fit.
   at::ScalarType id_dtype() const;
-  void look_up_own(const at::Tensor& rows, c10::ArrayRef<at::Tensor> pieces) const;
+  /// Writes the rows that a request names into `rows`, which is the request's.
+  using FindRows = std::function<void(const IncomingRequest& incoming, const at::Tensor& rows)>;
+  at::Tensor fetch_by(const FindRows& find) const;
   /// The part of `rows` [groups, columns] that a request names.
   at::Tensor part_of(const Request& request, const at::Tensor& rows) const;
   /// The ids that an incoming request names.
@@ -109,9 +124,10 @@ class RowExchange {
   GroupPtr group_;
   IdGroups groups_;
   Interval columns_;
-  std::vector<Request> requests_;          // in the group's order of ranks, this rank's own too
-  std::vector<IncomingRequest> incoming_;  // likewise
-  std::vector<at::Tensor> incoming_ids_;   // per box of this rank
+  std::vector<Request> requests_;            // in the group's order of ranks, this rank's own too
+  std::vector<IncomingRequest> incoming_;    // likewise
+  std::vector<at::Tensor> incoming_ids_;     // per box of this rank
+  std::vector<at::Tensor> incoming_places_;  // of parts of equal ids: where own_rows() has the rows of incoming_ids_
 };
 
 }  // namespace shardwise

@@ -64,20 +64,12 @@ void check_padding(const char* op, int64_t padding_idx, int64_t n_rows) {
 
 namespace {
 
-/// The policy allows or forbids a lookup's messages like the redistribution that they amount to: ids go to all owners, or, where all
-/// have the ids, what each rank finds goes to all.
+/// The policy allows or forbids a lookup's messages like the redistribution that they amount to: ids go to all owners.
 void check_policy(const TableLookup& lookup) {
-  if (CommPolicyScope::current() == CommPolicy::kAllow) return;
-  const SpecPtr& ids = spec_of(lookup.ids);
-  const auto check_move = [](const Spec& from, const Spec& to) {
-    check_comm_policy([&] { return fmt::format("moves {} to {}", to_string(from), to_string(to.layout())); });
-  };
-  if (!lookup.plan->ids_are_equal) return check_move(*ids, *ids->replicated());
-  Placements found = lookup.plan->found;
-  for (size_t m = 0; m < found.size(); ++m)
-    if (lookup.plan->exchange_along[m])
-      found[m] = lookup.table->placements()[m].is_shard(1) ? Placement::shard(ids->dim()) : Placement::partial();
-  check_move(*lookup.spec_of_rows(std::move(found)), *lookup.plan->rows);
+  if (lookup.plan->ids_are_equal || CommPolicyScope::current() == CommPolicy::kAllow) return;
+  const Spec& ids = *spec_of(lookup.ids);
+  check_comm_policy(
+      [&] { return fmt::format("moves {} to {}", to_string(ids), to_string(ids.replicated()->layout())); });
 }
 
 }  // namespace
@@ -106,6 +98,29 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
 TableLookup TableLookup::with_exchange() const {
   TableLookup lookup = *this;
   lookup.row_exchange = RowExchange::make_of_equal_ids(table, plan->exchange_along, own_ids());
+  return lookup;
+}
+
+TableLookup TableLookup::of_parts(Placements of_ids) const {
+  LookupPlan of_part = *plan;
+  for (size_t m = 0; m < of_ids.size(); ++m)
+    if (plan->exchange_along[m]) of_part.found[m] = of_ids[m];
+  of_part.result = of_part.found;
+  of_part.rows = spec_of_rows(of_part.found);
+  of_part.ids_are_equal = of_ids == plan->ids;
+  of_part.ids = of_ids;
+  TableLookup lookup{op, table, std::make_shared<const LookupPlan>(of_part), redistribute(ids, std::move(of_ids)),
+                     row_exchange};
+  if (of_part.ids_are_equal || !row_exchange) return lookup;
+  const Box& all = spec_of(ids)->boxes()[0];
+  const Layout& parts = spec_of(lookup.ids)->layout();
+  lookup.row_exchange = row_exchange->of_parts(lookup.own_ids(), [&](int64_t rank, const at::Tensor& per_id) {
+    const Box box = parts.boxes(rank)[0];
+    at::Tensor part = per_id.view(all.sizes);
+    for (int64_t dim = 0; dim < part.dim(); ++dim)
+      part = part.narrow(dim, box.offsets[dim] - all.offsets[dim], box.sizes[dim]);
+    return part.reshape({-1});
+  });
   return lookup;
 }
 

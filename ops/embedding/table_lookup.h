@@ -31,12 +31,15 @@ struct TableLookup {
   std::optional<RowExchange>
       row_exchange;  // none where plan->exchanges_rows() is false, on non-members, and of equal ids
 
-  /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them. Of equal ids it only checks them.
+  /// Collective over the mesh's members; ids are those of prepared_ids(), `plan` one for them. Of equal ids it only compares them.
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                            const LookupOptions& options);
 
   /// Of equal ids: with the exchange that brings all rows to all.
   TableLookup with_exchange() const;
+  /// Of equal ids, with_exchange(): the lookup in which each rank wants the rows of its part of the ids, as `of_ids` shards them along mesh
+  /// dims of the exchange; with the ids as they are, all ranks want all. Sends nothing.
+  TableLookup of_parts(Placements of_ids) const;
 
   /// The spec of the rows looked up, [ids..., columns].
   SpecPtr spec_of_rows(Placements placements) const;
@@ -47,7 +50,7 @@ struct TableLookup {
   }
 
   /// True where gradients go back to the rows' owners, each rank sending those of its own ids.
-  bool scatters_gradients() const { return row_exchange && !plan->ids_are_equal; }
+  bool scatters_gradients() const { return row_exchange && plan->splits_ids(); }
   /// This rank's ids; empty on a non-member.
   at::Tensor own_ids() const;
   /// 1 / how often each id occurs in the whole batch, laid out as `ids`, float64.

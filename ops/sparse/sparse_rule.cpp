@@ -55,7 +55,7 @@ class SparseCall {
   }
 
   void run() {
-    const MemoryWrite write(is_in_place() ? leader().known_memory() : nullptr);
+    const MemoryWrite write = is_in_place() ? leader().begin_write() : MemoryWrite(nullptr);
     std::vector<at::Tensor> pieces;
     {
       BelowAutograd guard;

@@ -40,7 +40,7 @@ at::Tensor DimPieces::wrapped(const Shards& pieces, int64_t length, Placements p
 at::Tensor moved_to(const at::Tensor& tensor, Placements placements) {
   const SpecPtr& from = spec_of(tensor);
   const SpecPtr to = from->with_placements(std::move(placements));
-  return to == from ? tensor : wrap(to, move(from, maybe_dtensor(tensor)->shards(), to));
+  return to == from ? tensor : wrap(to, move(*maybe_dtensor(tensor), to));
 }
 
 DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {

@@ -40,7 +40,7 @@ std::nullptr_t write_to(const Arg&) {
 }
 inline MemoryWrite write_to(at::Tensor& written) {
   const auto* impl = maybe_dtensor(written);
-  return MemoryWrite(impl ? impl->known_memory() : nullptr);
+  return impl ? impl->begin_write() : MemoryWrite(nullptr);
 }
 
 }  // namespace detail

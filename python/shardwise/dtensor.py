@@ -86,9 +86,8 @@ class DTensor(torch.Tensor):
         return _C.placements_of(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came;
-        `unfetched`: rows of a lookup before their first use."""
-        absent = "stale" if _C.is_stale(self) else "unfetched" if _C.is_unfetched(self) else ""
+        """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came."""
+        absent = "stale" if _C.is_stale(self) else ""
         pieces = [] if absent else _C.detached_pieces(self, "print")
         local = absent or (f"local_tensor={pieces[0]}" if len(pieces) == 1 else f"local_tensors={pieces}")
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"

@@ -21,6 +21,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+CommScope scope_of_move() {
+  const auto cause = CommScope::current_cause();
+  return CommScope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
+}
+
 /// Pre: `to` is another spec than the tensor's.
 at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const RedistributeOptions& options) {
   if (tensor.scalar_type() != to->dtype()) {
@@ -28,8 +33,7 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
     return spec_of(cast) == to ? cast : moved(cast, to, options);
   }
   const auto* impl = maybe_dtensor(tensor);
-  const auto cause = CommScope::current_cause();
-  const CommScope scope(cause == CommScope::Cause::kOperator ? CommScope::current_op() : "redistribute", cause);
+  const CommScope scope = scope_of_move();
   if (impl->is_sparse()) return wrap_sparse(to, move_sparse(*impl, to), {impl->entries()->sparse_dim});
   if (!options.async_op || to->mesh()->is_meta()) return wrap(to, move(impl->spec(), impl->shards(), to, options.plan));
   auto pending = start_move(impl->spec(), impl->shards(), to, options.plan);
@@ -38,22 +42,21 @@ at::Tensor moved(const at::Tensor& tensor, const SpecPtr& to, const Redistribute
   return result;
 }
 
-/// `tensor` as `to`, if it is on its way and can be had so at less cost; else undefined.
-at::Tensor fetched(const at::Tensor& tensor, const SpecPtr& to) {
-  const auto* impl = maybe_dtensor(tensor);
-  if (tensor.scalar_type() != to->dtype() || impl->spec()->mesh() != to->mesh()) return {};
-  const CommScope scope("redistribute", CommScope::Cause::kProgram);
-  auto pieces = impl->fetch_as(to);
-  return pieces ? wrap(to, std::move(*pieces)) : at::Tensor();
+/// `tensor` as `to`, where its rows have owners that send them; else undefined.
+at::Tensor sent_by_owners(const at::Tensor& tensor, const SpecPtr& to) {
+  const CommScope scope = scope_of_move();
+  auto pieces = move_owned_rows(*maybe_dtensor(tensor), to);
+  return pieces ? wrap(to, *std::move(pieces)) : at::Tensor();
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
                             const RedistributeOptions& options, const MoveDtypes& dtypes) {
     ctx->saved_data["backward_dtype"] = dtypes.backward;
-    if (at::Tensor early = fetched(tensor, to); early.defined()) {
-      ctx->saved_data["grad_spec"] = to_value(spec_of_grad(to));  // whoever gives the pieces so takes the gradient so
-      return early;
+    if (at::Tensor sent = sent_by_owners(tensor, to); sent.defined()) {
+      ctx->saved_data["grad_spec"] =
+          to_value(spec_of_grad(to));  // the lookup takes gradients of any layout, and sends rows
+      return sent;
     }
     ctx->saved_data["grad_spec"] = to_value(spec_of_grad(spec_of(tensor)));
     return moved(tensor, to, options);
@@ -145,7 +148,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
                 : Spec::intern(mesh, from->sizes(), std::move(placements), from->strides(), dtype);
   if (to == from) return at::alias(tensor);
   at::Tensor result =
-      records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : fetched(tensor, to);
+      records(tensor) ? Redistribute::apply(without_tangent(tensor), to, options, dtypes) : sent_by_owners(tensor, to);
   if (!result.defined()) result = moved(tensor, to, options);
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined())
     result._set_fw_grad(redistribute(tangent, mesh, to->placements().vec(), options, dtypes), 0,
@@ -171,7 +174,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
   std::vector<SpecPtr> to_together;
   std::vector<size_t> places;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse()) {
+    if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse() || maybe_dtensor(tensors[i])->owned_rows()) {
       results[i] = redistribute(tensors[i], placements[i]);
       continue;
     }

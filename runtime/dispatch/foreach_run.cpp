@@ -78,8 +78,7 @@ class ForeachRun {
 
   /// What the kernel writes to is its own.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
-    return call_.op.args[operand.arg].is_written ? move(operand.impl->spec(), operand.impl->shards(), to)
-                                                 : move_operand(*operand.impl, to);
+    return call_.op.args[operand.arg].is_written ? move(*operand.impl, to) : move_operand(*operand.impl, to);
   }
 
   c10::IValue flattened(size_t arg) const {

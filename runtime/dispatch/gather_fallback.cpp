@@ -61,8 +61,8 @@ class ReplicatedRun {
       auto replicated = spec->replicated();
       const auto& arg = call_.op.args[operand.arg];
       const bool is_read_only = !arg.is_written && !arg.is_aliased;
-      const at::Tensor replica = (is_read_only ? move_operand(*operand.impl, replicated)
-                                               : move(spec, operand.impl->shards(), replicated))[0];
+      const at::Tensor replica =
+          (is_read_only ? move_operand(*operand.impl, replicated) : move(*operand.impl, replicated))[0];
       moved |= replicated != spec;
       if (arg.is_aliased) note_view(replicated != spec, *operand.impl, replica);
       c10::IValue& value = call_.arg(operand.arg);

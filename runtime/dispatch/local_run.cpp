@@ -93,8 +93,7 @@ class LocalRun {
   /// What the result may share memory with, or the kernel write to, is its own.
   Shards moved(const BoundOperand& operand, const SpecPtr& to) const {
     const bool is_read_only = !call_.op.is_view && !call_.op.args[operand.arg].is_written;
-    return is_read_only ? move_operand(*operand.impl, to)
-                        : move(operand.impl->spec(), operand.impl->shards(), to);
+    return is_read_only ? move_operand(*operand.impl, to) : move(*operand.impl, to);
   }
 
   at::Tensor local(size_t i, size_t piece) const {

@@ -9,7 +9,7 @@ Shards move_operand(const DTensorImpl& operand, const SpecPtr& to) {
   const SpecPtr& spec = operand.spec();
   const bool is_number_elsewhere =
       spec->mesh() != to->mesh() && spec->dim() == 0 && !spec->mesh()->is_meta() && !to->mesh()->is_meta();
-  return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(spec, operand.shards(), to);
+  return is_number_elsewhere ? move_number(spec, operand.shards(), to) : move(operand, to);
 }
 
 at::Tensor narrowed_to(at::Tensor tensor, const Box& box) {

@@ -139,7 +139,7 @@ class Unboxed<Op, Return(Args...)> {
   static Return run(const Decision& decision, First& first, Rest&... rest) {
     const BelowAutograd guard;
     if constexpr (std::is_reference_v<Return>) {
-      const MemoryWrite write = maybe_dtensor(first)->begin_write();
+      const MemoryWrite write(maybe_dtensor(first)->known_memory());
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
     } else {

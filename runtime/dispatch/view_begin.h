@@ -4,21 +4,25 @@
 
 #include "runtime/tensor/dtensor_impl.h"
 
+#include <memory>
+
 namespace shardwise {
 
 struct ViewOrigin {
   int64_t begin = 0;  // bytes, for views of any dtype
   TensorMemoryPtr memory;
+  std::shared_ptr<OwnedRows> owned_rows = {};
 };
 
 inline ViewOrigin origin_of(const DTensorImpl& viewed) {
-  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory()};
+  return {viewed.storage_offset() * static_cast<int64_t>(viewed.itemsize()), viewed.memory(), viewed.owned_rows()};
 }
 
 /// To be called with a new view of a tensor of this origin; it begins `offset` elements of the view behind it.
 inline void begin_view(const at::Tensor& view, const ViewOrigin& origin, int64_t offset = 0) {
   auto* impl = maybe_dtensor(view);
   impl->set_memory(origin.memory);
+  if (origin.owned_rows) impl->set_owned_rows(origin.owned_rows);
   if (origin.begin == 0 && offset == 0) return;
   impl->set_storage_offset(origin.begin / static_cast<int64_t>(impl->itemsize()) + offset);
 }

@@ -7,6 +7,8 @@
 #include "runtime/redistribute/plan_cache.h"
 #include "runtime/redistribute/traced_move.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
+#include "runtime/tensor/owned_rows.h"
 #include "runtime/tensor/traced_pieces.h"
 
 #include <c10/core/Event.h>
@@ -135,6 +137,22 @@ Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destinat
   if (destination->mesh()->is_meta()) return pieces_on_meta(*destination);
   run_to_end(moving, source->mesh() != destination->mesh());
   return moving.pieces();
+}
+
+std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination) {
+  const SpecPtr& source = tensor.spec();
+  const auto& rows = tensor.owned_rows();
+  if (!rows || source == destination || !rows->are_rows_of(source)) return std::nullopt;
+  const BelowAutograd guard;
+  const auto layouts = [&] { return move_words(*source, *destination, {}); };
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+  const ProfilerSpan span([&] { return fmt::format("shardwise::move {}", layouts()); });
+  return rows->move_as(destination);
+}
+
+Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options) {
+  if (auto rows = move_owned_rows(tensor, destination)) return *std::move(rows);
+  return move(tensor.spec(), tensor.shards(), destination, options);
 }
 
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,

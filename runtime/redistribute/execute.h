@@ -6,8 +6,11 @@
 #include "runtime/tensor/spec.h"
 
 #include <memory>
+#include <optional>
 
 namespace shardwise {
+
+class DTensorImpl;
 
 /// This rank's pieces of the same tensor laid out as `destination`: the source's own where nothing changes, else new memory.
 /// Below autograd. Collective over both meshes; with two different meshes other ranks of the world have nothing to do.
@@ -18,7 +21,12 @@ namespace shardwise {
 /// received; the plan comes from a cache of this thread.
 Shards move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination, const PlanOptions& options = {});
 
-/// The same without waiting for the last messages, if the move ends with messages. Pre: not on meta.
+/// The same of a tensor. Where its rows have owners (runtime/tensor/owned_rows.h) these send them, each once to a rank that lacks it.
+Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options = {});
+/// Only that: nothing, and nothing is sent, where rows have no owners or `destination` wants terms of a sum.
+std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& destination);
+
+/// move() of pieces without waiting for the last messages, if the move ends with messages. Pre: not on meta.
 std::unique_ptr<PendingMove> start_move(const SpecPtr& source, const Shards& shards, const SpecPtr& destination,
                                         const PlanOptions& options = {});
 

@@ -2,6 +2,7 @@
 
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/owned_rows.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/traced_pieces.h"
 #include "runtime/tensor/view_link.h"
@@ -126,6 +127,11 @@ void DTensorImpl::set_memory(TensorMemoryPtr memory) {
     TensorMemoryPtr::reclaim(old);
 }
 
+MemoryWrite DTensorImpl::begin_write() const {
+  if (owned_rows_) owned_rows_->note_write();
+  return MemoryWrite(known_memory());
+}
+
 void DTensorImpl::settle() const {
   wait();
   if (!view_link_) return;
@@ -156,16 +162,9 @@ void DTensorImpl::wait() const {
   state_.fetch_and(static_cast<uint8_t>(~kPending), std::memory_order_release);
 }
 
-bool DTensorImpl::is_unfetched() const {
-  if (!is_pending()) return false;
-  const ObjectLock lock(this);
-  return is_pending() && pending_->is_unfetched();
-}
-
-std::optional<Shards> DTensorImpl::fetch_as(const SpecPtr& to) const {
-  if (!is_pending()) return std::nullopt;
-  const ObjectLock lock(this);
-  return is_pending() ? pending_->fetch_as(to) : std::nullopt;
+void DTensorImpl::set_owned_rows(std::shared_ptr<OwnedRows> rows) {
+  owned_rows_ = std::move(rows);
+  if (owned_rows_) state_.fetch_or(kOwned, std::memory_order_release);  // writes go the general way, which ends it
 }
 
 void DTensorImpl::share_arrival(DTensorImpl& alias) const {
@@ -187,6 +186,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);
   result->set_view_link(view_link_);
+  result->set_owned_rows(owned_rows_);
   result->entries_ = entries_;
   result->set_memory(memory());
   result->local_kind_ = local_kind_;
@@ -216,6 +216,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   state_ = kReady;
   other->share_arrival(*this);
   set_view_link(other->view_link_);
+  set_owned_rows(other->owned_rows_);
   entries_ = other->entries_;
   set_memory(other->memory());
   local_kind_ = other->local_kind_;
@@ -224,6 +225,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
 void DTensorImpl::release_resources() {
   TensorImpl::release_resources();
   pending_.reset();
+  owned_rows_.reset();
   view_link_.reset();
   set_memory({});
   state_ = kReady;

@@ -20,6 +20,7 @@ inline constexpr c10::DispatchKey kAutogradKey = c10::DispatchKey::AutogradPriva
 /// or none; a rank without pieces may still hold an empty shard).
 enum class LocalKind : uint8_t { kTensor, kPieces, kNoPieces };
 
+class OwnedRows;
 class ViewLink;
 struct SparseEntries;
 
@@ -42,13 +43,14 @@ class DTensorImpl final : public c10::TensorImpl {
   void set_pending(std::shared_ptr<PendingMove> pending);
   /// True where shards() has nothing to wait for, and refresh() nothing to fetch.
   bool is_ready() const { return state_.load(std::memory_order_acquire) == kReady; }
-  /// True where the next use, shards() too, fetches the pieces from other ranks, and so is collective.
-  bool is_unfetched() const;
-  /// The pieces laid out as `to`, while they are on their way and can be had so at less cost. Collective.
-  std::optional<Shards> fetch_as(const SpecPtr& to) const;
   /// Streams that use `alias`, which shares this tensor's memory, wait for this tensor's move as those that use this tensor do.
   void share_arrival(DTensorImpl& alias) const;
   bool is_pending() const { return state_.load(std::memory_order_acquire) & kPending; }
+
+  /// How the rows of this tensor's memory are owned, for views and aliases to share; null for all but lookups. It may not hold for this
+  /// tensor: OwnedRows::are_rows_of().
+  const std::shared_ptr<OwnedRows>& owned_rows() const { return owned_rows_; }
+  void set_owned_rows(std::shared_ptr<OwnedRows> rows);
 
   /// Of a copied view, how its values come and go; null for all others.
   const std::shared_ptr<ViewLink>& view_link() const { return view_link_; }
@@ -74,7 +76,7 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Pre: no other thread has this tensor yet.
   void set_memory(TensorMemoryPtr memory);
   /// To be held while an operator writes to this tensor.
-  MemoryWrite begin_write() const { return MemoryWrite(known_memory()); }
+  MemoryWrite begin_write() const;
 
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
@@ -97,7 +99,7 @@ class DTensorImpl final : public c10::TensorImpl {
   /// Waits for a pending move.
   void wait() const;
   /// Flags that send shards() to the slow path.
-  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2;
+  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kOwned = 4;
 
   SpecPtr spec_;
   mutable Shards shards_;
@@ -108,6 +110,7 @@ class DTensorImpl final : public c10::TensorImpl {
   std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;
   bool has_gradient_layout_ = false;
+  std::shared_ptr<OwnedRows> owned_rows_;
 };
 
 /// Null where `tensor` is undefined or not distributed. Cost: one test of a bit.

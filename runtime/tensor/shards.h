@@ -6,22 +6,17 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <optional>
-
 namespace shardwise {
 
 /// This rank's pieces, in the order of Spec::boxes(); none on a non-member.
 using Shards = c10::SmallVector<at::Tensor, 1>;
 
-/// Pieces that are still to come: a move whose last messages are under way (dropping it waits for them), or rows not fetched yet.
+/// Pieces that are still to come: a move whose last messages are under way (dropping it waits for them), or terms that this rank makes of
+/// what it has when somebody reads them.
 class PendingMove {
  public:
   virtual ~PendingMove() = default;
-  /// The pieces laid out as `to`, where they can be had so at less cost than by finish(), which may follow all the same. Collective.
-  virtual std::optional<Shards> fetch_as(const SpecPtr& /*to*/) { return std::nullopt; }
-  /// True where finish() is collective: the other ranks send nothing before they call it.
-  virtual bool is_unfetched() const { return false; }
-  /// Waits for them. Once only. Throws: what the backend throws.
+  /// Waits for them; starts no message. Once only. Throws: what the backend throws.
   virtual Shards finish() = 0;
 };
 

@@ -382,7 +382,7 @@ def test_a_scope_may_be_opened_within_itself():
             with scope:
                 pass
             assert F.embedding(ids, table).placements == (sw.Partial(),)
-        assert F.embedding(ids, table).placements == (Replicate(),)
+            assert F.embedding(ids, table).redistribute(placements=[Replicate()]).placements == (Replicate(),)
 
     run_ranks(2, body)
 

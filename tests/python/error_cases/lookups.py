@@ -214,17 +214,6 @@ CASES = [
     ),
     case("a padding row that does not exist, by the operator", "torch.embedding(table, ids, 10)", ValueError),
     case(
-        "a table that was written to before its rows were used",
-        """
-        with torch.no_grad():
-            local = table.to_local()
-            rows = F.embedding(ids.redistribute(placements=[Replicate()]), table)
-            local.zero_()
-            rows.sum()
-        """,
-        ValueError,
-    ),
-    case(
         "a sparse gradient on meta",
         """
         table = torch.nn.Parameter(sw.distribute_tensor(torch.ones(10, 4, device="meta"), mesh, [Shard(0)]))

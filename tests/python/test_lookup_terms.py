@@ -1,4 +1,9 @@
-"""Rows of replicated ids are sent when they are used, and only those that the use needs."""
+"""A lookup of replicated ids gives each rank its own rows. Moving that sends each row once, and reading it sends nothing."""
+
+import copy
+import gc
+import io
+import pickle
 
 import pytest
 import torch
@@ -6,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Partial, Replicate, Shard
 from shardwise import ShardMetadata as Piece
 from shardwise.testing import run_ranks
 
@@ -70,6 +75,13 @@ def bytes_of(call):
     return mode.bytes_received()
 
 
+def looked_up(table=TABLE, ids=IDS):
+    """A table sharded by rows, and the rows of replicated ids in it."""
+    mesh, ours = lay_out(table, (4,), [Shard(0)])
+    replicated = sw.distribute_tensor(ids, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
+    return ours, F.embedding(replicated, ours)
+
+
 def test_only_the_rows_that_a_rank_needs_are_sent_to_it():
     ids, table = torch.arange(4000) * 7 % 1000, torch.randn(1000, 64)
 
@@ -77,34 +89,143 @@ def test_only_the_rows_that_a_rank_needs_are_sent_to_it():
         mesh, ours = lay_out(table, (4,), [Shard(0)])
         replicated = sw.distribute_tensor(ids, mesh, [Replicate()], src_data_rank=None)
         sharded = sw.distribute_tensor(ids, mesh, [Shard(0)], src_data_rank=None)
-        unused = bytes_of(lambda: F.embedding(replicated, ours))
-        whole = bytes_of(lambda: F.embedding(replicated, ours).to_local())
-        part = bytes_of(lambda: F.embedding(replicated, ours).redistribute(placements=[Shard(0)]))
-        by_hand = bytes_of(lambda: F.embedding(sharded, ours))
-        assert unused < 100
-        assert whole == unused + 750 * 256
-        assert part <= by_hand + 100
+        rows = []
+        assert bytes_of(lambda: rows.append(F.embedding(replicated, ours))) == 0
+        assert rows[0].placements == (Partial(),)
+        assert bytes_of(lambda: rows[0].redistribute(placements=[Replicate()])) == 750 * 256
+        assert bytes_of(lambda: rows[0].exp()) == 750 * 256
+        # Requests are known: nothing but rows is sent, and in the backward nothing but their gradients.
+        parts = []
+        part = bytes_of(lambda: parts.append(rows[0].redistribute(placements=[Shard(0)])))
+        by_hand = bytes_of(lambda: parts.append(F.embedding(sharded, ours)))
+        assert part < by_hand
+        losses = [each.square().sum() for each in parts]
+        assert bytes_of(losses[0].backward) <= bytes_of(losses[1].backward)
 
     run_ranks(4, check)
 
 
-def test_printing_on_one_rank_waits_for_nobody():
+def test_gradients_of_a_part_go_to_owners_without_requests():
+    """... also where no move of the result found the rows that a rank has gradients of."""
+
     def check(rank):
-        mesh, table = lay_out(TABLE, (4,), [Shard(0)])
-        rows = F.embedding(sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None), table)
-        assert rank > 0 or "DTensor(unfetched, " in repr(rows)
-        torch.testing.assert_close(rows.to_local(), F.embedding(IDS, TABLE))
-        assert rank > 0 or "local_tensor" in repr(rows)
+        table, rows = looked_up()
+        mesh = rows.device_mesh
+        grad = sw.ones(rows.shape, dtype=rows.dtype, device_mesh=mesh, placements=[Shard(0)])
+        with sw.CommDebugMode() as mode:
+            rows.backward(grad)
+        assert mode.get_total_counts() == 1
+        expected = torch.zeros(N_ROWS).index_add_(0, IDS.reshape(-1), torch.ones(IDS.numel()))
+        torch.testing.assert_close(table.grad.full_tensor()[:, 0].float(), expected)
 
     run_ranks(4, check)
 
 
-def test_rows_are_fetched_once():
+READERS = {
+    "print": print,
+    "repr": repr,
+    "to_local": lambda rows: rows.to_local(),
+    "detach": lambda rows: rows.detach(),
+    "data": lambda rows: rows.data,
+    "storage": lambda rows: rows.untyped_storage().nbytes(),
+    "pickle": lambda rows: pickle.dumps(rows.detach()),
+    "deepcopy": lambda rows: copy.deepcopy(rows.detach()),
+    "save": lambda rows: torch.save(rows.detach(), io.BytesIO()),
+    "numpy": lambda rows: rows.detach().to_local().numpy(),
+    "locals": lambda rows: repr(locals()),
+    "collect": lambda rows: gc.collect(),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
+def test_reading_on_one_rank_sends_nothing_and_changes_nothing(read):
+    def check(rank):
+        _, rows = looked_up()
+        if rank == 0:
+            read(rows)
+        assert bytes_of(lambda: torch.testing.assert_close(rows.full_tensor(), F.embedding(IDS, TABLE))) > 0
+        local = rows.to_local()
+        is_own = rank == IDS // 5
+        torch.testing.assert_close(local, F.embedding(IDS, TABLE) * is_own.unsqueeze(-1))
+
+    run_ranks(4, check)
+
+
+@pytest.mark.parametrize("keep", ["variable", "cycle", "traceback"])
+def test_a_result_that_lives_on_one_rank_only_disturbs_no_write_to_the_table(keep):
+    def check(rank):
+        table, rows = looked_up()
+        kept = []
+        if rank == 0 and keep == "variable":
+            kept.append(rows)
+        if rank == 0 and keep == "cycle":
+            kept.append(rows)
+            kept.append(kept)
+        if rank == 0 and keep == "traceback":
+            try:
+                raise RuntimeError(rows)
+            except RuntimeError as error:
+                kept.append(error)
+        del rows
+        with torch.no_grad():
+            assert bytes_of(lambda: table.mul_(1)) == 0
+            torch.testing.assert_close((table + 1).full_tensor(), TABLE + 1)
+
+    run_ranks(4, check)
+
+
+WRITES = {
+    "result": lambda rows: rows.mul_(2),
+    "view": lambda rows: rows.view(-1, N_COLUMNS).mul_(2),
+    "row": lambda rows: [rows[i].mul_(2) for i in range(len(rows))],
+    "detached": lambda rows: rows.detach().mul_(2),
+    "data": lambda rows: rows.data.mul_(2),
+    "foreach": lambda rows: torch._foreach_mul_([rows], 2),
+    "copy": lambda rows: rows.copy_(rows * 2),
+    "out": lambda rows: torch.mul(rows, 2, out=rows),
+}
+
+
+@pytest.mark.parametrize("to", [Replicate(), Shard(0), Shard(2)], ids=str)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_moves_see_what_operators_wrote(write, to):
+    def check(rank):
+        with torch.no_grad():
+            _, rows = looked_up()
+            before = rows.detach()
+            if rank == 1:
+                rows.to_local()
+            write(rows)
+            for each in (rows, before):
+                moved = each.redistribute(placements=[to])
+                torch.testing.assert_close(moved.full_tensor(), F.embedding(IDS, TABLE) * 2)
+
+    run_ranks(4, check)
+
+
+def test_moves_of_many_tensors_send_rows_once():
+    ids, table = torch.arange(4000) * 7 % 1000, torch.randn(1000, 64)
+
+    def check(rank):
+        _, rows = looked_up(table, ids)
+        many = lambda: sw.redistribute_many([rows, rows], [[Replicate()], [Shard(0)]])  # noqa: E731
+        assert bytes_of(many) < 750 * 256 * 2 + 1
+        for moved in many():
+            torch.testing.assert_close(moved.full_tensor(), F.embedding(ids, table))
+
+    run_ranks(4, check)
+
+
+def test_a_policy_against_hidden_messages_lets_the_lookup_pass():
     def check(rank):
         mesh, table = lay_out(TABLE, (4,), [Shard(0)])
-        rows = F.embedding(sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None), table)
-        assert bytes_of(lambda: rows * 2) > 0
-        assert bytes_of(lambda: (rows * 3, rows.redistribute(placements=[Shard(0)]), rows.to_local())) == 0
+        ids = sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None)
+        with sw.communication_policy("error"), sw.lookup_exchange("auto", check_ids=False):
+            rows = F.embedding(ids, table)
+            with pytest.raises(ValueError, match=r"\[aten::exp\] moves .*Partial.* on its own"):
+                rows.exp()
+            moved = rows.redistribute(placements=[Shard(0)])
+            torch.testing.assert_close(moved.full_tensor(), F.embedding(IDS, TABLE))
 
     run_ranks(4, check)
 
@@ -161,16 +282,12 @@ def test_ids_may_be_written_to_before_the_rows_are_used():
     run_ranks(4, check)
 
 
-def test_a_write_past_the_distributed_tensor_is_an_error():
+def test_the_table_may_be_written_to_past_the_distributed_tensor():
     def check(rank):
-        mesh, table = lay_out(TABLE, (4,), [Shard(0)])
-        ids = sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None)
         with torch.no_grad():
-            local = table.to_local()
-            rows = F.embedding(ids, table)
-            local.zero_()
-            with pytest.raises(ValueError, match="the table was written to, by way of its local tensor"):
-                rows.sum()
+            table, rows = looked_up()
+            table.to_local().zero_()
+            torch.testing.assert_close(rows.full_tensor(), F.embedding(IDS, TABLE))
 
     run_ranks(4, check)
 

@@ -1,0 +1,39 @@
+// ops/embedding/lookup_terms.h: the result of looking up equal ids in a table that is sharded by rows: each rank has its own rows.
+//
+//   ids 7 2 7 9 on both ranks, rows [0, 5) on rank 0 and [5, 10) on rank 1:
+//     rank 0 has  0 r2 0  0     and keeps r2          a move to Replicate sends r2 to rank 1, and r7 and r9 to rank 0;
+//     rank 1 has r7  0 r7 r9    and keeps r7, r9      one to Shard(0) sends r7 to rank 0, and nothing to rank 1
+#pragma once
+
+#include "ops/embedding/table_lookup.h"
+#include "runtime/tensor/owned_rows.h"
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+namespace shardwise {
+
+/// The lookup as the backward needs it, with ids sharded as its gradient, where a move made it already. Made anew it sends nothing either.
+using ShardedLookup = std::shared_ptr<std::atomic<std::shared_ptr<const TableLookup>>>;
+
+/// Keeps a copy of this rank's rows, each once, so that the table may be written to. The terms themselves are made when somebody reads them.
+class LookupTerms final : public OwnedRows, public PendingMove {
+ public:
+  /// `lookup`: of equal ids, without its exchange; on a member. `pieces`: the table's. Sends nothing. Cost: groups all ids, copies own rows.
+  LookupTerms(const TableLookup& lookup, c10::ArrayRef<at::Tensor> pieces, ShardedLookup sharded);
+
+  /// This rank's terms: its rows, and zeros.
+  Shards finish() override;
+  std::optional<Shards> move_as(const SpecPtr& to) const override;
+
+ private:
+  /// Where ids lie so that rows come to lie as `to`, or on the way there.
+  Placements ids_for(const Spec& to) const;
+
+  TableLookup lookup_;
+  const std::vector<at::Tensor> own_rows_;
+  const ShardedLookup sharded_;
+};
+
+}  // namespace shardwise
