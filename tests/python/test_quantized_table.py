@@ -81,10 +81,10 @@ def test_lookups_are_those_of_the_dequantised_table(case, exchange):
             for placements in layouts_of_ids(mesh):
                 own = sw.distribute_tensor(ids, mesh, placements)
                 rows = table.lookup(own)
-                # Rows for ids that all ranks have are sent at once, packed; those of a dense table when the result moves.
-                is_sent = exchange != "reduce_scatter" and all(p.is_replicate() for p in placements)
-                of_rows = F.embedding(own, whole).placements
-                assert rows.placements == tuple(Replicate() if p.is_partial() and is_sent else p for p in of_rows)
+                # Rows for equal ids are sent at once, packed; those of a dense table when the result moves.
+                for here, of_dense in zip(rows.placements, F.embedding(own, whole).placements, strict=True):
+                    is_sent = of_dense.is_partial() and exchange != "reduce_scatter"
+                    assert here == of_dense or (is_sent and here.is_replicate())
                 assert_equal(rows, expected[ids])
                 for mode in ("sum", "mean", "max"):
                     bags = table.lookup_bags(own, mode=mode, padding_idx=2)
