@@ -11,7 +11,7 @@ namespace {
 /// A key that no tensor has and no library uses: a thread includes it while its attention is answered by a function. Autograd's
 /// threads take it, and the function, over from the thread that recorded the graph.
 constexpr auto kAttentionKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
-constexpr const char* kFunction = "shardwise.attention";
+constexpr const char* kFunction = "attention of shardwise";
 
 /// Calls the function of this thread, for which attention is torch's again.
 void attend(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

@@ -1,4 +1,4 @@
-#include "python/bindings.h"
+#include "python/package.h"
 #include "runtime/comm/caller.h"
 
 #include <fmt/format.h>
@@ -25,8 +25,8 @@ std::string string_of(PyObject* text) {
   return bytes ? bytes : "?";
 }
 
-std::string folder_of(const char* module) {
-  const auto path = py::module_::import(module).attr("__file__").cast<std::string>();
+std::string folder_of_torch() {
+  const auto path = py::module_::import("torch").attr("__file__").cast<std::string>();
   return path.substr(0, path.rfind('/') + 1);
 }
 
@@ -64,8 +64,7 @@ void visit_frames(py::object innermost, const Visit& visit) {
 }
 
 bool is_of_a_library(const Frame& frame) {
-  static const auto* const libraries =
-      new std::vector<std::string>{folder_of("torch"), folder_of("shardwise"), "<frozen "};
+  static const auto* const libraries = new std::vector<std::string>{folder_of_torch(), package().folder, "<frozen "};
   const std::string file = frame.file();
   return std::ranges::any_of(*libraries, [&](const std::string& library) { return file.starts_with(library); });
 }

@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/mesh_args.h"
+#include "python/package.h"
 #include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
@@ -24,12 +25,14 @@ namespace {
 using Names = std::vector<std::string>;
 using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
 
-constexpr const char* kModule = "shardwise.device_mesh";
-constexpr const char* kTorchMeshes = "shardwise.interop.torch_meshes";
-constexpr const char* kGroups = "shardwise._torch_groups";
-
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
+
+/// Whoever has a tensor of ours has a mesh, so that before the first one torch is as it was.
+void install_replacements() {
+  const py::gil_scoped_acquire gil;
+  package().install();
+}
 
 c10::DeviceType device_type_of(const std::string& text) {
   const c10::Device device(text);
@@ -40,6 +43,7 @@ c10::DeviceType device_type_of(const std::string& text) {
 }
 
 MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::optional<Names> names) {
+  install_replacements();
   RankGrid grid;
   grid.shape = Dims(ranks.sizes());
   const at::Tensor flat = ranks.to(at::kCPU, at::kLong).contiguous();
@@ -48,7 +52,7 @@ MeshPtr make_mesh(const std::string& device_type, const at::Tensor& ranks, std::
   // All ranks are here. Made by one alone, when it first asks, it would shift the names that torch.distributed gives to later groups.
   if (std::ranges::count(mesh->grid().shape, 1) > 0 && !World::is_thread() && !GivenGroups::current()) {
     const py::gil_scoped_acquire gil;
-    py::module_::import(kGroups).attr("lone_group")(py::arg("is_collective") = true);
+    package().lone_group(py::arg("is_collective") = true);
   }
   return mesh;
 }
@@ -96,10 +100,9 @@ GroupPtr group_of_world(World& world) {
 py::object torchs_group(const DeviceMesh& mesh, const std::optional<DimOrName>& mesh_dim) {
   const GroupPtr& group = mesh.group(dim_of(mesh, mesh_dim));
   if (!group) return py::none();
-  const auto groups = py::module_::import(kGroups);
   const bool is_alone = group->size() == 1;
   const std::string name = open_name(is_alone ? *group_of_world(*mesh.world()) : *group);
-  return is_alone && !name.empty() ? groups.attr("lone_group")() : groups.attr("group_of")(name);
+  return is_alone && !name.empty() ? package().lone_group() : package().group_of(name);
 }
 
 /// What a DeviceMesh of Python knows besides its grid and groups. Its objects come and go while tensors live on the mesh.
@@ -201,16 +204,13 @@ MeshPtr submesh(const DeviceMesh& mesh, const std::variant<std::string, Names>& 
 
 MeshPtr to_mesh(py::handle object) {
   if (py::isinstance<DeviceMesh>(object)) return py::cast<std::shared_ptr<DeviceMesh>>(object);
-  const auto ours = py::module_::import(kTorchMeshes).attr("mesh_from_torch")(object);
-  return py::cast<std::shared_ptr<DeviceMesh>>(ours);
+  return py::cast<std::shared_ptr<DeviceMesh>>(package().mesh_from_torch(object));
 }
 
 py::object from_mesh(const MeshPtr& mesh) {
   const MeshPtr with_memory = mesh->with_memory();
   if (py::object object = registered_object(*with_memory)) return object;
-  return py::module_::import(kModule)
-      .attr("DeviceMesh")
-      .attr("_of")(MeshHandle{std::const_pointer_cast<DeviceMesh>(with_memory)});
+  return package().mesh_of(MeshHandle{std::const_pointer_cast<DeviceMesh>(with_memory)});
 }
 
 int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
@@ -233,7 +233,7 @@ int64_t dim_of(const DeviceMesh& mesh, const std::optional<DimOrName>& dim) {
 static MeshPtr current_mesh() {
   {
     const py::gil_scoped_acquire gil;
-    const py::object innermost = py::module_::import(kTorchMeshes).attr("current_torch_mesh")();  // ours are there, too
+    const py::object innermost = package().current_torch_mesh();  // ours are there, too
     if (!innermost.is_none() && !py::isinstance<DeviceMesh>(innermost)) return to_mesh(innermost);
   }
   return active_meshes.empty() ? nullptr : active_meshes.back();
@@ -242,6 +242,7 @@ static MeshPtr current_mesh() {
 MeshPtr mesh_or_world(const std::optional<MeshPtr>& mesh, const std::string& device_type) {
   if (mesh) return *mesh;
   if (MeshPtr current = current_mesh()) return current;
+  install_replacements();
   python_world();  // initialises torch.distributed where nobody did
   return world_mesh(device_type_of(device_type));
 }
@@ -342,9 +343,8 @@ void bind_device_mesh(py::module_& module) {
       .def("__repr__", &text_of)
       .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; })
       .def("__reduce__", [](const DeviceMesh& self) {
-        const auto rebuild = py::module_::import("shardwise.device_mesh").attr("rebuild_mesh");
         const auto type_name = c10::DeviceTypeName(self.device_type(), true);
-        return py::make_tuple(rebuild, py::make_tuple(type_name, rank_tensor(self), self.names()));
+        return py::make_tuple(package().rebuild_mesh, py::make_tuple(type_name, rank_tensor(self), self.names()));
       });
   type.attr("__module__") = "shardwise";
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),

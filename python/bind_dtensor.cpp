@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/package.h"
 #include "runtime/api/forward_scope.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/move_dtypes.h"
@@ -61,6 +62,7 @@ using MaybeMesh = std::optional<MeshPtr>;
 using MaybePlacements = std::optional<WrittenPlacements>;
 
 PyTypeObject* tensor_class = nullptr;
+py::handle general_to_local, general_from_local;  // as pybind11 binds them
 
 /// Gives a new distributed tensor its Python object, of our class. Taken by hand the lock costs half of what pybind11's guard does.
 void attach(const at::Tensor& tensor) {
@@ -159,10 +161,10 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
       END_HANDLE_TH_ERRORS
     }
   }
-  static PyObject* general = PyObject_GetAttrString(py::module_::import("shardwise._C").ptr(), "to_local");
   std::vector<PyObject*> all{self};
   all.insert(all.end(), args, args + n_args + (names ? PyTuple_GET_SIZE(names) : 0));
-  return PyObject_Vectorcall(general, all.data(), all.size() - (names ? PyTuple_GET_SIZE(names) : 0), names);
+  return PyObject_Vectorcall(general_to_local.ptr(), all.data(), all.size() - (names ? PyTuple_GET_SIZE(names) : 0),
+                             names);
 }
 
 /// The mesh and the placements of a from_local() call that asks for no more; else nulls.
@@ -213,8 +215,7 @@ PyObject* from_local_method(PyObject*, PyObject* const* args, Py_ssize_t n_args,
       return THPVariable_Wrap(result);
       END_HANDLE_TH_ERRORS
     }
-  static PyObject* general = PyObject_GetAttrString(py::module_::import("shardwise._C").ptr(), "from_local");
-  return PyObject_Vectorcall(general, args, n_args, names);
+  return PyObject_Vectorcall(general_from_local.ptr(), args, n_args, names);
 }
 
 void set_tensor_class(const py::object& type) {
@@ -244,14 +245,14 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
   const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
   Home home = home_of(given, placements_or_replicate(std::move(placements), *given), n_dims);
   auto of_grad = placements_on(home.mesh, grad_placements, n_dims);
-  return from_any_local(understood(local, "as_local"), home.mesh, std::move(home.placements),
+  return from_any_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
                         {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
 }
 
 at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenPlacements placements,
                           const std::optional<Numbers>& shape) {
   Home home = home_of(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
-  return from_any_local(understood(local, "as_local"), home.mesh, std::move(home.placements),
+  return from_any_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
                         {.shape = dims_of(shape), .adds_gradients = true});
 }
 
@@ -285,7 +286,8 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
                                 std::optional<int64_t> src_data_rank) {
   const MeshPtr given = mesh_or_current(mesh);
   Home home = home_of(given, placements_or_replicate(std::move(placements), *given), tensor.dim());
-  return distribute_tensor(understood(tensor, "as_whole"), home.mesh, std::move(home.placements), src_data_rank);
+  return distribute_tensor(understood(tensor, package().as_whole), home.mesh, std::move(home.placements),
+                           src_data_rank);
 }
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, WrittenPlacements written,
@@ -414,6 +416,8 @@ void bind_methods(py::module_& module) {
              py::arg("local_tensor"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape") = none);
   module.def("to_local", wrap_pybind_function(&py_to_local), kToLocal, py::is_method(module), py::kw_only(),
              py::arg("grad_placements") = none);
+  general_from_local = py::object(module.attr("from_local")).release();
+  general_to_local = py::object(module.attr("to_local")).release();
   module.def("redistribute", wrap_pybind_function_no_gil(&py_redistribute), kRedistribute, py::is_method(module),
              py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(), py::arg("async_op") = false,
              py::arg("forward_dtype") = none, py::arg("backward_dtype") = none, py::arg("objective") = "bytes",
@@ -424,10 +428,10 @@ void bind_methods(py::module_& module) {
 
 }  // namespace
 
-at::Tensor understood(const at::Tensor& tensor, const char* converter) {
+at::Tensor understood(const at::Tensor& tensor, py::handle converter) {
   if (!tensor.key_set().has(c10::DispatchKey::Python)) return tensor;
   const py::gil_scoped_acquire gil;
-  return py::module_::import("shardwise.interop.torch_tensors").attr(converter)(tensor).cast<at::Tensor>();
+  return converter(tensor).cast<at::Tensor>();
 }
 
 void bind_dtensor(py::module_& module) {

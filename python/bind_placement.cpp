@@ -1,5 +1,6 @@
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/package.h"
 
 #include "placements/split.h"
 
@@ -160,9 +161,7 @@ py::object from_placement(const Placement& placement) {
 
 py::object from_written(const Placement& placement, int64_t split_factor) {
   if (split_factor == 1) return from_placement(placement);
-  const auto torchs = py::module_::import("shardwise.interop.facade").attr("torchs_own");
-  return torchs("torch.distributed.tensor.placement_types")
-      .attr("_StridedShard")(placement.dim(), py::arg("split_factor") = split_factor);
+  return package().strided_shard(placement.dim(), split_factor);
 }
 
 void bind_placement(py::module_& module) {

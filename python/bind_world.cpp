@@ -1,4 +1,4 @@
-#include "python/bindings.h"
+#include "python/package.h"
 #include "python/torch_world.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -9,8 +9,6 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kModule = "shardwise._torch_groups";
-
 /// The group called `name` in torch.distributed. Names cross between the modules, no pybind11 type does.
 c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
   return c10d::resolve_process_group(name);
@@ -19,7 +17,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> group_by_name(const std::string& name) {
 /// torch.distributed.new_group, called by every rank of the world in one order; null on non-members.
 c10::intrusive_ptr<c10d::ProcessGroup> new_group(const std::vector<int64_t>& ranks) {
   py::gil_scoped_acquire gil;
-  const auto name = py::module_::import(kModule).attr("new_group")(ranks).cast<std::optional<std::string>>();
+  const auto name = package().new_group(ranks).cast<std::optional<std::string>>();
   return name ? group_by_name(*name) : nullptr;
 }
 
@@ -55,7 +53,7 @@ std::shared_ptr<World> python_world() {
   c10::intrusive_ptr<c10d::ProcessGroup> everyone;
   {
     py::gil_scoped_acquire gil;
-    const auto group = py::module_::import(kModule).attr("default_group")();
+    const py::object group = package().default_group();
     if (group.is_none()) return World::current();
     rank = group.attr("rank")().cast<int64_t>();
     everyone = group_by_name(group.attr("group_name").cast<std::string>());

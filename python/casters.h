@@ -29,9 +29,9 @@ MeshPtr to_mesh(py::handle object);
 /// The mesh as a shardwise.DeviceMesh: the object that there is for it, else a new one.
 py::object from_mesh(const MeshPtr& mesh);
 
-/// What `converter` of interop/torch_tensors.py makes of a tensor whose operators are written in Python, such as torch's own
-/// DTensors; any other as it is. Throws: what that raises.
-at::Tensor understood(const at::Tensor& tensor, const char* converter);
+/// The result of `converter`, a function of the Package, for a tensor whose operators are written in Python, such as torch's own
+/// DTensors; any other tensor as it is. Throws: what that raises.
+at::Tensor understood(const at::Tensor& tensor, py::handle converter);
 
 /// `mesh`, or the mesh of the innermost `with mesh:` of this thread. Throws: c10::ValueError where there is neither.
 MeshPtr mesh_or_current(const std::optional<MeshPtr>& mesh);

@@ -53,6 +53,7 @@ from shardwise._C import (
     redistribution_counters,
     register_rule,
 )
+from shardwise._handed_over import hand_over
 from shardwise.debug import CommDebugMode, explain, profile, step_report, visualize_mesh, visualize_sharding
 from shardwise.device_mesh import DeviceMesh, init_device_mesh, rebuild_mesh, rebuild_related, rebuild_slice
 from shardwise.distribute_module import distribute_module
@@ -154,5 +155,6 @@ torch.serialization.add_safe_globals(
         rebuild_slice,
     ]
 )
-atexit.register(_C.forget_world)
+hand_over()
+atexit.register(_C.forget_world)  # does nothing without a world; what the program registers later still has its tensors
 watch_if_asked()

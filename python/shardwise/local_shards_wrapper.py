@@ -142,6 +142,8 @@ class LocalShardsWrapper(torch.Tensor):
 
     table_size: torch.Size | None = None
     """The whole table's, where that is known: in a copy of a DTensor that is being saved."""
+    trained_on = ""
+    """The type of device of the mesh, in such a copy."""
 
     def _reach(self) -> torch.Size:
         """Size of the table as far as this rank's own pieces reach: a wrapper knows no other ranks.

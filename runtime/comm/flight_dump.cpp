@@ -23,6 +23,12 @@ namespace {
 
 using DumpJson = nlohmann::ordered_json;
 
+/// The folder that is current when this library is loaded; empty where the system does not tell.
+const std::filesystem::path first_folder = [] {
+  std::error_code error;
+  return std::filesystem::current_path(error);
+}();
+
 /// Made when the first world begins, so that two readings of the clock lie far apart when somebody asks.
 c10::ApproximateClockToUnixTimeConverter& clock_converter() {
   static auto* const converter = new c10::ApproximateClockToUnixTimeConverter;
@@ -152,8 +158,12 @@ std::string flight_json(const FlightRecorder& recorder, const std::string& reaso
 }
 
 std::filesystem::path dump_folder() {
-  const char* const folder = std::getenv("SHARDWISE_DUMP_FOLDER");
-  return folder != nullptr && *folder != '\0' ? folder : ".";
+  const char* const given = std::getenv("SHARDWISE_DUMP_FOLDER");
+  if (given != nullptr && *given != '\0') return (first_folder / given).lexically_normal();
+  std::error_code error;
+  auto temporary = std::filesystem::temp_directory_path(error);
+  if (error) temporary = "/tmp";
+  return (first_folder / temporary / fmt::format("shardwise-dumps-{}", ::getuid())).lexically_normal();
 }
 
 std::vector<std::string> dump_flights(const std::filesystem::path& folder, const std::string& reason) {

@@ -1,6 +1,7 @@
 // runtime/comm/flight_dump.h: the flight recorders of this process as files, one per rank, for `python -m shardwise hang`.
 //
-// A file is written where a wait takes long (flight_watch.h), where one ends by an error, on SIGUSR1, and where the program asks for it.
+// A file is written where a wait takes long (flight_watch.h), where one ends by an error, where the program asks for it, and on SIGUSR1 in processes
+// that were started with SHARDWISE_DUMP_SIGNAL=1.
 #pragma once
 
 #include "runtime/comm/flight_recorder.h"
@@ -19,7 +20,8 @@ std::function<int64_t(uint64_t)> unix_clock();
 /// seconds since 1970, and where the program is, as far as the interpreter says so within a second.
 std::string flight_json(const FlightRecorder& recorder, const std::string& reason);
 
-/// The environment's SHARDWISE_DUMP_FOLDER, or the current folder.
+/// The environment's SHARDWISE_DUMP_FOLDER, or shardwise-dumps-<user id> in the folder of temporary files. Absolute: a relative name counts from
+/// the folder that was current when the process began, so a program may change its folder.
 std::filesystem::path dump_folder();
 
 /// Writes shardwise-rank<rank>-pid<pid>.json for each rank of this process (shardwise-rank<rank>-thread-pid<pid>.json where ranks are

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 
 namespace shardwise {
@@ -33,6 +34,23 @@ void wake(int /*signal*/) {
   if (end >= 0) [[maybe_unused]]
     const auto written = ::write(end, "", 1);
   errno = saved;
+}
+
+bool is_signal_asked_for() {
+  const char* const value = std::getenv("SHARDWISE_DUMP_SIGNAL");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+/// Has SIGUSR1 wake the watch, unless the program has a handler.
+void listen() {
+  struct sigaction known{};
+  if (::sigaction(SIGUSR1, nullptr, &known) != 0 || (known.sa_flags & SA_SIGINFO) != 0 || known.sa_handler != SIG_DFL)
+    return;
+  struct sigaction ours{};
+  ours.sa_handler = &wake;
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  ::sigaction(SIGUSR1, &ours, nullptr);
 }
 
 class FlightWatch {
@@ -49,15 +67,7 @@ class FlightWatch {
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
     is_started_ = true;
     wake_end = ends[1];
-    struct sigaction known{};
-    if (::sigaction(SIGUSR1, nullptr, &known) == 0 && (known.sa_flags & SA_SIGINFO) == 0 &&
-        known.sa_handler == SIG_DFL) {
-      struct sigaction ours{};
-      ours.sa_handler = &wake;
-      ours.sa_flags = SA_RESTART;
-      sigemptyset(&ours.sa_mask);
-      ::sigaction(SIGUSR1, &ours, nullptr);
-    }
+    if (is_signal_asked_for()) listen();
     static const int registered = ::pthread_atfork(nullptr, nullptr, &forget_in_child);
     static_cast<void>(registered);
     unix_clock();  // the first of the two comparisons with the time of day
@@ -107,7 +117,8 @@ class FlightWatch {
   static void dump_on_signal() {
     try {
       const auto written = dump_flights(dump_folder(), "SIGUSR1");
-      TORCH_WARN(fmt::format("[SIGUSR1] wrote {}", fmt::join(written, ", ")));
+      TORCH_WARN(written.empty() ? "[SIGUSR1] this process is no rank yet: there is nothing to write."
+                                 : fmt::format("[SIGUSR1] wrote {}", fmt::join(written, ", ")));
     } catch (const std::exception& error) {
       TORCH_WARN(error.what());
     }
@@ -142,10 +153,12 @@ class FlightWatch {
         "SHARDWISE_WAIT_WARNING=<seconds> says when to warn (0: never).",
         record.name, recorder.rank(), waited, record.group->ranks,
         op.empty() ? "" : fmt::format(", which {} needs", op),
-        written.empty() ? ""
-                        : fmt::format("What the rank did is in {}: `python -m shardwise hang` reads such files of "
-                                      "all ranks, and `kill -USR1` has a rank write one. ",
-                                      fmt::join(written, ", "))));
+        written.empty()
+            ? ""
+            : fmt::format(
+                  "What the rank did is in {}: `python -m shardwise hang` reads such files of "
+                  "all ranks, and `kill -USR1` has a rank write one that was started with SHARDWISE_DUMP_SIGNAL=1. ",
+                  fmt::join(written, ", "))));
   }
 
   double limit_ = 30;  // seconds
@@ -157,5 +170,9 @@ class FlightWatch {
 }  // namespace
 
 void start_flight_watch() { FlightWatch::instance().start(); }
+
+void start_flight_watch_if_asked() {
+  if (is_signal_asked_for()) start_flight_watch();
+}
 
 }  // namespace shardwise

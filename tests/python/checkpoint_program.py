@@ -241,6 +241,11 @@ def async_save(folder):
     """By every stager; what is trained on meanwhile does not get into the checkpoint."""
     model, mesh = sharded(0, by_rows())
     optimizer = trained(model, 1, replicas(IDS, mesh))
+    group = dist.new_group(backend="gloo")  # of the thread that saves: training goes on over the world's
+    expect_error(
+        lambda: dcp.async_save(saved_state(model, optimizer), checkpoint_id=f"{folder}/shared_group"),
+        "[async_save] a thread would save DTensors of a CPU mesh", "process_group=dist.new_group",
+    )  # fmt: skip
     stagers = {
         "default": {},
         "threads": {"async_stager": DefaultStager(StagingOptions(False, False, True, False))},
@@ -253,7 +258,10 @@ def async_save(folder):
     for name, options in stagers.items():
         state = saved_state(model, optimizer)
         expected = copy.deepcopy(values(state))
-        started = dcp.async_save(state, checkpoint_id=f"{folder}/{name}", **options)
+        of_process = "async_checkpointer_type" in options
+        started = dcp.async_save(
+            state, checkpoint_id=f"{folder}/{name}", process_group=None if of_process else group, **options
+        )
         future = started
         if not hasattr(started, "result"):
             started.staging_completion.result()

@@ -43,6 +43,7 @@ def processes(part, n_ranks, folder, **variables):
     environment = {
         **os.environ,
         "SHARDWISE_DUMP_FOLDER": str(folder),
+        "SHARDWISE_DUMP_SIGNAL": "1",
         "SHARDWISE_WAIT_WARNING": "1",
         "OMP_NUM_THREADS": "1",
         **variables,
@@ -100,7 +101,10 @@ def test_a_rank_that_stays_away_is_named_with_its_place(tmp_path, capsys):
         wait_for(lambda: len(files(tmp_path)) == 2 and (tmp_path / "away-2").exists(), started)
         without = hang(capsys, files(tmp_path))
         assert re.search(r"Ranks 0-1 have waited \d+\.\d s, since [\d:]{8}, for rank 2 in ", without), without
-        assert "rank 2 left no file: it is gone, or nobody asked it (kill -USR1 PID)" in without
+        assert (
+            "rank 2 left no file: it is gone, or nobody asked it (kill -USR1 PID, if it was started with SHARDWISE_DUMP_SIGNAL=1)"
+            in without
+        )
         started[2].send_signal(signal.SIGUSR1)  # its Python sleeps
         wait_for(lambda: len(files(tmp_path)) == 3, started)
         text = hang(capsys, files(tmp_path))
@@ -148,7 +152,6 @@ def test_ranks_that_call_different_collectives_are_named(tmp_path, capsys):
                 "The ranks parted"
             )
 
-        time.sleep(1)  # handlers are there when the mesh is
         wait_for(lambda: all(handles_signal(process.pid) for process in started), started)
         wait_for(all_have_parted, started)
         sentence = hang(capsys, files(tmp_path)).splitlines()[0]
@@ -207,6 +210,38 @@ def test_the_check_names_the_programs_lines(tmp_path):
     ), error
 
 
+def test_a_signal_that_nobody_asked_for_keeps_its_meaning(tmp_path):
+    with processes("stays_away", 3, tmp_path, SHARDWISE_DUMP_SIGNAL="", SHARDWISE_WAIT_WARNING="0") as started:
+        wait_for(lambda: (tmp_path / "away-2").exists(), started)
+        assert not any(handles_signal(process.pid) for process in started)
+        started[2].send_signal(signal.SIGUSR1)
+        assert started[2].wait(PATIENCE) == -signal.SIGUSR1
+
+
+def test_files_that_nobody_named_a_folder_for_are_found_again(tmp_path):
+    """In a folder of temporary files, wherever the program has gone meanwhile; a relative name counts from where it began."""
+    program = "import os, shardwise as sw; os.chdir('/'); print(sw._C.dump_folder())"
+    for given, expected in (("", tmp_path / f"shardwise-dumps-{os.getuid()}"), ("here", tmp_path / "here")):
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TMPDIR": str(tmp_path), "SHARDWISE_DUMP_FOLDER": given},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert result.stdout.strip() == str(expected)
+
+
+def test_a_signal_before_the_first_mesh_does_not_end_the_process():
+    program = "import os, signal, shardwise; os.kill(os.getpid(), signal.SIGUSR1); print('goes on')"
+    environment = {**os.environ, "SHARDWISE_DUMP_SIGNAL": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "goes on"
+
+
 @pytest.mark.parametrize("part", ["own_handler", "early_signal"])
 def test_signals(part, tmp_path):
     with processes(part, 2, tmp_path) as started:
@@ -231,8 +266,7 @@ def test_a_file_that_was_not_written_to_its_end_is_left_out(tmp_path):
         read_flights([partial])
 
 
-def test_ranks_that_are_threads_have_a_file_each(tmp_path, monkeypatch):
-    monkeypatch.setenv("SHARDWISE_DUMP_FOLDER", str(tmp_path / "by signal"))
+def test_ranks_that_are_threads_have_a_file_each(tmp_path):
     written = []
 
     def body(rank):
@@ -253,25 +287,18 @@ def test_ranks_that_are_threads_have_a_file_each(tmp_path, monkeypatch):
             if flights[0].current() and flights[1].current():
                 break
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        while len(of_threads(files(tmp_path / "by signal"))) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
 
-    if signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL:
-        pytest.skip("this process has a handler of its own")
     assert run_ranks(3, body) == [7.0] * 3
-    by_signal = of_threads(files(tmp_path / "by signal"))
-    assert len(written) == 3 and len(by_signal) == 3
-    for paths in (written, by_signal):
-        flights = read_flights(paths)
-        assert [flight.rank for flight in flights.values()] == [0, 1, 2] and flights[0].n_ranks == 3
-        sentence = describe_hang(flights)
-        assert re.match(
-            r"Ranks 0-1 have waited .* for rank 2 in all_reduce for .* at \S*test_hang\.py:\d+ in \S*body; ", sentence
-        ), sentence
-        assert re.search(
-            r"rank 2 has made \d+ of these calls, .* and is at \S*(threading|test_hang)\.py:\d+ in ", sentence
-        ), sentence
+    assert len(written) == 3
+    flights = read_flights(written)
+    assert [flight.rank for flight in flights.values()] == [0, 1, 2] and flights[0].n_ranks == 3
+    sentence = describe_hang(flights)
+    assert re.match(
+        r"Ranks 0-1 have waited .* for rank 2 in all_reduce for .* at \S*test_hang\.py:\d+ in \S*body; ", sentence
+    ), sentence
+    assert re.search(
+        r"rank 2 has made \d+ of these calls, .* and is at \S*(threading|test_hang)\.py:\d+ in ", sentence
+    ), sentence
 
 
 def test_nothing_that_hangs_is_said_to(tmp_path, capsys):
@@ -568,7 +595,7 @@ def test_a_wait_that_others_saw_end_is_no_present_one():
     assert re.fullmatch(
         r"Ranks 0-1 have waited 60\.0 s, since [\d:]{8}, for rank 2 in all_reduce \(Float\), call 4 of the ranks 0-2 at a\.py:1 in f; "
         r"rank 2's file is of [\d:]{8}, from before this wait, when its last communication was all_reduce \(Float\), call 2 of the ranks "
-        r"0-2: kill -USR1 4711 writes a new one\.",
+        r"0-2: kill -USR1 4711 writes a new one, if it was started with SHARDWISE_DUMP_SIGNAL=1\.",
         text,
     ), text
     assert hang_rows(flights)[3][:6] == ("2", "older file", "last all_reduce (Float)", "0-2", "2", "")

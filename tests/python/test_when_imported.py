@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from shardwise.interop import when_imported as when_imported_module
 from shardwise.interop.when_imported import when_imported
 
 NAME = "module_of_the_test"
@@ -33,6 +34,19 @@ def test_who_looks_for_a_module_need_not_import_it(write):
     assert calls == [module] and module.x == 1
     importlib.reload(module)
     assert calls == [module]
+
+
+def test_a_finder_stands_only_while_something_waits(write, monkeypatch):
+    monkeypatch.setattr(when_imported_module, "_waiting", {})
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if each is not when_imported_module._watcher])
+    finders = list(sys.meta_path)
+    write("x = 3")
+    when_imported(NAME, lambda module: None)
+    assert len(sys.meta_path) == len(finders) + 1
+    importlib.import_module(NAME)
+    assert sys.meta_path == finders
+    when_imported(NAME, lambda module: None)  # at once
+    assert sys.meta_path == finders
 
 
 def test_an_import_that_fails_is_waited_for_again(write, monkeypatch):

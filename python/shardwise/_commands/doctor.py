@@ -26,6 +26,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHARDWISE_VARIABLES = {
     "SHARDWISE_CHECK": "1 compares each communication of all ranks before it is made",
     "SHARDWISE_DUMP_FOLDER": "where the last communications of ranks that hang or fail are written",
+    "SHARDWISE_DUMP_SIGNAL": "1 has SIGUSR1 make a rank write its last communications",
     "SHARDWISE_THREADS": "strict has ranks that are threads communicate as over NCCL",
     "SHARDWISE_WAIT_WARNING": "seconds after which a rank that waits says in what",
     "SHARDWISE_WATCH": "1, or a port: feeds the page of python -m shardwise watch",

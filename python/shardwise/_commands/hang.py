@@ -3,16 +3,18 @@
 import argparse
 from pathlib import Path
 
+from shardwise import _C
 from shardwise._commands.help import HelpFormatter
 from shardwise.debug.flight_files import read_flights
 from shardwise.debug.hang import describe_hang, hang_rows
 from shardwise.debug.text_tables import table_text
 
-EPILOG = """A program writes the files where a wait takes long, where a communication fails, on SIGUSR1 (kill -USR1 PID)
-and by shardwise.debug.dump(), into the folder that SHARDWISE_DUMP_FOLDER names. Of several files of one rank
-the newest counts; files of other runs are left out.
+EPILOG = """A program writes the files where a wait takes long, where a communication fails, by shardwise.debug.dump(), and on
+SIGUSR1 (kill -USR1 PID) if it was started with SHARDWISE_DUMP_SIGNAL=1: into the folder that SHARDWISE_DUMP_FOLDER
+names, or that of temporary files. Of several files of one rank the newest counts; files of other runs are left out.
 
 examples:
+  python -m shardwise hang
   python -m shardwise hang dumps
   python -m shardwise hang dumps/shardwise-rank*.json"""
 
@@ -26,13 +28,17 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         formatter_class=HelpFormatter,
     )
     command.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE", help="shardwise-rank*.json of all ranks, or their folder"
+        "files",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        help="shardwise-rank*.json of all ranks, or their folder; default: the folder that programs write to",
     )
     command.set_defaults(run=run)
 
 
 def files_of(given: Path) -> list[Path]:
-    """Of a folder the files of ranks in it. Raises ValueError where it has none."""
+    """Returns the files of ranks in a folder. Raises ValueError if it has none."""
     if not given.is_dir():
         return [given]
     found = sorted(given.glob("shardwise-rank*.json"))
@@ -44,7 +50,7 @@ def files_of(given: Path) -> list[Path]:
 
 
 def run(options: argparse.Namespace) -> list[str]:
-    files = [file for given in options.files for file in files_of(given)]
+    files = [file for given in options.files or [Path(_C.dump_folder())] for file in files_of(given)]
     flights = read_flights(files)
     lines = [describe_hang(flights), "", shown(hang_rows(flights))]
     n_left_out = len(files) - len(flights)

@@ -10,7 +10,7 @@ __all__ = ["dump"]
 def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Writes the last 1,000 communications and the Python stack of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json.
     For ranks that are threads the name contains `-thread`. Returns the paths. Sends nothing. `folder` is made if it is missing; default: the
-    environment variable SHARDWISE_DUMP_FOLDER, or the current folder.
+    environment variable SHARDWISE_DUMP_FOLDER, or shardwise-dumps-<user id> in the folder of temporary files.
 
     Communications are always recorded. The files of all ranks show who waits for whom:
 
@@ -20,7 +20,7 @@ def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     `python -m shardwise hang dumps/*` reads them.
 
     They are also written when a wait takes longer than SHARDWISE_WAIT_WARNING (30 s), when a communication of a rank that is a process
-    ends with an error, and on SIGUSR1, which asks a program that hangs for them: `kill -USR1 PID`.
+    ends with an error, and, in a program that was started with SHARDWISE_DUMP_SIGNAL=1, on SIGUSR1: `kill -USR1 PID` while it hangs.
 
     Raises TypeError or ValueError if `folder` is not a path, and RuntimeError if it cannot be written to.
     """

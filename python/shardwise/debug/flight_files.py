@@ -155,9 +155,7 @@ def _read(path: Path, known: dict[Ranks, Ranks]) -> Flight:
     try:
         return _flight(path, dump, known)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"[hang] {path} is damaged: {error}. Leave it out, or let its rank write it anew: kill -USR1 PID."
-        ) from None
+        raise ValueError(f"[hang] {path} is damaged: {error}. Leave it out, or let its rank write it anew.") from None
 
 
 def _flight(path: Path, dump: dict[str, Any], known: dict[Ranks, Ranks]) -> Flight:

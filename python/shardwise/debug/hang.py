@@ -228,12 +228,12 @@ def _number(call: Call) -> str:
 def _words_of_missing(rank: int, call: Call, flights: dict[int, Flight]) -> str:
     flight = flights.get(rank)
     if flight is None:
-        return f"rank {rank} left no file: it is gone, or nobody asked it (kill -USR1 PID)"
+        return f"rank {rank} left no file: it is gone, or nobody asked it (kill -USR1 PID, if it was started with SHARDWISE_DUMP_SIGNAL=1)"
     own = flight.current()
     if _is_before(flight, call, flights):
         last = flight.calls[-1] if flight.calls else None
         before = f", when its last communication was {last.words()}, {_number(last)}" if last else ""
-        return f"rank {rank}'s file is of {_time(flight.time)}, from before this wait{before}: kill -USR1 {flight.pid} writes a new one"
+        return f"rank {rank}'s file is of {_time(flight.time)}, from before this wait{before}: kill -USR1 {flight.pid} writes a new one, if it was started with SHARDWISE_DUMP_SIGNAL=1"
     made = f"rank {rank} has made {flight.n_calls.get(call.group, 0)} of these calls"
     if own is not None and own.waits_since is not None:
         return f"{made} and waits in {own.words()} with the {ranks_in_words(own.group)}{_at(flight.place(own))}"

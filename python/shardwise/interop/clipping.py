@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from shardwise import _C
 from shardwise.dtensor import DTensor
-from shardwise.interop.replacements import Function, replace_functions
 
 TotalNorm = Callable[..., torch.Tensor]
 ClipGrads = Callable[..., None]
 Tensors = torch.Tensor | Iterable[torch.Tensor]
-
-
-def teach(module: ModuleType) -> None:
-    """Replaces the functions in `module`, torch.nn.utils or its clip_grad."""
-    replace_functions(module, _REPLACEMENTS)
 
 
 def total_norm(
@@ -48,10 +41,13 @@ def clip_grads(
 ) -> None:
     """torch.nn.utils.clip_grads_with_norm_. Gradients are scaled by this rank's value of `total_norm`, which is a number for meshes of any
     ranks. Raises ValueError on ranks that have plain gradients and are outside the norm's mesh."""
+    parameters = _listed(parameters)
+    if not any(isinstance(each, DTensor) for each in (total_norm, *parameters)):
+        return original(parameters, max_norm, total_norm, foreach)
     known = total_norm.to_local() if isinstance(total_norm, DTensor) else total_norm
     is_known = known.numel() == 1
     groups: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for parameter in _listed(parameters):
+    for parameter in parameters:
         if parameter.grad is not None:
             groups[isinstance(parameter.grad, DTensor)].append(parameter)
     if groups[False] and not is_known:
@@ -61,16 +57,11 @@ def clip_grads(
         )
     for group in groups.values():
         original(group, max_norm, known if is_known else total_norm, foreach)
+    return None
 
 
-def _listed(tensors: Tensors) -> list[torch.Tensor]:
+def _listed(tensors: Tensors) -> Sequence[torch.Tensor]:
+    """A list as it is: the original gets what the program gave."""
+    if isinstance(tensors, (list, tuple)):
+        return tensors
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-# As torch.nn.utils.clip_grad calls them, and torch.nn.utils.
-_REPLACEMENTS: dict[str, Function] = {
-    "_get_total_norm": total_norm,
-    "get_total_norm": total_norm,
-    "_clip_grads_with_norm_": clip_grads,
-    "clip_grads_with_norm_": clip_grads,
-}

@@ -1,7 +1,5 @@
 """Fake tensors: FakeTensorMode takes every operator for a plain one, and knows no layouts. Tensors on meta do what it is for."""
 
-import functools
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,24 +13,17 @@ _WAY_OUT = (
 )
 
 
-def teach(module: ModuleType) -> None:
-    """Has torch._subclasses.fake_tensor say why it does not take our tensors: by itself it names the operator alone.
+def dispatch(original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """FakeTensorMode says why it does not take our tensors: by itself it names the operator alone.
 
     Not as a TypeError, of which `x + 1` makes one of its own.
     """
-    mode = module.FakeTensorMode
-    original = mode.__torch_dispatch__
-
-    @functools.wraps(original)
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = original(self, func, types, args, kwargs)
-        if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
-            raise NotImplementedError(
-                f"[{func}] FakeTensorMode does not take DTensors: it would lose their layouts. {_WAY_OUT}"
-            )
-        return result
-
-    mode.__torch_dispatch__ = dispatch
+    result = original(self, func, types, args, kwargs)
+    if result is NotImplemented and any(map(has_values, tree_leaves((args, kwargs)))):
+        raise NotImplementedError(
+            f"[{func}] FakeTensorMode does not take DTensors: it would lose their layouts. {_WAY_OUT}"
+        )
+    return result
 
 
 def has_values(value: object) -> bool:

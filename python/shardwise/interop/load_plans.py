@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -13,20 +11,11 @@ from shardwise.interop.state_differences import facts, other_sizes
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 
 
-def teach(module: ModuleType) -> None:
-    """Has torch.distributed.checkpoint.default_planner compare the whole state dict with the checkpoint first.
-
-    It does so by itself, name by name, and says the first that is missing.
-    """
-    original = module.create_default_local_load_plan
-
-    @functools.wraps(original)
-    def create_plan(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> Any:
-        if any(isinstance(value, (DTensor, LocalShardsWrapper)) for value in state_dict.values()):
-            check_names(state_dict, metadata, strict)
-        return original(state_dict, metadata, strict)
-
-    module.create_default_local_load_plan = create_plan  # type: ignore[attr-defined]
+def create_plan(original: Any, state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> Any:
+    """The whole state dict is compared with the checkpoint first. torch does so name by name, and says the first that is missing."""
+    if any(isinstance(value, (DTensor, LocalShardsWrapper)) for value in state_dict.values()):
+        check_names(state_dict, metadata, strict)
+    return original(state_dict, metadata, strict)
 
 
 def check_names(state_dict: dict[str, Any], metadata: Metadata, strict: bool = True) -> None:

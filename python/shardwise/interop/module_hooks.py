@@ -7,29 +7,17 @@ fully_shard() and layers in C++ do.
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import Any
 
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import enters_last
-from shardwise.interop.replacements import replace_functions, replace_methods
-
-
-def teach(module: ModuleType) -> None:
-    replace_methods(module, {"register_forward_pre_hook": _before_the_comparison})
-    replace_functions(module, {"is_traceable_wrapper_subclass": _must_be_exchanged})
 
 
 def _must_be_exchanged(original: Any, tensor: Any) -> bool:
     return not isinstance(tensor, DTensor) and original(tensor)
 
 
-def _before_the_comparison(original: Any) -> Any:
-    @functools.wraps(original)
-    def register(self: Any, *arguments: Any, **options: Any) -> Any:
-        handle = original(self, *arguments, **options)
-        enters_last(self)
-        return handle
-
-    return register
+def register_forward_pre_hook(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:
+    handle = original(self, *arguments, **options)
+    enters_last(self)
+    return handle

@@ -5,11 +5,9 @@ The elementwise optimizers need nothing of this: their operators work on pieces.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,86 +23,68 @@ from shardwise.placement_types import Placement
 Tensors = Sequence[torch.Tensor]
 
 
-def teach(module: ModuleType) -> None:
-    """Lets torch choose foreach forms as for plain tensors, and replaces steps of Muon, Adafactor and LBFGS."""
-    if hasattr(module, "_foreach_supported_types"):
-        module._foreach_supported_types.append(DTensor)
-    for name, replacement in [
-        ("_single_tensor_muon", _muon),
-        ("_single_tensor_adafactor", _adafactor),
-        ("_multi_tensor_adafactor", _adafactor),
-    ]:
-        if hasattr(module, name):
-            setattr(module, name, replacement(module, getattr(module, name)))
-    if module.__name__ == "torch.optim.optimizer":
-        module.Optimizer.load_state_dict = _placing_values(module.Optimizer.load_state_dict)
-    if module.__name__ == "torch.optim.lbfgs":
-        module.LBFGS._gather_flat_grad = _gather_flat_grad(module.LBFGS._gather_flat_grad)
-        module.LBFGS._add_grad = _add_grad(module.LBFGS._add_grad)
+def supporting(kinds: list[type]) -> list[type]:
+    """torch's list of classes whose foreach forms are chosen as for plain tensors, with ours."""
+    kinds.append(DTensor)
+    return kinds
 
 
-def _placing_values(original: Any) -> Any:
+def load_state_dict(original: Any, self: Any, state_dict: dict[str, Any]) -> None:
     """load_state_dict() of an optimizer of our parameters: plain values, alike on all ranks, are laid out as the parameter that they
     belong to. Those of another shape, as factors of a matrix of moments, are replicated on its mesh; vectors of all parameters
     stay plain where those live on several meshes. Nothing is sent."""
+    parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+    if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        return original(self, state_dict)
+    indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+    meshes = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}
+    n_elements = sum(parameter.numel() for parameter in parameters)
+    state = dict(state_dict["state"])
 
-    @functools.wraps(original)
-    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-        meshes = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}
-        n_elements = sum(parameter.numel() for parameter in parameters)
-        state = dict(state_dict["state"])
+    def placed(parameter: DTensor, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, DTensor) or value.dim() == 0:
+            return value
+        if value.shape == parameter.shape:
+            return placed_as(value, parameter)
+        if value.shape == (n_elements,) and len(meshes) > 1:
+            return value
+        mesh = parameter.device_mesh
+        return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
 
-        def placed(parameter: DTensor, value: torch.Tensor) -> torch.Tensor:
-            if isinstance(value, DTensor) or value.dim() == 0:
-                return value
-            if value.shape == parameter.shape:
-                return placed_as(value, parameter)
-            if value.shape == (n_elements,) and len(meshes) > 1:
-                return value
-            mesh = parameter.device_mesh
-            return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
-
-        for index, parameter in zip(indices, parameters, strict=False):  # torch names what does not fit
-            if isinstance(parameter, DTensor) and index in state:
-                state[index] = pytree.tree_map_only(torch.Tensor, partial(placed, parameter), state[index])
-        original(self, {**state_dict, "state": state})
-
-    return load_state_dict
+    for index, parameter in zip(indices, parameters, strict=False):  # torch names what does not fit
+        if isinstance(parameter, DTensor) and index in state:
+            state[index] = pytree.tree_map_only(torch.Tensor, partial(placed, parameter), state[index])
+    return original(self, {**state_dict, "state": state})
 
 
-def _muon(module: ModuleType, original: Any) -> Any:
+def muon(original: Any, params: Tensors, grads: Tensors, muon_momentum_bufs: Tensors, **options: Any) -> None:
     """Muon's Newton-Schulz iteration needs whole matrices: each comes to one rank, which iterates alone, and its result goes back.
 
     All matrices of a mesh travel in the same two exchanges, as bfloat16, and the ranks share the work.
     """
+    ours = [i for i, parameter in enumerate(params) if isinstance(parameter, DTensor)]
+    if not ours:
+        return original(params, grads, muon_momentum_bufs, **options)
+    plain = [i for i in range(len(params)) if i not in ours]
+    if plain:
+        original(*([values[i] for i in plain] for values in (params, grads, muon_momentum_bufs)), **options)
+    momentum, lr = options["momentum"], float(options["lr"])
+    updates = []
+    for i in ours:
+        average = muon_momentum_bufs[i]
+        average.lerp_(grads[i], 1 - momentum)
+        updates.append(grads[i].lerp(average, momentum) if options["nesterov"] else average)
 
-    @functools.wraps(original)
-    def step(params: Tensors, grads: Tensors, muon_momentum_bufs: Tensors, **options: Any) -> None:
-        ours = [i for i, parameter in enumerate(params) if isinstance(parameter, DTensor)]
-        plain = [i for i in range(len(params)) if i not in ours]
-        if plain:
-            original(*([values[i] for i in plain] for values in (params, grads, muon_momentum_bufs)), **options)
-        if not ours:
-            return
-        momentum, lr = options["momentum"], float(options["lr"])
-        updates = []
-        for i in ours:
-            average = muon_momentum_bufs[i]
-            average.lerp_(grads[i], 1 - momentum)
-            updates.append(grads[i].lerp(average, momentum) if options["nesterov"] else average)
+    def iterate(matrix: torch.Tensor) -> torch.Tensor:
+        coefficients, n_steps, eps = options["ns_coefficients"], options["ns_steps"], options["eps"]
+        return torch.optim._muon._zeropower_via_newtonschulz(matrix, coefficients, n_steps, eps)
 
-        def iterate(matrix: torch.Tensor) -> torch.Tensor:
-            coefficients, n_steps, eps = options["ns_coefficients"], options["ns_steps"], options["eps"]
-            return module._zeropower_via_newtonschulz(matrix, coefficients, n_steps, eps)
-
-        parameters = [params[i] for i in ours]
-        for parameter, direction in zip(parameters, _of_whole(iterate, updates, parameters), strict=True):
-            parameter.mul_(1 - lr * options["weight_decay"])
-            parameter.add_(direction, alpha=-module._adjust_lr(lr, options["adjust_lr_fn"], parameter.shape))
-
-    return step
+    parameters = [params[i] for i in ours]
+    for parameter, direction in zip(parameters, _of_whole(iterate, updates, parameters), strict=True):
+        parameter.mul_(1 - lr * options["weight_decay"])
+        rate = torch.optim._muon._adjust_lr(lr, options["adjust_lr_fn"], parameter.shape)
+        parameter.add_(direction, alpha=-rate)
+    return None
 
 
 def _of_whole(function: Callable[[torch.Tensor], torch.Tensor], matrices: Tensors, like: Tensors) -> list[torch.Tensor]:
@@ -159,19 +139,16 @@ def _rows_on(rank: int, n_rows: int, mesh: DeviceMesh) -> list[Placement]:
     return placements
 
 
-def _adafactor(module: ModuleType, original: Any) -> Any:
+def adafactor(original: Any, params: Tensors, *lists: Any, **options: Any) -> None:
     """Adafactor reads norms as Python numbers, which ranks outside a parameter's mesh have not: they only count the step."""
-
-    @functools.wraps(original)
-    def step(params: Tensors, *lists: Any, **options: Any) -> None:
-        grads, row_vars, col_vars, variances, state_steps, *rest = lists
-        here = [i for i, parameter in enumerate(params) if not isinstance(parameter, DTensor) or _holds(parameter)]
-        for i in set(range(len(params))).difference(here):
-            state_steps[i] += 1
-        per_parameter = (params, grads, row_vars, col_vars, variances, state_steps)
-        original(*([values[i] for i in here] for values in per_parameter), *rest, **options)
-
-    return step
+    if not any(isinstance(parameter, DTensor) for parameter in params):
+        return original(params, *lists, **options)
+    grads, row_vars, col_vars, variances, state_steps, *rest = lists
+    here = [i for i, parameter in enumerate(params) if not isinstance(parameter, DTensor) or _holds(parameter)]
+    for i in set(range(len(params))).difference(here):
+        state_steps[i] += 1
+    per_parameter = (params, grads, row_vars, col_vars, variances, state_steps)
+    return original(*([values[i] for i in here] for values in per_parameter), *rest, **options)
 
 
 def _holds(tensor: DTensor) -> bool:
@@ -181,48 +158,40 @@ def _holds(tensor: DTensor) -> bool:
 # LBFGS works on one vector of all gradients. Where parameters are on several meshes, or some are plain, it is on a mesh of all ranks.
 
 
-def _gather_flat_grad(original: Any) -> Any:
-    @functools.wraps(original)
-    def gather_flat_grad(self: Any) -> torch.Tensor:
-        mesh = _common_mesh(self._params)
-        if mesh is None:
-            return original(self)
-        parts: list[torch.Tensor] = []
-        for parameter in self._params:
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            grad = _as_real(grad.to_dense() if grad.is_sparse else grad).reshape(-1)
-            everywhere = [Replicate()] * mesh.ndim
-            parts.append(
-                grad.redistribute(mesh, everywhere)
-                if isinstance(grad, DTensor)
-                else DTensor.from_local(grad, mesh, everywhere)
-            )
-        flat: Any = torch.cat(parts)
-        if self.param_groups[0].get("maximize", False):  # torch 2.14 and later
-            flat = -flat
-        return flat.redistribute(placements=[Shard(0)] * mesh.ndim)
-
-    return gather_flat_grad
+def gather_flat_grad(original: Any, self: Any) -> torch.Tensor:
+    mesh = _common_mesh(self._params)
+    if mesh is None:
+        return original(self)
+    parts: list[torch.Tensor] = []
+    for parameter in self._params:
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        grad = _as_real(grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+        everywhere = [Replicate()] * mesh.ndim
+        parts.append(
+            grad.redistribute(mesh, everywhere)
+            if isinstance(grad, DTensor)
+            else DTensor.from_local(grad, mesh, everywhere)
+        )
+    flat: Any = torch.cat(parts)
+    if self.param_groups[0].get("maximize", False):  # torch 2.14 and later
+        flat = -flat
+    return flat.redistribute(placements=[Shard(0)] * mesh.ndim)
 
 
-def _add_grad(original: Any) -> Any:
-    @functools.wraps(original)
-    def add_grad(self: Any, step_size: Any, update: Any) -> None:
-        if _common_mesh(self._params) is None:
-            return original(self, step_size, update)
-        begin = 0
-        for parameter in map(_as_real, self._params):
-            part = update[begin : begin + parameter.numel()].view(parameter.shape)
-            begin += parameter.numel()
-            part = (
-                part.redistribute(parameter.device_mesh, parameter.placements)
-                if isinstance(parameter, DTensor)
-                else part.full_tensor()
-            )
-            parameter.add_(part, alpha=float(step_size))
-        return None
-
-    return add_grad
+def add_grad(original: Any, self: Any, step_size: Any, update: Any) -> None:
+    if _common_mesh(self._params) is None:
+        return original(self, step_size, update)
+    begin = 0
+    for parameter in map(_as_real, self._params):
+        part = update[begin : begin + parameter.numel()].view(parameter.shape)
+        begin += parameter.numel()
+        part = (
+            part.redistribute(parameter.device_mesh, parameter.placements)
+            if isinstance(parameter, DTensor)
+            else part.full_tensor()
+        )
+        parameter.add_(part, alpha=float(step_size))
+    return None
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,21 +13,12 @@ from shardwise.dtensor import DTensor
 from shardwise.factories import randn
 
 
-def teach(module: ModuleType) -> None:
-    """Makes the matrices that `orthogonal` puts next to its weight, the identity and random columns, distributed as that is."""
-    for name in ("forward", "right_inverse"):
-        setattr(module._Orthogonal, name, _beside_its_operand(getattr(module._Orthogonal, name)))
-
-
-def _beside_its_operand(original: Any) -> Any:
-    @functools.wraps(original)
-    def call(self: Any, matrix: torch.Tensor) -> torch.Tensor:
-        if not isinstance(matrix, DTensor):
-            return original(self, matrix)
-        with _MadeOn(matrix.device_mesh):
-            return original(self, matrix)
-
-    return call
+def beside_it(original: Any, self: Any, matrix: torch.Tensor) -> torch.Tensor:
+    """The matrices that `orthogonal` puts next to its weight, the identity and random columns, are distributed as that is."""
+    if not isinstance(matrix, DTensor):
+        return original(self, matrix)
+    with _MadeOn(matrix.device_mesh):
+        return original(self, matrix)
 
 
 class _MadeOn(TorchFunctionMode):

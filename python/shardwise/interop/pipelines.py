@@ -8,8 +8,6 @@ needs no get_mesh.
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,9 +15,6 @@ from torch.distributed.tensor import DTensor as TorchDTensor
 
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
-from shardwise.interop.pipeline_batches import merge, split
-from shardwise.interop.pipeline_stages import checked, compared
-from shardwise.interop.replacements import replace_functions, replace_methods
 from shardwise.placement_types import Replicate
 
 
@@ -37,40 +32,30 @@ class _EitherDTensor(metaclass=_Kinds):
         return kind.from_local(local_tensor, device_mesh, *args, **kwargs)
 
 
-def teach(module: ModuleType) -> None:
-    if vars(module).get("DTensor") is TorchDTensor:
-        vars(module)["DTensor"] = _EitherDTensor
-    replace_functions(module, {"_make_tensor_from_meta": _zeros, "_split_tensor": split, "merge_chunks": merge})
-    replace_methods(
-        module, {"_compute_input_grads": _laid_out_as_accumulated, "_prepare_forward_infra": _knowing_own_meshes}
-    )
-    replace_methods(module, {"_initialize_stage": compared, "_initialize_stages": compared})
-    stage = vars(module).get("_PipelineStageBase")
-    if stage is not None and stage.__module__ == module.__name__:
-        stage.__init__ = checked(stage.__init__)
+def either(torchs: type) -> type:
+    return _EitherDTensor if torchs is TorchDTensor else torchs
 
 
-def _zeros(original: Any, meta: Any, device: Any) -> torch.Tensor:
-    return original(meta, device).zero_()
+def to_tensor(original: Any, stage: Any, arg: Any) -> torch.Tensor:
+    made: torch.Tensor = original(stage, arg)
+    if not isinstance(arg, torch.Tensor) and any(isinstance(each, DTensor) for each in stage.submod.parameters()):
+        with torch.no_grad():
+            made.zero_()
+    return made
 
 
-def _laid_out_as_accumulated(original: Any) -> Any:
-    @functools.wraps(original)
-    def compute(stage: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        grads = original(stage, outputs, inputs, *args, **kwargs)
-        return type(grads)(_as_accumulated(grad, of) for grad, of in zip(grads, inputs, strict=True))
-
-    return compute
+def compute_input_grads(original: Any, stage: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    grads = original(stage, outputs, inputs, *args, **kwargs)
+    if not any(isinstance(grad, DTensor) for grad in grads):
+        return grads
+    return type(grads)(_as_accumulated(grad, of) for grad, of in zip(grads, inputs, strict=True))
 
 
-def _knowing_own_meshes(original: Any) -> Any:
-    @functools.wraps(original)
-    def prepare(stage: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(stage, "_mesh_cache"):  # torch 2.11 sends no DTensors
-            stage._mesh_cache.update_from_tensors(tuple(p for p in stage.submod.parameters() if isinstance(p, DTensor)))
-        return original(stage, *args, **kwargs)
-
-    return prepare
+def prepare_forward_infra(original: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
+    ours = tuple(parameter for parameter in stage.submod.parameters() if isinstance(parameter, DTensor))
+    if ours and hasattr(stage, "_mesh_cache"):  # torch 2.11 sends no DTensors
+        stage._mesh_cache.update_from_tensors(ours)
+    return original(stage, *args, **kwargs)
 
 
 def _as_accumulated(grad: Any, activation: Any) -> Any:

@@ -1,31 +1,388 @@
-"""How functions and methods of another library are exchanged for what knows our tensors."""
+"""Everything that Shardwise replaces in other libraries: one table.
+
+`import shardwise` replaces nothing. When the first mesh is made, and so before the first tensor of ours, install() puts in what the table says:
+at once in modules that are imported by then, and in each other one right after its import, for which a finder stands in sys.meta_path until all
+of them are there. A name that was bound before, by `from module import name`, stays the original: programs keep what they bound.
+
+Each replacement is called with the original and the call's arguments. Where no tensor of ours is in the call, it calls the original with these
+arguments and does nothing else. tests/python/test_replacements.py goes through the table: names, calls and costs.
+
+Why a replacement: torch asks `isinstance(x, torch.distributed.tensor.DTensor)` there, or takes our tensor for a plain one, and has no protocol that a
+tensor could answer by. `__torch_function__` and `__torch_dispatch__` see operators, which are right already; these functions choose what to
+call. What a protocol does is not here: checkpoints ask `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` of a
+tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and load_state_dict() of our modules a hook of each of them. A comment
+over a group says what else was tried.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getattr_static
 from types import ModuleType
 from typing import Any
 
+from shardwise._torch_versions import TORCH
+from shardwise.interop.facade import Facade
+from shardwise.interop.when_imported import when_imported
+
+__all__ = ["TABLE", "Replacement", "install", "replace"]
+
 Function = Callable[..., Any]
+_DTENSOR = "DTensor"
 
 
-def replace_functions(module: ModuleType, replacements: Mapping[str, Function]) -> None:
-    """Exchanges the functions that `module` defines or has imported by these names: the replacement is called with the original and the
-    call's arguments. Once for each function, whatever modules it is in."""
-    for name, replacement in replacements.items():
-        original = getattr(module, name, None)
-        if original is not None and not hasattr(original, "_teaches_shardwise"):
-            taught = functools.wraps(original)(functools.partial(replacement, original))
-            taught._teaches_shardwise = True  # type: ignore[attr-defined]
-            setattr(module, name, taught)
+@dataclass(frozen=True)
+class Replacement:
+    """`name` ("function" or "Class.method") of `module` is replaced by `ours` ("module.function" of shardwise.interop)."""
+
+    module: str
+    name: str
+    ours: str
+    without: str  # what does not work where the name is missing
+    since: tuple[int, int] = (2, 11)  # the first version of torch that has the name
+    is_value: bool = False  # a class or a list in the place of which ours(original) stands; "" for the module itself, which ours is called with
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" if self.name else self.module
 
 
-def replace_methods(module: ModuleType, replacements: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Exchanges the methods of the module's own classes that have one of these names for what the replacement makes of them."""
-    for owner in list(vars(module).values()):
-        if not isinstance(owner, type) or owner.__module__ != module.__name__:
-            continue
-        for method, replacement in replacements.items():
-            if method in vars(owner):
-                setattr(owner, method, replacement(vars(owner)[method]))
+def _rows(module: str, without: str, functions: dict[str, str], **options: Any) -> list[Replacement]:
+    return [Replacement(module, name, ours, without, **options) for name, ours in functions.items()]
+
+
+_CLIPPING = "clipping gradients of several meshes, or of plain tensors beside DTensors"
+_FULL = "full state dicts of DTensors"
+_PIPELINES = "DTensors between the stages of a pipeline"
+_FOREACH = "the foreach forms of optimizers, by default"
+_LBFGS = "LBFGS over several meshes"
+_MODULES = "module.to() and remove_parametrizations() that keep a DTensor in its place"
+_ACCELERATE = "accelerate with models of DTensors"
+_TRAINER = "transformers.Trainer with models of DTensors"
+_SAFETENSORS = "safetensors' load_model() into DTensors"
+
+TABLE: tuple[Replacement, ...] = (
+    # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
+    # torch._dynamo (2 s): so they are called when the program has imported it. Nothing of torch is replaced.
+    Replacement("torch._dynamo", "", "dynamo.teach", "torch.compile of functions with DTensors", is_value=True),
+    # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
+    *_rows(
+        "torch._subclasses.fake_tensor",
+        "the error for DTensors under FakeTensorMode",
+        {"FakeTensorMode.__torch_dispatch__": "fake_tensors.dispatch"},
+    ),
+    *_rows(
+        "torch.fx.experimental.proxy_tensor",
+        "the error for whole DTensors in make_fx",
+        {"ProxyTorchDispatchMode.__torch_dispatch__": "proxies.dispatch"},
+    ),
+    # Tracers must flatten a DTensor, and Module._apply takes what can be flattened for what must be exchanged (torch.utils.swap_tensors). Tried:
+    # torch.__future__.set_swap_module_params_on_conversion(), which is a switch for all tensors.
+    *_rows(
+        "torch.nn.modules.module",
+        _MODULES,
+        {"is_traceable_wrapper_subclass": "module_hooks._must_be_exchanged"},
+    ),
+    *_rows(
+        "torch.nn.utils.parametrize",
+        _MODULES,
+        {"is_traceable_wrapper_subclass": "module_hooks._must_be_exchanged"},
+    ),
+    # A hook registered later runs later. Tried: a global forward pre-hook, which runs first.
+    *_rows(
+        "torch.nn.modules.module",
+        "forward pre-hooks that are registered after distribute_module()",
+        {"Module.register_forward_pre_hook": "module_hooks.register_forward_pre_hook"},
+    ),
+    # Its operators are right on one mesh, with a message per tensor: one message for all is made here.
+    *_rows(
+        "torch.nn.utils.clip_grad",
+        _CLIPPING,
+        {"_get_total_norm": "clipping.total_norm", "_clip_grads_with_norm_": "clipping.clip_grads"},
+    ),
+    *_rows(
+        "torch.nn.utils",
+        _CLIPPING,
+        {"get_total_norm": "clipping.total_norm", "clip_grads_with_norm_": "clipping.clip_grads"},
+    ),
+    # torch's list of classes that have foreach operators has no function to add to it.
+    *_rows(
+        "torch.utils._foreach_utils", _FOREACH, {"_foreach_supported_types": "optimizers.supporting"}, is_value=True
+    ),
+    *_rows("torch.optim.optimizer", _FOREACH, {"_foreach_supported_types": "optimizers.supporting"}, is_value=True),
+    # Optimizer.register_load_state_dict_pre_hook() is of one optimizer, and no hook says that one is made.
+    *_rows(
+        "torch.optim.optimizer",
+        "loading plain values into an optimizer of DTensors",
+        {"Optimizer.load_state_dict": "optimizers.load_state_dict"},
+    ),
+    # These steps are right as operators, and would send a message per operation.
+    *_rows(
+        "torch.optim._adafactor",
+        "Adafactor on ranks outside of a parameter's mesh",
+        {"_single_tensor_adafactor": "optimizers.adafactor", "_multi_tensor_adafactor": "optimizers.adafactor"},
+    ),
+    *_rows("torch.optim._muon", "Muon in two exchanges per step", {"_single_tensor_muon": "optimizers.muon"}),
+    *_rows(
+        "torch.optim.lbfgs",
+        _LBFGS,
+        {"LBFGS._gather_flat_grad": "optimizers.gather_flat_grad", "LBFGS._add_grad": "optimizers.add_grad"},
+    ),
+    # It makes the identity and random columns as plain tensors. Tried: a default device, which knows no mesh.
+    *_rows(
+        "torch.nn.utils.parametrizations",
+        "torch.nn.utils.parametrizations.orthogonal",
+        {
+            "_Orthogonal.forward": "parametrizations.beside_it",
+            "_Orthogonal.right_inverse": "parametrizations.beside_it",
+        },
+    ),
+    # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
+    *_rows(
+        "torch.distributed.fsdp._fully_shard._fsdp_init",
+        "the error for DTensors in torch's fully_shard",
+        {"_verify_managed_param": "data_parallel.verify_managed_param"},
+    ),
+    *_rows(
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel around layers that reduce their gradients themselves",
+        {"DistributedDataParallel.__init__": "data_parallel.init_leaving_out"},
+    ),
+    *_rows(
+        "torch.distributed.optim.zero_redundancy_optimizer",
+        "the error for DTensors in ZeroRedundancyOptimizer",
+        {"ZeroRedundancyOptimizer.add_param_group": "data_parallel.add_param_group"},
+    ),
+    *_rows(
+        "torch.distributed.tensor.experimental._func_map",
+        "torch's local_map on DTensors",
+        {"_local_map_wrapped": "local_maps.mapped"},
+    ),
+    # State dicts that are gathered, spread or copied: walks by the kind of each value. Tried: the planner of a checkpoint, which sees them later.
+    *_rows(
+        "torch.distributed._state_dict_utils",
+        _FULL,
+        {
+            "_gather_state_dict": "state_dicts.gather_state_dict",
+            "_distribute_state_dict": "state_dicts.distribute_state_dict",
+            "_broadcast_state_dict": "state_dicts.broadcast_state_dict",
+            "_broadcast_tensors": "state_dicts.broadcast_tensors",
+            "_create_cpu_state_dict": "state_dicts.create_cpu_state_dict",
+        },
+    ),
+    *_rows(
+        "torch.distributed.checkpoint.state_dict",
+        _FULL,
+        {
+            "_gather_state_dict": "state_dicts.gather_state_dict",
+            "_distribute_state_dict": "state_dicts.distribute_state_dict",
+            "_broadcast_state_dict": "state_dicts.broadcast_state_dict",
+        },
+    ),
+    *_rows(
+        "torch.distributed.checkpoint.staging",
+        "staging of DTensors by BlockingAsyncStager",
+        {"_create_cpu_state_dict": "state_dicts.create_cpu_state_dict"},
+    ),
+    # It copies by storages, and our pieces have several. Tried: __deepcopy__, which it does not ask tensors for.
+    *_rows(
+        "torch.distributed.checkpoint._state_dict_stager",
+        "async_save() of DTensors",
+        {"StateDictStager._offload_tensor": "staging.offload_tensor"},
+    ),
+    # A thread that saves sends over the group that training on a CPU sends over: an error says it, where torch has no check.
+    *_rows(
+        "torch.distributed.checkpoint._async_thread_executor",
+        "the error for async_save() of DTensors over the group of the training",
+        {
+            "_ThreadBasedAsyncCheckpointExecutor.execute_save": "staging.execute_save",
+            "save_wrapper": "staging.save_wrapper",
+        },
+    ),
+    # Names are compared one by one: all that differ are said here.
+    *_rows(
+        "torch.distributed.checkpoint.default_planner",
+        "the error that names every entry of another model",
+        {"create_default_local_load_plan": "load_plans.create_plan"},
+    ),
+    # A tensor's __create_write_items__ does not know the format.
+    *_rows(
+        "torch.distributed.checkpoint.hf_storage",
+        "the error for several pieces in a safetensors file",
+        {"HuggingFaceStorageWriter.prepare_local_plan": "safetensors_shards.prepare_local_plan"},
+    ),
+    # Stages send local tensors and know DTensors by torch's class.
+    *_rows(
+        "torch.distributed.pipelining._utils", _PIPELINES, {_DTENSOR: "pipelines.either"}, is_value=True, since=(2, 12)
+    ),
+    *_rows(
+        "torch.distributed.pipelining.stage", _PIPELINES, {_DTENSOR: "pipelines.either"}, is_value=True, since=(2, 12)
+    ),
+    *_rows(
+        "torch.distributed.pipelining.microbatch",
+        _PIPELINES,
+        {_DTENSOR: "pipelines.either"},
+        is_value=True,
+        since=(2, 12),
+    ),
+    *_rows(
+        "torch.distributed.pipelining.stage",
+        _PIPELINES,
+        {
+            "PipelineStage._to_tensor": "pipelines.to_tensor",
+            "PipelineStage._compute_input_grads": "pipelines.compute_input_grads",
+            "PipelineStage._prepare_forward_infra": "pipelines.prepare_forward_infra",
+        },
+        since=(2, 12),
+    ),
+    *_rows(
+        "torch.distributed.pipelining.stage",
+        "the errors for stages that do not fit the mesh",
+        {"_PipelineStageBase.__init__": "pipeline_stages.init"},
+    ),
+    *_rows(
+        "torch.distributed.pipelining.schedules",
+        "the errors for stages that do not fit the mesh",
+        {
+            "PipelineScheduleSingle._initialize_stage": "pipeline_stages.initialize",
+            "PipelineScheduleMulti._initialize_stages": "pipeline_stages.initialize",
+        },
+    ),
+    *_rows(
+        "torch.distributed.pipelining.microbatch",
+        _PIPELINES,
+        {"_split_tensor": "pipeline_batches.split", "merge_chunks": "pipeline_batches.merge"},
+    ),
+    *_rows(
+        "torch.distributed.pipelining.schedules",
+        _PIPELINES,
+        {"_split_tensor": "pipeline_batches.split", "merge_chunks": "pipeline_batches.merge"},
+    ),
+    # Other libraries look for torch's DTensors alone, and save, wrap and gather what is none as if each rank had it whole.
+    *_rows(
+        "transformers.distributed.mixin",
+        "save_pretrained() of models of DTensors",
+        {
+            "DistributedMixin.gather_sharded_state_dict_for_save": "hugging_face.gather_state_dict",
+            "DistributedMixin.is_distributed_loading_by_transformers": "hugging_face.is_distributed",
+        },
+    ),
+    *_rows(
+        "transformers.generation.utils",
+        "generate() of models of DTensors",
+        {"GenerationMixin.generate": "hugging_face.generate"},
+    ),
+    *_rows(
+        "transformers.trainer",
+        _TRAINER,
+        {
+            "Trainer.__init__": "hugging_face.init_trainer",
+            "Trainer.create_accelerator_and_postprocess": "hugging_face.create_accelerator",
+            "Trainer.get_tp_size": "hugging_face.tp_size",
+            "Trainer._save_optimizer_and_scheduler": "hugging_face.save_optimizer",
+            "Trainer._sync_replicated_trainable_parameters": "hugging_face.synchronise",
+            "Trainer.training_step": "hugging_face.step",
+            "Trainer.prediction_step": "hugging_face.step",
+        },
+    ),
+    *_rows(
+        "accelerate.accelerator",
+        _ACCELERATE,
+        {
+            "Accelerator.prepare": "accelerator.prepare",
+            "Accelerator.prepare_model": "accelerator.prepare_model",
+            "Accelerator.prepare_data_loader": "accelerator.prepare_loader_of",
+            "Accelerator.get_state_dict": "accelerator.get_state_dict",
+            "Accelerator.gather": "accelerator.gather",
+            "Accelerator.gather_for_metrics": "accelerator.gather_for_metrics",
+            "prepare_data_loader": "accelerator.prepare_loader",
+            "save_accelerator_state": "accelerator.save_state",
+        },
+    ),
+    *_rows("accelerate.checkpointing", _SAFETENSORS, {"load_model": "safetensors_files.load_model"}),
+    *_rows("safetensors.torch", _SAFETENSORS, {"load_model": "safetensors_files.load_model"}),
+)
+
+_lock = threading.RLock()
+_is_installed = False
+
+
+def install() -> None:
+    """Puts in the table, once. C++ calls it before it makes a mesh. Warns, once for all modules that are imported, of names that are missing."""
+    global _is_installed
+    if _is_installed:
+        return
+    with _lock:
+        if _is_installed:
+            return
+        _is_installed = True
+        by_module: dict[str, list[Replacement]] = {}
+        for row in TABLE:
+            by_module.setdefault(row.module, []).append(row)
+        there = {name: rows for name, rows in by_module.items() if name in sys.modules}
+        _warn(row for name, rows in there.items() for row in replace(sys.modules[name], rows))
+        for name in by_module.keys() - there.keys():
+            when_imported(name, functools.partial(_replace_and_warn, by_module[name]))
+
+
+def _replace_and_warn(rows: Iterable[Replacement], module: ModuleType) -> None:
+    _warn(replace(module, rows))
+
+
+def replace(module: ModuleType, rows: Iterable[Replacement]) -> list[Replacement]:
+    """Puts in `rows`, which are of `module`. Returns those whose name it lacks, and should have."""
+    if isinstance(module, Facade):
+        module = module.original
+    return [row for row in rows if not _replace(module, row) and row.since <= TORCH]
+
+
+def _replace(module: ModuleType, row: Replacement) -> bool:
+    """False where the name is not there."""
+    ours_module, _, function = row.ours.rpartition(".")
+    ours = getattr(import_module(f"shardwise.interop.{ours_module}"), function)
+    if not row.name:
+        ours(module)
+        return True
+    path, _, name = row.name.rpartition(".")
+    owner = getattr(module, path, None) if path else module
+    original = getattr_static(owner, name, None)  # a class's own, or one that it inherits
+    if original is None:
+        return False
+    if row.is_value:
+        setattr(owner, name, ours(original))
+    elif isinstance(original, property):
+        setattr(owner, name, property(_calling(ours, original.fget), doc=original.__doc__))
+    elif not hasattr(original, "_shardwise_replaces"):  # as of a function that the module has from another one
+        setattr(owner, name, _calling(ours, original))
+    return True
+
+
+def _calling(ours: Function, original: Any) -> Function:
+    @functools.wraps(original)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return ours(original, *arguments, **options)
+
+    call._shardwise_replaces = original  # type: ignore[attr-defined]
+    return call
+
+
+def _warn(missing: Iterable[Replacement]) -> None:
+    lost: dict[str, list[str]] = {}
+    for row in missing:
+        lost.setdefault(row.without, []).append(str(row))
+    if lost:
+        facts = "; ".join(f"{without} (no {', '.join(names)})" for without, names in lost.items())
+        libraries = {name.partition(".")[0] for names in lost.values() for name in names}
+        versions = ", ".join(
+            f"{name} {getattr(sys.modules.get(name), '__version__', '')}" for name in sorted(libraries)
+        )
+        warnings.warn(
+            f"[import] shardwise knows {versions} by other names, so that these do not work: {facts}. Install a version that "
+            "docs/installation.md names.",
+            stacklevel=2,
+        )

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import chain
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from shardwise.interop.accelerator import has_our_tensors
-from shardwise.interop.replacements import Function, replace_functions
 
 
-def teach(module: ModuleType) -> None:
-    """Replaces the function in `module`, which defines it or has imported it by name."""
-    replace_functions(module, {"load_model": _load_model})
-
-
-def _load_model(
-    original: Function, model: nn.Module, filename: str | os.PathLike[str], strict: bool = True, device: Any = "cpu"
+def load_model(
+    original: Callable[..., tuple[list[str], list[str]]],
+    model: nn.Module,
+    filename: str | os.PathLike[str],
+    strict: bool = True,
+    device: Any = "cpu",
 ) -> tuple[list[str], list[str]]:
     """Of tied values, which a file has once, all get those. Returns the names that are missing and those that are unexpected; raises
     RuntimeError for any where `strict`."""
     if not has_our_tensors(model):
-        result: tuple[list[str], list[str]] = original(model, filename, strict=strict, device=device)
-        return result
+        return original(model, filename, strict=strict, device=device)
     from safetensors.torch import load_file
 
     values = load_file(filename, device=device)

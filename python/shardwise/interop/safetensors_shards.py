@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from types import ModuleType
 from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 
-def teach(module: ModuleType) -> None:
-    """Has HuggingFaceStorageWriter refuse what it would write in part. torch carries the error to all ranks, before anything is written."""
-    writer = module.HuggingFaceStorageWriter
-    original = writer.prepare_local_plan
-
-    @functools.wraps(original)
-    def prepare_local_plan(self: Any, plan: SavePlan) -> SavePlan:
-        check_single(plan)
-        prepared: SavePlan = original(self, plan)
-        return prepared
-
-    writer.prepare_local_plan = prepare_local_plan
+def prepare_local_plan(original: Any, self: Any, plan: SavePlan) -> SavePlan:
+    """HuggingFaceStorageWriter refuses what it would write in part. torch carries the error to all ranks, before anything is written."""
+    check_single(plan)
+    prepared: SavePlan = original(self, plan)
+    return prepared
 
 
 def check_single(plan: SavePlan) -> None:

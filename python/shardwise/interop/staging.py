@@ -2,68 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
+from concurrent.futures import Future
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from shardwise import _C
 from shardwise.dtensor import DTensor
-from shardwise.interop import state_dicts
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 
 
-def teach(module: ModuleType) -> None:
-    """Lets the stagers of torch.distributed.checkpoint copy our tensors piece by piece, and threads save while others train."""
-    state_dicts.teach(module)
-    for name, method, replacement in [
-        ("StateDictStager", "_offload_tensor", _offload_tensor),
-        ("_ThreadBasedAsyncCheckpointExecutor", "execute_save", _execute_save),
-    ]:
-        owner = getattr(module, name, None)
-        if owner is not None and owner.__module__ == module.__name__:
-            setattr(owner, method, replacement(getattr(owner, method)))
-
-
-def _offload_tensor(original: Any) -> Any:
-    @functools.wraps(original)
-    def offload_tensor(self: Any, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False) -> torch.Tensor:
-        if not isinstance(x, DTensor):
-            return original(self, x, memo, non_blocking=non_blocking)
-        pieces = _C.detached_pieces(x, "checkpoint")
-        copies = []
-        for piece in pieces:
-            self._keep_alive(piece, memo)  # the memo knows it by its id
-            copies.append(original(self, piece, memo, non_blocking=non_blocking))
-        memo[id(x)] = staged(x, copies)
-        return memo[id(x)]
-
-    return offload_tensor
-
-
-_groups_of_checkpoints: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-
-
-def _execute_save(original: Any) -> Any:
-    """Where no group is given the saving thread gets one of its own, made at the first save: the training sends over torch's.
-
-    A Gloo group knows messages by their order alone, so two threads cannot share it.
-    """
-
-    @functools.wraps(original)
-    def execute_save(
-        self: Any, *arguments: Any, process_group: Any = None, no_dist: bool = False, **options: Any
-    ) -> Any:
-        everyone = dist.group.WORLD
-        if process_group is None and not no_dist and everyone is not None:
-            if everyone not in _groups_of_checkpoints:
-                _groups_of_checkpoints[everyone] = dist.new_group(backend="gloo")
-            process_group = _groups_of_checkpoints[everyone]
-        return original(self, *arguments, process_group=process_group, no_dist=no_dist, **options)
-
-    return execute_save
+def offload_tensor(
+    original: Any, self: Any, x: torch.Tensor, memo: dict[int, Any], non_blocking: bool = False
+) -> torch.Tensor:
+    """StateDictStager copies our tensors piece by piece."""
+    if not isinstance(x, DTensor):
+        return original(self, x, memo, non_blocking=non_blocking)
+    pieces = _C.detached_pieces(x, "checkpoint")
+    copies = []
+    for piece in pieces:
+        self._keep_alive(piece, memo)  # the memo knows it by its id
+        copies.append(original(self, piece, memo, non_blocking=non_blocking))
+    memo[id(x)] = staged(x, copies)
+    return memo[id(x)]
 
 
 def staged(tensor: DTensor, copies: list[torch.Tensor]) -> torch.Tensor:
@@ -73,4 +35,36 @@ def staged(tensor: DTensor, copies: list[torch.Tensor]) -> torch.Tensor:
     offsets = [offset for offset, _ in tensor._saved_boxes()]
     wrapper = LocalShardsWrapper(copies, offsets, dtype=tensor.dtype)
     wrapper.table_size = tensor.size()
+    wrapper.trained_on = tensor.device_mesh.device_type
     return wrapper
+
+
+def execute_save(original: Any, self: Any, state: Any, **options: Any) -> Any:
+    """A save by a thread: an error of async_save(), where the state dict is staged by now."""
+    if not isinstance(state, Future):
+        _check_group(state, **options)
+    return original(self, state, **options)
+
+
+def save_wrapper(original: Any, staging_future_or_state_dict: Any, **options: Any) -> Any:
+    """The saving thread's: an error of the save's future, where it was staged by a thread, too."""
+    state = staging_future_or_state_dict
+    _check_group(state.result() if isinstance(state, Future) else state, **options)
+    return original(state, **options)
+
+
+def _check_group(state: Any, *, process_group: Any = None, no_dist: bool = False, **options: Any) -> None:
+    """Raises ValueError where tensors of a mesh of CPUs are saved over the world's group, over which training goes on to send.
+
+    A Gloo group knows messages by their order alone, so two threads cannot share it.
+    """
+    if process_group is None and not no_dist and any(map(_is_of_cpus, pytree.tree_leaves(state))):
+        raise ValueError(
+            "[async_save] a thread would save DTensors of a CPU mesh over the process group that training sends over, and Gloo "
+            'confuses the messages of two threads. Give it a group: process_group=dist.new_group(backend="gloo"), made once on all '
+            "ranks."
+        )
+
+
+def _is_of_cpus(value: Any) -> bool:
+    return isinstance(value, LocalShardsWrapper) and getattr(value, "trained_on", "") == "cpu"

@@ -7,23 +7,19 @@ leave everything else to the original.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor, rebuild_dtensor
-from shardwise.interop.replacements import Function, replace_functions
 from shardwise.interop.torch_tensors import from_torch, is_torch_dtensor
 
-
-def teach(module: ModuleType) -> None:
-    """Replaces the functions in `module`, which defines them or has imported them by name."""
-    replace_functions(module, _REPLACEMENTS)
+Function = Callable[..., Any]
 
 
 def full_state_dict(state_dict: Any, *, cpu_offload: bool = False, keep: bool = True) -> Any:
@@ -83,7 +79,11 @@ def _with(kind: type, value: Any, change: Callable[[str, Any], Any], path: tuple
     return value
 
 
-def _gather_state_dict(
+def _any_ours(state_dict: Any) -> bool:
+    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(state_dict))
+
+
+def gather_state_dict(
     original: Function,
     state_dict: dict[str, Any],
     *,
@@ -92,6 +92,8 @@ def _gather_state_dict(
     ranks_only: tuple[int, ...] = (),
     **options: Any,
 ) -> Any:
+    if not _any_ours(state_dict):
+        return original(state_dict, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
     keep = not ranks_only or dist.get_rank(pg) in ranks_only
     gathered = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
     return original(gathered, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
@@ -125,7 +127,7 @@ def placed_as(values: torch.Tensor, tensor: DTensor) -> torch.Tensor:
     return distribute_tensor(here, tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
-def _distribute_state_dict(
+def distribute_state_dict(
     original: Function,
     full_state_dict: dict[str, Any],
     local_state_dict: dict[str, Any],
@@ -138,13 +140,16 @@ def _distribute_state_dict(
         for key, tensor in local_state_dict.items()
         if isinstance(tensor, DTensor) and isinstance(full_state_dict.get(key), torch.Tensor)
     }
+    if not ours:
+        return original(full_state_dict, local_state_dict, *arguments, **options)
     rest = {key: value for key, value in full_state_dict.items() if key not in ours}
     original(rest, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
         local_state_dict[key] = placed_as(full_state_dict[key], tensor)
+    return None
 
 
-def _broadcast_tensors(
+def broadcast_tensors(
     original: Function,
     full_state_dict: dict[str, Any],
     local_state_dict: dict[str, Any],
@@ -160,7 +165,7 @@ def _broadcast_tensors(
         local_state_dict[key] = placed_as(local_state_dict[key], tensor)
 
 
-def _broadcast_state_dict(
+def broadcast_state_dict(
     original: Function,
     full_state_dict: dict[str, Any],
     local_state_dict: dict[str, Any],
@@ -185,8 +190,10 @@ class _Done:
         return self
 
 
-def _create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-    """Of our tensors, copies whose pieces are what the original makes of plain tensors."""
+def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+    """Copies of our tensors, whose pieces are what the original makes of plain tensors."""
+    if not _any_ours(state_dict):
+        return original(state_dict, *arguments, **options)
 
     def on_cpu(path: str, tensor: DTensor) -> _Done:
         pieces = original({"pieces": _C.detached_pieces(tensor, "state_dict")}, *arguments, **options)["pieces"]
@@ -198,12 +205,3 @@ def _create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *argu
 
     created = original(_with(DTensor, state_dict, on_cpu), *arguments, **options)
     return _with(_Done, created, lambda path, done: done.tensor)
-
-
-_REPLACEMENTS: dict[str, Function] = {
-    "_gather_state_dict": _gather_state_dict,
-    "_distribute_state_dict": _distribute_state_dict,
-    "_broadcast_state_dict": _broadcast_state_dict,
-    "_broadcast_tensors": _broadcast_tensors,
-    "_create_cpu_state_dict": _create_cpu_state_dict,
-}

@@ -118,6 +118,11 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
     return _ours_of(tensor) if is_torch_dtensor(tensor) else _without_wrapper(tensor)
 
 
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """torch's _StridedShard."""
+    return torchs_own("torch.distributed.tensor.placement_types")._StridedShard(dim, split_factor=split_factor)
+
+
 def is_of_tracer(tensor: object) -> bool:
     """Whether a tracer made `tensor`: its DTensors are traced too."""
     return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")

@@ -1,4 +1,7 @@
-"""Code that runs once a module of another library is there: right after its import, or at once where it was imported before."""
+"""Code that runs once a module of another library is there: right after its import, or at once where it was imported before.
+
+A finder stands in sys.meta_path while something waits, and only then.
+"""
 
 import importlib.util
 import sys
@@ -20,8 +23,10 @@ def when_imported(name: str, action: Action) -> None:
     """Calls `action(module)` once, as soon as the module called `name` has been executed. Imports nothing itself."""
     if name in sys.modules:
         action(sys.modules[name])
-    else:
-        _waiting.setdefault(name, []).append(action)
+        return
+    _waiting.setdefault(name, []).append(action)
+    if _watcher not in sys.meta_path:
+        sys.meta_path.insert(0, _watcher)
 
 
 class _Watcher(MetaPathFinder):
@@ -48,9 +53,11 @@ class _Watcher(MetaPathFinder):
             execute(module)
             for action in _waiting.pop(fullname, []):  # not before: who looks for a module need not import it
                 action(module)
+            if not _waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
 
         loader.exec_module = execute_and_act
         return spec
 
 
-sys.meta_path.insert(0, _Watcher())
+_watcher = _Watcher()

@@ -1,0 +1,44 @@
+#include "python/package.h"
+
+#include <utility>
+
+namespace shardwise {
+namespace {
+
+Package& known() {
+  static auto* const package = new Package;
+  return *package;
+}
+
+constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
+    {"install", &Package::install},
+    {"default_group", &Package::default_group},
+    {"new_group", &Package::new_group},
+    {"lone_group", &Package::lone_group},
+    {"group_of", &Package::group_of},
+    {"mesh_of", &Package::mesh_of},
+    {"rebuild_mesh", &Package::rebuild_mesh},
+    {"mesh_from_torch", &Package::mesh_from_torch},
+    {"current_torch_mesh", &Package::current_torch_mesh},
+    {"as_local", &Package::as_local},
+    {"as_piece", &Package::as_piece},
+    {"as_whole", &Package::as_whole},
+    {"strided_shard", &Package::strided_shard},
+};
+
+/// Throws: KeyError for a function that is not given.
+void set_package(const std::string& folder, const py::kwargs& functions) {
+  known().folder = folder + '/';
+  for (const auto& [name, member] : kFunctions) known().*member = py::object(functions[name]).release();
+}
+
+}  // namespace
+
+const Package& package() { return known(); }
+
+void bind_package(py::module_& module) {
+  module.def("set_package", &set_package, py::arg("folder"),
+             "Hands over the folder of the package's modules and the functions that C++ calls, by name.");
+}
+
+}  // namespace shardwise

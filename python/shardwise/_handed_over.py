@@ -1,0 +1,29 @@
+"""The functions of this package that C++ calls. It gets them here, and looks no module up by its name."""
+
+import os
+
+from shardwise import _C, _torch_groups
+from shardwise.device_mesh import DeviceMesh, rebuild_mesh
+from shardwise.interop import replacements, torch_meshes, torch_tensors
+
+__all__ = ["hand_over"]
+
+
+def hand_over() -> None:
+    """Before the first mesh is made."""
+    _C.set_package(
+        folder=os.path.dirname(__file__),
+        install=replacements.install,
+        default_group=_torch_groups.default_group,
+        new_group=_torch_groups.new_group,
+        lone_group=_torch_groups.lone_group,
+        group_of=_torch_groups.group_of,
+        mesh_of=DeviceMesh._of,
+        rebuild_mesh=rebuild_mesh,
+        mesh_from_torch=torch_meshes.mesh_from_torch,
+        current_torch_mesh=torch_meshes.current_torch_mesh,
+        as_local=torch_tensors.as_local,
+        as_piece=torch_tensors.as_piece,
+        as_whole=torch_tensors.as_whole,
+        strided_shard=torch_tensors.strided_shard,
+    )

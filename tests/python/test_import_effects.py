@@ -1,0 +1,136 @@
+"""`import shardwise` changes nothing of torch, and programs of torch's own tensors run beside ours as they run without them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchrun import torchrun
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Prints what differs between two looks at every module of torch: its attributes, and those of its classes, by identity. New modules of torch appear as
+# attributes of their packages, so all that Shardwise imports is imported before the first look.
+LOOK = """
+import atexit, copyreg, importlib, json, signal, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+
+def look():
+    seen = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ("torch", "transformers", "accelerate", "safetensors"):
+            continue
+        for key, value in list(vars(module).items()):
+            seen[name, key] = value
+            if isinstance(value, type):
+                for attribute, held in list(vars(value).items()):
+                    if not attribute.startswith(("_abc_", "__doc__")):
+                        seen[name, key, attribute] = held
+    return seen
+
+def state():
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    from torch.optim.optimizer import _foreach_supported_types
+    return {
+        "finders": list(sys.meta_path), "path_hooks": list(sys.path_hooks), "signals": handlers,
+        "copyreg": dict(copyreg.dispatch_table), "foreach": list(_foreach_supported_types),
+        "overridden": sys.excepthook,
+    }
+
+before, others = look(), state()
+import shardwise
+if sys.argv[2] == "mesh":
+    shardwise.testing.run_ranks(1, lambda rank: shardwise.init_device_mesh("cpu", (1,)))
+after = look()
+changed = sorted(".".join(key) for key, value in after.items() if before.get(key, value) is not value)
+changed += sorted(".".join(key) for key in before.keys() - after.keys())
+added = [key for key in after.keys() - before.keys() if not key[0].startswith("shardwise")]
+changed += sorted(".".join(key) for key in added if not isinstance(after[key], type(sys)) and len(key) == 2 and key[0] in {k[0] for k in before})
+changed += [name for name, value in state().items() if value != others[name]]
+print(json.dumps(changed))
+"""
+# Modules that other libraries import with Shardwise are not its doing: they are there before the first look.
+IMPORTED = """
+import json, sys
+import shardwise
+print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "torch" and not name.startswith("torch.classes")]))
+"""
+
+
+def printed(program, *arguments):
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """Modules of torch that `import shardwise` imports, and those of the table."""
+    from shardwise.interop.replacements import TABLE
+
+    of_table = {row.module for row in TABLE if row.module.startswith("torch.")}
+    return json.dumps([*printed(IMPORTED), *sorted(of_table)])
+
+
+def test_an_import_changes_no_attribute_of_torch(imported):
+    assert printed(LOOK, imported, "import") == []
+
+
+def test_the_first_mesh_replaces_what_the_table_says(imported):
+    from shardwise.interop.replacements import TABLE
+
+    rows = {str(row): row for row in TABLE if row.module.startswith("torch.")}
+    appended = {
+        name for name, row in rows.items() if row.is_value and row.name != "DTensor"
+    }  # torch's lists, which stay
+    changed = set(printed(LOOK, imported, "mesh")) - {"finders", "foreach"}  # a finder waits for other libraries
+    places = {name for name, row in rows.items() if name not in appended}
+    assert places <= changed, places - changed
+    unexplained = [name for name in changed if not any(name.endswith("." + row.name) for row in rows.values())]
+    assert unexplained == []  # the same classes and functions, by the names that other modules of torch have them
+
+
+def test_no_finder_is_left_and_no_module_of_another_library_is_imported():
+    program = """
+import json, sys
+before = list(sys.meta_path)
+import shardwise
+print(json.dumps([
+    before == sys.meta_path,
+    [name for name in ("torch._dynamo", "torch.distributed.tensor", "transformers", "accelerate", "safetensors") if name in sys.modules],
+]))
+"""
+    assert printed(program) == [True, []]
+
+
+@pytest.mark.parametrize("when", ["import", "mesh"])
+def test_programs_of_torch_run_as_without_shardwise(when, tmp_path):
+    """Values, collectives and groups of two processes. Imported by rank 0 alone it changes nothing either."""
+    reports = {}
+    for mode in ("none", when, *(["rank_0"] if when == "import" else [])):
+        folder = tmp_path / mode
+        folder.mkdir()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        result = torchrun("torchs_own_program.py", 2, mode, folder, timeout=200, env=environment)
+        assert result.returncode == 0, result.stderr
+        reports[mode] = [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
+    for mode, report in reports.items():
+        assert report == reports["none"], mode
+    assert {"dtensor", "fsdp", "pipeline", "checkpoint", "async_save", "compile"} <= reports["none"][0].keys()
+
+
+def test_cpp_looks_up_no_module_of_ours_by_its_name():
+    """The package hands its functions over: python/package.h."""
+    found = []
+    for path in [*REPOSITORY.glob("python/*.cpp"), *REPOSITORY.glob("python/*.h")]:
+        for argument in re.findall(r"(?:module_::import|PyImport_\w+)\(([^)]*)\)", path.read_text()):
+            if not re.fullmatch(r'"(torch|torch\._C|sys|threading|builtins)"', argument):
+                found.append(f"{path.name}: import of {argument}")
+        found += [f"{path.name}: {name}" for name in re.findall(r'"shardwise\.[\w.]+"', path.read_text())]
+    assert found == []
