@@ -86,6 +86,14 @@ void forget_python_world() {
 
 void bind_world(py::module_& module) {
   module.def(
+      "has_world_of_cpp",
+      [] {
+        const auto world = World::maybe_current();
+        const std::lock_guard lock(known().mutex);
+        return world && world != known().world;
+      },
+      "Whether this process is a rank that torch.distributed did not make.");
+  module.def(
       "forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
       "Lets go of the process groups of torch.distributed, so that their threads end before the interpreter does.");
 }

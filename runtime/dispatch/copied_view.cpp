@@ -21,17 +21,6 @@ at::Tensor without_repeats(at::Tensor tensor, c10::IntArrayRef strides) {
   return tensor;
 }
 
-/// True where a write to `a` is counted as one to `b`: they have one version. The `.data` of a view has one of its own.
-bool count_together(const c10::TensorImpl& a, const c10::TensorImpl& b) {
-  if (!a.version_counter().enabled() || !b.version_counter().enabled()) return false;
-  c10::VariableVersion version = a.version_counter();  // refers to it: versions are compared by a change of one
-  const uint32_t of_a = version.current_version(), of_b = b.version_counter().current_version();
-  version.set_version(int64_t{of_a} + 1);
-  const bool is_one = b.version_counter().current_version() != of_b;
-  version.set_version(of_a);
-  return is_one;
-}
-
 /// `will_count`: the version of `tensor` goes up when the operator returns.
 void follow_write(const at::Tensor& tensor, bool will_count) {
   if (auto* impl = maybe_dtensor(tensor)) {
@@ -109,7 +98,7 @@ void CopiedView::write_back(const DTensorImpl& view, bool will_count) {
     for (size_t i = 0; i < shards.size(); ++i)
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));
-  const bool is_counted = will_count && count_together(view, source_impl());
+  const bool is_counted = will_count && share_write_count(view, source_impl());
   follow_write(*source_, is_counted);
   write_count_ = write_count(source_impl()) + is_counted;
 }
