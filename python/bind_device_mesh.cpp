@@ -308,6 +308,7 @@ void bind_device_mesh(py::module_& module) {
           },
           py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
       .def("get_rank", &DeviceMesh::rank, "This rank, global.")
+      .def("_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
       .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's place along `mesh_dim`.")
       .def(
           "get_coordinate",
@@ -341,11 +342,7 @@ void bind_device_mesh(py::module_& module) {
           "__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return &self == &other; }, py::is_operator())
       .def("__hash__", [](const DeviceMesh& self) { return reinterpret_cast<Py_hash_t>(&self) >> 4; })
       .def("__repr__", &text_of)
-      .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; })
-      .def("__reduce__", [](const DeviceMesh& self) {
-        const auto type_name = c10::DeviceTypeName(self.device_type(), true);
-        return py::make_tuple(package().rebuild_mesh, py::make_tuple(type_name, rank_tensor(self), self.names()));
-      });
+      .def("__deepcopy__", [](const py::object& self, const py::object&) { return self; });
   type.attr("__module__") = "shardwise";
   module.def("mesh_or_current", torch::wrap_pybind_function(&mesh_or_current), py::arg("device_mesh") = py::none(),
              "The given mesh, or that of the innermost `with mesh:`."

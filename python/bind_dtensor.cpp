@@ -292,10 +292,11 @@ at::Tensor py_distribute_tensor(const at::Tensor& tensor, const MaybeMesh& mesh,
 
 at::Tensor py_from_pieces(std::vector<at::Tensor> pieces, const MeshPtr& given, WrittenPlacements written,
                           const Numbers& shape, const Numbers& stride, at::ScalarType dtype, int64_t local_kind,
-                          int64_t sparse_dim, bool is_meta) {
+                          int64_t sparse_dim, bool is_meta, std::optional<int64_t> saved_by) {
   auto [mesh, placements] = home_of(given, std::move(written), static_cast<int64_t>(shape.size()));
   const bool is_on_meta = pieces.empty() ? is_meta : pieces[0].is_meta();
   auto spec = Spec::intern(is_on_meta ? mesh->on_meta() : mesh, shape, std::move(placements), stride, dtype);
+  if (saved_by) check_loadable(*spec, *saved_by);
   if (pieces.empty() && sparse_dim > 0) return wrap_sparse(std::move(spec), {}, {sparse_dim});
   at::Tensor tensor = from_pieces(std::move(pieces), spec);
   keep_local_kind(tensor, static_cast<LocalKind>(local_kind));
@@ -447,9 +448,10 @@ void bind_dtensor(py::module_& module) {
              py::arg("src_data_rank") = 0);
   module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
              "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
-             "ones. `is_meta`: where there are no pieces to tell.",
+             "ones. `is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
              py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
-             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false);
+             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
+             py::arg("saved_by") = none);
   module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
              py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),

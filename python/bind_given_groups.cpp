@@ -2,6 +2,7 @@
 #include "python/scope.h"
 #include "python/torch_world.h"
 #include "runtime/comm/given_groups.h"
+#include "runtime/tensor/device_mesh.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -43,11 +44,23 @@ class PyGivenGroups {
 }  // namespace
 
 void bind_given_groups(py::module_& module) {
-  bind_scope<GivenGroups>(
+  using WithoutGroups = PyScope<GivenGroups, std::shared_ptr<World>>;
+  bind_scope<GivenGroups, std::shared_ptr<World>>(
       module, "without_groups",
       "A `with` block in which meshes are made without groups: coordinates and layouts, and an error where "
-      "they are to communicate.")
-      .def(py::init());
+      "they are to communicate. They are of this rank of its world, of the world of `mesh`, or in a process that is no rank of `rank` of "
+      "`n_ranks`.")
+      .def(py::init([] { return std::make_unique<WithoutGroups>(nullptr); }))
+      .def(py::init([](const DeviceMesh& mesh) { return std::make_unique<WithoutGroups>(mesh.world()); }),
+           py::arg("mesh"))
+      .def(py::init([](int64_t rank, int64_t n_ranks) {
+             return std::make_unique<WithoutGroups>(world_without_groups(rank, n_ranks));
+           }),
+           py::arg("rank"), py::arg("n_ranks"));
+  module.def("are_groups_absent", [] {
+    const auto* given = GivenGroups::current();
+    return given && given->are_absent();
+  }, "True within such a block.");
   py::class_<PyGivenGroups>(
       module, "given_groups",
       "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "

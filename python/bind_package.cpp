@@ -17,7 +17,6 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
     {"lone_group", &Package::lone_group},
     {"group_of", &Package::group_of},
     {"mesh_of", &Package::mesh_of},
-    {"rebuild_mesh", &Package::rebuild_mesh},
     {"mesh_from_torch", &Package::mesh_from_torch},
     {"current_torch_mesh", &Package::current_torch_mesh},
     {"as_local", &Package::as_local},

@@ -1,9 +1,12 @@
 #include "python/package.h"
 #include "python/torch_world.h"
+#include "runtime/comm/flight_recorder.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace shardwise {
@@ -26,6 +29,7 @@ struct Known {
   std::mutex mutex;
   std::shared_ptr<World> world;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone;
+  pid_t process = 0;  // that made it
 };
 
 Known& known() {
@@ -39,6 +43,11 @@ void close(const std::shared_ptr<World>& world) {
   std::optional<py::gil_scoped_release> no_gil;
   if (PyGILState_Check()) no_gil.emplace();
   world->close();
+}
+
+/// True while a thread waits for other ranks. It needs the groups.
+bool is_waiting() {
+  return std::ranges::any_of(FlightRecorder::all(), [](const auto* recorder) { return !recorder->waits().empty(); });
 }
 
 }  // namespace
@@ -64,6 +73,7 @@ std::shared_ptr<World> python_world() {
     if (known().everyone == everyone) return known().world;
     known().everyone = everyone;
     destroyed = std::move(known().world);
+    known().process = getpid();
     world = known().world = std::make_shared<World>(rank, everyone->getSize(), everyone, &new_group);
     World::set_process(world);
   }
@@ -75,6 +85,8 @@ void forget_python_world() {
   std::shared_ptr<World> world;
   {
     std::lock_guard lock(known().mutex);
+    // The ends of groups wait for their threads, which a forked child does not have.
+    if (known().process != getpid() || is_waiting()) return;
     world.swap(known().world);
     known().everyone.reset();
   }
@@ -83,6 +95,14 @@ void forget_python_world() {
 }
 
 void bind_world(py::module_& module) {
+  module.def(
+      "has_world_of_cpp",
+      [] {
+        const auto world = World::maybe_current();
+        const std::lock_guard lock(known().mutex);
+        return world && world != known().world;
+      },
+      "Whether this process is a rank that torch.distributed did not make.");
   module.def(
       "forget_world", torch::wrap_pybind_function_no_gil(&forget_python_world),
       "Lets go of the process groups of torch.distributed, so that their threads end before the interpreter does.");

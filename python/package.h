@@ -22,7 +22,6 @@ struct Package {
   py::handle group_of;       // the group of a name
 
   py::handle mesh_of;             // a new shardwise.DeviceMesh for a mesh that has none
-  py::handle rebuild_mesh;        // what a pickle calls
   py::handle mesh_from_torch;     // our mesh of one of torch's
   py::handle current_torch_mesh;  // of the innermost `with` block
 

@@ -8,11 +8,13 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/local_reads.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/tensor_split.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace shardwise {
@@ -41,6 +43,14 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return mesh.is_member() ? own : of_all;  // slices of a mesh answer apart
 }
 
+/// Nothing is sent: tensors of one layout are set to the same memory if this rank's pieces are.
+bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
+  const DTensorImpl *a = maybe_dtensor(self), *b = maybe_dtensor(other);
+  if (!a || !b || a->spec() != b->spec()) return false;
+  const Shards &own = shards_read_by(*a, "is_set_to"), &others = shards_read_by(*b, "is_set_to");
+  return std::ranges::equal(own, others, [](const at::Tensor& x, const at::Tensor& y) { return x.is_set_to(y); });
+}
+
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
 // torch reads these numbers from memory to compose the operator, so every rank needs all of them.
@@ -59,6 +69,7 @@ void register_item(RuleTable& table) {
   add_torch_compositions({"is_same_size"});
   add_with_plain_self<&equal>("equal");
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
+  aten_kernels().impl("is_set_to", &is_set_to);
 }
 
 }  // namespace shardwise

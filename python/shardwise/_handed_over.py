@@ -3,7 +3,7 @@
 import os
 
 from shardwise import _C, _torch_groups
-from shardwise.device_mesh import DeviceMesh, rebuild_mesh
+from shardwise.device_mesh import DeviceMesh
 from shardwise.interop import replacements, torch_meshes, torch_tensors
 
 __all__ = ["hand_over"]
@@ -19,7 +19,6 @@ def hand_over() -> None:
         lone_group=_torch_groups.lone_group,
         group_of=_torch_groups.group_of,
         mesh_of=DeviceMesh._of,
-        rebuild_mesh=rebuild_mesh,
         mesh_from_torch=torch_meshes.mesh_from_torch,
         current_torch_mesh=torch_meshes.current_torch_mesh,
         as_local=torch_tensors.as_local,

@@ -8,17 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from shardwise import _C
-from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, new_group_like
+from shardwise._torch_groups import GroupsByRanks, given_groups, group_by_members, new_group_like, timeout_of
 
 # A backend, its options, or both: what a mesh dim's groups are made with, if not as the world's is.
 BackendOverride = Any
 
 
-def making(given: GroupsByRanks | None, has_groups: bool = True) -> AbstractContextManager[Any]:
-    """A `with` block in which meshes are made over these groups, of all ranks' where there are None, or without groups."""
-    if not has_groups:
-        return _C.without_groups()
+def making(given: GroupsByRanks | None) -> AbstractContextManager[Any]:
+    """A `with` block in which meshes are made over these groups, of all ranks' where there are None."""
     return nullcontext() if given is None else given_groups(given)
 
 
@@ -27,7 +24,7 @@ def with_everyone(lines: GroupsByRanks, ranks: torch.Tensor) -> GroupsByRanks:
     everyone = tuple(sorted(ranks.flatten().tolist()))
     if everyone in lines or len(everyone) == dist.get_world_size():
         return lines
-    return {**lines, everyone: group_by_members(everyone, list(lines.values()))}
+    return {**lines, everyone: group_by_members(everyone, timeout_of(next(iter(lines.values()))))}
 
 
 def lines(ranks: torch.Tensor, dim: int) -> Iterator[list[int]]:

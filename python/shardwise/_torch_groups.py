@@ -1,24 +1,26 @@
 """What shardwise._C asks of torch.distributed: groups, made here and known to C++ by their names."""
 
+import hashlib
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
 from shardwise import _C
-from shardwise._torch_versions import NAMES_COUNT_CALLS
+from shardwise._torch_versions import uses_torchcomms
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Of the groups made here: those that C++ asked for, this rank's own, and those that their members made without the other ranks.
 DESCRIPTION, LONE, BY_MEMBERS = "shardwise", "shardwise, one rank", "shardwise, by its members"
-
-FIRST_OF_MEMBERS = 1 << 40  # more groups than a program makes
 
 GroupsByRanks = Mapping[tuple[int, ...], ProcessGroup]
 
@@ -37,6 +39,11 @@ def default_group() -> ProcessGroup | None:
     if on_world is not None:
         on_world()
     return dist.group.WORLD
+
+
+def is_rank() -> bool:
+    """True if this thread is one of run_ranks(), or this process has a group of torch.distributed or a World of C++. It initialises none."""
+    return _C.is_thread_rank() or (dist.is_available() and dist.is_initialized()) or _C.has_world_of_cpp()
 
 
 def is_alone() -> bool:
@@ -67,17 +74,52 @@ def is_known(group: ProcessGroup) -> bool:
 
 
 def new_group_like(
-    ranks: list[int], backend: str | None = None, options: Any = None, description: str | None = None
+    ranks: list[int],
+    backend: str | None = None,
+    options: Any = None,
+    description: str = "shardwise, of one mesh",
+    timeout: timedelta | None = None,
 ) -> Any:
-    """A new group of `ranks`, of the world's backend and time-out unless others are given. Collective over the world."""
+    """A new group of `ranks`, of the world's backend and time-out unless others are given; GroupMember.NON_GROUP_MEMBER on the others.
+
+    Its name is made of its members, its description and how many such groups there were before. torch.distributed.new_group() would count
+    all groups: threads that make groups in another order than those of other ranks, or members that make one without the other ranks, would
+    then have other names for one group.
+    """
     everyone = dist.group.WORLD
     assert everyone is not None
-    timeout = getattr(options, "_timeout", None) or timeout_of(everyone)
-    if NAMES_COUNT_CALLS:  # ranks that have made groups without the others are ahead
-        counts: list[Any] = [None] * everyone.size()
-        dist.all_gather_object(counts, c10d._world.group_count)
-        c10d._world.group_count = max(counts)
-    return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
+    of_world, store = c10d._world.pg_map[everyone]
+    backend = dist.Backend(backend or of_world)
+    members = sorted(ranks)
+    kind = f"{description}, {hashlib.sha1(str(members).encode(), usedforsecurity=False).hexdigest()}"
+    with _counting:
+        counts = _counts.setdefault(everyone, Counter())
+        name = f"{kind}, {counts[kind]}"
+        counts[kind] += 1
+    group, _ = c10d._new_process_group_helper(
+        len(members),
+        members.index(dist.get_rank()) if dist.get_rank() in members else None,
+        members,
+        backend,
+        store,
+        c10d.GroupName(name),
+        backend_options=options,
+        timeout=timeout
+        or getattr(options, "_timeout", None)
+        or timeout_of(everyone)
+        or c10d._get_default_timeout(backend),
+        device_id=everyone.bound_device_id,
+        group_desc=description,
+    )
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(members)}
+    return group
+
+
+# How many groups of each kind and members were made in a world.
+_counts: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
+_counting = threading.Lock()
+_making_alone = threading.Lock()  # of one thread: nobody else is waited for
 
 
 def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
@@ -89,81 +131,47 @@ def lone_group(*, is_collective: bool = False) -> ProcessGroup | None:
     world = dist.group.WORLD
     if world is None or world.size() == 1:
         return world
-    own = [dist.get_rank()]
-    made = _made(own, LONE)
-    if made is not None:
-        return made
-    try:
-        return _new_group_of_members(own, LONE)
-    except _MembersMakeNone as error:
-        if not is_collective:
-            raise ValueError(
-                f"[device_mesh] the group of rank {own[0]} alone is not there, and it cannot make it alone: {error}. Make a mesh with a "
-                "dim of one rank on all ranks of the world first."
-            ) from None
+    own = dist.get_rank()
+    with _making_alone:
+        made = _made([own], LONE)
+        if made is not None:
+            return made
+        if not all_ranks_make_groups():
+            group: ProcessGroup = new_group_like([own], description=LONE)
+            return group
+    if not is_collective:
+        raise ValueError(
+            f"[device_mesh] the group of rank {own} alone is not there, and it cannot make it alone: its backend has all ranks of the "
+            "world make each group. Make a mesh with a dim of one rank on all ranks of the world first."
+        )
     for rank in range(world.size()):
         new_group_like([rank], description=LONE)
-    return _made(own, LONE)
+    return _made([own], LONE)
 
 
-def group_by_members(ranks: tuple[int, ...], parts: Sequence[ProcessGroup]) -> ProcessGroup:
-    """The group of `ranks` (ascending), made by them alone unless there is one. `parts`: groups by which each rank reaches all others,
-    after one another.
-
-    Raises ValueError on all of them where torch.distributed would give it other names on other ranks, and where their backend makes
-    groups only on all ranks of the world.
-    """
+def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> ProcessGroup:
+    """The group of `ranks` (ascending), made by them alone unless there is one. Raises ValueError on all of them where their backend makes
+    groups only on all ranks of the world."""
     known = _made(list(ranks), DESCRIPTION) or _made(list(ranks), BY_MEMBERS)
     if known is not None:
         return known
-    fewest = most = c10d._world.group_count if NAMES_COUNT_CALLS else len(c10d._world.pg_names)  # a part of the name
-    for part in parts:
-        if part.size() == 1:
-            continue
-        counts: list[Any] = [None] * part.size()
-        dist.all_gather_object(counts, (fewest, most), group=part)
-        fewest, most = min(low for low, _ in counts), max(high for _, high in counts)
-    if fewest < most and not NAMES_COUNT_CALLS:
+    if all_ranks_make_groups():
         raise ValueError(
-            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, and some of them are in "
-            f"{fewest} groups, others in {most}: torch.distributed names it by their number. Make DeviceMesh(device_type, "
-            f"{list(ranks)}) on all ranks of the world first."
+            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, and their backend has all "
+            f"ranks make each group. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
         )
-    try:
-        return _new_group_of_members(list(ranks), BY_MEMBERS, timeout_of(parts[0]), number=most)
-    except _MembersMakeNone as error:
-        raise ValueError(
-            f"[device_mesh] the ranks {list(ranks)} are to make a group without the other ranks of the world, which their backend "
-            f"refuses: {error}. Make DeviceMesh(device_type, {list(ranks)}) on all ranks of the world first."
-        ) from None
+    group: ProcessGroup = new_group_like(list(ranks), description=BY_MEMBERS, timeout=timeout)
+    return group
 
 
-class _MembersMakeNone(Exception):
-    """The backend makes groups only on all ranks of the world: MPI, and those of torchcomms."""
-
-
-def _new_group_of_members(
-    ranks: list[int], description: str, timeout: timedelta | None = None, number: int = 0
-) -> ProcessGroup:
-    """Made by `ranks` alone, which have the same `number`: torch may count the group's name by it, and no other group by this one.
-
-    Raises _MembersMakeNone, before any message, where the backend has all ranks of the world make it.
-    """
-    count = c10d._world.group_count
-    c10d._world.group_count = FIRST_OF_MEMBERS + number
-    try:
-        return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=description)
-    except (NotImplementedError, ValueError) as error:
-        if "use_local_synchronization" not in str(error):
-            raise
-        raise _MembersMakeNone(error) from None
-    finally:
-        c10d._world.group_count = count
+def all_ranks_make_groups() -> bool:
+    """Whether the world's backend refuses groups that their members make alone: MPI's does, and those of torchcomms."""
+    return dist.Backend.MPI in str(c10d._world.pg_map[dist.group.WORLD][0]) or uses_torchcomms()
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:
     """The group of `ranks` that was made here under this description."""
-    for group in c10d._world.pg_names:
+    for group in list(c10d._world.pg_names):  # other threads may make some meanwhile
         if group.group_desc == description and dist.get_process_group_ranks(group) == ranks:
             return group
     return None

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
+from torch.distributed import distributed_c10d
 from torch.distributed._mesh_layout import _MeshLayout
 
-__all__ = ["NAMES_COUNT_CALLS", "TORCH", "layout_of_dims", "mesh_layout", "register_constant"]
+__all__ = ["TORCH", "layout_of_dims", "mesh_layout", "register_constant", "uses_torchcomms"]
 
 MeshLayout: Any = _MeshLayout  # torch 2.11 makes it of sizes and strides, newer ones of a list of dims
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
-# The name of a process group has a number in it. torch 2.14 and newer: how many groups this process has asked for. Older ones: for groups
-# that all ranks make, the number of these; for groups that only their members make, how many this process is in.
-NAMES_COUNT_CALLS = TORCH >= (2, 14)
+
+def uses_torchcomms() -> bool:
+    """Whether process groups are made by torchcomms, which older versions of torch do not know."""
+    return bool(getattr(distributed_c10d, "_use_torchcomms_enabled", lambda: False)())
 
 
 def register_constant(kind: type) -> None:

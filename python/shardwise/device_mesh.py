@@ -1,10 +1,11 @@
 """Meshes: ranks in an n-D grid, with a process group along each dim."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import chain
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from shardwise import _C
 from shardwise._C import mesh_or_current, mesh_or_world
 from shardwise._mesh_families import Family, MeshKey, note, related, slices
 from shardwise._mesh_groups import BackendOverride, lines, making, overridden_groups, with_everyone
-from shardwise._torch_groups import GroupsByRanks, group_of, is_known
+from shardwise._torch_groups import GroupsByRanks, group_of, is_known, is_rank
 from shardwise._torch_versions import layout_of_dims, mesh_layout
 
 __all__ = ["DeviceMesh", "init_device_mesh", "mesh_or_current", "mesh_or_world"]
@@ -73,11 +74,12 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         _is_noted: bool = True,
     ) -> None:
         groups: GroupsByRanks | None = None
+        _init_backend = _init_backend and not _C.are_groups_absent()
         if backend_override and _init_backend:
             # First the ordinary groups, which every rank makes: within the block below only members would make those not overridden.
             _C.DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names)
             groups = overridden_groups(mesh, backend_override)
-        with making(groups, _init_backend):
+        with making(groups) if _init_backend else _C.without_groups():
             super().__init__(device_type, mesh, mesh_dim_names=mesh_dim_names)
         self._tell_torch()
         if groups is not None or not _init_backend:
@@ -156,6 +158,11 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         group_names = None if given is None else {ranks: group.group_name for ranks, group in given.items()}
         self._set_origin(root, self._dims, group_names if is_member else None, has_groups)
 
+    def _making(self, given: GroupsByRanks | None) -> AbstractContextManager[Any]:
+        """A `with` block in which parts of this mesh are made: over these groups, of all ranks' where there are None, or without
+        groups as this mesh."""
+        return making(given) if self._has_groups else _C.without_groups(self)
+
     def _key(self) -> MeshKey:
         return self.shape, tuple(self.mesh.flatten().tolist()), self.mesh_dim_names or ()
 
@@ -232,7 +239,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             )
         if set(names) <= set(own):
             given = self._given_of(names)
-            with making(given, self._has_groups):
+            with self._making(given):
                 part: DeviceMesh = super().__getitem__(names)
         else:
             part, given = self._merged(names, by_name)
@@ -260,7 +267,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             parts = [flattened[name] for name in names if name in flattened]
             given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
         ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
-        with making(given, self._has_groups):
+        with self._making(given):
             part = DeviceMesh(
                 self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
             )
@@ -313,7 +320,7 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             kept = [root.mesh_dim_names.index(dim) for dim in dims]
             parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
             groups = overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
-        with making(groups, self._has_groups):
+        with self._making(groups):
             flat = DeviceMesh(
                 self.device_type,
                 self.mesh.flatten(),
@@ -397,16 +404,28 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
 
     @_reading_ranks
     def __reduce__(self) -> tuple[Any, ...]:
-        own = (self.device_type, self.mesh, self.mesh_dim_names)
+        """The ranks as numbers, the meshes that this one is a slice of, and which rank of how many this one is."""
+        own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
+        place = (self.get_rank(), self._world_size())
         families = related(self, self._key()) if self._given is None and self._has_groups else []
         if len(families) > 1:
-            return rebuild_related, (*own, [(each.root_ranks(), each.root[2], *each[2:]) for each in families])
+            return rebuild_related, (
+                *own,
+                [(each.root_ranks().tolist(), each.root[2], *each[2:]) for each in families],
+                place,
+            )
         if families and families[0].dims is not None:
-            return rebuild_slice, (*own, families[0].root_ranks(), families[0].root[2], families[0].dims)
+            return rebuild_slice, (
+                *own,
+                families[0].root_ranks().tolist(),
+                families[0].root[2],
+                families[0].dims,
+                place,
+            )
         root: Any = self._root_mesh
         if families or root is None:
-            return _C.DeviceMesh.__reduce__(self)
-        return rebuild_slice, (*own, root.mesh, root.mesh_dim_names, self._dims)
+            return rebuild_mesh, (*own, place)
+        return rebuild_slice, (*own, root.mesh.tolist(), root.mesh_dim_names, self._dims, place)
 
 
 @_reading_ranks
@@ -461,18 +480,31 @@ def _check_mesh_arguments(device_type: str, mesh_shape: Sequence[int], names: Se
         )
 
 
-def rebuild_mesh(device_type: str, mesh: torch.Tensor, mesh_dim_names: list[str]) -> DeviceMesh:
-    """Unpickles a mesh: the same grid in the current world."""
-    return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
+Ranks: TypeAlias = torch.Tensor | Sequence[object]  # of a mesh. Files have them as numbers, older ones as tensors
+Place: TypeAlias = tuple[int, int] | None  # a rank and the number of ranks. Older files have none
+
+
+def _in_world_of(place: Place) -> AbstractContextManager[Any]:
+    """A `with` block in which a mesh is unpickled: in this process's world, or as that rank's, without groups, if it is no rank."""
+    return nullcontext() if place is None or is_rank() else _C.without_groups(*place)
+
+
+def rebuild_mesh(
+    device_type: str, mesh: Ranks, mesh_dim_names: Sequence[str] | None, place: Place = None
+) -> DeviceMesh:
+    """Unpickles a mesh: the same grid in the current world, and without groups in a process that is no rank."""
+    with _in_world_of(place):
+        return DeviceMesh(device_type, mesh, mesh_dim_names=mesh_dim_names or None)
 
 
 def rebuild_slice(
     device_type: str,
-    mesh: torch.Tensor,
+    mesh: Ranks,
     mesh_dim_names: tuple[str, ...],
-    root: torch.Tensor,
+    root: Ranks,
     root_dim_names: tuple[str, ...],
     dims: tuple[tuple[str, ...] | str, ...],
+    place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh of some dims of another: the groups of all such parts are made, as other ranks unpickle theirs.
 
@@ -481,43 +513,47 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    return _this_one(
-        device_type,
-        mesh,
-        mesh_dim_names,
-        [_this_ranks_slice(device_type, root, root_dim_names, mesh_dim_names, by_dim)],
-    )
+    with _in_world_of(place):
+        return _this_one(
+            device_type,
+            mesh,
+            mesh_dim_names,
+            [_this_ranks_slice(device_type, root, root_dim_names, mesh_dim_names, by_dim)],
+        )
 
 
 def rebuild_related(
     device_type: str,
-    mesh: torch.Tensor,
+    mesh: Ranks,
     mesh_dim_names: tuple[str, ...] | None,
-    families: list[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
+    families: list[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
+    place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as that of several meshes: all of them are made, on all ranks."""
     made: list[DeviceMesh | None] = []
-    for root, root_names, names, dims in families:
-        if dims is not None:
-            made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
-        elif _is_in_world(device_type, root):
-            made.append(rebuild_mesh(device_type, root, list(root_names)))
-    return _this_one(device_type, mesh, mesh_dim_names, made)
+    with _in_world_of(place):
+        for root, root_names, names, dims in families:
+            if dims is not None:
+                made.append(_this_ranks_slice(device_type, root, root_names, names, dims))
+            elif _is_in_world(device_type, root):
+                made.append(rebuild_mesh(device_type, root, root_names))
+        return _this_one(device_type, mesh, mesh_dim_names, made)
 
 
 def _this_one(
-    device_type: str, mesh: torch.Tensor, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
+    device_type: str, mesh: Ranks, names: tuple[str, ...] | None, made: list[DeviceMesh | None]
 ) -> DeviceMesh:
     """That of the meshes `made` which has these ranks and names, else a new one."""
+    ranks = torch.as_tensor(mesh, device="cpu").tolist()
     for each in made:
-        if each is not None and each.mesh_dim_names == names and torch.equal(each.mesh, mesh):
+        if each is not None and each.mesh_dim_names == names and each.mesh.tolist() == ranks:
             return each
     return DeviceMesh(device_type, mesh, mesh_dim_names=names, _is_noted=False)
 
 
 def _this_ranks_slice(
     device_type: str,
-    root: torch.Tensor,
+    root: Ranks,
     root_names: tuple[str, ...],
     names: tuple[str, ...],
     dims: Sequence[tuple[str, ...]],
@@ -530,14 +566,15 @@ def _this_ranks_slice(
             if of_root != (name,):
                 whole[of_root]._flatten(name)
         return whole[names]
-    here = [part for part in slices(root, root_names, dims) if _is_in_world(device_type, part)]
+    ranks = torch.as_tensor(root, device="cpu")
+    here = [part for part in slices(ranks, root_names, dims) if _is_in_world(device_type, part)]
     if not here:
         return None
     rows = (f"others of {', '.join(names)}", *names)
     return DeviceMesh(device_type, torch.stack(here), mesh_dim_names=rows)[names]
 
 
-def _is_in_world(device_type: str, ranks: torch.Tensor) -> bool:
+def _is_in_world(device_type: str, ranks: Ranks) -> bool:
     """The same on all ranks."""
     try:
         DeviceMesh(device_type, ranks, _init_backend=False)

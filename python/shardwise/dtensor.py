@@ -122,6 +122,20 @@ class DTensor(torch.Tensor):
         _C.whole_piece(self, "numpy")  # the error
         return self.to_local().numpy(force=force)
 
+    # Functions of Python, called per element of memory.
+
+    def apply_(self, callable: Any) -> "DTensor":
+        """Raises NotImplementedError: it is a method of pieces."""
+        raise _of_pieces("apply_", "f")
+
+    def map_(self, tensor: torch.Tensor, callable: Any) -> "DTensor":  # type: ignore[override]
+        """Raises NotImplementedError, as apply_ does."""
+        raise _of_pieces("map_", "other.to_local(), f")
+
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> "DTensor":  # type: ignore[override]
+        """Raises NotImplementedError, as apply_ does."""
+        raise _of_pieces("map2_", "x.to_local(), y.to_local(), f")
+
     # torch looks for the device of the tensor's dispatch key in these two, and a distributed tensor's key has none.
 
     def new_tensor(
@@ -170,7 +184,7 @@ class DTensor(torch.Tensor):
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
-        """This rank's pieces, the mesh by its ranks and the placements: every rank pickles, and unpickles, its own part."""
+        """This rank's pieces, the mesh by its ranks, the placements and this rank: every rank pickles, and unpickles, its own part."""
         layout = (
             self.device_mesh,
             self.placements,
@@ -187,6 +201,7 @@ class DTensor(torch.Tensor):
             self.__dict__,
             entries,
             self.is_meta,
+            self.device_mesh.get_rank(),
         )
 
     # How torch's tracers see it: see docs/compile.md.
@@ -251,6 +266,13 @@ class DTensor(torch.Tensor):
         return _C.boxes_of(self)
 
 
+def _of_pieces(method: str, arguments: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"[{method}] a function of Python is called with each element in memory, and ranks hold pieces. Call it on this rank's piece, "
+        f"which is this tensor's memory: tensor.to_local().{method}({arguments})."
+    )
+
+
 def rebuild_dtensor(
     pieces: list[torch.Tensor],
     device_mesh: DeviceMesh,
@@ -263,13 +285,17 @@ def rebuild_dtensor(
     attributes: dict[str, Any],
     entries: tuple[int, bool] | None = None,
     is_meta: bool = False,
+    saved_by: int | None = None,
 ) -> DTensor:
     """Unpickles a DTensor from this rank's pieces. `entries`: of a sparse one its sparse dims, and whether it is coalesced.
 
-    `is_meta`: whether it is on meta where there are no pieces to tell.
+    `is_meta`: whether it is on meta where there are no pieces to tell. `saved_by`: the rank that pickled it, which older files do not
+    tell. Raises ValueError where this is another rank, unless the layout gives both the same pieces.
     """
     sparse_dim, is_coalesced = entries or (0, False)
-    tensor = _C.from_pieces(pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim, is_meta)
+    tensor = _C.from_pieces(
+        pieces, device_mesh, placements, shape, stride, dtype, local_kind, sparse_dim, is_meta, saved_by
+    )
     if is_coalesced:
         tensor._coalesced_(True)
     tensor.__dict__.update(attributes)

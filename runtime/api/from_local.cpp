@@ -187,6 +187,19 @@ at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec) {
   return wrap_pieces(pieces, spec, {});
 }
 
+void check_loadable(const Spec& spec, int64_t saved_by) {
+  const Layout& layout = spec.layout();
+  const int64_t rank = spec.mesh()->rank();
+  const bool is_member = layout.grid().coord_of(saved_by).has_value();
+  const bool have_same_pieces =
+      !layout.is_partial() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
+  TORCH_CHECK_VALUE(
+      rank == saved_by || have_same_pieces,
+      fmt::format("[load] rank {} saved its part of a tensor, {}, and rank {} loads it, which has another part. Save and load on each "
+                  "rank a file of its own, or use torch.distributed.checkpoint: there every rank reads what it needs.",
+                  saved_by, to_string(spec), rank));
+}
+
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh) {
   if (is_dtensor(tensor)) return tensor;
   return from_local(tensor, mesh, Placements(mesh->ndim()), {.shape = Dims(tensor.sizes()), .adds_gradients = true});

@@ -34,6 +34,10 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements p
 /// The same from several pieces, in the order of Spec::boxes(). Of several pieces each counts its writes for itself.
 at::Tensor from_pieces(std::vector<at::Tensor> pieces, const SpecPtr& spec);
 
+/// A tensor of this spec was saved by rank `saved_by`, with its pieces, and this rank loads it.
+/// Throws: c10::ValueError naming both ranks unless the layout gives them the same pieces. Terms of a sum are each rank's own.
+void check_loadable(const Spec& spec, int64_t saved_by);
+
 /// `tensor`, which all ranks hold alike, as a replicated one (aliased, adds_gradients); itself where it is distributed.
 at::Tensor replica_of(const at::Tensor& tensor, const MeshPtr& mesh);
 

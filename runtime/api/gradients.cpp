@@ -3,8 +3,7 @@
 #include "placements/partial.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
-
-#include <cstring>
+#include "runtime/tensor/write_count.h"
 
 namespace shardwise {
 namespace {
@@ -15,12 +14,6 @@ at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersi
   auto* impl = piece.unsafeGetTensorImpl();
   if (impl->key_set().has_any(kWrapped) || piece._fw_grad(0).defined() || piece.is_inference()) return piece.detach();
   return at::Tensor(impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/false));
-}
-
-/// True where both are one counter.
-bool is_same(const c10::VariableVersion& a, const c10::VariableVersion& b) {
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*), "a pointer to the counter, which it does not show");
-  return a.enabled() && std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
 }  // namespace
@@ -54,7 +47,7 @@ at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner) {
 at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner) {
   auto* impl = piece.unsafeGetTensorImpl();
   const auto& version = owner.version_counter();
-  if (is_same(impl->version_counter(), version)) return piece;
+  if (share_write_count(*impl, owner)) return piece;
   if (owner.view_link() || !version.enabled() || piece.is_inference()) return detached(piece, owner);
   const ObjectLock lock(&owner);
   if (piece.use_count() > 1) return detached(piece, owner);

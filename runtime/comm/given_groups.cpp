@@ -1,5 +1,7 @@
 #include "runtime/comm/given_groups.h"
 
+#include "runtime/comm/world.h"
+
 #include <algorithm>
 #include <memory>
 #include <mutex>
@@ -22,7 +24,19 @@ Held& held() {
 
 }  // namespace
 
-GivenGroups::GivenGroups(ByRanks groups) : groups_(std::move(groups)), outer_(innermost) {
+std::shared_ptr<World> world_without_groups(int64_t rank, int64_t n_ranks) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::pair<int64_t, int64_t>, std::weak_ptr<World>>;  // may outlive main
+  const std::lock_guard lock(mutex);
+  std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
+  auto& place = (*known)[{rank, n_ranks}];
+  auto world = place.lock();
+  if (!world) place = world = std::make_shared<World>(rank, n_ranks, nullptr, nullptr);
+  return world;
+}
+
+GivenGroups::GivenGroups(ByRanks groups)
+    : groups_(std::move(groups)), outer_(innermost), world_(outer_ ? outer_->world_ : nullptr) {
   innermost = this;
   const std::lock_guard lock(held().mutex);
   std::erase_if(held().groups, [](const auto& group) { return group.expired(); });
@@ -30,7 +44,10 @@ GivenGroups::GivenGroups(ByRanks groups) : groups_(std::move(groups)), outer_(in
     if (group) held().groups.push_back(group);
 }
 
-GivenGroups::GivenGroups() : GivenGroups(ByRanks()) { are_absent_ = true; }
+GivenGroups::GivenGroups(std::shared_ptr<World> world) : GivenGroups(ByRanks()) {
+  are_absent_ = true;
+  if (world) world_ = std::move(world);
+}
 
 GivenGroups::~GivenGroups() { innermost = outer_; }
 

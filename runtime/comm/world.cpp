@@ -2,13 +2,17 @@
 
 #include "runtime/comm/communication.h"
 #include "runtime/comm/flight_watch.h"
+#include "runtime/comm/gil_release.h"
 #include "runtime/comm/given_groups.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <numeric>
+#include <optional>
+#include <set>
 
 namespace shardwise {
 namespace {
@@ -25,6 +29,38 @@ ProcessWorld& process_world() {
   static auto* const slot = new ProcessWorld;
   return *slot;
 }
+
+/// One thread of a rank makes a group, and others that want the same wait for it. Threads that make different groups do not wait for
+/// each other: other ranks may make these in another order.
+class OneMaker {
+ public:
+  OneMaker(const World& world, const std::vector<int64_t>& members) : key_(&world, members) {
+    const GilRelease no_gil;
+    std::unique_lock lock(all().mutex);
+    all().changed.wait(lock, [&] { return all().at_work.insert(key_).second; });
+  }
+  ~OneMaker() {
+    const std::lock_guard lock(all().mutex);
+    all().at_work.erase(key_);
+    all().changed.notify_all();
+  }
+  OneMaker(const OneMaker&) = delete;
+  OneMaker& operator=(const OneMaker&) = delete;
+
+ private:
+  using Key = std::pair<const World*, std::vector<int64_t>>;
+  struct All {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::set<Key> at_work;
+  };
+  static All& all() {
+    static auto* const all = new All;  // threads may outlive main
+    return *all;
+  }
+
+  Key key_;
+};
 
 std::vector<int64_t> checked_members(c10::ArrayRef<int64_t> ranks, int64_t n_ranks) {
   std::vector<int64_t> members = ranks.vec();
@@ -47,11 +83,12 @@ World::World(int64_t rank, int64_t size, c10::intrusive_ptr<c10d::ProcessGroup> 
   TORCH_CHECK_VALUE(
       rank >= 0 && rank < size,
       fmt::format("[world] rank {} does not fit a world of {} ranks. Use a rank in [0, {}).", rank, size, size));
-  TORCH_CHECK_VALUE(size == 1 || everyone_,
+  TORCH_CHECK_VALUE(everyone_ || size == 1 || !make_group_,  // with neither it has no groups
                     fmt::format("[world] a world of {} ranks came without a process group. Pass one.", size));
 }
 
 std::shared_ptr<World> World::maybe_current() {
+  if (const auto* given = GivenGroups::current(); given && given->world()) return given->world();
   if (thread_world) return thread_world;
   const std::lock_guard lock(process_world().mutex);
   return process_world().world;
@@ -85,14 +122,21 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   auto members = checked_members(ranks, size_);
   if (const auto* given = GivenGroups::current())
     if (auto group = given->find(members, rank_)) return *group;
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  MakeGroup make_group;
-  {
+  const auto known = [&]() -> std::optional<GroupPtr> {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK_VALUE(!is_closed_,
                       "[group] the process groups of these ranks were destroyed, or the program is ending. Make meshes "
                       "after init_process_group().");
-    if (const auto found = groups_.find(members); found != groups_.end()) return found->second;
+    const auto found = groups_.find(members);
+    return found == groups_.end() ? std::nullopt : std::optional<GroupPtr>(found->second);
+  };
+  if (const auto group = known()) return *group;
+  const OneMaker maker(*this, members);
+  if (const auto group = known()) return *group;
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  MakeGroup make_group;
+  {
+    const std::lock_guard lock(mutex_);
     process_group = everyone_;
     make_group = make_group_;
   }
@@ -106,7 +150,8 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
     return made;
   };
   const auto own = std::find(members.begin(), members.end(), rank_);
-  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 ? make() : nullptr;
+  if (members.size() < static_cast<size_t>(size_))
+    process_group = members.size() > 1 && make_group ? make() : nullptr;
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);

@@ -1,10 +1,12 @@
 #include "runtime/tensor/device_mesh.h"
 
+#include "runtime/comm/gil_release.h"
 #include "runtime/comm/given_groups.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/torch_versions.h"
 #include "runtime/tensor/mesh_companion.h"
 #include "runtime/tensor/mesh_ranks.h"
+#include "runtime/tensor/unused_meshes.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -170,6 +172,7 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
       if (auto mesh = found->second.lock()) return mesh;
   }
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
+    const GilRelease no_gil;  // ends of process groups wait for threads, which may need it
     let_go_of(*ended);
     forget_given(*ended);
     delete ended;
@@ -186,7 +189,10 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
 
   std::lock_guard lock(registry_mutex);
   std::erase_if(registry(), [](const auto& entry) { return entry.second.expired(); });
-  registry()[key] = mesh;
+  auto& place = registry()[key];
+  if (auto other = place.lock()) return other;  // another thread made it meanwhile, over the same groups
+  place = mesh;
+  count_mesh();
   return mesh;
 }
 

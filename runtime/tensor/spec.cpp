@@ -1,5 +1,7 @@
 #include "runtime/tensor/spec.h"
 
+#include "runtime/tensor/unused_meshes.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 #include <fmt/format.h>
@@ -34,6 +36,14 @@ class SpecTable {
     return spec;
   }
 
+  std::vector<SpecPtr> living() {
+    std::vector<SpecPtr> specs;  // a last one ends without the lock, which it takes
+    std::lock_guard lock(mutex_);
+    for (auto& [hash, entry] : specs_)
+      if (auto spec = entry.weak.lock()) specs.push_back(std::move(spec));
+    return specs;
+  }
+
   void erase(const Spec* spec, size_t hash) {
     std::optional<Entry> dying;  // destroyed after the lock
     std::lock_guard lock(mutex_);
@@ -61,6 +71,8 @@ Spec::Spec(MeshPtr mesh, Layout layout, c10::IntArrayRef strides, c10::ScalarTyp
   boxes_ = layout_.boxes(mesh_->rank());
   flat_sizes_ = layout_.flat_sizes(mesh_->rank());
 }
+
+std::vector<SpecPtr> living_specs() { return SpecTable::global().living(); }
 
 void Spec::release_resources() { SpecTable::global().erase(this, hash_); }
 
