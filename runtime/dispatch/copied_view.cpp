@@ -80,7 +80,13 @@ bool CopiedView::covers(const Spec& spec) const {
   return view.is_non_overlapping_and_dense();
 }
 
+void CopiedView::set_current() {
+  n_writes_ = memory_->n_writes();
+  if (const auto& link = source_impl().view_link()) link->set_current();
+}
+
 void CopiedView::write_back(const DTensorImpl& view) {
+  set_current();
   const SpecPtr& spec = view.spec();
   const Shards& shards = view.shards();
   BelowAutograd guard;
@@ -90,7 +96,6 @@ void CopiedView::write_back(const DTensorImpl& view) {
       if (const at::Tensor& piece = source_impl().shards()[i]; !shards[i].is_alias_of(piece))
         piece.copy_(shards[i].reshape(piece.sizes()));
   after_write(source_impl());
-  n_writes_ = memory_->n_writes();
 }
 
 void CopiedView::bring(const SpecPtr& spec, const Shards& shards) {

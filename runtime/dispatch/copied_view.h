@@ -34,6 +34,7 @@ class CopiedView final : public ViewLink {
   void refresh(const SpecPtr& spec, const Shards& shards) override;
   /// Cost: moves the view; where the view does not cover its source, gathers the source too.
   void write_back(const DTensorImpl& view) override;
+  void set_current() override;
 
  private:
   const DTensorImpl& source_impl() const { return *maybe_dtensor(*source_); }

@@ -19,6 +19,8 @@ class ViewLink {
   /// Fetches the values again, into the memory of `shards`, if they are stale. Collective over the source's mesh where it needs other
   /// ranks. Of several threads one fetches, and the others wait.
   virtual void refresh(const SpecPtr& spec, const Shards& shards) = 0;
+  /// The values are those of now, and so are the source's: the write that was just counted was the view's own.
+  virtual void set_current() = 0;
   /// Copies the values of `view`, which holds this and was written to, into the source, and on into the source's own source. Collective.
   virtual void write_back(const DTensorImpl& view) = 0;
 };

@@ -151,7 +151,11 @@ def read_alone(rank, reader, x):
         try:
             READERS[reader](x)
         except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-            assert str(error).startswith("[") or "numpy() on Tensor that requires grad" in str(error) or "len() of a 0-d" in str(error), repr(error)
+            assert (
+                str(error).startswith("[")
+                or "numpy() on Tensor that requires grad" in str(error)
+                or "len() of a 0-d" in str(error)
+            ), repr(error)
     assert sent.get_total_counts() == 0
 
 
