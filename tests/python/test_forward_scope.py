@@ -118,7 +118,7 @@ def test_what_is_compared_is_one_small_message():
         with sw.CommDebugMode() as wrapped, sw.implicit_replication():
             model(sw.distribute_tensor(IDS, mesh, [Replicate()], src_data_rank=None))
         assert plain.get_comm_counts() == wrapped.get_comm_counts()
-        with sw.communication_policy("error"), pytest.raises(ValueError, match="moves .*Partial"):
+        with sw.communication_policy("error"), pytest.raises(ValueError, match=r"moves .*Partial"):
             model(IDS)  # the rows that were looked up, not the comparison
 
     on_ranks(check)
