@@ -11,13 +11,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <span>
+
 namespace shardwise {
 namespace {
 
 class Settling {
  public:
   Settling(const OpInfo& op, torch::jit::Stack& stack)
-      : op_(op), args_(stack.data() + stack.size() - op.n_args(), op.n_args()) {}
+      : op_(op), args_(stack.end() - static_cast<std::ptrdiff_t>(op.n_args()), stack.end()) {}
 
   void run() {
     for (size_t i = 0; i < args_.size(); ++i) {
@@ -72,7 +74,7 @@ class Settling {
 
   /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
   DTensorImpl* replicate(const at::Tensor& plain, size_t arg, size_t index) {
-    const DTensorImpl* const neighbour = first_distributed(args_);
+    const DTensorImpl* const neighbour = first_distributed({args_.data(), args_.size()});
     TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");
     const auto& mesh = neighbour->spec()->mesh();
     check_plain(op_, plain, arg, mesh);
@@ -84,7 +86,7 @@ class Settling {
   }
 
   const OpInfo& op_;
-  const c10::MutableArrayRef<c10::IValue> args_;
+  const std::span<c10::IValue> args_;
   size_t first_ = op_.n_args();  // the first argument with a tensor
 };
 

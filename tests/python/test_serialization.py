@@ -205,7 +205,7 @@ def test_a_process_that_is_no_rank_loads_tensors_and_meshes_without_groups(monke
     assert y.to_local().tolist() == [3] and "Shard(0)" in repr(y)
     for send in (x.full_tensor, y.full_tensor, lambda: x.sum().item()):
         with pytest.raises(
-            ValueError, match="was destroyed or never made .* a mesh that was sent to a process that is no rank"
+            ValueError, match=r"was destroyed or never made .* a mesh that was sent to a process that is no rank"
         ):
             send()
     with pytest.raises(RuntimeError, match="process groups not initialized"):
