@@ -5,7 +5,7 @@
 namespace shardwise {
 namespace {
 
-Package& known() {
+Package& handed_over() {
   static auto* const package = new Package;
   return *package;
 }
@@ -27,13 +27,13 @@ constexpr std::pair<const char*, py::handle Package::*> kFunctions[] = {
 
 /// Throws: KeyError for a function that is not given.
 void set_package(const std::string& folder, const py::kwargs& functions) {
-  known().folder = folder + '/';
-  for (const auto& [name, member] : kFunctions) known().*member = py::object(functions[name]).release();
+  handed_over().folder = folder + '/';
+  for (const auto& [name, member] : kFunctions) handed_over().*member = py::object(functions[name]).release();
 }
 
 }  // namespace
 
-const Package& package() { return known(); }
+const Package& package() { return handed_over(); }
 
 void bind_package(py::module_& module) {
   module.def("set_package", &set_package, py::arg("folder"),

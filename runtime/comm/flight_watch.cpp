@@ -42,7 +42,7 @@ bool is_signal_asked_for() {
 }
 
 /// Has SIGUSR1 wake the watch, unless the program has a handler.
-void listen() {
+void listen_to_signal() {
   struct sigaction known{};
   if (::sigaction(SIGUSR1, nullptr, &known) != 0 || (known.sa_flags & SA_SIGINFO) != 0 || known.sa_handler != SIG_DFL)
     return;
@@ -67,7 +67,7 @@ class FlightWatch {
     if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
     is_started_ = true;
     wake_end = ends[1];
-    if (is_signal_asked_for()) listen();
+    if (is_signal_asked_for()) listen_to_signal();
     static const int registered = ::pthread_atfork(nullptr, nullptr, &forget_in_child);
     static_cast<void>(registered);
     unix_clock();  // the first of the two comparisons with the time of day

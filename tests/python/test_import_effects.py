@@ -12,46 +12,50 @@ from torchrun import torchrun
 
 REPOSITORY = Path(__file__).parents[2]
 
-# Prints what differs between two looks at every module of torch: its attributes, and those of its classes, by identity. New modules of torch appear as
-# attributes of their packages, so all that Shardwise imports is imported before the first look.
+# Prints what differs between two looks at the modules of torch and of the libraries of the table: their attributes, and those of their classes, by
+# identity. Modules that Shardwise imports are imported before the first look, for their own code may change others.
+# Two things are left out: a counter that every hook takes a number of (RemovableHandle.next_id), and torch.load's set of functions that files may
+# call, to which a program adds its own by add_safe_globals(): it is looked at by what was added.
 LOOK = """
-import atexit, copyreg, importlib, json, signal, sys
+import copyreg, importlib, json, signal, sys
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
+from torch.optim.optimizer import _foreach_supported_types
+from torch.serialization import get_safe_globals
+from torch.utils._pytree import SUPPORTED_NODES
+
+LIBRARIES = ("torch", "transformers", "accelerate", "safetensors")
 
 def look():
     seen = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("torch", "transformers", "accelerate", "safetensors"):
-            continue
-        for key, value in list(vars(module).items()):
-            seen[name, key] = value
-            if isinstance(value, type):
-                for attribute, held in list(vars(value).items()):
-                    if not attribute.startswith(("_abc_", "__doc__")):
-                        seen[name, key, attribute] = held
+        if name.partition(".")[0] in LIBRARIES:
+            for key, value in list(vars(module).items()):
+                if key != "_marked_safe_globals_set":
+                    seen[name, key] = value
+                if isinstance(value, type):
+                    held = {(name, key, each): it for each, it in vars(value).items()}
+                    seen |= {place: it for place, it in held.items() if not place[2].startswith("_abc_") and place[2] != "next_id"}
     return seen
 
 def state():
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    from torch.optim.optimizer import _foreach_supported_types
     return {
-        "finders": list(sys.meta_path), "path_hooks": list(sys.path_hooks), "signals": handlers,
-        "copyreg": dict(copyreg.dispatch_table), "foreach": list(_foreach_supported_types),
-        "overridden": sys.excepthook,
+        "finders": list(sys.meta_path), "path hooks": list(sys.path_hooks), "excepthook": sys.excepthook,
+        "signals": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+        "copyreg": dict(copyreg.dispatch_table), "pytree": set(SUPPORTED_NODES), "foreach": list(_foreach_supported_types),
     }
 
-before, others = look(), state()
+before, others, safe = look(), state(), set(get_safe_globals())
 import shardwise
 if sys.argv[2] == "mesh":
     shardwise.testing.run_ranks(1, lambda rank: shardwise.init_device_mesh("cpu", (1,)))
-after = look()
-changed = sorted(".".join(key) for key, value in after.items() if before.get(key, value) is not value)
-changed += sorted(".".join(key) for key in before.keys() - after.keys())
-added = [key for key in after.keys() - before.keys() if not key[0].startswith("shardwise")]
-changed += sorted(".".join(key) for key in added if not isinstance(after[key], type(sys)) and len(key) == 2 and key[0] in {k[0] for k in before})
-changed += [name for name, value in state().items() if value != others[name]]
-print(json.dumps(changed))
+after, now = look(), state()
+known = {key[0] for key in before}
+changed = {key for key, value in after.items() if key in before and before[key] is not value} | before.keys() - after.keys()
+# A new attribute is a module that an import put there.
+changed |= {key for key in after.keys() - before.keys() if key[0] in known and not isinstance(after[key], type(sys))}
+added = {each for each in set(get_safe_globals()) - safe if not each.__module__.startswith("shardwise")}
+print(json.dumps(sorted([*(".".join(key) for key in changed), *(name for name in now if now[name] != others[name]), *map(str, added)])))
 """
 # Modules that other libraries import with Shardwise are not its doing: they are there before the first look.
 IMPORTED = """

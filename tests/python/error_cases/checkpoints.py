@@ -34,6 +34,12 @@ CASES = [
         RuntimeError,
     ),
     case(
+        "a save by a thread over the group that training sends over",
+        'dcp.async_save({"x": sw.ones(4, device_mesh=mesh, placements=[Shard(0)])}, checkpoint_id=folder / "async")',
+        ValueError,
+        of_processes=True,
+    ),
+    case(
         "a file of other bytes",
         "file.write_bytes(bytes(file.stat().st_size))\ndcp.load(x, storage_reader=FileSystemReader(folder), no_dist=True)",
         RuntimeError,

@@ -23,11 +23,13 @@ CASES = [
         'stage = PipelineStage(layer, 1 - number, 2, device, group=mesh.get_group("pp"))\nScheduleGPipe(stage, 2).step(batch)',
         ValueError,
         of_processes=True,
+        is_of_rank=True,
     ),
     case(
         "more stages than ranks, and one on each",
         'stage = PipelineStage(layer, number, 4, device, group=mesh.get_group("pp"))\nScheduleGPipe(stage, 4).step(batch)',
         ValueError,
         of_processes=True,
+        is_of_rank=True,
     ),
 ]
