@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset, get_worker_info

@@ -76,7 +76,9 @@ def without_end(folder):
     """Meshes and shapes that are used once leave no memory."""
 
     def use_mesh(i):
-        mesh = sw.DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=(f"dim{i}",), _init_backend=False)
+        mesh = sw.DeviceMesh(
+            "cpu", list(range(dist.get_world_size())), mesh_dim_names=(f"dim{i}",), _init_backend=False
+        )
         (sw.DTensor.from_local(piece, mesh, [Shard(0)]) + 1).to_local()
 
     def use_shape(i):

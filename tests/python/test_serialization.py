@@ -142,7 +142,9 @@ def test_what_one_rank_saved_is_loaded_by_another_only_if_both_have_the_same_par
         if rank in loading:
             assert loaded_from(file).placements == tuple(placements)
             return
-        with pytest.raises(ValueError, match=rf"(?s)\[load\] rank 0 saved its part .* and rank {rank} loads it.*dist.*checkpoint"):
+        with pytest.raises(
+            ValueError, match=rf"(?s)\[load\] rank 0 saved its part .* and rank {rank} loads it.*dist.*checkpoint"
+        ):
             loaded_from(file)
 
     run_ranks(3, load)
@@ -192,12 +194,19 @@ def test_a_process_that_is_no_rank_loads_tensors_and_meshes_without_groups(monke
     assert not dist.is_initialized()
     mesh = x.device_mesh
     assert again[0].device_mesh is mesh and again[1] is tp and again[2] is flat
-    assert (mesh.shape, mesh.mesh_dim_names, mesh.get_rank(), mesh.get_coordinate()) == ((2, 2), ("dp", "tp"), 3, (1, 1))
+    assert (mesh.shape, mesh.mesh_dim_names, mesh.get_rank(), mesh.get_coordinate()) == (
+        (2, 2),
+        ("dp", "tp"),
+        3,
+        (1, 1),
+    )
     assert tp.mesh.tolist() == [2, 3] and mesh["tp"] is tp and mesh["dp", "tp"]._flatten("all") is flat
     assert x.to_local().tolist() == [4, 5, 6, 7] and (x * 2).to_local().tolist() == [8, 10, 12, 14]
     assert y.to_local().tolist() == [3] and "Shard(0)" in repr(y)
     for send in (x.full_tensor, y.full_tensor, lambda: x.sum().item()):
-        with pytest.raises(ValueError, match="was destroyed or never made .* a mesh that was sent to a process that is no rank"):
+        with pytest.raises(
+            ValueError, match=r"was destroyed or never made .* a mesh that was sent to a process that is no rank"
+        ):
             send()
     with pytest.raises(RuntimeError, match="process groups not initialized"):
         tp.get_group()
