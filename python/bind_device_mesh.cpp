@@ -308,7 +308,8 @@ void bind_device_mesh(py::module_& module) {
           },
           py::arg("mesh_dim") = py::none(), "Ranks along `mesh_dim`, or in all.")
       .def("get_rank", &DeviceMesh::rank, "This rank, global.")
-      .def("_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
+      .def(
+          "_world_size", [](const DeviceMesh& self) { return self.world()->size(); }, "The number of ranks in all.")
       .def("get_local_rank", &local_rank, py::arg("mesh_dim") = py::none(), "This rank's place along `mesh_dim`.")
       .def(
           "get_coordinate",

@@ -446,12 +446,13 @@ void bind_dtensor(py::module_& module) {
   module.def("distribute_tensor", wrap_pybind_function_no_gil(&py_distribute_tensor), kDistributeTensor,
              py::arg("tensor"), py::arg("device_mesh") = none, py::arg("placements") = none, py::kw_only(),
              py::arg("src_data_rank") = 0);
-  module.def("from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
-             "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
-             "ones. `is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
-             py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
-             py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
-             py::arg("saved_by") = none);
+  module.def(
+      "from_pieces", wrap_pybind_function_no_gil(&py_from_pieces),
+      "A DTensor from this rank's pieces, in the order of its boxes. `sparse_dim`: of sparse ones; 0 for dense "
+      "ones. `is_meta`: where there are no pieces to tell. `saved_by`: the rank that saved them, if it may be another.",
+      py::arg("pieces"), py::arg("device_mesh"), py::arg("placements"), py::arg("shape"), py::arg("stride"),
+      py::arg("dtype"), py::arg("local_kind"), py::arg("sparse_dim") = 0, py::arg("is_meta") = false,
+      py::arg("saved_by") = none);
   module.def("local_kind_of", wrap_pybind_function(&local_kind_of), "Whether to_local() gives a tensor or a wrapper.",
              py::arg("tensor"));
   module.def("detached_pieces", wrap_pybind_function(&py_detached_pieces),

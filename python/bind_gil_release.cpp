@@ -22,7 +22,8 @@ void* release_gil() { return Py_IsInitialized() && PyGILState_Check() ? PyEval_S
 
 /// Python ends a thread that asks for the lock while the interpreter ends. Amid C++ that aborts the process: such a thread sleeps instead.
 void take_gil(void* state) {
-  while (is_interpreter_ending() && std::this_thread::get_id() != importer) std::this_thread::sleep_for(std::chrono::hours(1));
+  while (is_interpreter_ending() && std::this_thread::get_id() != importer)
+    std::this_thread::sleep_for(std::chrono::hours(1));
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));
 }
 

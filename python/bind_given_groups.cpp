@@ -48,7 +48,8 @@ void bind_given_groups(py::module_& module) {
   bind_scope<GivenGroups, std::shared_ptr<World>>(
       module, "without_groups",
       "A `with` block in which meshes are made without groups: coordinates and layouts, and an error where "
-      "they are to communicate. They are of this rank of its world, of the world of `mesh`, or in a process that is no rank of `rank` of "
+      "they are to communicate. They are of this rank of its world, of the world of `mesh`, or in a process that is no "
+      "rank of `rank` of "
       "`n_ranks`.")
       .def(py::init([] { return std::make_unique<WithoutGroups>(nullptr); }))
       .def(py::init([](const DeviceMesh& mesh) { return std::make_unique<WithoutGroups>(mesh.world()); }),
@@ -57,10 +58,13 @@ void bind_given_groups(py::module_& module) {
              return std::make_unique<WithoutGroups>(world_without_groups(rank, n_ranks));
            }),
            py::arg("rank"), py::arg("n_ranks"));
-  module.def("are_groups_absent", [] {
-    const auto* given = GivenGroups::current();
-    return given && given->are_absent();
-  }, "True within such a block.");
+  module.def(
+      "are_groups_absent",
+      [] {
+        const auto* given = GivenGroups::current();
+        return given && given->are_absent();
+      },
+      "True within such a block.");
   py::class_<PyGivenGroups>(
       module, "given_groups",
       "A `with` block in which meshes are made over groups of torch.distributed, by their names, for their "

@@ -3,8 +3,8 @@
 #include "runtime/comm/flight_recorder.h"
 
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 #include <optional>

@@ -162,7 +162,7 @@ LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const Lookup
       if (unused.has(known.table) || unused.has(known.ids)) known = {};
   }
   place = {table,         ids,       options.exchange,
-             options.links, n_results, std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results))};
+           options.links, n_results, std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results))};
   return place.plan;
 }
 

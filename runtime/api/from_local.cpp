@@ -195,7 +195,8 @@ void check_loadable(const Spec& spec, int64_t saved_by) {
       !layout.is_partial() && is_member == spec.is_member() && layout.boxes(saved_by) == layout.boxes(rank);
   TORCH_CHECK_VALUE(
       rank == saved_by || have_same_pieces,
-      fmt::format("[load] rank {} saved its part of a tensor, {}, and rank {} loads it, which has another part. Save and load on each "
+      fmt::format("[load] rank {} saved its part of a tensor, {}, and rank {} loads it, which has another part. Save "
+                  "and load on each "
                   "rank a file of its own, or use torch.distributed.checkpoint: there every rank reads what it needs.",
                   saved_by, to_string(spec), rank));
 }

@@ -13,11 +13,12 @@
 namespace shardwise {
 
 c10d::ProcessGroup& open_group(const Group& group, const char* op) {
-  TORCH_CHECK_VALUE(group.process_group,
-                    fmt::format("[{}] the process group of ranks {} was destroyed or never made "
-                                "(DeviceMesh(_init_backend=False), or a mesh that was sent to a process that is no rank), or the "
-                                "program is ending. Make meshes and DTensors after init_process_group(), with their groups.",
-                                op, group.ranks));
+  TORCH_CHECK_VALUE(
+      group.process_group,
+      fmt::format("[{}] the process group of ranks {} was destroyed or never made "
+                  "(DeviceMesh(_init_backend=False), or a mesh that was sent to a process that is no rank), or the "
+                  "program is ending. Make meshes and DTensors after init_process_group(), with their groups.",
+                  op, group.ranks));
   return *group.process_group;
 }
 

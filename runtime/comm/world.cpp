@@ -150,8 +150,7 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
     return made;
   };
   const auto own = std::find(members.begin(), members.end(), rank_);
-  if (members.size() < static_cast<size_t>(size_))
-    process_group = members.size() > 1 && make_group ? make() : nullptr;
+  if (members.size() < static_cast<size_t>(size_)) process_group = members.size() > 1 && make_group ? make() : nullptr;
   auto group =
       own == members.end() ? nullptr : std::make_shared<Group>(Group{process_group, members, own - members.begin()});
   const std::lock_guard lock(mutex_);

@@ -418,3 +418,33 @@ def test_distribute_tensor_takes_requires_grad_from_the_rank_whose_values_count(
         return [sw.distribute_tensor(dense, mesh, [Shard(0)], src_data_rank=src).requires_grad for src in (0, 1, None)]
 
     assert run_ranks(2, body) == [[True, False, True], [True, False, False]]
+
+
+def test_is_set_to_tells_of_memory_as_dense_tensors_do():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        for placements in ([Shard(0)], [Replicate()], [Shard(0, sizes=[0, 4, 2])]):
+            x = sw.ones(6, 2, device_mesh=mesh, placements=placements)
+            assert x.is_set_to(x) and x.is_set_to(x.detach()) and x.is_set_to(x.view(6, 2))
+            assert not x.is_set_to(x.clone()) and not x.is_set_to(x.view(3, 4)) and not x.is_set_to(torch.ones(6, 2))
+
+    run_ranks(3, body)
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("apply_", lambda x, f: x.apply_(f)),
+        ("map_", lambda x, f: x.map_(x, f)),
+        ("map2_", lambda x, f: x.map2_(x, x, f)),
+    ],
+)
+def test_functions_of_python_per_element_are_for_pieces(method, call):
+    def body(rank):
+        x = sw.ones(6, device_mesh=sw.init_device_mesh("cpu", (2,)), placements=[Shard(0)])
+        with pytest.raises(NotImplementedError, match=rf"\[{method}\] .* Call it on this rank's piece"):
+            call(x, None)
+        x.to_local().apply_(lambda element: element + 1)
+        assert x.full_tensor().tolist() == [2] * 6
+
+    run_ranks(2, body)

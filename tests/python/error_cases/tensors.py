@@ -11,6 +11,14 @@ d = sw.distribute_tensor(x, mesh, [Shard(0)])
 """
 CASES = [
     case("values given to the class", "DTensor(torch.ones(3))", TypeError),
+    case(
+        "what another rank saved of its own part",
+        "rebuild, saved = d.__reduce_ex__(4)\nrebuild(*saved[:-1], saved_by=1 - rank)",
+        ValueError,
+        is_of_rank=True,
+    ),
+    case("a function of Python for each element", "d.apply_(lambda element: element + 1)", NotImplementedError),
+    case("a function of Python for each two elements", "d.map_(d, lambda a, b: a + b)", NotImplementedError),
     case("a local tensor that is a DTensor", "DTensor.from_local(d, mesh, [Shard(0)])", TypeError),
     case(
         "a local piece of another shape",

@@ -1,10 +1,16 @@
 #include "runtime/comm/world.h"
 
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/given_groups.h"
+#include "runtime/comm/group_backend.h"
 #include "tests/support/ranks.h"
 
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 namespace shardwise::world_test {
 namespace {
@@ -83,7 +89,36 @@ TEST(WorldTest, UnknownAndDuplicateRanksAreNamed) {
 
 TEST(WorldTest, ImpossibleWorldsAreRefused) {
   expect_error("rank 2 does not fit a world of 2 ranks", error_of([] { World(2, 2, nullptr, nullptr); }));
-  expect_error("without a process group", error_of([] { World(0, 2, nullptr, nullptr); }));
+  const auto make_none = [](const std::vector<int64_t>&) { return c10::intrusive_ptr<c10d::ProcessGroup>(); };
+  expect_error("without a process group", error_of([&] { World(0, 2, nullptr, make_none); }));
+}
+
+TEST(WorldTest, WithoutGroupsItKnowsItsRanksAndSendsNothing) {
+  const auto world = world_without_groups(1, 4);
+  EXPECT_EQ(world, world_without_groups(1, 4));
+  EXPECT_NE(world, world_without_groups(2, 4));
+  const GivenGroups absent(world);
+  EXPECT_EQ(World::current(), world);
+  EXPECT_EQ(world->group({0, 1})->index, 1);
+  EXPECT_EQ(world->group({0, 2}), nullptr);
+  expect_error("never made", error_of([&] { open_group(*world->group({0, 1, 2, 3}), "all_reduce"); }));
+  expect_error("rank 4 does not fit", error_of([] { world_without_groups(4, 4); }));
+}
+
+TEST(WorldTest, ThreadsOfOneRankMakeOneGroup) {
+  std::atomic<int> n_made = 0;
+  const auto make = [&](const std::vector<int64_t>& ranks) {
+    ++n_made;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return c10::make_intrusive<c10d::ProcessGroup>(0, static_cast<int>(ranks.size()));
+  };
+  World world(0, 3, c10::make_intrusive<c10d::ProcessGroup>(0, 3), make);
+  std::vector<GroupPtr> groups(4);
+  std::vector<std::thread> threads;
+  for (GroupPtr& group : groups) threads.emplace_back([&] { group = world.group({0, 1}); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(n_made, 1);
+  for (const GroupPtr& group : groups) EXPECT_EQ(group, groups[0]);
 }
 
 TEST(WorldTest, IndexOfNamesANonMember) {
