@@ -1,5 +1,6 @@
 #include "runtime/comm/collectives.h"
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
@@ -78,6 +79,7 @@ class StartedReduction final : public Reduction {
         form_(to_reduce_form(tensor, reduce)),
         communication_(group, {.name = "all_reduce",
                                .dtype = tensor.scalar_type(),
+                               .length = tensor.numel(),
                                .bytes_sent = n_bytes(),
                                .bytes_received = n_bytes(),
                                .counted_as = "all_reduce"}) {
@@ -136,6 +138,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   const bool is_root = group.index == root_index;
   Communication(group, {.name = "broadcast",
                         .dtype = tensor.scalar_type(),
+                        .length = tensor.numel(),
                         .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
                         .bytes_received = is_root ? 0 : n_bytes,
                         .counted_as = "broadcast"})
@@ -143,22 +146,7 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
 }
 
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
-  if (group.size() == 1) return {numbers};
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
-  const auto length = static_cast<int64_t>(numbers.size());
-  const at::Tensor lengths = gather_rows(group, "all_gather", at::full({1}, length, options), true).view(-1);
-  const int64_t longest = lengths.max().item<int64_t>();
-  std::vector<std::vector<int64_t>> result(group.size());
-  if (longest == 0) return result;
-  const at::Tensor padded = at::zeros({longest}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), padded.mutable_data_ptr<int64_t>());
-  const at::Tensor gathered = gather_rows(group, "all_gather", padded.to(options.device()), true);
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const int64_t* const row = gathered.const_data_ptr<int64_t>() + i * longest;
-    result[i].assign(row, row + lengths.const_data_ptr<int64_t>()[i]);
-  }
-  return result;
+  return gather_numbers(group, "all_gather", numbers, /*is_counted=*/true);
 }
 
 }  // namespace shardwise

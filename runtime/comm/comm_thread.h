@@ -26,6 +26,8 @@ struct CommThread {
   const MessagePattern* pattern = nullptr;
   CommProfile* profile = nullptr;
 
+  const char* reader = nullptr;  // the outermost Reading (no_messages.h), or null
+
   const char* op = "";                                            // of the innermost scope
   CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
 

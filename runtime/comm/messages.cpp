@@ -5,6 +5,7 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
+#include "runtime/comm/message_tag.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
@@ -14,8 +15,6 @@
 
 namespace shardwise {
 namespace {
-
-constexpr int kTag = 7153;  // apart from the program's own messages in the same group, which use small ones
 
 /// One end of a message as the backend takes it.
 struct Parcel {
@@ -57,26 +56,35 @@ int64_t total_bytes(const Parcels& parcels) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
+/// Gloo matches a message by its tag, and aborts where one is longer than its place.
+int tag_of(const Communication& communication, const Parcel& parcel) {
+  const auto bits = static_cast<int>(communication.fingerprint(parcel.bytes.numel()) & (kFirstMessageTag - 1));
+  return kFirstMessageTag | bits;
+}
+
 /// Receives first, so that what arrives has its place.
-Works start_each(c10d::Backend& backend, const Parcels& sends, const Parcels& receives) {
+Works start_each(const Communication& communication, c10d::Backend& backend, const Parcels& sends,
+                 const Parcels& receives) {
   Works works;
   for (const bool is_send : {false, true})
     for (const Parcel& parcel : is_send ? sends : receives) {
       if (parcel.fill) parcel.fill();
       std::vector<at::Tensor> one{parcel.bytes};
       const int other = static_cast<int>(parcel.index);
-      works.push_back(is_send ? backend.send(one, other, kTag) : backend.recv(one, other, kTag));
+      const int tag = tag_of(communication, parcel);
+      works.push_back(is_send ? backend.send(one, other, tag) : backend.recv(one, other, tag));
     }
   return works;
 }
 
 /// All in one launch.
-Works start_grouped(c10d::Backend& backend, Parcels sends, const Parcels& receives) {
+Works start_grouped(const Communication& communication, c10d::Backend& backend, Parcels sends,
+                    const Parcels& receives) {
   for (Parcel& parcel : sends)
     if (const auto fill = std::exchange(parcel.fill, nullptr)) fill();
   backend.startCoalescing();
   try {
-    start_each(backend, sends, receives);
+    start_each(communication, backend, sends, receives);
   } catch (...) {
     backend.endCoalescing();
     throw;
@@ -132,8 +140,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   }
   const auto backend = backend_of(group, "exchange", device.type());
   Works works = communication->launch([&] {
-    return traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
-                                               : start_each(*backend, outgoing, incoming);
+    return traits_of(*backend).groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
+                                               : start_each(*communication, *backend, outgoing, incoming);
   });
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})
