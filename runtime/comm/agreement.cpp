@@ -2,6 +2,7 @@
 
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
+#include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -29,11 +30,6 @@ Outcome outcome_of(const std::exception& error) {
   if (dynamic_cast<const c10::IndexError*>(&error)) return Outcome::kIndexError;
   if (dynamic_cast<const c10::NotImplementedError*>(&error)) return Outcome::kNotImplemented;
   return Outcome::kError;
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
-  return ours ? ours->what_without_backtrace() : error.what();
 }
 
 void throw_again(Outcome outcome, const std::string& text) {
@@ -64,7 +60,7 @@ std::vector<Facts> agree(const Group& group, const char* op, Outcome outcome, co
   for (size_t i = 1; i < result.size(); ++i) {
     const std::string other = FactReader(result[i]).kind();
     TORCH_CHECK_VALUE(other == kind,
-                      fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give the same kind on every rank.", op,
+                      fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give one kind on every rank.", op,
                                   group.ranks[0], kind, group.ranks[i], other));
   }
   return result;
@@ -155,7 +151,7 @@ std::vector<Facts> agree(const Group& group, const char* op, c10::function_ref<F
       return own();
     } catch (const std::exception& error) {
       outcome = outcome_of(error);
-      return Facts(text_of(error));
+      return Facts(error_text(error));
     }
   }();
   return agree(group, op, outcome, facts);

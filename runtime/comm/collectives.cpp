@@ -5,10 +5,10 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/reduce_dtype.h"
+#include "runtime/comm/tagged_messages.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -60,12 +60,16 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
   const auto backend = backend_of(group, "all_to_all", input.device().type());
-  Communication(group, {.name = "all_to_all",
-                        .dtype = input.scalar_type(),
-                        .bytes_sent = from.numel() - send_splits[group.index] * element_bytes,
-                        .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
-                        .counted_as = "all_to_all"})
-      .run([&] { return backend->alltoall_base(to, from, received, sent); });
+  Communication exchanging(group, {.name = "all_to_all",
+                                   .dtype = input.scalar_type(),
+                                   .bytes_sent = from.numel() - send_splits[group.index] * element_bytes,
+                                   .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
+                                   .counted_as = "all_to_all"});
+  exchanging.run([&] {
+    return goes_tagged(*backend, group, /*n_bytes=*/0)  // whatever they bring, it goes from each to each
+               ? all_to_all_tagged(exchanging, *backend, group, to, from, received, sent)
+               : TaggedWorks{backend->alltoall_base(to, from, received, sent)};
+  });
 }
 
 namespace {
@@ -87,12 +91,18 @@ class StartedReduction final : public Reduction {
     std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = form_.op;
-    work_ = communication_.launch([&] { return backend->allreduce(tensors, options); });
+    works_ = communication_.launch([&] {
+      if (!goes_tagged(*backend, group, static_cast<int64_t>(form_.tensor.nbytes())))
+        return TaggedWorks{backend->allreduce(tensors, options)};
+      rows_ = at::empty({n_ranks_, form_.tensor.numel()}, form_.tensor.options());
+      return gather_tagged(communication_, *backend, group, form_.tensor, rows_);
+    });
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    communication_.wait(work_);
+    communication_.wait(works_);
+    if (rows_.defined()) reduce_rows(rows_, form_.op, form_.tensor);
     from_reduce_form(form_, tensor_, reduce_, n_ranks_);
   }
 
@@ -104,7 +114,8 @@ class StartedReduction final : public Reduction {
   int64_t n_ranks_;
   ReduceForm form_;
   Communication communication_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  TaggedWorks works_;
+  at::Tensor rows_;  // of all members, where they go as tagged messages
 };
 
 }  // namespace
@@ -136,13 +147,16 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   const auto backend = backend_of(group, "broadcast", tensor.device().type());
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;
-  Communication(group, {.name = "broadcast",
-                        .dtype = tensor.scalar_type(),
-                        .length = tensor.numel(),
-                        .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
-                        .bytes_received = is_root ? 0 : n_bytes,
-                        .counted_as = "broadcast"})
-      .run([&] { return backend->broadcast(bytes, options); });
+  Communication sending(group, {.name = "broadcast",
+                                .dtype = tensor.scalar_type(),
+                                .length = tensor.numel(),
+                                .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
+                                .bytes_received = is_root ? 0 : n_bytes,
+                                .counted_as = "broadcast"});
+  sending.run([&] {
+    return goes_tagged(*backend, group, n_bytes) ? broadcast_tagged(sending, *backend, group, bytes[0], root_index)
+                                                 : TaggedWorks{backend->broadcast(bytes, options)};
+  });
 }
 
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {

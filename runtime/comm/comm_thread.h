@@ -26,8 +26,6 @@ struct CommThread {
   const MessagePattern* pattern = nullptr;
   CommProfile* profile = nullptr;
 
-  const char* reader = nullptr;  // the outermost Reading (no_messages.h), or null
-
   const char* op = "";                                            // of the innermost scope
   CommScope::Cause outermost_cause = CommScope::Cause::kProgram;  // of the outermost scope, as it was opened
 
@@ -36,6 +34,8 @@ struct CommThread {
   int64_t rank = -1;  // the recorder's
   std::array<KnownGroup, 4> groups{};
   size_t oldest_group = 0;
+
+  const char* reader = nullptr;  // the outermost Reading (no_messages.h), or null
 };
 
 /// This thread's.

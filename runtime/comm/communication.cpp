@@ -5,6 +5,7 @@
 #include "runtime/comm/comm_profile.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
+#include "runtime/comm/error_text.h"
 #include "runtime/comm/flight_dump.h"
 #include "runtime/comm/lost_groups.h"
 #include "runtime/comm/order_check.h"
@@ -54,12 +55,7 @@ bool is_refusal(const std::exception& error) {
             std::in_place_type<c10::IndexError>, std::in_place_type<c10::NotImplementedError>);
 }
 
-std::string text_of(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
-  return ours ? ours->what_without_backtrace() : error.what();
-}
-
-constexpr std::chrono::milliseconds kPatience{2000};  // for the notes of ranks that fail at about the same time
+constexpr std::chrono::milliseconds kNotePatience{2000};  // for the notes of ranks that fail at about the same time
 
 }  // namespace
 
@@ -94,7 +90,7 @@ void Communication::compare_and_note(const Group& group) {
       try {
         difference = compare_calls(group, own);
       } catch (const std::exception& error) {
-        lose_group(group_number_, text_of(error));
+        lose_group(group_number_, error_text(error));
         fail();
         throw;
       }
@@ -115,8 +111,7 @@ void Communication::wait(c10::ArrayRef<WorkPtr> works) {
   last_ = c10::getApproximateTime();
   const Wait wait(*this);
   try {
-    for (const WorkPtr& work : works)
-      if (work) work->wait();
+    wait_for_each(works);
     is_done_ = true;
   } catch (...) {
     rethrow_named();
@@ -138,20 +133,19 @@ void Communication::rethrow_named() {
     throw;
   } catch (const std::exception& error) {
     if (is_refusal(error)) throw;
-    std::string text = text_of(error);
-    if (!recorder_.is_thread()) {  // errors of threads name ranks already
-      const FlightRecord record = recorder_.find(begun_.number).value_or(FlightRecord());
-      const std::vector<int64_t> ranks = record.group ? record.group->ranks : std::vector<int64_t>();
-      const std::string line = caller_line();
-      leave_note(ranks, {begun_.call, describe() + (line.empty() ? "" : " at " + line)});
-      text = fmt::format(
-          "[{}] rank {} failed in its {}, of ranks {}: {}\nWhat the others said last: {}. Ranks that make different "
-          "calls wait "
-          "for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
-          call_.name, recorder_.rank(),
-          begun_.call > 0 ? fmt::format("call {}, {}", begun_.call, describe()) : describe(), ranks, text,
-          describe_notes(ranks, recorder_.rank(), read_notes(ranks, 0, kPatience)));
+    if (recorder_.is_thread()) {  // the error names ranks already
+      lose_group(group_number_, error_text(error));
+      throw;
     }
+    const FlightRecord record = recorder_.find(begun_.number).value_or(FlightRecord());
+    const std::vector<int64_t> ranks = record.group ? record.group->ranks : std::vector<int64_t>();
+    const std::string line = caller_line();
+    leave_note(ranks, {begun_.call, describe() + (line.empty() ? "" : " at " + line)});
+    const std::string text = fmt::format(
+        "[{}] rank {} failed in its {}{} with the ranks {}: {}\nLast calls of the others: {}. Ranks that make "
+        "different calls wait for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
+        call_.name, recorder_.rank(), begun_.call > 0 ? fmt::format("call {}, ", begun_.call) : "", describe(), ranks,
+        error_text(error), describe_notes(ranks, recorder_.rank(), read_notes(ranks, 0, kNotePatience)));
     lose_group(group_number_, text);
     TORCH_CHECK_WITH(DistBackendError, false, text);
   }
@@ -166,6 +160,7 @@ uint32_t Communication::fingerprint(int64_t n_bytes) const {
   Digest digest;
   digest.add(n_bytes);
   if (call_.by_all) {
+    digest.add(std::string_view(call_.name));
     digest.add(static_cast<int64_t>(begun_.call));
     digest.add(std::string_view(op_));
   }

@@ -69,12 +69,12 @@ class Communication {
   }
   /// Waits for what was launched. Nulls count as done.
   void wait(c10::ArrayRef<WorkPtr> works);
-  /// Both, for a single Work.
+  /// Both.
   template <class Launch>
   void run(const Launch& launch) {
     const Wait wait(*this);
     try {
-      launch()->wait();
+      wait_for_each(launch());
       count();
       is_done_ = true;
     } catch (...) {
@@ -105,6 +105,11 @@ class Communication {
     ProfilerSpan span_;
   };
 
+  static void wait_for_each(const WorkPtr& work) { work->wait(); }
+  static void wait_for_each(c10::ArrayRef<WorkPtr> works) {
+    for (const WorkPtr& work : works)
+      if (work) work->wait();
+  }
   /// An exception ends the wait: the record says so, and a process writes its records to a file.
   void fail() noexcept;
   /// Within a catch: fail(), and rethrows. Where the backend failed, the group has, and the error names the other ranks' calls.

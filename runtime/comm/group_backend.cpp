@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/communication.h"
+#include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -61,13 +62,17 @@ at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& n
   const at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
   at::Tensor flat = gathered.view(-1), own = numbers;
   const auto n_bytes = static_cast<int64_t>(numbers.nbytes()) * (group.size() - 1);
-  Communication(group, {.name = what,
-                        .dtype = numbers.scalar_type(),
-                        .length = numbers.numel(),
-                        .bytes_sent = n_bytes,
-                        .bytes_received = n_bytes,
-                        .counted_as = is_counted ? what : nullptr})
-      .run([&] { return backend->_allgather_base(flat, own, {}); });
+  Communication gathering(group, {.name = what,
+                                  .dtype = numbers.scalar_type(),
+                                  .length = numbers.numel(),
+                                  .bytes_sent = n_bytes,
+                                  .bytes_received = n_bytes,
+                                  .counted_as = is_counted ? what : nullptr});
+  gathering.run([&] {
+    return goes_tagged(*backend, group, static_cast<int64_t>(own.nbytes()))
+               ? gather_tagged(gathering, *backend, group, own, gathered)
+               : TaggedWorks{backend->_allgather_base(flat, own, {})};
+  });
   return gathered.cpu();
 }
 

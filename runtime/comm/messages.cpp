@@ -5,7 +5,7 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
-#include "runtime/comm/message_tag.h"
+#include "runtime/comm/tagged_messages.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
@@ -56,12 +56,6 @@ int64_t total_bytes(const Parcels& parcels) {
 
 using Works = std::vector<Messages::WorkPtr>;
 
-/// Gloo matches a message by its tag, and aborts where one is longer than its place.
-int tag_of(const Communication& communication, const Parcel& parcel) {
-  const auto bits = static_cast<int>(communication.fingerprint(parcel.bytes.numel()) & (kFirstMessageTag - 1));
-  return kFirstMessageTag | bits;
-}
-
 /// Receives first, so that what arrives has its place.
 Works start_each(const Communication& communication, c10d::Backend& backend, const Parcels& sends,
                  const Parcels& receives) {
@@ -69,10 +63,8 @@ Works start_each(const Communication& communication, c10d::Backend& backend, con
   for (const bool is_send : {false, true})
     for (const Parcel& parcel : is_send ? sends : receives) {
       if (parcel.fill) parcel.fill();
-      std::vector<at::Tensor> one{parcel.bytes};
-      const int other = static_cast<int>(parcel.index);
-      const int tag = tag_of(communication, parcel);
-      works.push_back(is_send ? backend.send(one, other, tag) : backend.recv(one, other, tag));
+      works.push_back(is_send ? send_tagged(communication, backend, parcel.bytes, parcel.index)
+                              : receive_tagged(communication, backend, parcel.bytes, parcel.index));
     }
   return works;
 }

@@ -3,6 +3,7 @@
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/call_notes.h"
 #include "runtime/comm/digest.h"
+#include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -118,10 +119,8 @@ at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::T
   std::string why;
   try {
     return gather_within(group, hash, check_limit());
-  } catch (const c10::Error& error) {
-    why = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    why = error.what();
+    why = error_text(error);
   }
   TORCH_CHECK_WITH(DistBackendError, false,
                    fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must "

@@ -1,7 +1,7 @@
 #include "runtime/threads/mailbox.h"
 
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/message_tag.h"
+#include "runtime/comm/tagged_messages.h"
 #include "runtime/threads/thread_calls.h"
 
 #include <c10/util/Exception.h>
