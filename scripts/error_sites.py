@@ -43,6 +43,10 @@ ELSEWHERE = {
     ),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
+    "ranks that never come, which tests/python/test_lone_calls.py starts": (
+        " as call ",
+        "SHARDWISE_CHECK_SECONDS is ",
+    ),
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",
@@ -88,6 +92,10 @@ ELSEWHERE = {
         ", but the exchange is of ",
         " has a message ",
         " did not send within ",
+        "a reader starts no message",
+        "this process was forked from a rank",
+        "takes no more messages, because one failed before",
+        "there are no more facts",
         # pieces, rules
         "[to_local] rank ",
         " pieces;",

@@ -1,7 +1,6 @@
 #include "shardwise/local_parts.h"
 
-#include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/agreement.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,20 +10,23 @@
 namespace shardwise {
 namespace {
 
-/// In the place of a dtype.
-constexpr int64_t kDistributed = -1, kUndefined = -2;
-
 /// What a rank tells the others of its part.
-std::vector<int64_t> numbers_of(const at::Tensor& local) {
-  if (!local.defined()) return {kUndefined};
-  std::vector<int64_t> result{is_dtensor(local) ? kDistributed : static_cast<int64_t>(local.scalar_type())};
-  result.insert(result.end(), local.sizes().begin(), local.sizes().end());
-  return result;
+struct PartFacts {
+  enum class Kind : int64_t { kPlain, kDistributed, kUndefined };
+
+  Kind kind = Kind::kPlain;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of a plain one
+  Dims sizes;
+};
+
+PartFacts facts_of(const at::Tensor& local) {
+  if (!local.defined()) return {.kind = PartFacts::Kind::kUndefined};
+  if (is_dtensor(local)) return {.kind = PartFacts::Kind::kDistributed};
+  return {.dtype = local.scalar_type(), .sizes = Dims(local.sizes())};
 }
 
-std::string words_of(const std::vector<int64_t>& numbers) {
-  return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[0])),
-                     fmt::join(numbers.begin() + 1, numbers.end(), ", "));
+std::string words_of(const PartFacts& part) {
+  return fmt::format("{} [{}]", c10::toString(part.dtype), fmt::join(part.sizes, ", "));
 }
 
 [[noreturn]] void refuse_parts(const std::vector<int64_t>& ranks, size_t other, const std::string& first,
@@ -37,14 +39,15 @@ std::string words_of(const std::vector<int64_t>& numbers) {
 }
 
 /// Throws: c10::TypeError and c10::ValueError where some rank gave none.
-void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<std::vector<int64_t>>& numbers) {
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    TORCH_CHECK_TYPE(numbers[i][0] != kDistributed, fmt::format("[from_local_parts] the part of rank {} is a DTensor "
-                                                                "already. Use redistribute(mesh, placements), or give "
-                                                                "plain parts on all ranks.",
-                                                                ranks[i]));
+void check_are_parts(const std::vector<int64_t>& ranks, const std::vector<PartFacts>& parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    TORCH_CHECK_TYPE(parts[i].kind != PartFacts::Kind::kDistributed,
+                     fmt::format("[from_local_parts] the part of rank {} is a DTensor "
+                                 "already. Use redistribute(mesh, placements), or give "
+                                 "plain parts on all ranks.",
+                                 ranks[i]));
     TORCH_CHECK_VALUE(
-        numbers[i][0] != kUndefined,
+        parts[i].kind != PartFacts::Kind::kUndefined,
         fmt::format("[from_local_parts] the part of rank {} is undefined. Give a tensor, of no rows where "
                     "the rank has none.",
                     ranks[i]));
@@ -63,12 +66,12 @@ void check_placements(const Placements& placements, const DeviceMesh& mesh) {
 /// One tensor's parts on all members.
 class Parts {
  public:
-  /// `numbers`: by member, in the order of `mesh`'s grid.
-  Parts(const DeviceMesh& mesh, Placements placements, std::vector<std::vector<int64_t>> numbers)
-      : grid_(mesh.grid()), placements_(std::move(placements)), numbers_(std::move(numbers)) {
-    for (size_t i = 1; i < numbers_.size(); ++i)
-      if (numbers_[i].size() != numbers_[0].size() || numbers_[i][0] != numbers_[0][0]) refuse_member(i);
-    const auto n_dims = static_cast<int64_t>(numbers_[0].size()) - 1;
+  /// `parts`: by member, in the order of `mesh`'s grid.
+  Parts(const DeviceMesh& mesh, Placements placements, std::vector<PartFacts> parts)
+      : grid_(mesh.grid()), placements_(std::move(placements)), parts_(std::move(parts)) {
+    for (size_t i = 1; i < parts_.size(); ++i)
+      if (parts_[i].sizes.size() != parts_[0].sizes.size() || parts_[i].dtype != parts_[0].dtype) refuse_member(i);
+    const auto n_dims = static_cast<int64_t>(parts_[0].sizes.size());
     for (Placement& placement : placements_) {
       if (!placement.is_shard()) continue;
       TORCH_CHECK_INDEX(
@@ -86,7 +89,7 @@ class Parts {
 
  private:
   void refuse_member(size_t member) const {
-    refuse_parts(grid_.ranks, member, words_of(numbers_[0]), words_of(numbers_[member]), placements_);
+    refuse_parts(grid_.ranks, member, words_of(parts_[0]), words_of(parts_[member]), placements_);
   }
 
   /// The whole extent along `tensor_dim`, and the extents of its Shards.
@@ -99,11 +102,11 @@ class Parts {
         n_parts *= grid_.shape[mesh_dim];
       }
     std::vector<int64_t> extents(n_parts, -1);
-    for (size_t member = 0; member < numbers_.size(); ++member) {
+    for (size_t member = 0; member < parts_.size(); ++member) {
       const Dims coord = *grid_.coord_of(grid_.ranks[member]);
       int64_t part = 0;
       for (const int64_t mesh_dim : sharding) part = part * grid_.shape[mesh_dim] + coord[mesh_dim];
-      const int64_t extent = numbers_[member][1 + tensor_dim];
+      const int64_t extent = parts_[member].sizes[tensor_dim];
       if (extents[part] >= 0 && extents[part] != extent) refuse_member(member);
       extents[part] = extent;
     }
@@ -120,36 +123,33 @@ class Parts {
 
   const RankGrid& grid_;
   Placements placements_;
-  std::vector<std::vector<int64_t>> numbers_;
+  std::vector<PartFacts> parts_;
   Dims sizes_;
 };
 
 /// By tensor and member, in the order of the grid.
-std::vector<std::vector<std::vector<int64_t>>> exchanged(const std::vector<at::Tensor>& locals,
-                                                         const DeviceMesh& mesh) {
-  std::vector<int64_t> mine;
+std::vector<std::vector<PartFacts>> told_by_all(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh) {
+  Facts own;
+  own.number(static_cast<int64_t>(locals.size()));
   for (const at::Tensor& local : locals) {
-    const auto numbers = numbers_of(local);
-    mine.push_back(static_cast<int64_t>(numbers.size()));
-    mine.insert(mine.end(), numbers.begin(), numbers.end());
+    const PartFacts part = facts_of(local);
+    own.number(static_cast<int64_t>(part.kind)).number(static_cast<int64_t>(part.dtype)).list(part.sizes);
   }
-  const CommScope scope("from_local_parts", CommScope::Cause::kProgram);
-  const auto all = all_gather_numbers(*mesh.group(), mine);
-  std::vector<std::vector<std::vector<int64_t>>> result(locals.size());
+  const auto all = agree(*mesh.group(), "from_local_parts", own);
+  const auto n_first = FactReader(all[0]).number();
+  std::vector<std::vector<PartFacts>> result(locals.size());
   for (const int64_t rank : mesh.grid().ranks) {
-    const auto& numbers = all[mesh.group()->index_of(rank)];
-    auto next = numbers.begin();
-    size_t n_tensors = 0;
-    for (; next != numbers.end(); ++n_tensors) {
-      const int64_t length = *next;
-      if (n_tensors < locals.size()) result[n_tensors].emplace_back(next + 1, next + 1 + length);
-      next += 1 + length;
+    FactReader reader(all[mesh.group()->index_of(rank)]);
+    const int64_t n_tensors = reader.number();
+    TORCH_CHECK_VALUE(n_tensors == n_first,
+                      fmt::format("[from_local_parts] not all ranks give as many tensors: rank {} gives {}, rank {} "
+                                  "gives {}. Give as many on each.",
+                                  rank, n_tensors, mesh.group()->ranks[0], n_first));
+    for (std::vector<PartFacts>& of_tensor : result) {
+      const auto kind = static_cast<PartFacts::Kind>(reader.number());
+      const auto dtype = static_cast<c10::ScalarType>(reader.number());
+      of_tensor.push_back({kind, dtype, reader.list()});
     }
-    TORCH_CHECK_VALUE(
-        n_tensors == locals.size(),
-        fmt::format("[from_local_parts] not all ranks give as many tensors: rank {} gives {}, this one {}. "
-                    "Give as many on each.",
-                    rank, n_tensors, locals.size()));
   }
   return result;
 }
@@ -169,10 +169,10 @@ std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, 
     for (size_t i = 0; i < locals.size(); ++i) result.push_back(from_local(locals[i], mesh, placements[i]));
     return result;
   }
-  auto numbers = exchanged(locals, *mesh);
-  for (const auto& each : numbers) check_are_parts(mesh->grid().ranks, each);
+  auto told = told_by_all(locals, *mesh);
+  for (const auto& parts : told) check_are_parts(mesh->grid().ranks, parts);
   for (size_t i = 0; i < locals.size(); ++i) {
-    const Parts parts(*mesh, placements[i], std::move(numbers[i]));
+    const Parts parts(*mesh, placements[i], std::move(told[i]));
     result.push_back(from_local(locals[i], mesh, parts.placements(), {.shape = parts.sizes()}));
   }
   return result;

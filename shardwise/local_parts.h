@@ -11,8 +11,8 @@ namespace shardwise {
 /// the ranks have along that dim; where several mesh dims shard it, they nest. Aliased and differentiable, as from_local().
 ///
 /// Throws, alike on all ranks: c10::ValueError where these differ in number, dims, dtype or an extent that is not sharded, and for placements that
-/// are not one per mesh dim; c10::IndexError for a dim out of range; c10::TypeError where one is distributed already. Collective over the mesh: two
-/// messages of a few numbers for all tensors together.
+/// are not one per mesh dim; c10::IndexError for a dim out of range; c10::TypeError where one is distributed already. Collective over the mesh: the
+/// ranks tell each other dtypes and sizes, of all tensors together (agreement.h).
 std::vector<at::Tensor> from_local_parts(const std::vector<at::Tensor>& locals, const MeshPtr& mesh,
                                          const std::vector<Placements>& placements);
 

@@ -1,8 +1,7 @@
 #include "wrappers/plain_parts.h"
 
 #include "runtime/api/forward_scope.h"
-#include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/agreement.h"
 
 #include <ATen/ops/cat.h>
 
@@ -18,27 +17,37 @@ void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weigh
 }
 
 at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op) {
-  const CommScope scope(op, CommScope::Cause::kProgram);
-  std::vector<int64_t> mine{static_cast<int64_t>(part.scalar_type()), dim};
-  mine.insert(mine.end(), part.sizes().begin(), part.sizes().end());
-  const auto all = all_gather_numbers(*mesh->group(), mine);
+  struct Part {
+    c10::ScalarType dtype;
+    int64_t dim;
+    Dims sizes;
+  };
+  std::vector<Part> parts;
+  Facts own;
+  own.number(static_cast<int64_t>(part.scalar_type())).number(dim).list(part.sizes());
+  for (const Facts& facts : agree(*mesh->group(), op, own)) {
+    FactReader reader(facts);
+    const auto dtype = static_cast<c10::ScalarType>(reader.number());
+    const int64_t along = reader.number();
+    parts.push_back({dtype, along, reader.list()});
+  }
 
-  const auto words = [](const std::vector<int64_t>& numbers) {
-    return fmt::format("{} [{}]", c10::toString(static_cast<c10::ScalarType>(numbers[0])),
-                       fmt::join(numbers.begin() + 2, numbers.end(), ", "));
+  const auto words = [](const Part& part) {
+    return fmt::format("{} [{}]", c10::toString(part.dtype), fmt::join(part.sizes, ", "));
   };
   const std::vector<int64_t>& ranks = mesh->grid().ranks;
-  const auto& first = all[mesh->group()->index_of(ranks[0])];
-  const size_t place = 2 + static_cast<size_t>(first[1]);  // the first rank's dim, on all ranks
+  const Part& first = parts[mesh->group()->index_of(ranks[0])];
+  const auto place = static_cast<size_t>(first.dim);  // the first rank's, on all ranks
   Dims extents;
   for (const int64_t rank : ranks) {
-    const auto& numbers = all[mesh->group()->index_of(rank)];
-    std::vector<int64_t> alike = numbers;
-    if (place < alike.size()) alike[place] = first[place];
-    TORCH_CHECK_VALUE(alike == first, fmt::format("[{}] rank {} has a part {} along dim {}, rank {} one {}. Give parts "
-                                                  "that differ in that dim alone.",
-                                                  op, ranks[0], words(first), dim, rank, words(numbers)));
-    extents.push_back(numbers[place]);
+    const Part& other = parts[mesh->group()->index_of(rank)];
+    Dims alike = other.sizes;
+    if (place < alike.size()) alike[place] = first.sizes[place];
+    TORCH_CHECK_VALUE(other.dtype == first.dtype && other.dim == first.dim && alike == first.sizes,
+                      fmt::format("[{}] rank {} has a part {} along dim {}, rank {} one {}. Give parts "
+                                  "that differ in that dim alone.",
+                                  op, ranks[0], words(first), dim, rank, words(other)));
+    extents.push_back(other.sizes[place]);
   }
   Dims sizes(part.sizes());
   sizes[dim] = 0;

@@ -9,7 +9,7 @@ namespace shardwise {
 /// is a DTensor of another mesh.
 void check_mesh(const char* op, const at::Tensor& input, const at::Tensor& weight, int64_t mesh_dim);
 
-/// The tensor whose part along `dim` each rank gives, on a 1-D mesh. Extents are exchanged: two messages of a few numbers.
+/// The tensor whose part along `dim` each rank gives, on a 1-D mesh. The ranks tell each other dtype and sizes (agreement.h).
 /// Throws: c10::ValueError in the name of `op`, alike on all ranks, where parts differ in another dim or in dtype, or is
 /// 0-dim. Pre: this rank is a member.
 at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh, const char* op);

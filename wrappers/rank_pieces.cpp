@@ -1,7 +1,6 @@
 #include "wrappers/rank_pieces.h"
 
-#include "runtime/comm/collectives.h"
-#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/agreement.h"
 
 #include <fmt/ranges.h>
 
@@ -14,52 +13,20 @@
 namespace shardwise {
 namespace {
 
-using Numbers = std::vector<int64_t>;
-
-void put(Numbers& numbers, c10::IntArrayRef list) {
-  numbers.push_back(static_cast<int64_t>(list.size()));
-  numbers.insert(numbers.end(), list.begin(), list.end());
+Facts facts_of(const RankPieces& pieces) {
+  Facts facts("a LocalShardsWrapper");
+  facts.number(pieces.rank)
+      .number(static_cast<int64_t>(pieces.dtype))
+      .number(static_cast<int64_t>(pieces.device_type))
+      .maybe(pieces.shape)
+      .maybe(pieces.stride)
+      .list(pieces.piece_strides);
+  for (const Box& box : pieces.boxes) facts.list(box.offsets).list(box.sizes);
+  return facts;
 }
 
-void put_maybe(Numbers& numbers, const std::optional<Dims>& maybe) {
-  numbers.push_back(maybe.has_value());
-  if (maybe) put(numbers, c10::IntArrayRef(*maybe));
-}
-
-Numbers to_numbers(const RankPieces& pieces) {
-  Numbers numbers{pieces.rank, static_cast<int64_t>(pieces.dtype), static_cast<int64_t>(pieces.device_type)};
-  put_maybe(numbers, pieces.shape);
-  put_maybe(numbers, pieces.stride);
-  put(numbers, c10::IntArrayRef(pieces.piece_strides));
-  for (const Box& box : pieces.boxes) {
-    put(numbers, c10::IntArrayRef(box.offsets));
-    put(numbers, c10::IntArrayRef(box.sizes));
-  }
-  return numbers;
-}
-
-class Reader {
- public:
-  explicit Reader(const Numbers& numbers) : numbers_(numbers) {}
-  bool at_end() const { return next_ == numbers_.size(); }
-  int64_t number() { return numbers_.at(next_++); }
-  Dims list() {
-    Dims dims(number());
-    for (int64_t& dim : dims) dim = number();
-    return dims;
-  }
-  std::optional<Dims> maybe() { return number() ? std::optional(list()) : std::nullopt; }
-
- private:
-  const Numbers& numbers_;
-  size_t next_ = 0;
-};
-
-RankPieces from_numbers(const Numbers& numbers) {
-  TORCH_CHECK_VALUE(
-      numbers.at(0) >= 0,
-      "[from_local] some ranks give a LocalShardsWrapper and others a tensor. Give one kind on every rank.");
-  Reader reader(numbers);
+RankPieces pieces_of(const Facts& facts) {
+  FactReader reader(facts);
   RankPieces pieces;
   pieces.rank = reader.number();
   pieces.dtype = static_cast<c10::ScalarType>(reader.number());
@@ -98,16 +65,16 @@ std::string key_of_call(const DeviceMesh& mesh, const std::string& topic) {
   return fmt::format("{}/{}", key, count_call(mesh.world(), key));
 }
 
-void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector<Numbers>& all) {
+void publish(const DeviceMesh& mesh, const std::string& topic, const std::vector<Facts>& all) {
   const auto store = store_of(mesh);
   if (!store) return;
-  Numbers flat;
-  for (const Numbers& numbers : all) put(flat, c10::IntArrayRef(numbers));
-  const auto* bytes = reinterpret_cast<const uint8_t*>(flat.data());
-  store->set(key_of_call(mesh, topic), std::vector<uint8_t>(bytes, bytes + flat.size() * sizeof(int64_t)));
+  Facts published;
+  for (const Facts& facts : all) published.list(facts.words());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(published.words().data());
+  store->set(key_of_call(mesh, topic), std::vector<uint8_t>(bytes, bytes + published.words().size() * sizeof(int64_t)));
 }
 
-std::vector<Numbers> read_published(const DeviceMesh& mesh, const std::string& topic) {
+std::vector<Facts> read_published(const DeviceMesh& mesh, const std::string& topic) {
   const auto store = store_of(mesh);
   TORCH_CHECK_VALUE(
       store,
@@ -121,11 +88,11 @@ std::vector<Numbers> read_published(const DeviceMesh& mesh, const std::string& t
     store->deleteKey(n_readers);
   }
   const auto* words = reinterpret_cast<const int64_t*>(bytes.data());
-  const Numbers flat(words, words + bytes.size() / sizeof(int64_t));
-  std::vector<Numbers> all;
-  for (Reader reader(flat); !reader.at_end();) {
-    const Dims numbers = reader.list();
-    all.emplace_back(numbers.begin(), numbers.end());
+  const Facts published = Facts::of_words({words, words + bytes.size() / sizeof(int64_t)});
+  std::vector<Facts> all;
+  for (FactReader reader(published); !reader.at_end();) {
+    const Dims each = reader.list();
+    all.push_back(Facts::of_words({each.begin(), each.end()}));
   }
   return all;
 }
@@ -139,18 +106,17 @@ std::string list_of(c10::ArrayRef<Box> boxes) {
 }
 
 std::vector<RankPieces> gather_pieces(const RankPieces& mine, const DeviceMesh& mesh, const std::string& topic) {
-  std::vector<Numbers> all;
+  std::vector<Facts> all;
   if (mesh.is_member()) {
-    CommScope scope("from_local", CommScope::Cause::kProgram);
-    all = all_gather_numbers(*mesh.group(), to_numbers(mine));
+    all = agree(*mesh.group(), "from_local", facts_of(mine));
     const bool has_readers = mesh.size() < mesh.world()->size() && !topic.empty();
     if (has_readers && mesh.group()->index == 0) publish(mesh, topic, all);
   } else {
     all = read_published(mesh, topic);
   }
   std::vector<RankPieces> by_place(mesh.size());
-  for (const Numbers& numbers : all) {
-    RankPieces pieces = from_numbers(numbers);
+  for (const Facts& facts : all) {
+    RankPieces pieces = pieces_of(facts);
     const auto& ranks = mesh.grid().ranks;
     by_place[std::ranges::find(ranks, pieces.rank) - ranks.begin()] = std::move(pieces);
   }

@@ -1,6 +1,7 @@
 #include "runtime/api/local_pieces.h"
 
 #include "runtime/api/gradients.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
 
 #include <fmt/format.h>
@@ -23,27 +24,31 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
-/// What one rank believes: dtype, whether gradients are recorded, whether it has values, the whole tensor's sizes, its own piece's.
+/// What one rank believes.
 struct Belief {
-  std::vector<int64_t> numbers;
-
-  static Belief of(const at::Tensor& local, const Spec& spec) {
-    Belief belief{{-1, static_cast<int64_t>(spec.dtype()), records(local), local.is_meta(),
-                   spec.dim()}};  // a LocalShardsWrapper's numbers begin with a rank
-    const auto add = [&](c10::IntArrayRef sizes) {
-      belief.numbers.insert(belief.numbers.end(), sizes.begin(), sizes.end());
-    };
-    add(spec.sizes());
-    add(local.sizes());
-    return belief;
-  }
-  bool is_of_tensor() const { return numbers[0] == -1; }
-  c10::ScalarType dtype() const { return static_cast<c10::ScalarType>(numbers[1]); }
-  bool is_recorded() const { return numbers[2] != 0; }
-  bool is_meta() const { return numbers[3] != 0; }
-  c10::IntArrayRef sizes() const { return c10::IntArrayRef(numbers).slice(5, numbers[4]); }
-  c10::IntArrayRef piece() const { return c10::IntArrayRef(numbers).slice(5 + numbers[4]); }
+  c10::ScalarType dtype;
+  bool is_recorded;  // gradients are
+  bool is_meta;
+  Dims sizes;  // of the whole tensor
+  Dims piece;  // its own
 };
+
+std::vector<Belief> beliefs_of_all(const Group& group, const at::Tensor& local, const Spec& spec) {
+  Facts own("a tensor");
+  own.number(static_cast<int64_t>(spec.dtype())).number(records(local)).number(local.is_meta());
+  own.list(spec.sizes()).list(local.sizes());
+  std::vector<Belief> beliefs;
+  for (const Facts& facts : agree(group, "from_local", own)) {
+    FactReader reader(facts);
+    Belief& belief = beliefs.emplace_back();
+    belief.dtype = static_cast<c10::ScalarType>(reader.number());
+    belief.is_recorded = reader.number() != 0;
+    belief.is_meta = reader.number() != 0;
+    belief.sizes = reader.list();
+    belief.piece = reader.list();
+  }
+  return beliefs;
+}
 
 }  // namespace
 
@@ -102,32 +107,24 @@ void check_flat_part(const at::Tensor& flat, const Spec& spec) {
 void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   if (!spec.is_member()) return;
   const Group& group = *spec.mesh()->group();
-  std::vector<Belief> beliefs;
-  for (auto& numbers : all_gather_numbers(group, Belief::of(local, spec).numbers))
-    beliefs.push_back({std::move(numbers)});
-  for (size_t i = 0; i < beliefs.size(); ++i)
-    TORCH_CHECK_VALUE(
-        beliefs[i].is_of_tensor(),
-        fmt::format("[from_local] rank {} gives a LocalShardsWrapper where others give a tensor. Give one kind on "
-                    "every rank.",
-                    group.ranks[i]));
+  const std::vector<Belief> beliefs = beliefs_of_all(group, local, spec);
   for (size_t i = 1; i < beliefs.size(); ++i) {
     const Belief &first = beliefs[0], &other = beliefs[i];
-    TORCH_CHECK_VALUE(first.dtype() == other.dtype() && first.sizes() == other.sizes(),
+    TORCH_CHECK_VALUE(first.dtype == other.dtype && first.sizes == other.sizes,
                       fmt::format("[from_local] the pieces [{}] of rank {} and [{}] of rank {} belong to different "
                                   "tensors, as {} [{}] and {} [{}]. {}",
-                                  fmt::join(first.piece(), ", "), group.ranks[0], fmt::join(other.piece(), ", "),
-                                  group.ranks[i], c10::toString(first.dtype()), fmt::join(first.sizes(), ", "),
-                                  c10::toString(other.dtype()), fmt::join(other.sizes(), ", "), kGiveShape));
-    const auto [on_meta, filled] = first.is_meta() ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
+                                  fmt::join(first.piece, ", "), group.ranks[0], fmt::join(other.piece, ", "),
+                                  group.ranks[i], c10::toString(first.dtype), fmt::join(first.sizes, ", "),
+                                  c10::toString(other.dtype), fmt::join(other.sizes, ", "), kGiveShape));
+    const auto [on_meta, filled] = first.is_meta ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
     TORCH_CHECK_VALUE(
-        first.is_meta() == other.is_meta(),
+        first.is_meta == other.is_meta,
         fmt::format("[from_local] the piece of rank {} is on meta, that of rank {} has values. Give all ranks' "
                     "memory, or none.",
                     group.ranks[on_meta], group.ranks[filled]));
-    const auto [recorded, plain] = first.is_recorded() ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
+    const auto [recorded, plain] = first.is_recorded ? std::pair(size_t{0}, i) : std::pair(i, size_t{0});
     TORCH_CHECK_VALUE(
-        first.is_recorded() == other.is_recorded(),
+        first.is_recorded == other.is_recorded,
         fmt::format("[from_local] the piece of rank {} requires a gradient, that of rank {} does not: one "
                     "would wait for the other in the backward. Call requires_grad_() on every rank's or "
                     "on none.",
@@ -137,9 +134,9 @@ void check_ranks_agree(const at::Tensor& local, const Spec& spec) {
   for (size_t i = 0; i < beliefs.size() && has_one_each; ++i) {
     const Dims expected = spec.layout().local_sizes(group.ranks[i]);
     TORCH_CHECK_VALUE(
-        beliefs[i].piece() == expected,
+        beliefs[i].piece == expected,
         fmt::format("[from_local] rank {} gives a piece of shape [{}] where {} has [{}]. {}", group.ranks[i],
-                    fmt::join(beliefs[i].piece(), ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
+                    fmt::join(beliefs[i].piece, ", "), to_string(spec), fmt::join(expected, ", "), kGiveShape));
   }
 }
 

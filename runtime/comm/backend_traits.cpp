@@ -31,11 +31,11 @@ bool reduces_threads(RedOp, c10::ScalarType) { return true; }
 }  // namespace
 
 const std::vector<BackendTraits>& known_backends() {
-  // name, connects at the first call, groups messages, reduces
-  static const std::vector<BackendTraits> known{{"gloo", false, false, reduces_common},
-                                                {"nccl", true, true, reduces_nccl},
-                                                {"threads", false, false, reduces_threads},
-                                                {"threads-strict", true, true, reduces_nccl}};
+  // name, connects at the first call, groups messages, names collectives, reduces
+  static const std::vector<BackendTraits> known{{"gloo", false, false, false, reduces_common},
+                                                {"nccl", true, true, true, reduces_nccl},
+                                                {"threads", false, false, true, reduces_threads},
+                                                {"threads-strict", true, true, true, reduces_nccl}};
   return known;
 }
 
@@ -43,7 +43,7 @@ BackendTraits traits_of(const c10d::Backend& backend) {
   const std::string name = backend.getBackendName();
   const auto found = std::ranges::find(known_backends(), std::string_view(name), &BackendTraits::name);
   return found != known_backends().end() ? *found
-                                         : BackendTraits{"", false, backend.supportsCoalescing(), reduces_common};
+                                         : BackendTraits{"", false, backend.supportsCoalescing(), true, reduces_common};
 }
 
 }  // namespace shardwise

@@ -19,6 +19,9 @@ struct BackendTraits {
   /// The calls of a rank run one after another, each when the other ranks run theirs. Sends and receives that belong together go between
   /// startCoalescing() and endCoalescing(): one by one they would wait for each other.
   bool groups_messages;
+  /// Collectives of ranks that meet and differ are errors, or wait for each other. Otherwise values may be wrong or the process may end,
+  /// while messages are matched by their tags.
+  bool names_collectives;
   /// Whether all_reduce has `op` for `dtype`.
   bool (*reduces)(RedOp op, c10::ScalarType dtype);
 };

@@ -1,13 +1,14 @@
 #include "runtime/comm/collectives.h"
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/reduce_dtype.h"
+#include "runtime/comm/tagged_messages.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -59,12 +60,16 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
   at::Tensor to = bytes_of(output);
   at::Tensor from = bytes_of(input);
   const auto backend = backend_of(group, "all_to_all", input.device().type());
-  Communication(group, {.name = "all_to_all",
-                        .dtype = input.scalar_type(),
-                        .bytes_sent = from.numel() - send_splits[group.index] * element_bytes,
-                        .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
-                        .counted_as = "all_to_all"})
-      .run([&] { return backend->alltoall_base(to, from, received, sent); });
+  Communication exchanging(group, {.name = "all_to_all",
+                                   .dtype = input.scalar_type(),
+                                   .bytes_sent = from.numel() - send_splits[group.index] * element_bytes,
+                                   .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
+                                   .counted_as = "all_to_all"});
+  exchanging.run([&] {
+    return goes_tagged(*backend, group, /*n_bytes=*/0)  // whatever they bring, it goes from each to each
+               ? all_to_all_tagged(exchanging, *backend, group, to, from, received, sent)
+               : TaggedWorks{backend->alltoall_base(to, from, received, sent)};
+  });
 }
 
 namespace {
@@ -78,6 +83,7 @@ class StartedReduction final : public Reduction {
         form_(to_reduce_form(tensor, reduce)),
         communication_(group, {.name = "all_reduce",
                                .dtype = tensor.scalar_type(),
+                               .length = tensor.numel(),
                                .bytes_sent = n_bytes(),
                                .bytes_received = n_bytes(),
                                .counted_as = "all_reduce"}) {
@@ -85,12 +91,18 @@ class StartedReduction final : public Reduction {
     std::vector<at::Tensor> tensors{form_.tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = form_.op;
-    work_ = communication_.launch([&] { return backend->allreduce(tensors, options); });
+    works_ = communication_.launch([&] {
+      if (!goes_tagged(*backend, group, static_cast<int64_t>(form_.tensor.nbytes())))
+        return TaggedWorks{backend->allreduce(tensors, options)};
+      rows_ = at::empty({n_ranks_, form_.tensor.numel()}, form_.tensor.options());
+      return gather_tagged(communication_, *backend, group, form_.tensor, rows_);
+    });
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    communication_.wait(work_);
+    communication_.wait(works_);
+    if (rows_.defined()) reduce_rows(rows_, form_.op, form_.tensor);
     from_reduce_form(form_, tensor_, reduce_, n_ranks_);
   }
 
@@ -102,7 +114,8 @@ class StartedReduction final : public Reduction {
   int64_t n_ranks_;
   ReduceForm form_;
   Communication communication_;
-  c10::intrusive_ptr<c10d::Work> work_;
+  TaggedWorks works_;
+  at::Tensor rows_;  // of all members, where they go as tagged messages
 };
 
 }  // namespace
@@ -134,31 +147,20 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
   const auto backend = backend_of(group, "broadcast", tensor.device().type());
   const int64_t n_bytes = bytes[0].numel();
   const bool is_root = group.index == root_index;
-  Communication(group, {.name = "broadcast",
-                        .dtype = tensor.scalar_type(),
-                        .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
-                        .bytes_received = is_root ? 0 : n_bytes,
-                        .counted_as = "broadcast"})
-      .run([&] { return backend->broadcast(bytes, options); });
+  Communication sending(group, {.name = "broadcast",
+                                .dtype = tensor.scalar_type(),
+                                .length = tensor.numel(),
+                                .bytes_sent = is_root ? n_bytes * (group.size() - 1) : 0,
+                                .bytes_received = is_root ? 0 : n_bytes,
+                                .counted_as = "broadcast"});
+  sending.run([&] {
+    return goes_tagged(*backend, group, n_bytes) ? broadcast_tagged(sending, *backend, group, bytes[0], root_index)
+                                                 : TaggedWorks{backend->broadcast(bytes, options)};
+  });
 }
 
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers) {
-  if (group.size() == 1) return {numbers};
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
-  const auto length = static_cast<int64_t>(numbers.size());
-  const at::Tensor lengths = gather_rows(group, "all_gather", at::full({1}, length, options), true).view(-1);
-  const int64_t longest = lengths.max().item<int64_t>();
-  std::vector<std::vector<int64_t>> result(group.size());
-  if (longest == 0) return result;
-  const at::Tensor padded = at::zeros({longest}, at::kLong);
-  std::copy(numbers.begin(), numbers.end(), padded.mutable_data_ptr<int64_t>());
-  const at::Tensor gathered = gather_rows(group, "all_gather", padded.to(options.device()), true);
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const int64_t* const row = gathered.const_data_ptr<int64_t>() + i * longest;
-    result[i].assign(row, row + lengths.const_data_ptr<int64_t>()[i]);
-  }
-  return result;
+  return gather_numbers(group, "all_gather", numbers, /*is_counted=*/true);
 }
 
 }  // namespace shardwise

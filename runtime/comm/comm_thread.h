@@ -34,6 +34,8 @@ struct CommThread {
   int64_t rank = -1;  // the recorder's
   std::array<KnownGroup, 4> groups{};
   size_t oldest_group = 0;
+
+  const char* reader = nullptr;  // the outermost Reading (no_messages.h), or null
 };
 
 /// This thread's.

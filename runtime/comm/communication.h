@@ -23,6 +23,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace shardwise {
 
@@ -34,20 +35,25 @@ class Communication {
 
   /// What a rank is about to do. Texts live as long as the program.
   struct Call {
-    const char* name;  // equal on all ranks, as are dtype and by_all
+    const char* name;  // equal on all ranks, as are dtype, length and by_all
     std::optional<c10::ScalarType> dtype = {};
+    int64_t length = -1;     // elements that every rank brings; -1 where ranks bring different numbers
     int64_t bytes_sent = 0;  // by this rank, without what it sends to itself
     int64_t bytes_received = 0;
     const char* counted_as = nullptr;  // null: no CommTrace counts it
     bool by_all = true;                // false: members without a message may stay away, and the calls are not compared
   };
 
-  /// Throws: c10::ValueError, on all members, under SHARDWISE_CHECK=1 where their calls differ.
+  /// Throws, before any message: c10::Error under a Reading (no_messages.h); c10::ValueError in a process that was forked from a rank;
+  /// c10::DistBackendError where a communication of the group has failed before. Under SHARDWISE_CHECK=1, c10::ValueError on all members where
+  /// their calls differ, and c10::DistBackendError where one does not come (order_check.h).
   Communication(const Group& group, const Call& call);
   /// One that was not waited for, or whose wait threw, has failed.
   ~Communication();
   Communication(const Communication&) = delete;
   Communication& operator=(const Communication&) = delete;
+
+  /// Where the backend fails in what follows, the group takes no more communications, and the error says what the other ranks did last.
 
   /// Calls `launch()`, which may wait for other ranks, and returns what it gives: a Work, or several.
   template <class Launch>
@@ -58,27 +64,29 @@ class Communication {
       count();
       return works;
     } catch (...) {
-      fail();
-      throw;
+      rethrow_named();
     }
   }
   /// Waits for what was launched. Nulls count as done.
   void wait(c10::ArrayRef<WorkPtr> works);
-  /// Both, for a single Work.
+  /// Both.
   template <class Launch>
   void run(const Launch& launch) {
     const Wait wait(*this);
     try {
-      launch()->wait();
+      wait_for_each(launch());
       count();
       is_done_ = true;
     } catch (...) {
-      fail();
-      throw;
+      rethrow_named();
     }
   }
   /// There is nothing to wait for.
   void finish() { is_done_ = true; }
+
+  /// A number that the two ends of a message of `n_bytes` have in common, and hardly another message: of which call of the group it is,
+  /// for which operator, and how long. Where members may stay away from the call, of its length alone.
+  uint32_t fingerprint(int64_t n_bytes) const;
 
  private:
   Communication(CommThread& thread, const Group& group, const Call& call);
@@ -97,14 +105,24 @@ class Communication {
     ProfilerSpan span_;
   };
 
+  static void wait_for_each(const WorkPtr& work) { work->wait(); }
+  static void wait_for_each(c10::ArrayRef<WorkPtr> works) {
+    for (const WorkPtr& work : works)
+      if (work) work->wait();
+  }
   /// An exception ends the wait: the record says so, and a process writes its records to a file.
   void fail() noexcept;
+  /// Within a catch: fail(), and rethrows. Where the backend failed, the group has, and the error names the other ranks' calls.
+  [[noreturn]] void rethrow_named();
+  /// "exchange for aten::embedding (sends 8 bytes, receives 16)".
+  std::string describe() const;
   /// Where somebody asked: compares it between the ranks, and notes layouts and the program's line.
   void compare_and_note(const Group& group);
   /// Tells the CommTraces, once.
   void count();
 
   FlightRecorder& recorder_;
+  uint64_t group_number_;
   Call call_;
   FlightRecorder::Begun begun_;
   uint64_t last_;        // reading of the clock

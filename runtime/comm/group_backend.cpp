@@ -2,6 +2,7 @@
 
 #include "runtime/comm/backend_traits.h"
 #include "runtime/comm/communication.h"
+#include "runtime/comm/tagged_messages.h"
 #include "runtime/comm/torch_versions.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -56,42 +57,24 @@ void check_contiguous(const char* op, const at::Tensor& tensor) {
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte); }
 
-namespace {
-
-struct Gathering {
-  Gathering(const Group& group, const at::Tensor& numbers)
-      : backend(backend_of(group, "all_gather", numbers.device().type())),
-        own(numbers),
-        gathered(at::empty({group.size(), own.numel()}, own.options())),
-        flat(gathered.view(-1)) {}
-
-  c10::intrusive_ptr<c10d::Work> launch() { return backend->_allgather_base(flat, own); }
-
-  c10::intrusive_ptr<c10d::Backend> backend;
-  at::Tensor own;
-  at::Tensor gathered;
-  at::Tensor flat;
-};
-
-}  // namespace
-
 at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted) {
   if (group.size() == 1) return numbers.unsqueeze(0).cpu();
-  Gathering gathering(group, numbers);
+  const auto backend = backend_of(group, "all_gather", numbers.device().type());
+  const at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
+  at::Tensor flat = gathered.view(-1), own = numbers;
   const auto n_bytes = static_cast<int64_t>(numbers.nbytes()) * (group.size() - 1);
-  Communication(group, {.name = what,
-                        .dtype = numbers.scalar_type(),
-                        .bytes_sent = n_bytes,
-                        .bytes_received = n_bytes,
-                        .counted_as = is_counted ? what : nullptr})
-      .run([&] { return gathering.launch(); });
-  return gathering.gathered.cpu();
-}
-
-at::Tensor gather_unrecorded(const Group& group, const at::Tensor& numbers) {
-  Gathering gathering(group, numbers);
-  gathering.launch()->wait();
-  return gathering.gathered.cpu();
+  Communication gathering(group, {.name = what,
+                                  .dtype = numbers.scalar_type(),
+                                  .length = numbers.numel(),
+                                  .bytes_sent = n_bytes,
+                                  .bytes_received = n_bytes,
+                                  .counted_as = is_counted ? what : nullptr});
+  gathering.run([&] {
+    return goes_tagged(*backend, group, static_cast<int64_t>(own.nbytes()))
+               ? gather_tagged(gathering, *backend, group, own, gathered)
+               : TaggedWorks{backend->_allgather_base(flat, own, {})};
+  });
+  return gathered.cpu();
 }
 
 }  // namespace shardwise

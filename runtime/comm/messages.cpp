@@ -5,6 +5,7 @@
 #include "runtime/comm/communication.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/comm/message_pattern.h"
+#include "runtime/comm/tagged_messages.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
@@ -14,8 +15,6 @@
 
 namespace shardwise {
 namespace {
-
-constexpr int kTag = 7153;  // apart from the program's own messages in the same group, which use small ones
 
 /// One end of a message as the backend takes it.
 struct Parcel {
@@ -58,25 +57,26 @@ int64_t total_bytes(const Parcels& parcels) {
 using Works = std::vector<Messages::WorkPtr>;
 
 /// Receives first, so that what arrives has its place.
-Works start_each(c10d::Backend& backend, const Parcels& sends, const Parcels& receives) {
+Works start_each(const Communication& communication, c10d::Backend& backend, const Parcels& sends,
+                 const Parcels& receives) {
   Works works;
   for (const bool is_send : {false, true})
     for (const Parcel& parcel : is_send ? sends : receives) {
       if (parcel.fill) parcel.fill();
-      std::vector<at::Tensor> one{parcel.bytes};
-      const int other = static_cast<int>(parcel.index);
-      works.push_back(is_send ? backend.send(one, other, kTag) : backend.recv(one, other, kTag));
+      works.push_back(is_send ? send_tagged(communication, backend, parcel.bytes, parcel.index)
+                              : receive_tagged(communication, backend, parcel.bytes, parcel.index));
     }
   return works;
 }
 
 /// All in one launch.
-Works start_grouped(c10d::Backend& backend, Parcels sends, const Parcels& receives) {
+Works start_grouped(const Communication& communication, c10d::Backend& backend, Parcels sends,
+                    const Parcels& receives) {
   for (Parcel& parcel : sends)
     if (const auto fill = std::exchange(parcel.fill, nullptr)) fill();
   backend.startCoalescing();
   try {
-    start_each(backend, sends, receives);
+    start_each(communication, backend, sends, receives);
   } catch (...) {
     backend.endCoalescing();
     throw;
@@ -132,8 +132,8 @@ std::shared_ptr<Messages> exchange(const Group& group, c10::Device device, std::
   }
   const auto backend = backend_of(group, "exchange", device.type());
   Works works = communication->launch([&] {
-    return traits_of(*backend).groups_messages ? start_grouped(*backend, outgoing, incoming)
-                                               : start_each(*backend, outgoing, incoming);
+    return traits_of(*backend).groups_messages ? start_grouped(*communication, *backend, outgoing, incoming)
+                                               : start_each(*communication, *backend, outgoing, incoming);
   });
   std::vector<at::Tensor> tensors;
   for (const Parcels* parcels : {&outgoing, &incoming})

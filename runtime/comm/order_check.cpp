@@ -1,15 +1,21 @@
 #include "runtime/comm/order_check.h"
 
+#include "runtime/comm/backend_traits.h"
+#include "runtime/comm/call_notes.h"
 #include "runtime/comm/digest.h"
+#include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -31,6 +37,7 @@ std::atomic<bool>& order_check() {
 std::string words(const CheckedCall& call, size_t n_bytes) {
   const std::string dtype = call.dtype ? c10::toString(*call.dtype) : "";
   std::string text = call.collective;
+  if (call.length >= 0) text += fmt::format(" {} element{}", call.length, call.length == 1 ? "" : "s");
   if (!call.op.empty()) text += fmt::format(" for {}", call.op);
   if (call.layouts.empty() && call.dtype)
     text += fmt::format(" ({})", dtype);
@@ -48,15 +55,79 @@ std::string words_with_source(const CheckedCall& call) {
   return words(call, n_bytes - std::min(n_bytes, source.size())) + source.substr(0, n_bytes);
 }
 
+/// How long a rank waits for the others to come to a call.
+std::chrono::milliseconds check_limit() {
+  static const auto limit = [] {
+    constexpr double kDefault = 10;
+    const char* const value = std::getenv("SHARDWISE_CHECK_SECONDS");
+    if (value == nullptr || *value == '\0') return std::chrono::milliseconds(static_cast<int64_t>(kDefault * 1000));
+    char* end = nullptr;
+    const double seconds = std::strtod(value, &end);
+    TORCH_CHECK_VALUE(
+        *end == '\0' && seconds >= 0.001 && seconds <= 1e6,
+        fmt::format("[check] SHARDWISE_CHECK_SECONDS is \"{}\", which is no number of seconds above 0. Give "
+                    "the time that a rank may be late, such as 60.",
+                    value));
+    return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  }();
+  return limit;
+}
+
+/// Gathers flat `numbers`, of one length on all ranks: [ranks, length] on the CPU. Waits for `limit` at most where the backend can: NCCL
+/// would end the process. Collective.
+at::Tensor gather_within(const Group& group, const at::Tensor& numbers, std::chrono::milliseconds limit) {
+  const auto backend = backend_of(group, "check", numbers.device().type());
+  const at::Tensor gathered = at::empty({group.size(), numbers.numel()}, numbers.options());
+  at::Tensor flat = gathered.view(-1), own = numbers;
+  c10d::AllgatherOptions options;
+  if (!traits_of(*backend).connects_at_first_call) options.timeout = limit;
+  backend->_allgather_base(flat, own, options)->wait();
+  return gathered.cpu();
+}
+
 /// By group order. Collective.
 std::vector<std::string> all_calls(const Group& group, const std::string& own) {
   const at::Tensor bytes = at::zeros({static_cast<int64_t>(kTextBytes)}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
-  const at::Tensor rows = gather_unrecorded(group, bytes.to(numbers_device(group)));
+  const at::Tensor rows = gather_within(group, bytes.to(numbers_device(group)), check_limit());
   std::vector<std::string> calls;
   for (int64_t i = 0; i < group.size(); ++i)
     calls.emplace_back(static_cast<const char*>(rows.const_data_ptr()) + i * kTextBytes);
   return calls;
+}
+
+/// The members whose last note is of an earlier call: they do something else.
+std::string describe_missing(const Group& group, uint64_t call) {
+  const auto notes = read_notes(group.ranks, call, std::chrono::milliseconds(0));
+  std::vector<int64_t> missing;
+  std::vector<std::optional<CallNote>> theirs;
+  for (size_t i = 0; i < notes.size(); ++i)
+    if (static_cast<int64_t>(i) != group.index && (!notes[i] || notes[i]->call < call)) {
+      missing.push_back(group.ranks[i]);
+      theirs.push_back(notes[i]);
+    }
+  if (missing.empty()) return "all others have come to a call, and one of them has failed";
+  return fmt::format("rank{} {} {} not come to it. Last calls: {}", missing.size() == 1 ? "" : "s",
+                     fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have",
+                     describe_notes(missing, group.ranks[group.index], theirs));
+}
+
+/// gather_within(), with an error that names the ranks that do not come.
+at::Tensor gather_hashes(const Group& group, const CheckedCall& own, const at::Tensor& hash) {
+  const std::string text = words_with_source(own);
+  leave_note(group.ranks, {own.call, text});
+  std::string why;
+  try {
+    return gather_within(group, hash, check_limit());
+  } catch (const std::exception& error) {
+    why = error_text(error);
+  }
+  TORCH_CHECK_WITH(DistBackendError, false,
+                   fmt::format("[check] rank {} is about to {} as call {} of the ranks {}, but {}. Every rank must "
+                               "make the same calls in the same "
+                               "order. A rank that is slow has SHARDWISE_CHECK_SECONDS={} to come. ({})",
+                               group.ranks[group.index], text, own.call, group.ranks, describe_missing(group, own.call),
+                               static_cast<double>(check_limit().count()) / 1000, why.substr(0, why.find('\n'))));
 }
 
 }  // namespace
@@ -70,7 +141,7 @@ std::string compare_calls(const Group& group, const CheckedCall& own) {
   Digest digest;
   digest.add(words(own, std::string::npos));
   const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
-  const at::Tensor hashes = gather_unrecorded(group, at::full({1}, digest.value(), options));
+  const at::Tensor hashes = gather_hashes(group, own, at::full({1}, digest.value(), options));
   const int64_t* const begin = hashes.const_data_ptr<int64_t>();
   const int64_t* const other = std::find_if(begin, begin + group.size(), [&](int64_t hash) { return hash != *begin; });
   if (other == begin + group.size()) return "";

@@ -1,41 +1,24 @@
 #include "runtime/redistribute/mesh_agreement.h"
 
-#include "runtime/comm/digest.h"
-#include "runtime/comm/group_backend.h"
-#include "runtime/tensor/below_autograd.h"
+#include "runtime/comm/agreement.h"
 
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
-
-#include <vector>
 
 namespace shardwise {
 namespace {
 
-int64_t digest_of(const DeviceMesh& from, const DeviceMesh& to) {
-  Digest digest;
-  for (const DeviceMesh* mesh : {&from, &to}) {
-    for (const int64_t size : mesh->grid().shape) digest.add(size);
-    for (const int64_t rank : mesh->grid().ranks) digest.add(rank);
-  }
-  return digest.value();
-}
-
 /// True where all members mean the same meshes and no member knows of others that do not.
-bool all_agree(const Group& group, int64_t digest, bool is_agreed) {
-  if (group.size() == 1) return is_agreed;
-  const BelowAutograd guard;
-  const std::vector<int64_t> own{digest, is_agreed};
-  const at::Tensor rows =
-      gather_rows(group, "compare meshes", at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
-  return rows.select(1, 0).eq(digest).all().item<bool>() && rows.select(1, 1).all().item<bool>();
+bool all_agree(const Group& group, const DeviceMesh& from, const DeviceMesh& to, bool is_agreed) {
+  Facts facts;
+  facts.number(is_agreed);
+  for (const DeviceMesh* mesh : {&from, &to}) facts.list(mesh->grid().shape).list(mesh->grid().ranks);
+  return have_equal(group, "compare meshes", facts) && is_agreed;
 }
 
 /// True where all ranks of both meshes agree, as far as this rank can learn of it.
 bool agree(const DeviceMesh& from, const DeviceMesh& to) {
-  const int64_t digest = digest_of(from, to);
   const auto within = [&](const DeviceMesh& mesh, bool is_agreed) {
-    return mesh.is_member() ? all_agree(*mesh.group(), digest, is_agreed) : is_agreed;
+    return mesh.is_member() ? all_agree(*mesh.group(), from, to, is_agreed) : is_agreed;
   };
   if (has_all_ranks_of(from, to)) return within(from, true);
   if (has_all_ranks_of(to, from)) return within(to, true);

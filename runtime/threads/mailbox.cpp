@@ -1,5 +1,7 @@
 #include "runtime/threads/mailbox.h"
 
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/tagged_messages.h"
 #include "runtime/threads/thread_calls.h"
 
 #include <c10/util/Exception.h>
@@ -20,6 +22,12 @@ Mailbox::LetterPtr take_first(std::map<Mailbox::Box, std::deque<Mailbox::LetterP
   return letter;
 }
 
+/// "4 Byte for aten::embedding": this thread's end of a message.
+std::string end_of(const at::Tensor& tensor) {
+  const char* const op = CommScope::current_op();
+  return describe(tensor) + (*op == '\0' ? "" : fmt::format(" for {}", op));
+}
+
 }  // namespace
 
 void Mailbox::check_present(const std::string& waiting, int64_t rank) const {
@@ -36,6 +44,7 @@ void Mailbox::send(const Box& box, const at::Tensor& tensor) {
   LetterPtr letter = take_first(expected_, box);
   if (!letter) sent_[box].push_back(letter = std::make_shared<Letter>());
   letter->tensor = copy;
+  letter->what = end_of(copy);
   membership_->changed_.notify_all();
 }
 
@@ -44,6 +53,15 @@ Mailbox::LetterPtr Mailbox::expect(const Box& box) {
   LetterPtr letter = take_first(sent_, box);
   if (!letter) expected_[box].push_back(letter = std::make_shared<Letter>());
   return letter;
+}
+
+/// All ranks start their exchanges in one order, so that a message which lies here while an earlier one is missing is of a call that this
+/// rank never made, or made elsewhere.
+const Mailbox::Letter* Mailbox::find_foreign(const Box& box) const {
+  if (box.tag < kFirstMessageTag) return nullptr;
+  const auto found = sent_.lower_bound({box.from, box.to, kFirstMessageTag});
+  const bool is_foreign = found != sent_.end() && found->first.from == box.from && found->first.to == box.to;
+  return is_foreign ? found->second.front().get() : nullptr;
 }
 
 void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to,
@@ -56,6 +74,12 @@ void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor&
   {
     std::unique_lock lock(membership_->mutex_);
     while (!letter->tensor) {
+      const Letter* const foreign = find_foreign(box);
+      TORCH_CHECK_WITH(
+          DistBackendError, !foreign,
+          fmt::format("[receive] rank {} sends {} to rank {}, which expects {} of another call. All ranks of a group "
+                      "must make the same calls in the same order.",
+                      from_rank, foreign ? foreign->what : "", own_rank, end_of(to)));
       check_present(waiting, from_rank);
       const bool is_late = membership_->changed_.wait_until(lock, deadline) == std::cv_status::timeout;
       TORCH_CHECK_WITH(DistBackendError, !is_late || letter->tensor,

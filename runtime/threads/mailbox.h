@@ -21,6 +21,7 @@ class Mailbox {
  public:
   struct Letter {
     std::optional<at::Tensor> tensor;  // none until it is sent
+    std::string what;                  // "4 Byte for aten::embedding", as the sender says
   };
   using LetterPtr = std::shared_ptr<Letter>;
   struct Box {  // indices in the group
@@ -43,10 +44,13 @@ class Mailbox {
   /// Waits for `letter` of `box` and copies it into `to`; `timeout` of zero is the membership's.
   ///
   /// Throws: c10::ValueError with both ranks where number or dtype of the elements differ; c10::DistBackendError where a
-  /// rank failed, or the sender has finished or does not send within the time-out.
+  /// rank failed, or the sender has finished, does not send within the time-out, or has sent a message of another exchange() (messages.h)
+  /// in its place.
   void receive(const Box& box, const LetterPtr& letter, const at::Tensor& to, std::chrono::milliseconds timeout);
 
  private:
+  /// The first message of another exchange() that lies here from the sender of `box`; null where there is none. Pre: as below.
+  const Letter* find_foreign(const Box& box) const;
   /// Throws "`waiting`, but why" where `rank`, or the whole program, takes part no more. Pre: the membership's mutex is held.
   void check_present(const std::string& waiting, int64_t rank) const;
 

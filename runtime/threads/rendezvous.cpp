@@ -35,18 +35,19 @@ Rendezvous::Rendezvous(std::shared_ptr<Membership> membership, std::vector<int64
       ranks_(std::move(ranks)),
       open_round_(std::make_shared<Round>(ranks_.size())) {}
 
-void Rendezvous::hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read) {
-  const auto round = arrive(index, std::move(offer));
+void Rendezvous::hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read,
+                      std::chrono::milliseconds timeout) {
+  const auto round = arrive(index, std::move(offer), timeout.count() < 0 ? membership_->timeout_ : timeout);
   const auto leave_last = c10::make_scope_exit([&] { leave(*round); });
   check_same_call(round->offers);
   read(round->offers);
 }
 
-std::shared_ptr<Rendezvous::Round> Rendezvous::arrive(int64_t index, Offer offer) {
+std::shared_ptr<Rendezvous::Round> Rendezvous::arrive(int64_t index, Offer offer, std::chrono::milliseconds timeout) {
   std::unique_lock lock(membership_->mutex_);
   const auto round = open_round_;
   const std::string op = offer.op;
-  const auto deadline = std::chrono::steady_clock::now() + membership_->timeout_;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   if (round->failure.empty()) {
     round->offers.at(index) = std::move(offer);
     ++round->n_arrived;
@@ -63,7 +64,7 @@ std::shared_ptr<Rendezvous::Round> Rendezvous::arrive(int64_t index, Offer offer
     if (is_late && round->n_arrived < ranks_.size() && round->failure.empty())
       round->failure =
           fmt::format("ranks {} did not come within {} ms. All ranks of a group must call its collectives.",
-                      missing(*round), membership_->timeout_.count());
+                      missing(*round), timeout.count());
   }
   return round;
 }

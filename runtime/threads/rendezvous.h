@@ -55,15 +55,16 @@ class Rendezvous {
  public:
   Rendezvous(std::shared_ptr<Membership> membership, std::vector<int64_t> ranks);
 
-  /// Runs `read` on the offers of all members; theirs stay untouched until all have read.
+  /// Runs `read` on the offers of all members; theirs stay untouched until all have read. A `timeout` below zero is the membership's.
   ///
   /// Throws: c10::ValueError, on all members, naming two whose calls differ; c10::DistBackendError where a member failed,
   /// has finished, or does not come within the time-out. A rendezvous that failed to gather stays closed.
-  void hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read);
+  void hold(int64_t index, Offer offer, const std::function<void(const Offers&)>& read,
+            std::chrono::milliseconds timeout = std::chrono::milliseconds(-1));
 
  private:
   struct Round;
-  std::shared_ptr<Round> arrive(int64_t index, Offer offer);
+  std::shared_ptr<Round> arrive(int64_t index, Offer offer, std::chrono::milliseconds timeout);
   void leave(Round& round);
   void check_same_call(const Offers& offers) const;
   /// Why `round` cannot come together, or "". Pre: the membership's mutex is held.

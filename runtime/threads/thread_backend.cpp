@@ -40,9 +40,9 @@ ThreadBackend::ThreadBackend(int64_t index, int64_t size, std::shared_ptr<Rendez
       rendezvous_(std::move(rendezvous)),
       mailbox_(std::move(mailbox)) {}
 
-ThreadBackend::WorkPtr ThreadBackend::run(ThreadCall call) {
+ThreadBackend::WorkPtr ThreadBackend::run(ThreadCall call, std::chrono::milliseconds timeout) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  rendezvous_->hold(rank_, std::move(call.offer), call.read);
+  rendezvous_->hold(rank_, std::move(call.offer), call.read, timeout);
   call.write();
   return c10::make_intrusive<FinishedWork>();
 }
@@ -56,8 +56,8 @@ ThreadBackend::WorkPtr ThreadBackend::broadcast(Tensors& tensors, const c10d::Br
 }
 
 ThreadBackend::WorkPtr ThreadBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                      const c10d::AllgatherOptions&) {
-  return run(all_gather_call(output, input, size_));
+                                                      const c10d::AllgatherOptions& options) {
+  return run(all_gather_call(output, input, size_), options.timeout);
 }
 
 ThreadBackend::WorkPtr ThreadBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

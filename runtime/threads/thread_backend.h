@@ -34,7 +34,7 @@ class ThreadBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
 
  private:
-  WorkPtr run(ThreadCall call);
+  WorkPtr run(ThreadCall call, std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
 
   std::shared_ptr<Rendezvous> rendezvous_;
   std::shared_ptr<Mailbox> mailbox_;

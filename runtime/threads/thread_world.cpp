@@ -1,5 +1,6 @@
 #include "runtime/threads/thread_world.h"
 
+#include "runtime/comm/error_text.h"
 #include "runtime/threads/start_generator.h"
 #include "runtime/threads/strict_backend.h"
 #include "runtime/threads/thread_backend.h"
@@ -66,16 +67,11 @@ struct ThreadHub::RendezvousTable {
 
 namespace {
 
-std::string text_of(const std::exception& error) {
-  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
-  return ours ? ours->what_without_backtrace() : error.what();
-}
-
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& known) {
-    return text_of(known);
+    return error_text(known);
   } catch (...) {
     return "an exception that is no std::exception";
   }

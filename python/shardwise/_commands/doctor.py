@@ -25,6 +25,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What each of our variables does; other libraries' are shown as they are.
 SHARDWISE_VARIABLES = {
     "SHARDWISE_CHECK": "1 compares each communication of all ranks before it is made",
+    "SHARDWISE_CHECK_SECONDS": "how long a rank waits for the others when calls are compared",
     "SHARDWISE_DUMP_FOLDER": "where the last communications of ranks that hang or fail are written",
     "SHARDWISE_DUMP_SIGNAL": "1 has SIGUSR1 make a rank write its last communications",
     "SHARDWISE_THREADS": "strict has ranks that are threads communicate as over NCCL",

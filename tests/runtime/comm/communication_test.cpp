@@ -5,10 +5,14 @@
 #include "runtime/comm/comm_profile.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/messages.h"
-#include "tests/support/ranks.h"
+#include "runtime/comm/no_messages.h"
+#include "tests/support/either_world.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace shardwise::communication_test {
 namespace {
@@ -56,7 +60,8 @@ TEST(CommunicationTest, WhatIsNotWaitedForOrThrowsHasFailed) {
       Communication(kPair, {.name = "exchange"}).launch(gives<DoneWork>());
     }
     EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kFailed);
-    EXPECT_THROW(Communication(kPair, {.name = "broadcast"}).run(gives<FailedWork>()), std::runtime_error);
+    const Group other{nullptr, {0, 1}, 0};
+    EXPECT_THROW(Communication(other, {.name = "broadcast"}).run(gives<FailedWork>()), std::runtime_error);
     EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kFailed);
     EXPECT_EQ(last_record().waits_since, 0U);
     {
@@ -64,6 +69,64 @@ TEST(CommunicationTest, WhatIsNotWaitedForOrThrowsHasFailed) {
     }
     EXPECT_EQ(last_record().outcome, FlightRecord::Outcome::kDone);
   });
+}
+
+TEST(CommunicationTest, AGroupThatFailedTakesNoMore) {
+  run_ranks(1, [](World&) {
+    const Group group{nullptr, {0, 1}, 0}, healthy{nullptr, {0, 1}, 0};
+    EXPECT_THROW(Communication(group, {.name = "exchange"}).run(gives<FailedWork>()), std::runtime_error);
+    const CommScope scope("aten::mm");
+    const auto error = [](const Group& group) {
+      return error_of<c10::DistBackendError>(
+          [&] { Communication(group, {.name = "all_reduce"}).run(gives<DoneWork>()); });
+    };
+    expect_error(
+        "[all_reduce for aten::mm] the group of ranks [0, 1] takes no more messages, because one failed before: lost",
+        error(group));
+    EXPECT_EQ(error(healthy), "");
+  });
+}
+
+TEST(CommunicationTest, ARefusedCallLosesNothing) {
+  run_ranks(1, [](World&) {
+    const Group group{nullptr, {0, 1}, 0};
+    const auto refuses = []() -> Communication::WorkPtr { TORCH_CHECK_VALUE(false, "no such dtype"); };
+    EXPECT_THROW(Communication(group, {.name = "all_reduce"}).run(refuses), c10::ValueError);
+    Communication(group, {.name = "all_reduce"}).run(gives<DoneWork>());
+  });
+}
+
+TEST(CommunicationTest, AReaderStartsNone) {
+  run_ranks(1, [](World&) {
+    const Group group{nullptr, {0, 1}, 0};
+    {
+      const Reading outer("print");
+      const Reading inner("to_local");
+      const CommScope scope("aten::mm");
+      const size_t n_records = FlightRecorder::of_thread(0).records().size();
+      expect_error("[print] would have sent all_reduce for aten::mm: a reader starts no message",
+                   error_of<c10::Error>([&] { Communication(group, {.name = "all_reduce"}).run(gives<DoneWork>()); }));
+      EXPECT_EQ(FlightRecorder::of_thread(0).records().size(), n_records);
+    }
+    Communication(group, {.name = "all_reduce"}).run(gives<DoneWork>());
+  });
+}
+
+TEST(CommunicationTest, AForkedProcessSendsNothing) {
+  const Group of_parent{nullptr, {0, 1}, 0};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto error = [](const Group& group) {
+      return error_of<c10::ValueError>([&] { Communication(group, {.name = "all_reduce"}).run(gives<DoneWork>()); });
+    };
+    const bool is_refused = error(of_parent).find("this process was forked from a rank") != std::string::npos;
+    const bool has_own = error(Group{nullptr, {0, 1}, 0}).empty();
+    ::_exit(is_refused && has_own ? 0 : 1);
+  }
+  int status = 1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  Communication(of_parent, {.name = "all_reduce"}).run(gives<DoneWork>());
 }
 
 TEST(CommCauseTest, ThePolicysConsentDoesNotAskForAnything) {

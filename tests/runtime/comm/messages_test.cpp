@@ -212,7 +212,7 @@ class MailboxTest : public testing::Test {
 };
 
 TEST_F(MailboxTest, SizesThatDifferAreNamed) {
-  expect_error("[receive] rank 0 sends 12 Byte to rank 1, which expects 8 Byte. Make the two ends agree.",
+  expect_error("[receive] rank 0 sends 12 Byte to rank 1, which expects 8 Byte of another call.",
                error_of_ranks(2, [](World& world) {
                  if (world.rank() == 0)
                    exchange(*everyone(world), at::kCPU, {{1, room(3)}}, {});
@@ -276,23 +276,40 @@ TEST_F(MailboxTest, SentBeforeTheSenderFinishedStillArrives) {
   });
 }
 
-TEST_F(MailboxTest, UnwindingLetsGoAndTakesItsMessageAlong) {
+TEST_F(MailboxTest, AMessageOfAnotherCallIsNeverReceived) {
+  expect_error(
+      "[receive] rank 0 sends 8 Byte for aten::select to rank 1, which expects 8 Byte for aten::embedding of another "
+      "call. "
+      "All ranks of a group must make the same calls in the same order.",
+      error_of_ranks(2, [](World& world) {
+        const GroupPtr group = everyone(world);
+        if (world.rank() == 0) {
+          const CommScope alone("aten::select");
+          exchange(*group, at::kCPU, {{1, letter(0, 1, 2)}}, {})->wait();
+        }
+        const CommScope scope("aten::embedding");
+        const at::Tensor got = room(2);
+        exchange(*group, at::kCPU, world.rank() == 0 ? Sent{{1, letter(0, 2, 2)}} : Sent{},
+                 world.rank() == 1 ? Sent{{0, got}} : Sent{})
+            ->wait();
+        EXPECT_TRUE(world.rank() == 0 || got.eq(0).all().item<bool>()) << "no value of another call";
+      }));
+}
+
+TEST_F(MailboxTest, UnwindingLetsGoOfItsReceive) {
   run_ranks(2, [](World& world) {
     const GroupPtr group = everyone(world);
     const at::Tensor got = room(2);
     try {
-      const auto lost =
-          exchange(*group, at::kCPU, {}, world.rank() == 0 ? Sent{} : Sent{{0, got}});  // sent after the throw
+      const auto lost = exchange(*group, at::kCPU, {}, world.rank() == 0 ? Sent{} : Sent{{0, got}});  // nobody sends
       throw std::runtime_error("something else");
     } catch (const std::runtime_error&) {
       all_gather_numbers(*group, {});
     }
-    if (world.rank() == 0) {
-      exchange(*group, at::kCPU, {{1, letter(0, 1, 2)}, {1, letter(0, 2, 2)}}, {})->wait();
-      return;
-    }
-    exchange(*group, at::kCPU, {}, {{0, got}})->wait();
-    EXPECT_TRUE(got.equal(letter(0, 2, 2)));
+    exchange(*group, at::kCPU, world.rank() == 0 ? Sent{{1, letter(0, 1, 2)}} : Sent{},
+             world.rank() == 0 ? Sent{} : Sent{{0, got}})
+        ->wait();
+    EXPECT_TRUE(world.rank() == 0 || got.equal(letter(0, 1, 2))) << "of its own call";
   });
 }
 

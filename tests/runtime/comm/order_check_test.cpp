@@ -30,7 +30,8 @@ void expect_same_error(const std::string& text, const std::function<void(World&)
 
 TEST(OrderCheckTest, DifferentCollectivesAreNamedOnAllRanks) {
   expect_same_error(
-      "[check] rank 0 is about to all_reduce for aten::mm (Float [4, 4] as [Partial(sum)] on (3)), rank 2 to "
+      "[check] rank 0 is about to all_reduce 16 elements for aten::mm (Float [4, 4] as [Partial(sum)] on (3)), rank 2 "
+      "to "
       "all_to_all "
       "for redistribute (Long [3] as [Shard(0)] on (3)). Every rank must make the same calls in the same order.",
       [](World& world) {
@@ -48,7 +49,8 @@ TEST(OrderCheckTest, DifferentCollectivesAreNamedOnAllRanks) {
 
 TEST(OrderCheckTest, OneCallWithDifferentLayoutsOrDtypesIsNamed) {
   expect_same_error(
-      "[check] rank 0 is about to broadcast for aten::add (Float [2] as [Shard(0)] on (3)), rank 1 to broadcast for "
+      "[check] rank 0 is about to broadcast 2 elements for aten::add (Float [2] as [Shard(0)] on (3)), rank 1 to "
+      "broadcast 2 elements for "
       "aten::add (Float [2] as [Replicate()] on (3)). Every rank must make the same calls in the same order.",
       [](World& world) {
         const auto layouts = [&] {
@@ -58,15 +60,25 @@ TEST(OrderCheckTest, OneCallWithDifferentLayoutsOrDtypesIsNamed) {
         broadcast(*everyone(world), at::ones({2}), 0);
       });
   expect_same_error(
-      "[check] rank 0 is about to broadcast (Float), rank 1 to broadcast (Int). Every rank must make the same calls in "
+      "[check] rank 0 is about to broadcast 2 elements (Float), rank 1 to broadcast 2 elements (Int). Every rank must "
+      "make the same calls in "
       "the "
       "same order.",
       [](World& world) { broadcast(*everyone(world), at::ones({2}, world.rank() == 1 ? at::kInt : at::kFloat), 0); });
 }
 
+TEST(OrderCheckTest, OneCallOfDifferentLengthsIsNamed) {
+  expect_same_error(
+      "[check] rank 0 is about to all_reduce 1 element (Float), rank 1 to all_reduce 2 elements (Float). Every rank "
+      "must "
+      "make the same calls in the same order.",
+      [](World& world) { all_reduce(*everyone(world), at::ones({world.rank() == 1 ? 2 : 1}), Reduce::kSum); });
+}
+
 TEST(OrderCheckTest, MessagesAndNumbersAreComparedToo) {
   expect_same_error(
-      "[check] rank 0 is about to exchange, rank 1 to all_gather (Long). Every rank must make the same calls in the "
+      "[check] rank 0 is about to exchange, rank 1 to all_gather 32 elements (Long). Every rank must make the same "
+      "calls in the "
       "same "
       "order.",
       [](World& world) {
@@ -83,7 +95,7 @@ TEST(OrderCheckTest, LongLayoutsAreCutWhereShown) {
   on_ranks([](World& world) {
     const auto layouts = [&] { return std::string(5000, 'x') + std::to_string(world.rank()); };
     const CommScope scope("aten::cat", CommScope::Cause::kOperator, layouts);
-    expect_error("rank 0 is about to broadcast for aten::cat (xxx",
+    expect_error("rank 0 is about to broadcast 2 elements for aten::cat (xxx",
                  error_of<c10::ValueError>([&] { broadcast(*everyone(world), at::ones({2}), 0); }));
   });
 }
@@ -104,7 +116,7 @@ TEST(OrderCheckTest, SameCallsPassAndCountAsWithoutCheck) {
     exchange(*group, at::kCPU, sends ? std::vector<Message>{{2, tensor}} : std::vector<Message>{},
              receives ? std::vector<Message>{{0, tensor}} : std::vector<Message>{})
         ->wait();
-    EXPECT_EQ(trace.total_count(), world.rank() == 1 ? 4 : 5);
+    EXPECT_EQ(trace.total_count(), world.rank() == 1 ? 3 : 4);
   };
   for (const bool is_on : {false, true}) {
     const Checked checked(is_on);

@@ -1,0 +1,17 @@
+// runtime/comm/error_text.h: what an exception says, for another rank or another exception.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <string>
+
+namespace shardwise {
+
+/// Without a backtrace.
+inline std::string error_text(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const c10::Error*>(&error);
+  return ours ? ours->what_without_backtrace() : error.what();
+}
+
+}  // namespace shardwise

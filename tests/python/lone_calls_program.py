@@ -1,0 +1,99 @@
+"""Run by test_lone_calls.py, a process per rank: lone_calls_program.py PART FOLDER RANK N_RANKS. Each rank writes its errors to a file."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+
+TIMEOUT = {"another_call": 6, "another_length": 6}  # seconds
+
+
+def table_of(n_rows):
+    mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
+    rows = torch.arange(3.0 * n_rows).view(n_rows, 3)
+    return sw.distribute_tensor(rows, mesh, [Shard(0)])
+
+
+def error_of(call):
+    begin = time.monotonic()
+    try:
+        value = call()
+    except Exception as error:
+        return {"type": type(error).__name__, "text": str(error), "seconds": time.monotonic() - begin}
+    return {"value": value}
+
+
+def looked_up(table):
+    ids = sw.distribute_tensor(torch.tensor([0, 3]), table.device_mesh, [Replicate()], src_data_rank=None)
+    return F.embedding(ids, table).full_tensor().tolist()
+
+
+def another_call(rank):
+    """Rank 0 alone reads a row, which is an operator that moves it."""
+    table = table_of(4)
+    looked_up(table)
+    lone = error_of(lambda: table[0].full_tensor().tolist()) if rank == 0 else None  # the lone row
+    return [lone, error_of(lambda: looked_up(table)), error_of(lambda: table.sum().item())]
+
+
+def another_length(rank):
+    """One operator, and another number of bytes on each rank."""
+    table = table_of(4 if rank == 0 else 8)
+    return [
+        error_of(lambda: table.redistribute(placements=[Replicate()]).to_local().tolist()),
+        error_of(lambda: table.sum().item()),
+    ]
+
+
+def nobody_comes(rank):
+    """Under SHARDWISE_CHECK=1."""
+    table = table_of(4)
+    table.sum().item()  # the sum of all
+    errors = [error_of(lambda: table.mean().item())] if rank == 0 else []  # the lone mean
+    while rank == 1 and not Path(folder, "errors-0").exists():
+        time.sleep(0.1)
+    return errors
+
+
+def killed(rank):
+    table = table_of(4)
+    table.sum().item()
+    if rank == 1:
+        os._exit(0)
+    return [error_of(lambda: table.sum().item()), error_of(lambda: table.mean().item())]
+
+
+def forked(rank):
+    """A child that asks for a message, and children that end in their own ways."""
+    table = table_of(4)
+    results = []
+    for ending in (os._exit, sys.exit):
+        child = os.fork()
+        if child == 0:
+            error = error_of(lambda: table.sum().item())
+            Path(folder, f"child-{rank}").write_text(json.dumps(error))
+            ending(7)
+        status = os.waitpid(child, 0)[1]
+        results.append({"value": [os.WIFEXITED(status), os.WEXITSTATUS(status)]})
+        results.append(json.loads(Path(folder, f"child-{rank}").read_text()))
+    return [*results, {"value": table.sum().item()}]
+
+
+if __name__ == "__main__":
+    part, folder, rank, n_ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    store = dist.FileStore(str(Path(folder, "store")), n_ranks)
+    timeout = timedelta(seconds=TIMEOUT.get(part, 120))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n_ranks, timeout=timeout)
+    errors = globals()[part](rank)
+    partial = Path(folder, f"partial-{rank}")
+    partial.write_text(json.dumps(errors))
+    partial.rename(Path(folder, f"errors-{rank}"))
