@@ -13,7 +13,8 @@ inline bool records(const at::Tensor& tensor) { return tensor.requires_grad() &&
 SpecPtr spec_of_grad(const SpecPtr& spec);
 
 /// The gradient of a tensor of `spec`: the same values laid out as it. Undefined and plain gradients stay as they are.
-at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options = {});
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options);
 
 /// Gives `tensor` the version counter of `other`, whose memory it shares: writes to either count for both. Inference tensors have none.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);
