@@ -50,7 +50,7 @@ InputError to_error(const std::optional<PyError>& error) {
 }
 
 std::shared_ptr<Layer::Lookup> start(Layer& layer, const std::vector<std::optional<PyInput>>& given,
-                                     const std::optional<PyError>& error) {
+                                     const std::vector<at::Tensor>& tables, const std::optional<PyError>& error) {
   Layer::Inputs inputs;
   for (const auto& input : given) {
     inputs.emplace_back();
@@ -59,7 +59,7 @@ std::shared_ptr<Layer::Lookup> start(Layer& layer, const std::vector<std::option
     inputs.back() = FeatureInput{ids, offsets, lengths, weights};
   }
   const py::gil_scoped_release no_gil;
-  return layer.start(inputs, to_error(error));
+  return layer.start(inputs, tables, to_error(error));
 }
 
 py::slice slice_of(const Interval& interval) { return {interval.begin, interval.end, 1}; }
@@ -123,15 +123,12 @@ void bind_distributed_embedding(py::module_& module) {
             raise_together(*self.lanes().mesh, to_error(error));
           },
           py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
-      .def(
-          "check", [](const Layer& self, const std::vector<at::Tensor>& tables) { self.check(tables); },
-          py::arg("tables"), "Raises ValueError where a parameter is not of the layer's memory.")
-      .def("start", &start, py::arg("inputs"), py::arg("error") = py::none(),
+      .def("start", &start, py::arg("inputs"), py::arg("tables"), py::arg("error") = py::none(),
            "Sends ids to their rows' owners: (ids, offsets, lengths, weights) per feature. Collective.");
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",
                                                             "A lookup of which the ids are on their way.")
       .def("fetch", &Layer::Lookup::fetch, no_gil, "Sends for the rows. Collective.")
-      .def("wait", &Layer::Lookup::wait, py::arg("tables"), no_gil,
+      .def("wait", &Layer::Lookup::wait, no_gil,
            "The vectors by feature. Collective without fetch().");
 }
 

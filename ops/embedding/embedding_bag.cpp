@@ -110,7 +110,7 @@ Results embed_bags(const at::Tensor& weight, const at::Tensor& indices, const at
   const bool needs_grad =
       c10::GradMode::is_enabled() && (weight.requires_grad() || (weights.defined() && weights.requires_grad()));
   if (!needs_grad) return with_nothing_else(pool_bags(call, table, weights, false));
-  call.sink = GradientSink::of(weight, sparse);
+  call.sink = GradientSink::compared(kEmbeddingBag, weight, sparse);
   return with_nothing_else(EmbeddingBag::apply(table, weights.defined() ? std::optional(weights) : std::nullopt, call));
 }
 

@@ -3,7 +3,10 @@
 #include "ops/embedding/split_rows.h"
 #include "placements/partial.h"
 #include "runtime/comm/collectives.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/communication.h"
 #include "runtime/comm/messages.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
 #include "runtime/tensor/write_count.h"
@@ -87,6 +90,23 @@ GradientSink GradientSink::of(const at::Tensor& weight, bool is_sparse) {
   GradientSink sink{is_sparse, fused_optimizer(weight), {}, {}};
   if (sink.optimizer) sink.table = weight.detach();
   return sink;
+}
+
+GradientSink GradientSink::compared(const char* op, const at::Tensor& weight, bool is_sparse) {
+  GradientSink sink = of(weight, is_sparse);
+  const auto* const impl = maybe_dtensor(weight);
+  if (!checks_order() || !impl) return sink;
+  const Spec& spec = *impl->spec();
+  if (!spec.is_member() || spec.mesh()->size() == 1 || spec.mesh()->is_meta()) return sink;
+  const auto layouts = [&] { return fmt::format("a table {} with a {}", to_string(spec), sink.words()); };
+  const CommScope scope(op, CommScope::Cause::kProgram, layouts);
+  Communication(*spec.mesh()->group(), {.name = "look_up"}).finish();
+  return sink;
+}
+
+std::string GradientSink::words() const {
+  if (optimizer) return fmt::format("fused optimizer, {}", to_string(optimizer->options().kind));
+  return is_sparse ? "sparse gradient" : "dense gradient";
 }
 
 void GradientSink::check_cached(const char* op, const Spec& spec) const {

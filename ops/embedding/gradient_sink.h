@@ -19,6 +19,11 @@ struct GradientSink {
 
   /// `weight`: the leaf that lookups are differentiated by.
   static GradientSink of(const at::Tensor& weight, bool is_sparse);
+  /// The same for a lookup by `op`. Throws: under the order check, c10::ValueError on all ranks of the table's mesh where one of them has
+  /// another sink, so that it would send something else in the backward.
+  static GradientSink compared(const char* op, const at::Tensor& weight, bool is_sparse);
+  /// "dense gradient", "fused optimizer, row-wise Adagrad".
+  std::string words() const;
 
   /// Sparse gradients and updates take the gradients of replicated rows from all ranks; dense ones may stay Partial.
   bool is_complete() const { return is_sparse || optimizer; }

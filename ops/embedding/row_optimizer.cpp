@@ -7,6 +7,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 #include <mutex>
 #include <unordered_map>
@@ -115,6 +116,12 @@ RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : op
   } else {
     state_ = {state_of(table, is_row_wise, options.initial_accumulator)};
   }
+}
+
+const char* to_string(RowOptimizer::Kind kind) {
+  static constexpr std::array kNames{"SGD",  "Adagrad", "row-wise Adagrad", "Adam", "row-wise Adam",
+                                     "LAMB", "row-wise LAMB"};
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 void RowOptimizer::set_options(const Options& options) {

@@ -80,6 +80,9 @@ class RowOptimizer {
   std::vector<at::Tensor> state_;
 };
 
+/// "Adagrad", "row-wise Adagrad".
+const char* to_string(RowOptimizer::Kind kind);
+
 /// While `optimizer` lives, the backward of lookups in `table` steps it and leaves the table's gradient undefined.
 /// Throws: c10::ValueError where the table has another one, or is not the one that the state was made for.
 void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>& optimizer);

@@ -37,7 +37,7 @@ at::Tensor& draw_into(at::Tensor& self, const std::optional<at::Generator>& gene
   dense(one, scratch_generator());
   check_writable("random numbers", spec->sizes(), spec->strides());
   if (spec->mesh()->is_meta()) return self;  // as torch, which draws nothing for such
-  const uint64_t seed = next_seed(generator);
+  const uint64_t seed = next_seed(*spec->mesh(), generator);
   if (!impl->view_link() && !spec->layout().is_partial()) {
     const MemoryWrite write = impl->begin_write();
     fill_pieces(*impl, seed, fill);

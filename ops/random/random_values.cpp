@@ -86,7 +86,7 @@ at::Tensor sampled(const at::TensorList parameters, at::ScalarType dtype, const 
   for (const at::Tensor& parameter : parameters)
     moved.push_back(moved_to(parameter.expand_as(result), spec.placements().vec()));
 
-  const uint64_t seed = next_seed(generator);
+  const uint64_t seed = next_seed(*spec.mesh(), generator);
   const Shards& pieces = maybe_dtensor(result)->shards();
   for (size_t piece = 0; piece < pieces.size(); ++piece) {
     std::vector<at::Tensor> inputs;

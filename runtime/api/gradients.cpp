@@ -22,8 +22,11 @@ SpecPtr spec_of_grad(const SpecPtr& spec) {
   return spec->layout().is_partial() ? spec->with_placements(without_partial(spec->placements())) : spec;
 }
 
-at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) {
-  return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec()) : grad;
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec) { return laid_out_as(grad, spec, {}); }
+
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options) {
+  return grad.defined() && is_dtensor(grad) ? redistribute(grad, spec.mesh(), spec.placements().vec(), {options})
+                                            : grad;
 }
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {

@@ -1,6 +1,7 @@
 // runtime/api/gradients.h: what from_local, to_local and redistribute share: who records, how gradients are laid out, detached pieces.
 #pragma once
 
+#include "plans/plan.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 namespace shardwise {
@@ -13,6 +14,7 @@ SpecPtr spec_of_grad(const SpecPtr& spec);
 
 /// The gradient of a tensor of `spec`: the same values laid out as it. Undefined and plain gradients stay as they are.
 at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec);
+at::Tensor laid_out_as(const at::Tensor& grad, const Spec& spec, const PlanOptions& options);
 
 /// Gives `tensor` the version counter of `other`, whose memory it shares: writes to either count for both. Inference tensors have none.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);

@@ -2,6 +2,9 @@
 
 #include "runtime/api/philox.h"
 #include "runtime/api/rank_generator.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/communication.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -24,6 +27,27 @@ uint64_t draw(at::Generator& generator) {
   return RandomStream(generator.current_seed(), place).bits();
 }
 
+uint64_t locked_draw(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return draw(generator);
+}
+
+/// Of ranks that are threads each has a copy of `shared`.
+uint64_t default_draw(at::Generator shared) {
+  const std::lock_guard lock(shared.mutex());
+  return draw(World::is_thread() ? rank_generator(shared) : shared);
+}
+
+void compare_seeds(const DeviceMesh& mesh, uint64_t seed) {
+  if (!mesh.is_member() || mesh.size() == 1) return;
+  const auto layouts = [&] {
+    return fmt::format("random numbers on {} from seed {}: call torch.manual_seed alike on all ranks", to_string(mesh),
+                       seed);
+  };
+  const CommScope scope(CommScope::current_op(), CommScope::Cause::kProgram, layouts);
+  Communication(*mesh.group(), {.name = "draw"}).finish();
+}
+
 void check_drawable(const char* op, const Placements& placements, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(std::ranges::none_of(placements, &Placement::is_partial),
                     fmt::format("[{}] cannot draw a tensor as {}. Use Shard or Replicate.", op, to_string(placements)));
@@ -37,7 +61,7 @@ at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
                  const Fill& fill) {
   at::Tensor tensor = empty(sizes, mesh, std::move(placements), dtype);
   if (mesh->is_meta()) return tensor;
-  const uint64_t seed = next_seed();
+  const uint64_t seed = next_seed(*mesh);
   BelowAutograd guard;
   const auto* impl = maybe_dtensor(tensor);
   for (size_t i = 0; i < impl->shards().size(); ++i) fill(impl->shards()[i], impl->spec()->boxes()[i], seed);
@@ -46,20 +70,13 @@ at::Tensor drawn(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placeme
 
 }  // namespace
 
-uint64_t next_seed() {
+uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   check_not_traced("random numbers");
-  at::Generator shared = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(shared.mutex());
-  if (!World::is_thread()) return draw(shared);
-  return draw(rank_generator(shared));
-}
-
-uint64_t next_seed(const std::optional<at::Generator>& generator) {
-  if (!generator || !generator->defined() || *generator == at::detail::getDefaultCPUGenerator()) return next_seed();
-  check_not_traced("random numbers");
-  at::Generator given = *generator;
-  const std::lock_guard lock(given.mutex());
-  return draw(given);
+  const at::Generator& shared = at::detail::getDefaultCPUGenerator();
+  const bool is_given = generator && generator->defined() && *generator != shared;
+  const uint64_t seed = is_given ? locked_draw(*generator) : default_draw(shared);
+  if (checks_order()) compare_seeds(mesh, seed);
+  return seed;
 }
 
 at::Tensor rand(c10::IntArrayRef sizes, const MeshPtr& mesh, Placements placements, at::ScalarType dtype) {

@@ -15,9 +15,10 @@ namespace shardwise {
 /// The seed of the next draw, taken from torch's default CPU generator, which it advances: call torch.manual_seed, and draw,
 /// alike on every rank. Ranks that are threads share that generator, so each goes on with its own copy of it, taken anew when
 /// the generator's seed is another.
-uint64_t next_seed();
-/// The same from `generator`, of any device, where there is one: it is advanced instead, alike on every rank.
-uint64_t next_seed(const std::optional<at::Generator>& generator);
+///
+/// `generator`: of any device; where there is one, it is advanced instead, alike on every rank. `mesh`: of the tensor that is drawn. Throws: under
+/// the order check, c10::ValueError on all its members where their seeds differ: then replicas would.
+uint64_t next_seed(const DeviceMesh& mesh, const std::optional<at::Generator>& generator = {});
 
 /// Uniform in [0, 1), to the last bit of the dtype's mantissa.
 /// Throws: c10::ValueError for Partial, c10::TypeError for a dtype that is not floating point. Cost: no communication.

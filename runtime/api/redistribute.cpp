@@ -49,10 +49,14 @@ at::Tensor sent_by_owners(const at::Tensor& tensor, const SpecPtr& to) {
   return pieces ? wrap(to, *std::move(pieces)) : at::Tensor();
 }
 
+/// What a backward keeps of the forward's options: the reverse move has other links.
+PlanOptions capped(const c10::IValue& memory_cap) { return {.memory_cap = memory_cap.toInt()}; }
+
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const SpecPtr& to,
                             const RedistributeOptions& options, const MoveDtypes& dtypes) {
     ctx->saved_data["backward_dtype"] = dtypes.backward;
+    ctx->saved_data["memory_cap"] = options.plan.memory_cap;
     if (at::Tensor sent = sent_by_owners(tensor, to); sent.defined()) {
       ctx->saved_data["grad_spec"] =
           to_value(spec_of_grad(to));  // the lookup takes gradients of any layout, and sends rows
@@ -64,7 +68,8 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const SpecPtr spec = to_spec(ctx->saved_data.at("grad_spec"));
     const auto dtype = ctx->saved_data.at("backward_dtype").toOptional<at::ScalarType>();
-    at::Tensor grad = laid_out_as(dtype && grads[0].defined() ? grads[0].to(*dtype) : grads[0], *spec);
+    at::Tensor grad = laid_out_as(dtype && grads[0].defined() ? grads[0].to(*dtype) : grads[0], *spec,
+                                  capped(ctx->saved_data.at("memory_cap")));
     if (grad.defined() && grad.scalar_type() != spec->dtype()) grad = grad.to(spec->dtype());
     return {grad, {}, {}, {}};
   }
@@ -96,6 +101,7 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
     std::vector<bool> is_frozen;
     for (const at::Tensor& tensor : tensors) is_frozen.push_back(!tensor.requires_grad());
     ctx->saved_data["bucket_bytes"] = bucket_bytes;
+    ctx->saved_data["memory_cap"] = options.memory_cap;
     variable_list moved = moved_together(tensors, to, options, bucket_bytes), frozen;
     for (size_t i = 0; i < moved.size(); ++i)
       if (is_frozen[i]) frozen.push_back(moved[i]);
@@ -111,7 +117,8 @@ struct RedistributeMany : torch::autograd::Function<RedistributeMany> {
       defined.push_back(grads[i]);
       to.push_back(to_spec(specs[i])->placements().vec());
     }
-    const auto moved = redistribute_many(defined, to, {}, ctx->saved_data.at("bucket_bytes").toInt());
+    const auto moved = redistribute_many(defined, to, capped(ctx->saved_data.at("memory_cap")),
+                                         ctx->saved_data.at("bucket_bytes").toInt());
     auto next = moved.begin();
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined()) result[i] = *next++;

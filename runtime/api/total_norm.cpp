@@ -4,15 +4,18 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/digest.h"
 #include "runtime/redistribute/mesh_agreement.h"
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -74,22 +77,84 @@ class PowerSum {
   double p_;
 };
 
-/// A row per rank and a column per part travel in one message, and each rank adds up the rows of those ranks that have its part: ranks
-/// may know a part on differing meshes, as slices of one mesh are.
+/// Which tensors this rank gives, for all ranks to compare.
+class GivenTensors {
+ public:
+  explicit GivenTensors(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+    Digest digest;
+    for (size_t i = 0; i < tensors_.size(); ++i) digest.add(words(i));
+    constexpr int64_t kExact = (int64_t{1} << 52) - 1;  // what a double holds
+    digest_ = static_cast<double>(digest.value() & kExact);
+  }
+
+  double digest() const { return digest_; }
+
+  /// Throws: on all ranks alike, where `ranks`, by group order, have not all the same digest. Collective in that case.
+  void check(const Group& group, const std::vector<double>& digests) const {
+    const auto other = std::ranges::find_if(digests, [&](double each) { return each != digests[0]; });
+    if (other == digests.end()) return;
+    std::vector<int64_t> lengths, own;  // of texts, and the texts
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const std::string text = words(i);
+      lengths.push_back(static_cast<int64_t>(text.size()));
+      own.insert(own.end(), text.begin(), text.end());
+    }
+    const auto all_lengths = all_gather_numbers(group, lengths), all = all_gather_numbers(group, own);
+    const auto place = static_cast<size_t>(other - digests.begin());
+    const auto first = texts_of(all_lengths[0], all[0]), second = texts_of(all_lengths[place], all[place]);
+    const size_t n = std::ranges::mismatch(first, second).in1 - first.begin();
+    const auto shown = [n](const std::vector<std::string>& texts) { return n < texts.size() ? texts[n] : "none"; };
+    TORCH_CHECK_VALUE(
+        false, fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. They differ from number {} on, "
+                           "which is {} on rank {} and {} on rank {}. A parameter has a gradient on all ranks or on none. "
+                           "Look for one that a rank's loss does not use.",
+                           group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first),
+                           group.ranks[0], shown(second), group.ranks[place]));
+  }
+
+ private:
+  std::string words(size_t i) const {
+    const at::Tensor& tensor = tensors_[i];
+    // Without the mesh: of slices of one mesh each rank has its own.
+    return fmt::format("{} [{}]{}", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                       is_dtensor(tensor) ? " as " + to_string(spec_of(tensor)->placements()) : "");
+  }
+  static std::vector<std::string> texts_of(const std::vector<int64_t>& lengths, const std::vector<int64_t>& letters) {
+    std::vector<std::string> texts;
+    auto next = letters.begin();
+    for (const int64_t length : lengths) {
+      texts.emplace_back(next, next + length);
+      next += length;
+    }
+    return texts;
+  }
+
+  const std::vector<at::Tensor>& tensors_;
+  double digest_ = 0;
+};
+
+/// A row per rank travels in one message: its term of each part, and which tensors it gives. Each rank adds up the rows of those ranks that have
+/// a part: ranks may know a part on differing meshes, as slices of one mesh are.
 std::vector<at::Tensor> reduced_together(const DeviceMesh& mesh, const std::vector<Part>& parts,
-                                         const std::vector<at::Tensor>& own, const PowerSum& sum) {
-  std::vector<int64_t> ranks = mesh.grid().ranks;
-  std::ranges::sort(ranks);
-  const auto row_of = [&](int64_t rank) { return std::ranges::lower_bound(ranks, rank) - ranks.begin(); };
-  const at::Tensor table =
-      at::zeros({static_cast<int64_t>(ranks.size()), static_cast<int64_t>(parts.size())}, own[0].options());
-  table[row_of(mesh.rank())].copy_(at::stack(own));
-  all_reduce(*mesh.group(), table, Reduce::kSum);
+                                         const std::vector<at::Tensor>& own, const PowerSum& sum,
+                                         const GivenTensors& given) {
+  const Group& group = *mesh.group();
+  const auto n_columns = static_cast<int64_t>(parts.size()) + 1;
+  const at::Tensor table = at::zeros({group.size(), n_columns}, own[0].options());
+  table[group.index].narrow(0, 0, n_columns - 1).copy_(at::stack(own));
+  table[group.index][n_columns - 1].fill_(given.digest());
+  all_reduce(group, table, Reduce::kSum);
+  if (!table.is_meta()) {
+    const at::Tensor digests = table.select(1, n_columns - 1).cpu().contiguous();
+    const auto* const begin = digests.const_data_ptr<double>();
+    given.check(group, {begin, begin + group.size()});
+  }
   std::vector<at::Tensor> sums;
   for (size_t i = 0; i < parts.size(); ++i) {
-    std::vector<at::Tensor> terms;
-    for (int64_t rank : parts[i].mesh->grid().ranks) terms.push_back(table[row_of(rank)][static_cast<int64_t>(i)]);
-    sums.push_back(sum.of_powers(at::stack(terms)));
+    std::vector<int64_t> rows;
+    for (const int64_t rank : parts[i].mesh->grid().ranks) rows.push_back(group.index_of(rank));
+    const at::Tensor term_of_rank = table.select(1, static_cast<int64_t>(i));
+    sums.push_back(sum.of_powers(term_of_rank.index_select(0, at::tensor(rows, at::kLong).to(table.device()))));
   }
   return sums;
 }
@@ -109,12 +174,11 @@ MeshPtr covering(const std::vector<Part>& parts) {
 }
 
 /// The sum of each part of whose ranks this is one.
-std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& sum) {
+std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& sum, const GivenTensors& given) {
   std::vector<at::Tensor> own;
   for (const Part& part : parts) own.push_back(sum.of_elements(part.pieces, part.mesh->device()));
   const MeshPtr all = covering(parts);
-  if (parts.size() > 1 && all)
-    return all->is_member() ? reduced_together(*all, parts, own, sum) : std::vector<at::Tensor>();
+  if (all) return all->is_member() ? reduced_together(*all, parts, own, sum, given) : std::vector<at::Tensor>();
   std::vector<at::Tensor> sums;
   for (size_t i = 0; i < parts.size(); ++i)
     if (const DeviceMesh& mesh = *parts[i].mesh; mesh.is_member()) {
@@ -123,7 +187,7 @@ std::vector<at::Tensor> reduced(const std::vector<Part>& parts, const PowerSum& 
     }
   // Not before: members of all parts, as all ranks are where the meshes are slices of one, wait for the others' terms.
   const auto outside = std::ranges::find_if(parts, [](const Part& part) { return !part.mesh->is_member(); });
-  TORCH_CHECK_VALUE(parts.size() == 1 || outside == parts.end(),
+  TORCH_CHECK_VALUE(outside == parts.end(),
                     fmt::format("[total_norm] tensors are on {} meshes, none of which has the ranks of all others, and "
                                 "rank {} is outside {}: "
                                 "it does not know the norm of all. Clip the tensors of each mesh by themselves.",
@@ -178,7 +242,7 @@ at::Tensor total_norm(const std::vector<at::Tensor>& tensors, double norm_type) 
   const auto largest = std::ranges::max_element(parts, {}, [](const Part& part) { return part.mesh->size(); });
   const MeshPtr mesh = largest->mesh;
   std::vector<at::Tensor> sums{own.to(mesh->device())};
-  for (const at::Tensor& part : reduced(parts, sum)) sums.push_back(part.to(mesh->device()));
+  for (const at::Tensor& part : reduced(parts, sum, GivenTensors(tensors))) sums.push_back(part.to(mesh->device()));
   Shards result;
   if (mesh->is_member()) result = {sum.root(sum.of_powers(at::stack(sums))).to(dtype)};
   return wrap(Spec::intern(mesh, {}, Placements(mesh->ndim()), {}, dtype), std::move(result));

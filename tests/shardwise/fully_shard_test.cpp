@@ -203,10 +203,10 @@ TEST(FullyShardTest, WhatWasGatheredIsFreedAfterTheForwardUnlessItIsKept) {
         EXPECT_EQ(!storage || !storage->_mutable_data_ptr_no_checks().get(), reshards);
       }
       {
-        constexpr int64_t kWeight = 8 * 12 * 4, kBias = 12 * 4;  // the backward reads no bias
+        constexpr int64_t kUnit = (8 * 12 + 12) * 4;  // the bias too, which the backward does not read
         const CommTrace trace;
         loss.backward();
-        EXPECT_EQ(trace.bytes_received(), ((reshards ? 2 : 1) * kWeight + kBias) / 2);
+        EXPECT_EQ(trace.bytes_received(), (reshards ? 2 : 1) * kUnit / 2);
       }
       loss.reset();
       EXPECT_TRUE(model.ptr()->gathered.expired());

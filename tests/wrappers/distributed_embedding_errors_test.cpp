@@ -31,14 +31,14 @@ TEST(DistributedEmbeddingErrorsTest, D11WrongInputsAreTheSameErrorOnAllRanks) {
       const Tensors tables = filled(layer, problem.values);
       const FeatureInput fine{good, {}, {}, {}};
       for (int64_t step = 0; step < 2; ++step) {
-        const auto lookup = layer.start({fine, world.rank() == 1 ? input : fine, fine});
+        const auto lookup = layer.start({fine, world.rank() == 1 ? input : fine, fine}, tables);
         try {
-          lookup->wait(tables);
+          lookup->wait();
           ADD_FAILURE() << "no error: " << words;
         } catch (const c10::Error& error) {
           expect_error(words, error.what_without_backtrace());
         }
-        const Tensors results = layer.start({fine, fine, fine})->wait(tables);  // and the layer goes on
+        const Tensors results = layer.start({fine, fine, fine}, tables)->wait();  // and the layer goes on
         EXPECT_TRUE(results[2].equal(problem.values[2].narrow(0, 0, 4)));
       }
     });
@@ -64,12 +64,12 @@ TEST(DistributedEmbeddingErrorsTest, TablesWithoutInputAndForeignTablesAreErrors
     tables[1] = tables[1].detach().clone();
     const FeatureInput fine{at::arange(4), {}, {}, {}};
     expect_error("the parameter of table t1 is not the layer's own",
-                 error_of([&] { layer.start({fine, fine})->wait(tables); }));
-    expect_error("got 1 inputs for 2 features", error_of([&] { layer.start({fine})->wait(layer.tables()); }));
+                 error_of([&] { layer.start({fine, fine}, tables)->wait(); }));
+    expect_error("got 1 inputs for 2 features", error_of([&] { layer.start({fine}, layer.tables())->wait(); }));
     DistributedEmbedding by_owner(problem.configs, problem.plans, mesh, problem.features, {.dp_input = false});
     expect_error("got 1 inputs for 2 features. Give one for each, None where the table is elsewhere",
-                 error_of([&] { by_owner.start({fine})->wait(by_owner.tables()); }));
-    expect_error("got 1 tables, has 2", error_of([&] { layer.start({fine, fine})->wait({layer.tables()[0]}); }));
+                 error_of([&] { by_owner.start({fine}, by_owner.tables())->wait(); }));
+    expect_error("got 1 tables, has 2", error_of([&] { layer.start({fine, fine}, {layer.tables()[0]})->wait(); }));
   });
 }
 

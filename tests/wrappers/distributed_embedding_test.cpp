@@ -26,7 +26,7 @@ void expect_dense(uint32_t seed, int64_t n_ranks, int64_t n_tables, bool mean_gr
     for (int64_t step = 0; step < 2; ++step) {  // the second knows the messages' lengths
       Tensors weights;
       const auto inputs = with_leaves(problem.inputs[rank], weights);
-      const Tensors results = layer.start(given(inputs))->wait(tables);
+      const Tensors results = layer.start(given(inputs), tables)->wait();
       const std::string where = fmt::format("seed {}, rank {} of {}, step {}", seed, rank, n_ranks, step);
       for (size_t f = 0; f < results.size(); ++f)
         expect_equal(results[f], dense.results[rank][f], fmt::format("{}, result {}", where, f));
@@ -59,9 +59,9 @@ TEST(DistributedEmbeddingTest, TwoExchangesForwardAndOneBackwardWhateverTheNumbe
       DistributedEmbedding layer(problem.configs, problem.plans, mesh_of(world), problem.features, {});
       const Tensors tables = filled(layer, problem.values);
       const auto inputs = repeated_ids(problem, world.rank());
-      layer.start(given(inputs))->wait(tables);
+      layer.start(given(inputs), tables)->wait();
       const CommTrace forward;
-      const Tensors results = layer.start(given(inputs))->wait(tables);
+      const Tensors results = layer.start(given(inputs), tables)->wait();
       EXPECT_LE(forward.total_count(), 2) << n_tables << " tables";
       Tensors grads;
       for (const at::Tensor& result : results) grads.push_back(at::ones_like(result));
@@ -101,7 +101,7 @@ TEST(DistributedEmbeddingTest, BytesAreThoseOfUniqueIdsAndTheirRowsWithinOnePerc
         if (static_cast<int64_t>(t % 3) != world.rank()) n_asked += std::get<0>(at::_unique(given)).numel();
       }
       const CommTrace forward;
-      const Tensors results = layer.start(inputs)->wait(tables);
+      const Tensors results = layer.start(inputs, tables)->wait();
       const CommTrace both;
       Tensors grads;
       for (const at::Tensor& result : results) grads.push_back(at::ones_like(result));
@@ -123,7 +123,7 @@ TEST(DistributedEmbeddingTest, StepsOfAnySizeFollowEachOther) {
     for (const int64_t n : {3, 0, 40, 41, 7, 50, 1}) {
       const at::Tensor ids = at::arange(n).add(world.rank()).remainder(50);
       const Tensors results =
-          layer.start({FeatureInput{ids, {}, {}, {}}, FeatureInput{ids.flip(0), {}, {}, {}}})->wait(tables);
+          layer.start({FeatureInput{ids, {}, {}, {}}, FeatureInput{ids.flip(0), {}, {}, {}}}, tables)->wait();
       EXPECT_TRUE(results[0].equal(problem.values[0].index_select(0, ids))) << n;
       EXPECT_TRUE(results[1].equal(problem.values[1].index_select(0, ids.flip(0)))) << n;
     }
@@ -137,17 +137,17 @@ TEST(DistributedEmbeddingTest, LookupsMayBeStartedAheadOfEachOther) {
     const Tensors tables = filled(layer, problem.values);
     const auto ids_of = [&](int64_t n) { return at::arange(n).mul(7).add(world.rank()).remainder(50); };
     const auto start_of = [&](int64_t n) {
-      return layer.start({FeatureInput{ids_of(n), {}, {}, {}}, FeatureInput{ids_of(n + 1), {}, {}, {}}});
+      return layer.start({FeatureInput{ids_of(n), {}, {}, {}}, FeatureInput{ids_of(n + 1), {}, {}, {}}}, tables);
     };
     auto next = start_of(3);
     for (int64_t n = 4; n < 20; n += 5) {
       const auto now = std::exchange(next, start_of(n));
       now->fetch();
-      const Tensors results = now->wait(tables);
+      const Tensors results = now->wait();
       const int64_t before = n == 4 ? 3 : n - 5;
       EXPECT_TRUE(results[0].equal(problem.values[0].index_select(0, ids_of(before)))) << n;
     }
-    next->wait(tables);
+    next->wait();
   });
 }
 
@@ -164,7 +164,7 @@ TEST(DistributedEmbeddingTest, D10FusedOptimizersUpdateTheTables) {
     }
     const auto rank = static_cast<size_t>(world.rank());
     Tensors weights;
-    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)))->wait(tables);
+    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)), tables)->wait();
     torch::autograd::backward(results, problem.grads[rank]);
     for (size_t t = 0; t < tables.size(); ++t) {
       EXPECT_FALSE(tables[t].grad().defined());
@@ -182,7 +182,7 @@ TEST(DistributedEmbeddingTest, SparseGradientsAreDenseOnes) {
     const Tensors tables = filled(layer, problem.values);
     const auto rank = static_cast<size_t>(world.rank());
     Tensors weights;
-    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)))->wait(tables);
+    const Tensors results = layer.start(given(with_leaves(problem.inputs[rank], weights)), tables)->wait();
     torch::autograd::backward(results, problem.grads[rank]);
     for (size_t t = 0; t < tables.size(); ++t) {
       ASSERT_TRUE(tables[t].grad().is_sparse());

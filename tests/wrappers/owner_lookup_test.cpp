@@ -76,7 +76,7 @@ TEST(OwnerLookupTest, D7IdsThatComeByTableAreDense) {
           inputs.back() = of_all_samples(problem, f);
       }
       const CommTrace trace;
-      const Tensors results = layer.start(inputs)->wait(tables);
+      const Tensors results = layer.start(inputs, tables)->wait();
       EXPECT_LE(trace.total_count(), 2);
       torch::autograd::backward(results, problem.grads[rank]);
       const std::string where = fmt::format("seed {}, rank {} of {}", seed, rank, n_ranks);
@@ -102,7 +102,7 @@ TEST(OwnerLookupTest, D7WrongIdsByTableAreTheSameErrorOnAllRanks) {
       DistributedEmbedding::Inputs inputs(3);
       inputs[static_cast<size_t>(world.rank())] = world.rank() == 1 ? input : good;
       try {
-        layer.start(inputs)->wait(tables);
+        layer.start(inputs, tables)->wait();
         ADD_FAILURE() << "no error: " << words;
       } catch (const c10::Error& error) {
         expect_error(words, error.what_without_backtrace());

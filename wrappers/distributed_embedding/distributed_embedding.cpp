@@ -105,14 +105,32 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   layer_ = std::move(layer);
 }
 
-std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const Inputs& inputs, InputError error) {
+std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const Inputs& inputs,
+                                                                          const std::vector<at::Tensor>& tables,
+                                                                          InputError error) {
+  if (started_) started_->try_fetch();
   const BelowAutograd guard;
-  const CommScope scope(kLayer, CommScope::Cause::kProgram);
   auto lookup = std::make_shared<Lookup>();
   LookupStep& step = lookup->step_;
   step.layer = layer_;
+  step.number = ++counts_->n_started;
+  lookup->counts_ = counts_;
+  lookup->tables_ = tables;
+  const auto layouts = [&] { return fmt::format("ids of lookup {}", step.number); };
+  const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
+  if (error.kind == InputError::Kind::kNone) {
+    try {
+      layer_->memory.check(tables);
+      step.sinks = layer_->sinks_of(tables);
+    } catch (const std::exception&) {
+      error = InputError::current();
+    }
+  }
+  OwnFacts own(counts_, step.sinks, tables);
   if (!dp_input_) {
-    lookup->at_owners_ = start_owner_lookup(layer_, inputs, error);
+    lookup->at_owners_ = start_owner_lookup(layer_, inputs, error, std::move(own));
+    lookup->at_owners_->number = step.number;
+    lookup->at_owners_->sinks = std::move(step.sinks);
     return lookup;
   }
   step.requests = RowRequests(layer_->lanes);
@@ -132,7 +150,8 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
   }
   note_traffic(step);
   lookup->exchange_ = exchange_;
-  lookup->ids_ = exchange_->start(step.requests, error);
+  lookup->ids_ = exchange_->start(step.requests, error, std::move(own));
+  started_ = lookup;
   return lookup;
 }
 
@@ -188,26 +207,38 @@ at::Tensor DistributedEmbedding::gathered_rows(size_t table, Interval rows, std:
 }
 
 void DistributedEmbedding::Lookup::fetch() {
-  if (rows_ || at_owners_) return;
-  const BelowAutograd guard;
-  const CommScope scope(kLayer, CommScope::Cause::kProgram);
-  step_.incoming = ids_.finish(step_.requests);
-  rows_.emplace(step_);
+  try_fetch();
+  if (error_) std::rethrow_exception(error_);
 }
 
-std::vector<at::Tensor> DistributedEmbedding::Lookup::wait(const std::vector<at::Tensor>& tables) {
+void DistributedEmbedding::Lookup::try_fetch() noexcept {
+  if (error_ || rows_ || at_owners_ || !step_.layer) return;
+  const BelowAutograd guard;
+  const auto layouts = [&] { return fmt::format("rows of lookup {}", step_.number); };
+  const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
+  try {
+    step_.incoming = ids_.finish(step_.requests);
+    rows_.emplace(step_);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+std::vector<at::Tensor> DistributedEmbedding::Lookup::wait() {
   TORCH_CHECK(step_.layer, fmt::format("[{}] this lookup was waited for already. start() another.", kLayer));
-  step_.layer->memory.check(tables);
+  ++counts_->n_waited;
+  fetch();
+  const auto tables = std::exchange(tables_, {});
   for (const at::Tensor& table : tables)
     if (auto* impl = maybe_dtensor(table); wants_gradient_layout(*impl)) lay_out_gradient(*impl);
   if (at_owners_) {
-    const CommScope scope(kLayer, CommScope::Cause::kProgram);
+    const auto layouts = [number = step_.number] { return fmt::format("vectors of lookup {}", number); };
+    const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
     step_ = {};
     return combine_at_owners(std::move(*at_owners_), tables);
   }
-  fetch();
   std::vector<at::Tensor> weights;
-  for (const at::Tensor& each : weights_) weights.push_back(each.reshape(-1));
+  for (const at::Tensor& each : std::exchange(weights_, {})) weights.push_back(each.reshape(-1));
   const auto result = combine(std::move(step_), std::move(*rows_), tables, weights);
   step_ = {};
   return result;

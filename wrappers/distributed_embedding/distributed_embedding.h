@@ -2,7 +2,7 @@
 //
 //   DistributedEmbedding layer(configs, plan.tables, mesh, features);
 //   std::vector<at::Tensor> tables = layer.tables();                  // DTensors; initialise them, make them parameters
-//   auto vectors = layer.start(inputs).wait(tables);                  // one exchange of ids, one of rows
+//   auto vectors = layer.start(inputs, tables)->wait();               // one exchange of ids, one of rows
 //   loss(vectors).backward();                                         // one exchange of gradients
 //
 // Every rank gives the ids of its own samples and gets their vectors, as plain tensors. Tables are DTensors, in blocks of memory that
@@ -12,6 +12,7 @@
 
 #include "wrappers/distributed_embedding/owner_lookup.h"
 
+#include <exception>
 #include <optional>
 
 namespace shardwise {
@@ -42,9 +43,6 @@ class DistributedEmbedding {
   /// New tensors of the layer's memory, uninitialised at first.
   std::vector<at::Tensor> tables() const { return layer_->memory.tables(); }
 
-  /// Throws: c10::ValueError where `tables` are not of the layer's memory.
-  void check(c10::ArrayRef<at::Tensor> tables) const { layer_->memory.check(tables); }
-
   /// This rank's parts of a table, of the layer's memory. Of a table in files: up to date, and lookups will see what is written to them before
   /// the next one.
   std::vector<TablePart> pieces(size_t table) const;
@@ -71,24 +69,32 @@ class DistributedEmbedding {
   /// A lookup of which the ids are on their way.
   class Lookup {
    public:
-    /// Sends for the rows, whose values are those of now. Collective; wait() does it where this has not.
+    /// Sends for the rows, whose values are those of now. Collective; the next start() does it, or wait(), where this has not.
     void fetch();
-    /// The vectors by feature, or the one tensor of all. `tables`: the layer's own, or parameters made of them. Collective where fetch() was not called.
-    std::vector<at::Tensor> wait(const std::vector<at::Tensor>& tables);
+    /// The vectors by feature, or the one tensor of all. Collective where fetch() was not called.
+    std::vector<at::Tensor> wait();
 
    private:
     friend class DistributedEmbedding;
+    /// fetch(), which throws what this keeps.
+    void try_fetch() noexcept;
+
     std::shared_ptr<RequestExchange> exchange_;  // outlives the step
     RequestExchange::Step ids_;
     LookupStep step_;
+    std::shared_ptr<LookupCounts> counts_;
+    std::exception_ptr error_;         // of the fetch
+    std::vector<at::Tensor> tables_;   // as they were given
     std::vector<at::Tensor> weights_;  // of the step's weighted features
     std::optional<RowsUnderWay> rows_;
     std::optional<OwnerStep> at_owners_;  // in place of all that
   };
 
-  /// Sends ids to the ranks that own their rows. `inputs`: by feature; none may be missing unless they come by table. Collective; lookups are fetched in the order in which they were
-  /// started. `error`: what is wrong with this rank's inputs already. Throws: at fetch(), on all ranks, what is wrong with the first rank's.
-  std::shared_ptr<Lookup> start(const Inputs& inputs, InputError error = {});
+  /// Sends ids to the ranks that own their rows, and before that for the rows of the lookup before, if nobody has: so the order of messages
+  /// does not depend on who waits for a lookup, or drops it. `inputs`: by feature; none may be missing unless they come by table. `tables`: the
+  /// layer's own, or parameters made of them, whose gradients go where they go now. `error`: what is wrong with this rank's inputs already.
+  /// Collective. Throws: at fetch(), on all ranks, what is wrong with the first rank's inputs or tables, and what ranks do not share (StepFacts).
+  std::shared_ptr<Lookup> start(const Inputs& inputs, const std::vector<at::Tensor>& tables, InputError error = {});
 
  private:
   void note_traffic(const LookupStep& step);
@@ -96,6 +102,8 @@ class DistributedEmbedding {
   LayerTablesPtr layer_;
   bool dp_input_;
   std::shared_ptr<RequestExchange> exchange_;
+  std::shared_ptr<LookupCounts> counts_ = std::make_shared<LookupCounts>();
+  std::shared_ptr<Lookup> started_;  // last
   std::vector<Traffic> traffic_;
 };
 

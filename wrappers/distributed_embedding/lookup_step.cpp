@@ -29,11 +29,14 @@ LayerTables::LayerTables(TableLanes of, std::vector<Feature> for_features)
   }
 }
 
-GradientSink LayerTables::sink_of(size_t table, const at::Tensor& parameter) const {
-  GradientSink sink = GradientSink::of(parameter, is_sparse);
-  sink.caches = memory.caches_of(table);
-  if (lanes.tables[table].storage) sink.check_cached(kLayer, *lanes.tables[table].spec);
-  return sink;
+std::vector<GradientSink> LayerTables::sinks_of(const std::vector<at::Tensor>& parameters) const {
+  std::vector<GradientSink> sinks;
+  for (size_t t = 0; t < parameters.size(); ++t) {
+    GradientSink& sink = sinks.emplace_back(GradientSink::of(parameters[t], is_sparse));
+    sink.caches = memory.caches_of(t);
+    if (lanes.tables[t].storage) sink.check_cached(kLayer, *lanes.tables[t].spec);
+  }
+  return sinks;
 }
 
 RowsUnderWay::RowsUnderWay(const LookupStep& step) : held_(step.layer->lanes, step.layer->memory, step.incoming) {
@@ -180,7 +183,6 @@ struct Combine : torch::autograd::Function<Combine> {
                                RowsUnderWay& rows) {
     std::vector<at::Tensor> arrivals = rows.wait();
     variable_list results = results_of(step, arrivals, tables);
-    for (size_t t = 0; t < tables.size(); ++t) step.sinks.push_back(step.layer->sink_of(t, tables[t]));
     step.holds = rows.take_holds();
     step.trains_tables = any_requires_grad(tables);
     if (!weights.empty()) {
@@ -197,8 +199,9 @@ struct Combine : torch::autograd::Function<Combine> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     check_first_order(grads);
     const BelowAutograd guard;
-    const CommScope scope("DistributedEmbedding_backward");
     const LookupStep step = kept_state<LookupStep>(ctx);
+    const auto layouts = [&] { return fmt::format("gradients of lookup {}", step.number); };
+    const CommScope scope("DistributedEmbedding_backward", CommScope::Cause::kOperator, layouts);
     StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads,
                                           wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();

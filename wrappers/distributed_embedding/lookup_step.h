@@ -33,8 +33,8 @@ struct LayerTables {
   std::vector<std::vector<size_t>> features_of;  // by table
   std::vector<Interval> columns;                 // of each feature in a concatenated result
 
-  /// What becomes of the gradients of `parameter`, table number `table`. Throws: as GradientSink::check_cached().
-  GradientSink sink_of(size_t table, const at::Tensor& parameter) const;
+  /// What becomes of the gradients of `parameters`, the tables. Throws: as GradientSink::check_cached().
+  std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 
   /// Pre: features name tables that there are.
   LayerTables(TableLanes of, std::vector<Feature> for_features);
@@ -46,6 +46,7 @@ using LayerTablesPtr = std::shared_ptr<const LayerTables>;
 /// What a step knows besides the values of rows.
 struct LookupStep {
   LayerTablesPtr layer;
+  int64_t number = 0;           // among the layer's lookups, from 1
   std::vector<FeatureIds> ids;  // by feature
   RowRequests requests;
   IncomingRows incoming;

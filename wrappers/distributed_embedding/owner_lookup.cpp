@@ -100,7 +100,6 @@ std::vector<at::Tensor> results_of_owners(OwnerStep& step, at::TensorList tables
 struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tables, OwnerStep& step) {
     variable_list results = results_of_owners(step, tables);
-    for (size_t t = 0; t < tables.size(); ++t) step.sinks.push_back(step.layer->sink_of(t, tables[t]));
     ctx->set_materialize_grads(false);
     keep_state(ctx, std::move(step));
     return results;
@@ -108,8 +107,9 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     check_first_order(grads);
     const BelowAutograd guard;
-    const CommScope scope("DistributedEmbedding_backward");
     const OwnerStep step = kept_state<OwnerStep>(ctx);
+    const auto layouts = [&] { return fmt::format("gradients of lookup {}", step.number); };
+    const CommScope scope("DistributedEmbedding_backward", CommScope::Cause::kOperator, layouts);
     variable_list result = owner_gradients(step, grads, wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();
     result.emplace_back();  // the step is no variable
@@ -197,7 +197,7 @@ void check_owners(const TableLanes& lanes) {
 }
 
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
-                             InputError error) {
+                             InputError error, const OwnFacts& own) {
   const BelowAutograd guard;
   const TableLanes& lanes = layer->lanes;
   const Group& group = *lanes.mesh->group();
@@ -222,6 +222,8 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
     error = InputError::current();
     numbers = numbers_of(layer, {}, error);
   }
+  const auto n_agreed = static_cast<int64_t>(numbers.size());
+  for (const int64_t number : own.facts.numbers()) numbers.push_back(number);
   const auto n = static_cast<int64_t>(numbers.size());
   const at::Tensor sent = at::tensor(numbers, at::kLong).repeat({group.size()}).to(lanes.mesh->device_type());
   const at::Tensor arrived = at::empty_like(sent);
@@ -233,9 +235,13 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   const at::Tensor on_cpu = arrived.cpu().view({group.size(), n});
   const auto all = on_cpu.accessor<int64_t, 2>();
   std::vector<InputError::Notice> notices;
-  for (int64_t rank = 0; rank < group.size(); ++rank)
+  std::vector<StepFacts> facts;
+  for (int64_t rank = 0; rank < group.size(); ++rank) {
     notices.push_back({static_cast<InputError::Kind>(all[rank][0]), all[rank][1]});
+    facts.push_back(StepFacts::of(&all[rank][n_agreed]));
+  }
   raise_first(*lanes.mesh, error, notices);
+  check_alike(lanes, facts, own);
 
   const auto agreed = [&](int64_t column, const std::string& what) {
     int64_t value = -1;

@@ -11,14 +11,15 @@
 
 #include "wrappers/distributed_embedding/input_error.h"
 #include "wrappers/distributed_embedding/owner_step.h"
+#include "wrappers/distributed_embedding/step_facts.h"
 
 namespace shardwise {
 
 /// Agrees on the number of samples, and on what is wrong with any rank's inputs. `inputs`: by feature; needed where this rank has columns of
 /// its table. Collective: one exchange of a few numbers.
-/// Throws: on all ranks what is wrong with the first rank's, and c10::ValueError where ranks give different numbers of samples.
+/// Throws: on all ranks what is wrong with the first rank's, and c10::ValueError where ranks give different numbers of samples; as check_alike().
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
-                             InputError error);
+                             InputError error, const OwnFacts& own);
 
 /// The result of each feature for this rank's samples; differentiable by `tables`. Collective, the backward too: one exchange each.
 std::vector<at::Tensor> combine_at_owners(OwnerStep step, const std::vector<at::Tensor>& tables);

@@ -12,6 +12,7 @@ namespace shardwise {
 /// What a lookup at the owners knows besides the values of rows.
 struct OwnerStep {
   LayerTablesPtr layer;
+  int64_t number = 0;                           // among the layer's lookups, from 1
   std::vector<std::optional<FeatureIds>> ids;   // by feature; none where this rank has no part of its table
   int64_t n_samples = 0;                        // of all ranks
   std::vector<int64_t> rows_per_sample;         // by feature: 1, or of ids that are not combined their number

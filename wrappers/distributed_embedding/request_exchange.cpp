@@ -33,7 +33,7 @@ at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_
 
 template <class Word>
 RequestExchange::Outgoing RequestExchange::outgoing(const RowRequests& requests, const InputError& error,
-                                                    int64_t rank) const {
+                                                    const StepFacts& facts, int64_t rank) const {
   const int64_t n_first = head_words() + sent_room_[static_cast<size_t>(rank)];
   int64_t n = 0;
   if (error.kind == Kind::kNone)
@@ -43,23 +43,25 @@ RequestExchange::Outgoing RequestExchange::outgoing(const RowRequests& requests,
   std::fill_n(head, head_words(), Word{0});
   std::fill(head + head_words() + n, head + all.numel(), Word{0});
   head[0] = static_cast<Word>(error.kind);
+  std::ranges::transform(facts.numbers(), head + 1, [](int64_t number) { return static_cast<Word>(number); });
   if (error.kind != Kind::kNone) {
-    head[1] = static_cast<Word>(error.text.size());
+    head[kCounts] = static_cast<Word>(error.text.size());
   } else {
     for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane)
-      head[1 + lane] = static_cast<Word>(requests.n_from(lane, rank));
+      head[kCounts + lane] = static_cast<Word>(requests.n_from(lane, rank));
     requests.write_rows(*lanes_, rank, head + head_words());
   }
   const c10::Device device(lanes_->mesh->device_type());
   return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
-RequestExchange::Step RequestExchange::start(const RowRequests& requests, const InputError& error) {
+RequestExchange::Step RequestExchange::start(const RowRequests& requests, const InputError& error, OwnFacts own) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
   Step step;
   step.exchange_ = this;
   step.error_ = error;
+  step.own_ = std::move(own);
   step.received_room_ = received_room_;
   std::vector<Message> sends, receives;
   for (int64_t rank = 0; rank < lanes_->n_ranks(); ++rank) {
@@ -69,8 +71,8 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
       step.received_.emplace_back();
       continue;
     }
-    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(requests, error, rank)
-                                           : outgoing<int64_t>(requests, error, rank));
+    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(requests, error, step.own_.facts, rank)
+                                           : outgoing<int64_t>(requests, error, step.own_.facts, rank));
     step.received_.push_back(words(head_words() + received_room_[at]).to(device));
     sends.push_back({group.ranks[at], step.sent_.back().first});
     receives.push_back({group.ranks[at], step.received_.back()});
@@ -87,7 +89,7 @@ IncomingRows RequestExchange::Step::finish(const RowRequests& requests) {
 
 int64_t RequestExchange::n_rows(const std::vector<int64_t>& head) const {
   int64_t n = 0;
-  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += head[1 + lane];
+  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += head[kCounts + lane];
   return n;
 }
 
@@ -107,12 +109,18 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
       continue;
     }
     heads[rank][0] = static_cast<int64_t>(step.error_.kind);
+    std::ranges::copy(step.own_.facts.numbers(), heads[rank].begin() + 1);
     for (size_t lane = 0; lane < n_lanes; ++lane)
-      heads[rank][1 + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
+      heads[rank][kCounts + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
   }
   std::vector<InputError::Notice> notices;
-  for (const auto& head : heads) notices.push_back({static_cast<Kind>(head[0]), head[1]});
+  std::vector<StepFacts> facts;
+  for (const auto& head : heads) {
+    notices.push_back({static_cast<Kind>(head[0]), head[kCounts]});
+    facts.push_back(StepFacts::of(head.data() + 1));
+  }
   raise_first(*lanes_->mesh, step.error_, notices);
+  check_alike(*lanes_, facts, step.own_);
 
   // What did not fit. Ranks that have nothing more to say to each other stay away.
   std::vector<Message> sends, receives;
@@ -139,8 +147,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
     int64_t n = 0;
     for (size_t rank = 0; rank < n_ranks; ++rank) {
       incoming.firsts[lane].push_back(n);
-      incoming.counts[lane].push_back(heads[rank][1 + lane]);
-      n += heads[rank][1 + lane];
+      incoming.counts[lane].push_back(heads[rank][kCounts + lane]);
+      n += heads[rank][kCounts + lane];
     }
     incoming.rows.push_back(words(n));
     next.push_back(incoming.rows[lane].template mutable_data_ptr<Word>());
@@ -159,8 +167,8 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
     }
     const Word* from = rows.data();
     for (size_t lane = 0; lane < n_lanes; ++lane) {
-      next[lane] = std::copy_n(from, heads[rank][1 + lane], next[lane]);
-      from += heads[rank][1 + lane];
+      next[lane] = std::copy_n(from, heads[rank][kCounts + lane], next[lane]);
+      from += heads[rank][kCounts + lane];
     }
   }
   for (at::Tensor& rows : incoming.rows) rows = rows.to(device);

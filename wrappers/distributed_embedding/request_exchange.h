@@ -4,12 +4,14 @@
 // longer than that: its first words say how many there are. What does not fit follows in a second message, whose length both then know, and
 // the next one is longer. So steps like the one before take one exchange.
 //
-// A rank whose input is wrong says so in place of its rows, and all ranks throw its error.
+// A rank whose input is wrong says so in place of its rows, and all ranks throw its error. The first words say too which lookup they belong
+// to (StepFacts), which all ranks compare.
 #pragma once
 
 #include "runtime/comm/messages.h"
 #include "wrappers/distributed_embedding/input_error.h"
 #include "wrappers/distributed_embedding/row_requests.h"
+#include "wrappers/distributed_embedding/step_facts.h"
 
 namespace shardwise {
 
@@ -39,13 +41,14 @@ class RequestExchange {
   /// The first messages of one step, under way. Steps are finished in the order in which they were started.
   class Step {
    public:
-    /// Collective. Throws: on all ranks what the first rank with a wrong input has to say.
+    /// Collective. Throws: on all ranks what the first rank with a wrong input has to say; as check_alike().
     IncomingRows finish(const RowRequests& requests);
 
    private:
     friend class RequestExchange;
     RequestExchange* exchange_ = nullptr;
     InputError error_;
+    OwnFacts own_;
     std::vector<int64_t> received_room_;  // rows per message, by rank
     std::vector<Outgoing> sent_;          // by rank
     std::vector<at::Tensor> received_;    // by rank
@@ -53,16 +56,19 @@ class RequestExchange {
   };
 
   /// Collective: tells all ranks what this one asks for, or what is wrong.
-  Step start(const RowRequests& requests, const InputError& error);
+  Step start(const RowRequests& requests, const InputError& error, OwnFacts own);
 
  private:
   template <class Word>
-  Outgoing outgoing(const RowRequests& requests, const InputError& error, int64_t rank) const;
+  Outgoing outgoing(const RowRequests& requests, const InputError& error, const StepFacts& facts, int64_t rank) const;
   template <class Word>
   IncomingRows read(Step& step, const RowRequests& requests);
   int64_t n_rows(const std::vector<int64_t>& head) const;
-  int64_t head_words() const { return 1 + std::max<int64_t>(1, static_cast<int64_t>(lanes_->lanes.size())); }
+  /// The kind of an error, the facts, and the rows of each lane or the length of the error.
+  int64_t head_words() const { return kCounts + std::max<int64_t>(1, static_cast<int64_t>(lanes_->lanes.size())); }
   at::Tensor words(int64_t n) const;
+
+  static constexpr int64_t kCounts = 1 + StepFacts::kSize;
 
   const TableLanes* lanes_;
   at::ScalarType word_;

@@ -69,7 +69,6 @@ void GatheredUnit::fetch() {
   is_fetched_ = true;
   const CommScope scope("fully_shard", CommScope::Cause::kProgram);
   const BelowAutograd guard;
-  std::erase_if(parameters_, [](const Parameter& parameter) { return parameter.pieces[0].expired(); });
   std::vector<SpecPtr> from, to;
   std::vector<Shards> shards;
   for (const Parameter& parameter : parameters_) {
@@ -86,7 +85,7 @@ void GatheredUnit::fetch() {
   for (size_t i = 0; i < parameters_.size(); ++i)
     for (size_t k = 0; k < parameters_[i].pieces.size(); ++k) {
       const auto storage = parameters_[i].pieces[k].lock();
-      if (!storage) continue;
+      if (!storage) continue;  // which of them live is this rank's own affair, what is sent is not
       const at::Tensor piece = owns_memory(fetched[i][k]) ? fetched[i][k] : fetched[i][k].clone();
       c10::StorageImpl& source = *piece.storage().unsafeGetStorageImpl();
       give_memory(*storage, source.set_data_ptr(c10::DataPtr(nullptr, source.device())));

@@ -11,8 +11,9 @@
 namespace shardwise {
 
 /// What autograd saved of the gathered parameters, itself or a view, keeps its storage and loses its memory: drop() frees that, and fetch(),
-/// which the backward of an output calls before anything else, gathers it again. A parameter that autograd did not save, such as a bias, is freed
-/// for good and not gathered again. Reading memory in between is an error.
+/// which the backward of an output calls before anything else, gathers all of them again. A parameter that nobody holds any more, such as a bias
+/// that autograd did not save, travels with the others, so that what is sent does not depend on what one rank holds. Reading memory in
+/// between is an error.
 ///
 /// Under a torch that has no such error, before 2.12, nothing is dropped.
 class GatheredUnit : public std::enable_shared_from_this<GatheredUnit> {
@@ -23,7 +24,7 @@ class GatheredUnit : public std::enable_shared_from_this<GatheredUnit> {
 
   /// The backward of `output` begins with fetch().
   void fetch_before_backward_of(const at::Tensor& output);
-  /// Collective, once. Throws: c10::Error, alike on all ranks, where a parameter that it needs was written to since.
+  /// Collective, once. Throws: c10::Error, alike on all ranks, where a parameter was written to since.
   void fetch();
 
  private:

@@ -1,6 +1,5 @@
 #include "wrappers/fsdp/gradient_reduction.h"
 
-#include "runtime/comm/comm_trace.h"
 #include "runtime/comm/message_pattern.h"
 
 #include <ATen/ops/tensor.h>
@@ -38,7 +37,6 @@ GradientReduction::GradientReduction(const Group& ranks, const std::vector<Dealt
     messages_.send(rank, flags);
     arrivals_.push_back(messages_.receive_apart(rank, flags.sizes(), at::kByte));
   }
-  const CommScope scope("fully_shard", CommScope::Cause::kProgram);
   const MessagePattern pattern(kReducing);
   if (ranks_.size() > 1) messages_.start(ranks_);
 }

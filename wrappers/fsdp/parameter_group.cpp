@@ -23,6 +23,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -131,6 +132,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
                                   names_[i], to_string(known), given ? to_string(*given->spec()) : "a plain tensor"));
   }
   std::shared_ptr<ParameterGroup> result(new ParameterGroup(names_, dealt_, sharded, data_, precision_));
+  result->number_ = number_;
   result->divide_factor_ = divide_factor_;
   result->all_reduces_ = all_reduces_;
   result->was_accumulated_ = was_accumulated_;
@@ -220,6 +222,20 @@ uint64_t ParameterGroup::n_writes() const {
   return result;
 }
 
+std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which) const {
+  std::vector<std::string> parameters;
+  for (const size_t i : which)
+    parameters.push_back(fmt::format("{} {} sent as {}", names_[i], to_string(*spec_of(sharded_[i])),
+                                     c10::toString(wholes_[i].scalar_type())));
+  return fmt::format("{} of group {}: {}", what, number_, fmt::join(parameters, ", "));
+}
+
+std::string ParameterGroup::words_of_gather() const {
+  std::vector<size_t> all(sharded_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  return words(slices_.empty() ? "gather" : "gather of slices", all);
+}
+
 bool ParameterGroup::is_stale() const { return state_ != State::kSharded && n_writes() != n_writes_; }
 
 void ParameterGroup::check_has_memory() const {
@@ -272,7 +288,8 @@ void ParameterGroup::start_messages() {
       messages_->send(ranks.ranks[member], own[i]);
     }
   }
-  const CommScope scope("fully_shard", CommScope::Cause::kProgram);
+  const auto layouts = [&] { return words_of_gather(); };
+  const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
   const MessagePattern pattern(kGathering);
   if (ranks.size() > 1) messages_->start(ranks);
   for (size_t i = 0; i < dealt_.size(); ++i) range_at(i, ranks.index).copy_(own[i]);
@@ -406,6 +423,11 @@ void ParameterGroup::start_reduce(bool fills) {
     if (were_accumulated || c10::elementSize(dtype) < c10::elementSize(gradient.scalar_type()))
       gradient = gradient.to(dtype);
   }
+  std::vector<size_t> which;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    if (gradients[i].defined()) which.push_back(i);
+  const auto layouts = [&] { return words("gradients", which); };
+  const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
   reduction_ = std::make_unique<GradientReduction>(*data_.shard_group(), dealt_, std::move(gradients), has);
 }
 
@@ -447,7 +469,8 @@ void ParameterGroup::finish_reduce() {
         unreplicated_ = flat;
         return;
       }
-      const CommScope scope("fully_shard", CommScope::Cause::kProgram);
+      const auto layouts = [&] { return words("gradients among replicas", which); };
+      const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
       all_reduce(*data_.replica_group(), flat, Reduce::kSum);
       if (std::ranges::count(has, 0) > 0) {
         const at::Tensor known = at::real(flags).ne(0).cpu();

@@ -50,6 +50,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
+  /// The group's place among those of its model, which the order check names.
+  void set_number(size_t number) { number_ = number; }
+
   const std::vector<at::Tensor>& sharded() const { return sharded_; }
   /// The whole parameters, without values outside gather() and release(): plain, or distributed over the meshes beside the data's.
   const std::vector<at::Tensor>& leaves() const { return leaves_; }
@@ -125,10 +128,14 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// This rank's part of parameter `i` as it is sent.
   at::Tensor own_part(size_t i) const;
   uint64_t n_writes() const;
+  /// For the order check: "gather of group 2: weight Float [10, 4] as [Shard(0)] on (4), ...", with the parameters `which`.
+  std::string words(const char* what, c10::ArrayRef<size_t> which) const;
+  std::string words_of_gather() const;
   /// This rank's pieces of what has come, laid out as the leaves; undefined where nothing has.
   std::vector<at::Tensor> take_gradients();
   void deliver(size_t i, const at::Tensor& part);
 
+  size_t number_ = 0;
   std::vector<std::string> names_;
   std::vector<DealtParameter> dealt_;
   std::vector<at::Tensor> sharded_;

@@ -26,7 +26,8 @@ from shardwise.interop.state_differences import facts, other_sizes
 
 
 class EmbeddingLookup:
-    """A lookup that DistributedEmbedding.start() began. The lookups of a layer are fetched in the order in which they were started.
+    """A lookup that DistributedEmbedding.start() began. It has the parameters of that time; their gradients go to the fused optimizers of that
+    time. The next start() requests its rows if nothing has before, so a lookup that one rank drops keeps no other waiting in a forward.
 
     >>> layer = sw.DistributedEmbedding([sw.TableConfig("user", 1000, 8)])
     >>> lookup = layer.start([torch.tensor([3, 4])])  # ids travel
@@ -44,7 +45,6 @@ class EmbeddingLookup:
         parts: list[Parts | None] = []
         error = None
         try:
-            layer._core.check(layer._parameters_in_order())
             for index, (value, name) in enumerate(
                 zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)
             ):
@@ -53,19 +53,20 @@ class EmbeddingLookup:
                     self._nested[index] = value
         except Exception as wrong:
             error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
-        self._lookup = layer._core.start([] if error else parts, error)
+        self._lookup = layer._core.start([] if error else parts, layer._parameters_in_order(), error)
         self._counted = parts if layer._counts is not None else []
         layer._n_samples = 0 if error else n_samples(parts)
 
     def fetch(self) -> EmbeddingLookup:
-        """Requests the rows with their present values, after the ids have arrived. Collective. wait() calls it if the program has not."""
+        """Requests the rows with their present values, after the ids have arrived. Collective. wait() or the layer's next start() calls it if the
+        program has not."""
         self._lookup.fetch()
         return self
 
     def wait(self) -> torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]:
         """The vectors of this rank's samples: a list in the order of the inputs; a dict by feature if the inputs were a dict; one tensor if
         the layer has `concatenate=True`."""
-        vectors = self._lookup.wait(self._layer._parameters_in_order())
+        vectors = self._lookup.wait()
         self._layer._count(self._counted)
         self._counted = []
         if self._concatenates:

@@ -1,9 +1,10 @@
 """What a fully sharded module can do beside what it could: FSDPModule."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, cast
 
+import torch
 from torch import nn
 
 from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of
@@ -71,7 +72,8 @@ class FSDPModule:
         return None
 
     def reshard(self) -> None:
-        """Frees the gathered parameters of this module's group; the module then has the parts again. Sends nothing."""
+        """Frees the gathered parameters of this module's group; the module then has the parts again. Sends nothing, but the next forward or
+        backward gathers them again, so call it on all ranks."""
         _unit(self).group.release()
 
     def reset_iter_state(self) -> None:
@@ -148,11 +150,23 @@ class FSDPModule:
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Nothing changes: gradients are always added up, and then divided."""
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """For to(), half() and the like. A group whose parameters it does not change stays as it is."""
+        changed, hidden = [], []
         for unit in _units(self, recurse=True):
-            unit.release()
-        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
-        for unit in _units(self, recurse=True):
+            if unit.is_changed_by(fn):
+                changed.append(unit)
+                unit.group.release()
+            else:
+                hidden += [(module, name, module._parameters[name]) for place in unit.places for module, name in place]
+        try:
+            for module, name, _ in hidden:
+                module._parameters[name] = None
+            result = super()._apply(fn, recurse)  # type: ignore[misc]
+        finally:
+            for module, name, parameter in hidden:
+                module._parameters[name] = parameter
+        for unit in changed:
             unit.take_replacements(have_changed=True)
         return result
 

@@ -1,6 +1,7 @@
 """A group of parameters and the modules that compute with them: the hooks of these modules."""
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,8 +89,8 @@ class Unit:
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(_after_forward, always_call=True)
         for module in {id(module): module for place in places for module, _ in place}.values():
-            module.register_state_dict_pre_hook(self.release)
-            module.register_load_state_dict_pre_hook(self.release)
+            module.register_state_dict_post_hook(self._into_state_dict)
+            module.register_load_state_dict_pre_hook(self._before_loading)
 
     def contain(self, inner: "Unit") -> None:
         """`inner` is of a module within this one's."""
@@ -124,8 +125,27 @@ class Unit:
         for module in self.modules:
             module.__dict__.pop("_shardwise_entered", None)
 
-    def release(self, *_: Any) -> None:
-        """The parts stand in the modules, where state dicts look for them."""
+    def _into_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+        """The parts stand in state dicts, also while the module has the whole parameters. The group stays as it is: a rank may read its state
+        dict alone."""
+        if not self.group.is_in_place:
+            return
+        for place, leaf, sharded in zip(self.places, self.leaves, self.sharded, strict=True):
+            for owner, name in place:
+                if owner is module and prefix + name in state_dict:
+                    keeps_vars = state_dict[prefix + name] is leaf
+                    state_dict[prefix + name] = sharded if keeps_vars else sharded.detach()
+
+    def is_changed_by(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        """Whether `fn`, which module.to() and the like apply to parameters, gives others. Asked with tensors without elements."""
+        for each in self.sharded:
+            probe = torch.empty([0] * each.dim(), dtype=each.dtype, device=each.device)
+            if fn(probe) is not probe:
+                return True
+        return False
+
+    def _before_loading(self, *_: Any) -> None:
+        """The parts stand in the modules, where values are loaded to."""
         self.group.release()
 
     def take_replacements(self, have_changed: bool = False) -> None:

@@ -62,6 +62,16 @@ CASES = [
         TypeError,
     ),
     case("a feature without ids", "layer([ids, None, ids])", ValueError),
+    case(
+        "a lookup that one rank drops",
+        "lookup = layer.start([ids, ids, ids])\nif rank == 0:\n    lookup.wait()\nlayer([ids, ids, ids])",
+        ValueError,
+    ),
+    case(
+        "a fused optimizer of one rank",
+        "optimizer = sw.optim.FusedSGD(layer.parameters(), lr=0.1)\nif rank == 1:\n    optimizer.close()\nlayer([ids, ids, ids])",
+        ValueError,
+    ),
     case("waiting twice", "lookup = layer.start([ids, ids, ids])\nlookup.wait()\nlookup.wait()", RuntimeError),
     case("a table that is no table", 'sw.DistributedEmbedding(["user"])', TypeError),
     case(

@@ -166,6 +166,12 @@ CASES = [
         ValueError,
     ),
     case(
+        "clipping to the norm of gradients of which one rank lacks some",
+        "parameters = [nn.Parameter(d * 1), nn.Parameter(d * 1)]\nparameters[0].grad = d\n"
+        "if mesh.get_rank() == 1:\n    parameters[1].grad = d\ntorch.nn.utils.clip_grad_norm_(parameters, 1.0)",
+        ValueError,
+    ),
+    case(
         "clipping to the norm of gradients that no rank has all of",
         """
         parameters = [nn.Parameter(sw.ones(2, device_mesh=sw.DeviceMesh("cpu", [each]))) for each in range(2)]
