@@ -7,29 +7,32 @@
 #include <optional>
 
 namespace shardwise {
-namespace {
 
-/// Nothing for what is no single value.
-std::optional<Facts> facts_of(const at::Tensor& plain) {
-  const bool is_readable = plain.layout() == at::kStrided && plain.has_storage() && !plain.is_meta() &&
-                           !plain.key_set().has(c10::DispatchKey::Python);
-  if (plain.numel() != 1 || !is_readable) return std::nullopt;
-  const at::Tensor value = plain.resolve_conj().resolve_neg().cpu().contiguous();
-  Facts facts("a number");
-  facts.number(static_cast<int64_t>(plain.scalar_type())).number(plain.dim());
-  facts.text({static_cast<const char*>(value.const_data_ptr()), value.nbytes()});
-  return facts;
+bool has_values(const at::Tensor& plain) {
+  return plain.layout() == at::kStrided && plain.has_storage() && !plain.is_meta() &&
+         !plain.key_set().has(c10::DispatchKey::Python);
 }
 
-}  // namespace
+void add_form(Digest& digest, const at::Tensor& plain) {
+  digest.add(static_cast<int64_t>(plain.scalar_type()));
+  digest.add(plain.dim());
+  for (const int64_t size : plain.sizes()) digest.add(size);
+}
 
-bool is_one_value_on_all(const at::Tensor& plain, const MeshPtr& mesh) {
-  if (!mesh->is_member()) return true;
+void add_values(Digest& digest, const at::Tensor& plain) {
+  if (!has_values(plain)) return;
+  const at::Tensor values = plain.resolve_conj().resolve_neg().cpu().contiguous();
+  digest.add(values.const_data_ptr(), values.nbytes());
+}
+
+bool is_equal_on_all(const at::Tensor& plain, const MeshPtr& mesh) {
+  if (!mesh->is_member() || mesh->size() == 1 || mesh->is_meta()) return true;
   const BelowAutograd guard;
-  const std::optional<Facts> own = facts_of(plain);
-  if (mesh->is_meta()) return own.has_value();
+  Digest digest;
+  add_form(digest, plain);
+  add_values(digest, plain);
   const CommScope scope("plain operand", CommScope::Cause::kProgram);
-  return have_equal(*mesh->group(), "compare a plain operand", own.value_or(Facts("no number"))) && own.has_value();
+  return have_equal(*mesh->group(), "compare a plain operand", Facts("a plain operand").number(digest.value()));
 }
 
 }  // namespace shardwise
