@@ -1,6 +1,7 @@
 #include "python/bindings.h"
 #include "python/scope.h"
 #include "runtime/comm/comm_policy.h"
+#include "runtime/comm/no_messages.h"
 
 #include <fmt/format.h>
 
@@ -17,6 +18,11 @@ CommPolicy policy_named(const std::string& name) {
   TORCH_CHECK_VALUE(false,
                     fmt::format("[communication_policy] \"{}\" is none of \"allow\", \"warn\", \"error\".", name));
 }
+
+/// The name lives in the scope of Python.
+struct NamedReading : Reading {
+  explicit NamedReading(const std::string& name) : Reading(name.c_str()) {}
+};
 
 }  // namespace
 
@@ -37,6 +43,10 @@ void bind_comm_policy(py::module_& module) {
       "own. Redistribute it beforehand, or allow it.")
       .def(py::init([](const std::string& name) { return std::make_unique<Policy>(policy_named(name)); }),
            py::arg("policy"));
+  using Reader = PyScope<NamedReading, std::string>;
+  bind_scope<NamedReading, std::string>(
+      module, "Reading", "A `with` block in which this thread starts no message: one that begins is an error that names both.")
+      .def(py::init<std::string>(), py::arg("name"));
 }
 
 }  // namespace shardwise

@@ -2,7 +2,9 @@
 
 import copy
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +15,23 @@ from shardwise._dtensor_spec import DTensorSpec, TensorMeta
 from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["DTensor", "distribute_tensor"]
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _reader(
+    method: Callable[Concatenate["DTensor", Arguments], Result],
+) -> Callable[Concatenate["DTensor", Arguments], Result]:
+    """A method that one rank may call alone: a message that begins within it is an error."""
+    guard = _C.Reading(method.__name__)
+
+    @wraps(method)
+    def read(self: "DTensor", *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with guard:
+            return method(self, *args, **kwargs)
+
+    return read
 
 
 class DTensor(torch.Tensor):
@@ -85,6 +104,7 @@ class DTensor(torch.Tensor):
         """The placements, one per mesh dim."""
         return _C.placements_of(self)
 
+    @_reader
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came."""
         absent = "stale" if _C.is_stale(self) else ""
@@ -100,10 +120,12 @@ class DTensor(torch.Tensor):
             else object.__format__(self, format_spec)
         )
 
+    @_reader
     def data_ptr(self) -> int:
         """The address of the values. Raises ValueError unless this rank holds all of them in one block of memory, in the order of stride()."""
         return _C.whole_piece(self, "data_ptr").data_ptr()
 
+    @_reader
     def __dlpack__(self, **options: Any) -> Any:
         """Shares all values with another library. Raises ValueError as data_ptr does: to_local() shares this rank's piece."""
         return _C.whole_piece(self, "dlpack").__dlpack__(**options)
@@ -112,10 +134,12 @@ class DTensor(torch.Tensor):
         """As of __dlpack__."""
         return _C.whole_piece(self, "dlpack").__dlpack_device__()
 
+    @_reader
     def tolist(self) -> Any:
         """All values as nested lists. Sends nothing: raises ValueError unless this rank holds all of them. full_tensor() gathers them."""
         return _C.whole_piece(self, "tolist").tolist()
 
+    @_reader
     def numpy(self, *, force: bool = False) -> "np.ndarray[Any, Any]":
         """All values as an array, which shares their memory. Sends nothing: raises ValueError unless this rank holds all of them.
         full_tensor() gathers them."""
@@ -169,6 +193,7 @@ class DTensor(torch.Tensor):
         size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
         return self.new_empty(size, device=device)
 
+    @_reader
     def __deepcopy__(self, memo: dict[int, Any]) -> "DTensor":
         if id(self) in memo:
             return memo[id(self)]
@@ -183,6 +208,7 @@ class DTensor(torch.Tensor):
             result.grad = copy.deepcopy(self.grad, memo)
         return result
 
+    @_reader
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
         """This rank's pieces, the mesh by its ranks, the placements and this rank: every rank pickles, and unpickles, its own part."""
         layout = (
@@ -245,11 +271,13 @@ class DTensor(torch.Tensor):
 
         return chunks.write_items(self, fqn, self._saved_boxes(), self.size())
 
+    @_reader
     def __create_chunk_list__(self) -> Any:
         from shardwise.checkpoint import chunks
 
         return chunks.chunks(self._saved_boxes())
 
+    @_reader
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         from shardwise.checkpoint import chunks
 

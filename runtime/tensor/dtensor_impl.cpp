@@ -1,5 +1,6 @@
 #include "runtime/tensor/dtensor_impl.h"
 
+#include "runtime/comm/no_messages.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/owned_rows.h"
@@ -174,14 +175,20 @@ void DTensorImpl::share_arrival(DTensorImpl& alias) const {
 }
 
 const c10::Storage& DTensorImpl::storage() const {
-  wait();  // of a view that is stale the memory stays the same
+  if (is_pending()) [[unlikely]] {
+    const Reading guard("storage");
+    wait();
+  }
   if (is_sparse() || shards_.empty()) return storage_ ? storage_ : no_storage();
   return shards_[0].storage();
 }
 
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_change) const {
-  wait();
+  if (is_pending()) [[unlikely]] {
+    const Reading guard("detach");
+    wait();
+  }
   auto result = c10::make_intrusive<DTensorImpl>(spec_, shards_, *device_opt_, is_sparse());  // stale where this is
   share_arrival(*result);
   copy_tensor_metadata(this, result.get(), std::forward<Version>(version), allow_change);

@@ -1,6 +1,6 @@
 #include "runtime/tensor/local_reads.h"
 
-#include "runtime/tensor/view_link.h"
+#include "runtime/comm/no_messages.h"
 
 #include <fmt/format.h>
 
@@ -12,6 +12,8 @@ const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
       fmt::format("[{}] reads what this rank holds and sends nothing, but this tensor is a view whose values come from "
                   "other ranks, and its source was written to since. Call clone() on all ranks, and read the result.",
                   reader));
+  if (tensor.is_ready()) return tensor.shards();
+  const Reading guard(reader);
   return tensor.shards();
 }
 
