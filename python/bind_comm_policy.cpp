@@ -43,7 +43,6 @@ void bind_comm_policy(py::module_& module) {
       "own. Redistribute it beforehand, or allow it.")
       .def(py::init([](const std::string& name) { return std::make_unique<Policy>(policy_named(name)); }),
            py::arg("policy"));
-  using Reader = PyScope<NamedReading, std::string>;
   bind_scope<NamedReading, std::string>(
       module, "Reading", "A `with` block in which this thread starts no message: one that begins is an error that names both.")
       .def(py::init<std::string>(), py::arg("name"));

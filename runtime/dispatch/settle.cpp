@@ -74,7 +74,7 @@ class Settling {
 
   /// Puts a replica in the place of a plain tensor and returns it. Throws: c10::ValueError where check_plain() does.
   DTensorImpl* replicate(const at::Tensor& plain, size_t arg, size_t index) {
-    const DTensorImpl* const neighbour = first_distributed({args_.data(), args_.size()});
+    const DTensorImpl* const neighbour = first_distributed(c10::ArrayRef<c10::IValue>(args_.data(), args_.size()));
     TORCH_INTERNAL_ASSERT(neighbour, "[", op_.name, "] reached Shardwise without a distributed tensor");
     const auto& mesh = neighbour->spec()->mesh();
     check_plain(op_, plain, arg, mesh);
