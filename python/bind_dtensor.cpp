@@ -1,6 +1,5 @@
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "runtime/api/forward_scope.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
@@ -129,10 +128,8 @@ constexpr const char* kToLocal =
     ">>> x.to_local().shape  # this rank's rows, in the same memory\n"
     "torch.Size([3, 3])";
 
-/// A piece for the program: unless all ranks have the same, plain tensors within a forward are no replicas from here on.
 at::Tensor py_to_local(const at::Tensor& tensor, const MaybePlacements& grad_placements) {
   const Spec& spec = *spec_of(tensor);
-  ForwardScope::give_out(spec);
   return to_any_local(tensor, placements_on(spec.mesh(), grad_placements, spec.dim()));
 }
 
@@ -155,7 +152,6 @@ PyObject* to_local_method(PyObject* self, PyObject* const* args, Py_ssize_t n_ar
     if (impl && !impl->is_pending() && !impl->view_link() && impl->local_kind() == LocalKind::kTensor &&
         impl->shards().size() == 1 && !impl->spec()->layout().in_pieces()) {
       HANDLE_TH_ERRORS
-      ForwardScope::give_out(*impl->spec());
       return THPVariable_Wrap(to_local(tensor));
       END_HANDLE_TH_ERRORS
     }

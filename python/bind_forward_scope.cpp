@@ -1,6 +1,6 @@
 #include "python/bindings.h"
-#include "python/scope.h"
 #include "runtime/api/forward_scope.h"
+#include "runtime/dispatch/plain_operand.h"
 
 #include <functional>
 #include <memory>
@@ -34,39 +34,42 @@ class Frame {
   std::shared_ptr<PyObject> frame_;
 };
 
-void open_forward(int64_t module, std::string name,
-                  std::vector<std::tuple<std::string, std::optional<at::Tensor>, std::string>> arguments,
-                  py::object frame) {
-  std::vector<ForwardArgument> plain;
-  for (auto& [path, tensor, text] : arguments)
-    plain.push_back({std::move(path), tensor.value_or(at::Tensor()), std::move(text)});
+using GivenArgument = std::tuple<std::string, std::optional<at::Tensor>, std::string, std::string>;
+
+void open_forward(int64_t module, const std::string& name, std::shared_ptr<ComparedCalls> calls,
+                  std::vector<GivenArgument> given, py::object frame) {
+  std::vector<ForwardArgument> arguments;
+  if (!ImplicitReplication::is_on())
+    for (auto& [path, tensor, type, text] : given)
+      arguments.push_back({std::move(path), tensor.value_or(at::Tensor()), std::move(type), std::move(text)});
   std::function<bool()> is_running;
   if (!frame.is_none()) is_running = [held = Frame(std::move(frame))] { return held.is_running(); };
-  ForwardScope::open(module, std::move(name), std::move(plain), std::move(is_running));
+  const py::gil_scoped_release no_gil;
+  ForwardScope::open(module, name, std::move(calls), arguments, std::move(is_running));
 }
 
 }  // namespace
 
 void bind_forward_scope(py::module_& module) {
+  py::class_<ComparedCalls, std::shared_ptr<ComparedCalls>>(
+      module, "ComparedCalls", "Which calls of a module with these tensors the ranks have compared.")
+      .def(py::init([](const std::vector<at::Tensor>& tensors) {
+             return std::make_shared<ComparedCalls>(meshes_of(tensors));
+           }),
+           py::arg("tensors"));
+  module.attr("MOST_ARGUMENTS") = kMostArguments;
   module.def("join_forward", &ForwardScope::join, py::arg("module"),
              "False where this thread is in no forward. Calls of the module that opened it are counted.");
   module.def(
-      "open_forward", &open_forward, py::arg("module"), py::arg("name"), py::arg("arguments"),
-      py::arg("frame") = py::none(),
+      "open_forward", torch::wrap_pybind_function(open_forward), py::arg("module"), py::arg("name"), py::arg("calls"),
+      py::arg("arguments"), py::arg("frame") = py::none(),
       "This thread is in the forward of a module, which was called with these plain arguments: each one's place, "
       "and the\n"
-      "tensor or the text of it. The forward has ended where `frame` is given and is not among the thread's calls.");
+      "tensor, or the type and the text of a number. The ranks compare them, unless they know the signature or "
+      "work under\n"
+      "implicit_replication(). The forward has ended where `frame` is given and is not among the thread's calls.");
   module.def("leave_forward", &ForwardScope::leave, py::arg("module"),
              "Closes the forward with the last call of the module that opened it.");
-  module.def("forget_forward", &ForwardScope::forget, py::arg("module"),
-             "The module is gone: its number may be another's from now on.");
-  module.def(
-      "give_out_of_forward", [](const std::string& by) { ForwardScope::give_out(by.c_str()); }, py::arg("by"),
-      "`by` gave a plain tensor that need not be the same on all ranks: plain tensors in this forward are no replicas "
-      "any more.");
-  bind_scope<OutsideForward>(module, "outside_forward",
-                             "In a `with` block, this thread is in no forward: what runs works on pieces.")
-      .def(py::init());
 }
 
 }  // namespace shardwise

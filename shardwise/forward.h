@@ -7,7 +7,8 @@
 //
 // - plain inputs of the outermost call become DTensors: those of a fully sharded module are this rank's rows of the batch, those of a module with
 //   a style are as the style's input_layouts say;
-// - plain tensors within it count as replicas while the plain arguments are the same on all ranks (runtime/api/forward_scope.h);
+// - plain tensors within it count as replicas: the ranks compare the plain arguments at the first call of each signature
+//   (runtime/api/forward_scope.h);
 // - outputs get the layouts of a style;
 // - the parameters that one call of fully_shard() took (a unit) are gathered together.
 #pragma once
@@ -17,12 +18,14 @@
 
 #include <torch/nn/pimpl.h>
 
+#include <iterator>
 #include <optional>
 #include <ranges>
 #include <sstream>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -51,33 +54,31 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-/// Notes what the ranks compare of an argument: numbers by their bits, names and text, plain tensors, and ranges and optionals of these. Of an
-/// argument of any other class nothing is known: plain tensors are no replicas in a call that has one.
+template <class T>
+void note_number(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
+  std::ostringstream text;
+  write_number(text, value);
+  others.push_back({path, {}, typeid(T).name(), text.str()});
+}
+
+/// Notes what the ranks compare of an argument: plain tensors and numbers, also in ranges and optionals of these, at most kMostArguments. Nothing
+/// else is looked into.
 template <class T>
 void note_value(const std::string& path, const T& value, std::vector<ForwardArgument>& others) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     const at::Tensor& tensor = value;
-    if (tensor.defined() && !is_dtensor(tensor)) others.push_back({path, tensor, ""});
+    if (tensor.defined() && !is_dtensor(tensor)) others.push_back({path, tensor, "", ""});
   } else if constexpr (IsOptional<T>::value) {
     if (value) note_value(path, *value, others);
-  } else if constexpr (kIsNumber<T> || std::is_convertible_v<const T&, std::string>) {
-    std::ostringstream text;
-    if constexpr (kIsNumber<T>)
-      write_number(text, value);
-    else
-      text << value;
-    others.push_back({path, {}, text.str()});
-  } else if constexpr (std::ranges::input_range<const T>) {
-    if constexpr (kIsNumber<std::ranges::range_value_t<const T>>) {
-      std::ostringstream text;
-      for (const std::ranges::range_value_t<const T> each : value) write_number(text << ' ', each);
-      others.push_back({path, {}, text.str()});
-    } else {
-      size_t i = 0;
-      for (const auto& each : value) note_value(path + "[" + std::to_string(i++) + "]", each, others);
+  } else if constexpr (kIsNumber<T>) {
+    note_number(path, value, others);
+  } else if constexpr (std::ranges::input_range<const T> && !std::is_convertible_v<const T&, std::string>) {
+    int64_t i = 0;
+    for (auto each = std::ranges::begin(value);
+         each != std::ranges::end(value) && i < kMostArguments && std::ssize(others) < kMostArguments; ++each, ++i) {
+      const std::ranges::range_value_t<const T>& element = *each;
+      note_value(path + "[" + std::to_string(i) + "]", element, others);
     }
-  } else if constexpr (!std::is_same_v<T, std::nullopt_t>) {
-    others.push_back({path, unknown_value(), ""});
   }
 }
 

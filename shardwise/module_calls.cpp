@@ -2,8 +2,9 @@
 
 #include "shardwise/local_parts.h"
 
+#include "runtime/dispatch/plain_operand.h"
+
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <mutex>
@@ -141,8 +142,6 @@ void claim_modules(const char* op, Module& module, const DeviceMesh& mesh) {
   }
 }
 
-at::Tensor unknown_value() { return at::empty({0}, at::TensorOptions().device(at::kMeta)); }
-
 ModuleCall::ModuleCall(Module& module) : module_(module), layouts_(call_layouts_of(module)) {}
 
 ModuleCall::~ModuleCall() { restore(); }
@@ -188,12 +187,15 @@ void ModuleCall::enter(const std::vector<at::Tensor*>& inputs, std::vector<Forwa
       if (is_dtensor(*inputs[i]) && value->wanted) *inputs[i] = placed(module_, *inputs[i], *layouts_, *value->wanted);
       if (is_dtensor(*inputs[i]) && style.use_local_inputs) *inputs[i] = to_local(*inputs[i]);
     }
-  is_open_ = true;
   if (!ForwardScope::join(id_of(module_))) {
     for (size_t i = 0; i < inputs.size(); ++i)
-      if (is_plain(inputs[i])) others.push_back({fmt::format("args[{}]", i), *inputs[i], ""});
-    ForwardScope::open(id_of(module_), kind_of(module_), std::move(others));
+      if (is_plain(inputs[i])) others.push_back({fmt::format("args[{}]", i), *inputs[i], "", ""});
+    if (ImplicitReplication::is_on()) others.clear();
+    if (!layouts_->compared || layouts_->compared->meshes()[0] != layouts_->mesh)
+      layouts_->compared = std::make_shared<ComparedCalls>(std::vector{layouts_->mesh});
+    ForwardScope::open(id_of(module_), kind_of(module_), layouts_->compared, others);
   }
+  is_open_ = true;
   gather();
 }
 

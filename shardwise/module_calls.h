@@ -29,6 +29,7 @@ struct CallLayouts {
   std::vector<GatheredParameter> unit;  // of fully_shard()
   bool reshards_unit = true;  // what was gathered is dropped after the forward, and gathered again for the backward
   bool is_gathered = false;   // the unit's whole parameters are in their places now
+  std::shared_ptr<ComparedCalls> compared;  // made by the first call
 };
 
 /// Null for a module of which nothing is known. Cost: a lock and a look-up.
@@ -40,9 +41,6 @@ CallLayouts& make_call_layouts(torch::nn::Module& module, const MeshPtr& mesh);
 /// or made the mesh: ranks that are threads of one process would write to one module.
 void claim_modules(const char* op, torch::nn::Module& module, const DeviceMesh& mesh);
 
-/// In the place of an argument that cannot be looked into: it has no values to compare.
-at::Tensor unknown_value();
-
 /// One call. It ends, and parameters are back in their places, with this object, also by an exception.
 class ModuleCall {
  public:
@@ -52,7 +50,7 @@ class ModuleCall {
   ModuleCall& operator=(const ModuleCall&) = delete;
 
   /// Lays out the inputs in place. `inputs`: the positional arguments in their order, null for those that are no tensors; `others`: what of
-  /// these the ranks compare where a plain tensor meets a distributed one.
+  /// these the ranks compare, beside the inputs that stay plain.
   void enter(const std::vector<at::Tensor*>& inputs, std::vector<ForwardArgument> others);
   /// After a forward that succeeded, before its outputs are laid out. `gives_known_outputs`: each tensor that it gave will be passed to output().
   void leave(bool gives_known_outputs);

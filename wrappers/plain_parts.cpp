@@ -1,6 +1,5 @@
 #include "wrappers/plain_parts.h"
 
-#include "runtime/api/forward_scope.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 
@@ -47,7 +46,6 @@ at::Tensor joined_parts(const at::Tensor& part, int64_t dim, const MeshPtr& mesh
 }
 
 at::Tensor local_part(const at::Tensor& tensor) {
-  ForwardScope::give_out(*spec_of(tensor));
   return spec_of(tensor)->boxes().size() <= 1 ? to_local(tensor) : at::cat(to_pieces(tensor), -1);
 }
 

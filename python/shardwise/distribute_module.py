@@ -34,12 +34,12 @@ def distribute_module(
     A tensor that several submodules share stays shared: if `partition_fn` replaces it in one of them, the others get the replacement. If it
     makes several replacements of one tensor, a warning names them. DTensors of torch.distributed.tensor are first converted.
 
-    Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas while
-    the plain arguments of that call are the same on all ranks: the model may make masks, positions and constants, and be given
-    plain ids. The ranks compare the arguments (tensors, arrays, numbers and text) once per call, when the first plain tensor meets a
-    DTensor: each rank sends two numbers for all of them. If they differ, all ranks raise a ValueError or TypeError that names the argument.
-    Arguments that `input_fn` or a ParallelStyle of the called module wraps are not compared. After the forward took out a rank's part with
-    to_local(), plain tensors are errors again. Under implicit_replication() nothing is compared: the caller is responsible.
+    Within a forward of the module, or of one of its submodules called alone, plain tensors next to DTensors count as replicas: the model may
+    make masks, positions and constants, and be given plain ids. The plain arguments of that call (tensors and numbers, in tuples, lists, dicts
+    and dataclasses; nothing else is looked into) are compared by the ranks at the first call of each signature, and at every call under
+    SHARDWISE_CHECK=1: each rank sends two numbers for all of them. If they differ, all ranks raise a ValueError or TypeError that names the
+    argument where a plain tensor meets a DTensor. Arguments that `input_fn` or a ParallelStyle of the called module wraps are not compared.
+    Under implicit_replication() nothing is compared: the caller is responsible.
 
     The module's load_state_dict() also takes plain values that are equal on all ranks: each rank takes its part.
 

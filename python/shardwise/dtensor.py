@@ -237,7 +237,6 @@ class DTensor(torch.Tensor):
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         from shardwise.checkpoint import chunks
 
-        _C.give_out_of_forward("__get_tensor_shard__")
         return chunks.piece_at(index, self._saved_boxes(), _C.detached_pieces(self, "checkpoint"))
 
     def _saved_boxes(self) -> list[tuple[list[int], list[int]]]:

@@ -1,28 +1,16 @@
-"""The forward of a distributed module, within which plain tensors count as replicas while its plain arguments are the same on all ranks."""
+"""The forward of a distributed module, within which plain tensors count as replicas."""
 
-import copyreg
-import hashlib
-import io
-import logging
 import sys
-import threading
 import types
-import warnings
-import weakref
-from collections import OrderedDict, deque
-from collections.abc import Iterator, KeysView, Mapping, Set, ValuesView
+from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
-from fractions import Fraction
-from functools import partial
-from itertools import chain
+from dataclasses import fields, is_dataclass
+from itertools import chain, islice
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -31,35 +19,33 @@ from shardwise.dtensor import DTensor
 
 __all__ = ["enters_last", "forward_of", "open_around_forward", "plain_arguments"]
 
-Argument = tuple[str, torch.Tensor | None, str]  # where it stands, the tensor, or the text of what is none
+Argument = tuple[
+    str, torch.Tensor | None, str, str
+]  # where it stands, the tensor, or the type and the text of a number
 
-_VALUES = (bool, int, float, complex, str, bytes, bytearray, range, slice, type(None), np.generic, Fraction, Enum)
-_NAMES = (torch.dtype, torch.layout, torch.memory_format)
-# What holds no values of a batch, or is each rank's own.
-_OPAQUE = (
-    torch.device, torch.Stream, torch.Event, dist.ProcessGroup, TorchMesh, types.ModuleType, logging.Logger, logging.Handler,
-    io.IOBase, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ReferenceType,
-)  # fmt: skip
 # The id of both hooks in every module, as torch would give it: torch.compile makes one graph for modules whose hooks have the same ids.
 _HOOK_ID = RemovableHandle(OrderedDict()).id
-# Modules that have opened a scope, which C++ knows by their ids.
-_opened = WeakIdKeyDictionary()
-# In the place of what cannot be looked into: it has no values to compare.
-_UNKNOWN = torch.empty(0, device="meta")
+_compared = WeakIdKeyDictionary()  # the _C.ComparedCalls of modules
 
 
 def open_around_forward(module: nn.Module) -> None:
     """From now on calls of `module`, and of those of its submodules that have DTensors, open a scope for the time of their forward;
-    within an open one they join it. Pre-hooks run before, whenever they are registered, and may wrap arguments."""
+    within an open one they join it. The ranks of the meshes of these DTensors compare the plain arguments of the call that opens it. Pre-hooks
+    run before, whenever they are registered, and may wrap arguments."""
     for submodule in module.modules():
-        tensors = chain(submodule.parameters(), submodule.buffers())
-        if not any(isinstance(tensor, DTensor) for tensor in tensors):
+        tensors = _distributed(submodule)
+        if not tensors:
             continue
+        _compared[submodule] = _C.ComparedCalls(tensors)
         if not enters_last(submodule):
             submodule._forward_pre_hooks[_HOOK_ID] = _enter
             submodule._forward_pre_hooks_with_kwargs[_HOOK_ID] = True
             submodule._forward_hooks[_HOOK_ID] = _leave
             submodule._forward_hooks_always_called[_HOOK_ID] = True
+
+
+def _distributed(module: nn.Module) -> list[torch.Tensor]:
+    return [tensor for tensor in chain(module.parameters(), module.buffers()) if isinstance(tensor, DTensor)]
 
 
 def enters_last(module: nn.Module) -> bool:
@@ -85,153 +71,58 @@ def forward_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if (
-        torch.compiler.is_compiling()
-    ):  # plain tensors next to DTensors then break the graph: what they hold is not known yet
+    if torch.compiler.is_compiling():  # plain tensors next to DTensors then break the graph
         return
     # torch calls _leave after an Exception, not after a KeyboardInterrupt: the scope ends with the frame of the call.
     _open(module, args, kwargs, sys._getframe(1))
 
 
 def _open(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: types.FrameType | None) -> None:
-    if not _C.join_forward(id(module)):
-        if module not in _opened:
-            weakref.finalize(module, _C.forget_forward, id(module)).atexit = False
-            _opened[module] = True
-        _C.open_forward(id(module), type(module).__name__, list(plain_arguments(args, kwargs)), frame)
+    if _C.join_forward(id(module)):
+        return
+    if module not in _compared:  # a copy of one that was distributed
+        _compared[module] = _C.ComparedCalls(_distributed(module))
+    _C.open_forward(id(module), type(module).__name__, _compared[module], plain_arguments(args, kwargs), frame)
 
 
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    _C.leave_forward(id(module))
+    if not torch.compiler.is_compiling():
+        _C.leave_forward(id(module))
 
 
-def plain_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Argument]:
-    """What the ranks compare of a call's arguments: tensors, arrays, numbers and text, wherever they are. What cannot be looked into, as a
-    generator, counts as unequal."""
-    seen: dict[int, Any] = {}  # by id, and held: a new object would get the id of one that is gone
-    for i, value in enumerate(args):
-        yield from _held(f"args[{i}]", value, seen)
-    for name, value in kwargs.items():
-        yield from _held(name, value, seen)
-
-
-def _held(path: str, value: Any, seen: dict[int, Any]) -> Iterator[Argument]:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, DTensor):
-            yield path, value, ""
-    elif isinstance(value, _VALUES):
-        yield path, None, repr(value)
-    elif isinstance(value, _NAMES):
-        yield path, None, str(value)
-    elif isinstance(value, type):
-        yield path, None, f"{value.__module__}.{value.__qualname__}"
-    elif isinstance(value, np.ndarray):
-        yield path, None, _text_of(value)
-    elif isinstance(value, torch.Generator):
-        yield path, value.get_state(), ""
-    elif not isinstance(value, _OPAQUE) and id(value) not in seen:
-        seen[id(value)] = value
-        yield from _held_by(path, value, seen)
-
-
-def _held_by(path: str, holder: Any, seen: dict[int, Any]) -> Iterator[Argument]:
-    if isinstance(holder, (list, tuple, deque, KeysView, ValuesView)):
-        if all(isinstance(value, _VALUES) for value in holder):
-            yield path, None, repr([*holder])
-            return
-        for i, value in enumerate(holder):
-            yield from _held(f"{path}[{i}]", value, seen)
-    elif isinstance(holder, Mapping):
-        for key, value in holder.items():
-            yield from _held(f"{path}[{key!r}]", value, seen)
-    elif isinstance(holder, Set):
-        if all(isinstance(value, (*_VALUES, *_NAMES, type)) for value in holder):
-            yield path, None, repr(sorted(map(repr, holder)))
+def plain_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
+    """The plain tensors and numbers of a call, in its tuples, lists, dicts and dataclasses, as far as they are among the first
+    _C.MOST_ARGUMENTS values."""
+    found: list[Argument] = []
+    waiting = [*((f"args[{i}]", value) for i, value in enumerate(args)), *kwargs.items()][::-1]
+    for _ in range(_C.MOST_ARGUMENTS):
+        if not waiting:
+            break
+        path, value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, DTensor):
+                found.append((path, value, "", ""))
+        elif isinstance(value, (int, float, complex)):
+            found.append((path, None, type(value).__name__, _text(value)))
         else:
-            yield _unknown(path, holder)
-    elif isinstance(holder, nn.Module):
-        for name, tensor in chain(holder.named_parameters(), holder.named_buffers()):
-            yield from _held(f"{path}.{name}", tensor, seen)
-    elif isinstance(holder, _CALLABLES):
-        yield from _held_by_callable(path, holder, seen)
-    else:
-        yield from _held_by_object(path, holder, seen)
+            waiting += [*islice(_inside(path, value), _C.MOST_ARGUMENTS)][::-1]
+    return found
 
 
-_CALLABLES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CodeType, partial)
+def _inside(path: str, holder: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(holder, (list, tuple)):
+        return ((f"{path}[{i}]", value) for i, value in enumerate(holder))
+    if isinstance(holder, dict):
+        # Other keys may be shown with an address.
+        names = (repr(key) if isinstance(key, (str, int)) else f"#{i}" for i, key in enumerate(holder))
+        return ((f"{path}[{name}]", value) for name, value in zip(names, holder.values(), strict=True))
+    if is_dataclass(holder) and not isinstance(holder, type):
+        return ((f"{path}.{each.name}", getattr(holder, each.name, None)) for each in fields(holder))
+    return iter(())
 
 
-def _held_by_callable(path: str, value: Any, seen: dict[int, Any]) -> Iterator[Argument]:
-    """What it computes with, but for globals."""
-    if isinstance(value, partial):
-        yield from _held(path, (value.func, value.args, value.keywords), seen)
-    elif isinstance(value, types.CodeType):
-        yield path, None, f"{value.co_name} {hashlib.blake2b(value.co_code, digest_size=16).hexdigest()}"
-        yield from _held(path, value.co_consts, seen)
-    elif isinstance(value, types.FunctionType):
-        yield from _held(path, value.__code__, seen)
-        yield from _held(path, (value.__defaults__, value.__kwdefaults__), seen)
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                inside = cell.cell_contents
-            except ValueError:  # not bound yet
-                continue
-            yield from _held(f"{path}.{name}", inside, seen)
-    else:
-        yield path, None, value.__qualname__
-        yield from _held(path, value.__self__, seen)
-        if isinstance(value, types.MethodType):
-            yield from _held(path, value.__func__, seen)
-
-
-def _held_by_object(path: str, value: Any, seen: dict[int, Any]) -> Iterator[Argument]:
-    attributes = dict(_attributes(value))
-    for name, attribute in attributes.items():
-        yield from _held(f"{path}.{name}", attribute, seen)
-    if attributes and not _has_reduction(value):
-        return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # itertools warn that they will stop
-            parts = _reduction(value)
-    except Exception:  # as the library likes, for what cannot be copied
-        yield _unknown(path, value)
-        return
-    yield from _held(path, parts, seen)
-
-
-def _has_reduction(value: Any) -> bool:
-    """True where its class says itself what a copy is made of."""
-    owners = type(value).__mro__[:-1]
-    return type(value) in copyreg.dispatch_table or any(
-        name in vars(owner) for owner in owners for name in ("__reduce__", "__reduce_ex__")
-    )
-
-
-def _reduction(value: Any) -> Any:
-    """What a copy of `value` would be made of, as pickle has it; iterators are not advanced."""
-    reduce = copyreg.dispatch_table.get(type(value))
-    parts = reduce(value) if reduce else value.__reduce_ex__(4)
-    if isinstance(parts, str):
-        return parts
-    return (*parts[:3], *(list(items) for items in parts[3:5] if items is not None))
-
-
-def _unknown(path: str, value: Any) -> Argument:
-    return f"{path} ({type(value).__name__})", _UNKNOWN, ""
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name, getattr(value, name)
-
-
-def _text_of(array: "np.ndarray[Any, Any]") -> str:
-    values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
-    return f"{array.dtype} {array.shape} {hashlib.blake2b(values, digest_size=16).hexdigest()}"
+def _text(number: complex) -> str:
+    """The same for the same bits alone, but for NaNs. Linear in the digits, unlike repr()."""
+    if isinstance(number, int):
+        return int.__format__(number, "x")
+    return float.hex(number) if isinstance(number, float) else complex.__repr__(number)

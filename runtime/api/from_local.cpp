@@ -1,7 +1,6 @@
 #include "runtime/api/from_local.h"
 
 #include "placements/partial.h"
-#include "runtime/api/forward_scope.h"
 #include "runtime/api/gradients.h"
 #include "runtime/api/local_pieces.h"
 #include "runtime/api/to_local.h"
@@ -38,7 +37,6 @@ struct FromPiecesBackward final : torch::autograd::Node {
         "Reduce the values with amax, amin or prod of a sharded tensor, or detach the local tensor.");
     variable_list result;
     if (grads[0].defined()) {
-      ForwardScope::give_out_gradient(*grad_spec);
       const at::Tensor grad = laid_out_as(grads[0], *grad_spec);
       result = is_flat ? variable_list{to_local(grad)} : to_pieces(grad);
     }

@@ -3,11 +3,11 @@
 #include "runtime/api/equal_values.h"
 #include "runtime/api/forward_scope.h"
 #include "runtime/api/gradients.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/dispatch/plain_gradient.h"
 #include "runtime/tensor/wrap_hook.h"
 
-#include <ATen/ops/count_nonzero.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -28,62 +28,63 @@ constexpr const char* kWrapInCpp =
 thread_local bool implicit_replication = false;
 std::atomic<bool> one_element_replicas = false;
 
-bool may_be_plain(OperandRole role, const at::Tensor& plain) {
-  switch (role) {
-    case OperandRole::kPositions:
-    case OperandRole::kSelection:
-      return c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
-    case OperandRole::kInitialState:  // which torch.nn's recurrent layers make where they are given none
-      return at::count_nonzero(plain).item<int64_t>() == 0;
-    case OperandRole::kValue:
-    case OperandRole::kBatch:
-      break;
-  }
-  return false;
+bool is_index(OperandRole role, const at::Tensor& plain) {
+  return (role == OperandRole::kPositions || role == OperandRole::kSelection) &&
+         c10::isIntegralType(plain.scalar_type(), /*includeBool=*/true);
 }
 
 /// torch's forward-mode formulas take zeros for the tangent of an operand that has none: one element, expanded.
 bool is_missing_tangent(const at::Tensor& plain) {
-  if (!torch::autograd::ForwardADLevel::try_get_by_idx(0) || !plain.has_storage()) return false;
+  if (!torch::autograd::ForwardADLevel::try_get_by_idx(0) || !plain.has_storage() || plain.requires_grad())
+    return false;
   for (int64_t dim = 0; dim < plain.dim(); ++dim)
     if (plain.size(dim) > 1 && plain.stride(dim) != 0) return false;
-  return plain.storage().nbytes() == plain.itemsize() && at::count_nonzero(plain).item<int64_t>() == 0;
+  return plain.storage().nbytes() == plain.itemsize();
 }
 
 /// Whatever its size.
 std::optional<std::string> objection_to(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
-                                        const std::string& as) {
-  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0 || is_missing_tangent(plain))
-    return std::nullopt;
-  const bool may = may_be_plain(role, plain);
-  if (may && !ForwardScope::is_open()) return std::nullopt;
+                                        const std::string& as, bool is_read) {
+  if (implicit_replication || torch::autograd::get_current_graph_task_id() >= 0) return std::nullopt;
   const auto got = [&](const std::string& rest) {
     return fmt::format("got a torch.Tensor of shape [{}] next to a DTensor{}{}", fmt::join(plain.sizes(), ", "), as,
                        rest);
   };
-  if (!ForwardScope::is_open()) return got(fmt::format(". {}", has_wrap_hook() ? ForwardScope::kWrap : kWrapInCpp));
-  const std::string objection = may ? ForwardScope::difference(mesh) : ForwardScope::objection(mesh);
-  if (objection.empty()) return std::nullopt;
-  return got(fmt::format(", and {}", objection));
+  if (ForwardScope::is_open()) {
+    check_not_traced("a plain tensor next to DTensors");  // a graph of it would count it as a replica anywhere
+    if (const std::string difference = ForwardScope::difference(*mesh); !difference.empty())
+      return got(fmt::format(", and {}", difference));
+  } else if (!is_index(role, plain) && !is_missing_tangent(plain)) {
+    return got(fmt::format(". {}", has_wrap_hook() ? ForwardScope::kWrap : kWrapInCpp));
+  }
+  if (is_read && checks_order() && !is_tracing() && !is_equal_on_all(plain, mesh))
+    return got(fmt::format(", and the ranks have different ones. {}", ForwardScope::kWrap));
+  return std::nullopt;
 }
 
 }  // namespace
 
 std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
-                                              const std::string& as) {
-  auto objection = objection_to(plain, role, mesh, as);
+                                              const std::string& as, bool is_read) {
+  auto objection = objection_to(plain, role, mesh, as, is_read);
+  if (!objection || !one_element_replicas) return objection;
   // Ranks may differ in the number of elements: all that object compare.
-  if (objection && one_element_replicas && is_one_value_on_all(plain, mesh)) return std::nullopt;
-  return objection;
+  const bool is_equal = is_equal_on_all(plain, mesh);
+  return is_equal && plain.numel() == 1 && has_values(plain) ? std::nullopt : objection;
 }
 
 void OneElementReplicas::set(bool are_on) { one_element_replicas = are_on; }
 
 void check_plain(const OpInfo& op, const at::Tensor& plain, size_t arg, const MeshPtr& mesh) {
   const OperandRole role = op.args[arg].role;
-  const std::string as =
-      role == OperandRole::kBatch ? fmt::format(", as {}", op.handle.schema().arguments()[arg].name()) : "";
-  const auto objection = objection_to_plain(plain, role, mesh, as);
+  std::string as;
+  if (role == OperandRole::kBatch || role == OperandRole::kInitialState)
+    as = fmt::format(", as {}", op.handle.schema().arguments()[arg].name());
+  if (role == OperandRole::kInitialState && !ForwardScope::is_open())
+    as +=
+        ", which torch.nn's layers make where they are given none, and which counts as a replica after "
+        "distribute_module(layer, mesh)";
+  const auto objection = objection_to_plain(plain, role, mesh, as, /*is_read=*/!op.args[arg].is_written);
   if (objection) check_not_traced(op.name.c_str());  // outside of a graph the forward that it is in may have none
   // No TypeError: torch's arithmetic takes one for "not implemented" and drops its words.
   TORCH_CHECK_VALUE(!objection, fmt::format("[{}] {}", op.name, *objection));

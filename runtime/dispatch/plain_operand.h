@@ -13,17 +13,18 @@ namespace shardwise {
 
 /// Why `plain`, an operand of this role, does not count as replicated next to DTensors of `mesh`: what follows the operator's name in
 /// an error. Nothing where it does:
-///   - an index, a mask or a recurrent layer's zero state;
-///   - within torch's own composed operators and derivative formulas, which make such from the shapes at hand (in forward mode zeros), and
-///     in the backward;
+///   - an index or a mask;
+///   - within torch's own composed operators and derivative formulas, which make such from the shapes at hand (in forward mode one element,
+///     expanded), and in the backward;
 ///   - under ImplicitReplication;
-///   - within the forward of a distributed module while its plain arguments are equal on all ranks (runtime/api/forward_scope.h). Where
-///     they differ not even indices and masks do;
+///   - within the forward of a distributed module, unless its plain arguments differ between ranks (runtime/api/forward_scope.h). Then not
+///     even indices and masks do;
 ///   - where it has one element and OneElementReplicas are on, if all ranks of the mesh have the same one.
-/// `as`: words on what it stands for. The same on all ranks; collective over the mesh where a forward's arguments are compared for the first
-/// time, and where OneElementReplicas are on.
+/// Where SHARDWISE_CHECK=1 the ranks compare each that counts by the first and fourth rule.
+/// `as`: words on what it stands for. `is_read`: its values count. The same on all ranks; sends nothing, but collective over the mesh where SHARDWISE_CHECK=1 and where
+/// OneElementReplicas are on.
 std::optional<std::string> objection_to_plain(const at::Tensor& plain, OperandRole role, const MeshPtr& mesh,
-                                              const std::string& as = {});
+                                              const std::string& as = {}, bool is_read = true);
 
 /// Admits `plain`, argument `arg` of `op`, as a replica, whose gradients will be plain, too.
 /// Throws: c10::ValueError where there is an objection.

@@ -13,7 +13,7 @@ enum class OperandRole : uint8_t {
   kPositions,  // indices: a plain one counts as replicated
   kSelection,  // a mask, or counts: likewise
   kBatch,      // ids, and bags and weights of ids: data, which differ between the ranks of a data-parallel program: no
-  kInitialState,  // a recurrent layer's: plain zeros count as replicated
+  kInitialState,  // a recurrent layer's: no, and the error says more
 };
 
 /// States the role of the arguments of these names; `in`: only of operators whose name contains this word, which takes precedence over statements without it.

@@ -1,8 +1,6 @@
 """Run by test_compile.py under torchrun: compile_program.py PART,PART FOLDER. Each part compiles functions of DTensors and compares with dense."""
 
 import copy
-import gc
-import weakref
 
 import torch
 import torch._dynamo
@@ -318,7 +316,7 @@ def ranks_outside(_):
 
 
 def plain_tensors(_):
-    """Within a distributed module's forward the ranks compare its arguments, in a part that runs as it is written."""
+    """Within a distributed module's forward they are replicas, in a part that runs as it is written."""
     torch._dynamo.reset()
 
     class Shifted(nn.Module):
@@ -334,41 +332,6 @@ def plain_tensors(_):
     expected = dense(torch.ones(2, 4))
     compiled = torch.compile(sw.distribute_module(dense, mesh_of()), backend=EAGER_GRAPH)
     torch.testing.assert_close(compiled(torch.ones(2, 4)).full_tensor(), expected)
-
-
-def modules_that_are_gone(_):
-    """That a compiled part of a module's forward gives out pieces is forgotten with the module, whose id another may get."""
-    torch._dynamo.reset()
-
-    class Giving(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.part = torch.compile(lambda y: y.to_local() * 2, backend=EAGER_GRAPH)
-
-        def forward(self, x):
-            return self.part(self.linear(x))
-
-    def add_plain(module_id):
-        """What a plain tensor next to a DTensor gives in the forward of the module with that id."""
-        sw._C.open_forward(module_id, "Giving", [])
-        try:
-            return (x + torch.ones(4)).to_local()
-        except ValueError as error:
-            return str(error)
-        finally:
-            sw._C.leave_forward(module_id)
-
-    x = sw.ones(4, 4, device_mesh=mesh_of(), placements=[Shard(0)])
-    giving = sw.distribute_module(Giving(), mesh_of())
-    giving(x)
-    module_id, is_alive = id(giving), weakref.ref(giving)
-    assert "a compiled part of the forward" in add_plain(module_id)
-    del giving
-    torch._dynamo.reset()
-    gc.collect()
-    assert is_alive() is None
-    torch.testing.assert_close(add_plain(module_id), torch.full_like(x.to_local(), 2))
 
 
 if __name__ == "__main__":

@@ -65,10 +65,34 @@ def test_an_initial_state_that_is_plain_must_be_the_same_on_all_ranks():
     def check(rank):
         layer = sw.distribute_module(copy.deepcopy(dense), sw.init_device_mesh("cpu", (2,)))
         given = sw.distribute_tensor(x, sw.init_device_mesh("cpu", (2,)), [Replicate()], src_data_rank=None)
-        torch.testing.assert_close(layer(given, state)[0].full_tensor(), expected.detach())
         with pytest.raises(
-            ValueError, match=r"next to a DTensor, and ranks 0 and 1 called GRU with different args\[1\]"
+            ValueError, match=r"next to a DTensor, as hx, and ranks 0 and 1 called GRU with different args\[1\]"
         ):
             layer(given, state + rank)
+        torch.testing.assert_close(layer(given, state)[0].full_tensor(), expected.detach())
 
     run_ranks(2, check)
+
+
+def test_outside_a_forward_a_plain_initial_state_is_an_error_whatever_its_values():
+    """One that is zero on some ranks alone, and the zeros that the layer makes itself."""
+    dense = nn.LSTM(3, 2)
+    errors = []
+
+    def check(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        layer = copy.deepcopy(dense)
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, nn.Parameter(sw.distribute_tensor(parameter.detach(), mesh)))
+        x = sw.ones(4, 1, 3, device_mesh=mesh)
+        own = torch.full((1, 1, 2), float(rank))
+        for states in ((own, own), None):
+            with pytest.raises(ValueError, match=r"as hx, which torch.nn's layers make .* distribute_module\(layer"):
+                layer(x, states)
+            errors.append(rank)
+        torch.testing.assert_close(
+            sw.distribute_module(layer, mesh)(x)[0].full_tensor(), dense(torch.ones(4, 1, 3))[0].detach()
+        )
+
+    run_ranks(2, check)
+    assert sorted(errors) == [0, 0, 1, 1]

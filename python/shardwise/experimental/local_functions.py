@@ -67,13 +67,6 @@ def local_map(
 
     @wraps(func)
     def on_pieces(*args: Any, **kwargs: Any) -> Any:
-        with _C.outside_forward():  # what func works on are pieces
-            result, is_of_pieces = call(args, kwargs)
-        if is_of_pieces and any(_is_plain(value) for value in pytree.tree_leaves(result)):
-            _C.give_out_of_forward("local_map")
-        return result
-
-    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         flat, structure = pytree.tree_flatten(args)
         required = _one_per_argument("in_placements", in_placements, flat)
         of_grads = _one_per_argument("in_grad_placements", in_grad_placements, flat)
@@ -99,14 +92,10 @@ def local_map(
             _C.note_write(value)  # which func may do, on all ranks alike
         result = func(*pytree.tree_unflatten(pieces, structure), **named)
         if not given:
-            return result, False
-        return _distributed(result, out_placements, device_mesh or given[0].device_mesh, given), True
+            return result
+        return _distributed(result, out_placements, device_mesh or given[0].device_mesh, given)
 
     return on_pieces
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
 
 
 def _one_per_argument(

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from shardwise import _C
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
@@ -43,8 +42,7 @@ class loss_parallel(TorchFunctionMode):
                 kwargs[name] = value
             args = args[3:]
             assert not args, "torch hands the arguments after `weight` on by name"
-            with _C.outside_forward():  # a piece is read for its shape
-                _distribute_labels(kwargs)
+            _distribute_labels(kwargs)
         return func(*args, **kwargs)
 
 

@@ -1,0 +1,136 @@
+#include "runtime/api/compared_calls.h"
+
+#include "runtime/api/equal_values.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/group_backend.h"
+#include "runtime/comm/order_check.h"
+#include "runtime/comm/tracing.h"
+#include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/dtensor_impl.h"
+
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace shardwise {
+namespace {
+
+using Arguments = std::vector<ForwardArgument>;
+
+constexpr size_t kMostSignatures = 4096;  // then all are forgotten, on all ranks at once
+
+void add_form(Digest& digest, const ForwardArgument& argument) {
+  digest.add(argument.path);
+  digest.add(argument.type);
+  if (argument.tensor.defined()) shardwise::add_form(digest, argument.tensor);
+}
+
+bool is_on_meta(const ForwardArgument& argument) { return argument.tensor.defined() && argument.tensor.is_meta(); }
+
+int64_t signature_of(const Arguments& arguments) {
+  Digest digest;
+  for (const ForwardArgument& argument : arguments) {
+    add_form(digest, argument);
+    digest.add(static_cast<int64_t>(is_on_meta(argument)));  // that call compares nothing
+  }
+  return digest.value();
+}
+
+int64_t digest_of(const ForwardArgument& argument) {
+  Digest digest;
+  add_form(digest, argument);
+  digest.add(argument.text);
+  if (argument.tensor.defined()) add_values(digest, argument.tensor);
+  return digest.value();
+}
+
+/// False for a run without values, which may be one rank's alone. A module that was distributed on meta may have values by now.
+bool can_be_compared(const Arguments& arguments, const DeviceMesh& mesh) {
+  if (arguments.empty() || !mesh.is_member() || mesh.size() == 1) return false;
+  const auto is_tensor = [](const ForwardArgument& argument) { return argument.tensor.defined(); };
+  return std::ranges::none_of(arguments, is_on_meta) && (!mesh.is_meta() || std::ranges::any_of(arguments, is_tensor));
+}
+
+at::Tensor gather_numbers(const Group& group, const std::vector<int64_t>& own) {
+  return gather_rows(group, "compare arguments",
+                     at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
+}
+
+/// The first two ranks whose numbers in these columns differ.
+std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, const at::Tensor& rows) {
+  for (int64_t i = 1; i < rows.size(0); ++i)
+    if (!rows[i].equal(rows[0])) return std::pair(group.ranks[0], group.ranks[i]);
+  return std::nullopt;
+}
+
+/// "" where all ranks of the group have the same. Collective.
+std::string difference(const std::string& name, const Arguments& arguments, const Group& group) {
+  const BelowAutograd guard;
+  const OutsideTracers values;
+  const CommScope scope("forward", CommScope::Cause::kProgram);
+  std::vector<int64_t> digests;
+  Digest all;
+  for (const ForwardArgument& argument : arguments) all.add(digests.emplace_back(digest_of(argument)));
+  const auto n_arguments = static_cast<int64_t>(arguments.size());
+  const at::Tensor totals = gather_numbers(group, {all.value(), n_arguments});
+  auto ranks = differing_ranks(group, totals);
+  if (!ranks) return "";
+  std::string what = "arguments";
+  if (totals.select(1, 1).eq(n_arguments).all().item<bool>()) {
+    const at::Tensor each = gather_numbers(group, digests);
+    for (int64_t k = 0; k < n_arguments; ++k)
+      if (const auto differing = differing_ranks(group, each.select(1, k))) {
+        ranks = differing;
+        what = arguments[k].path;
+        break;
+      }
+  }
+  return fmt::format(
+      "ranks {} and {} called {} with different {}. Give all ranks the same, or wrap each rank's part of a batch "
+      "before the call: DTensor.from_local(x, mesh, [Shard(0)]).",
+      ranks->first, ranks->second, name, what);
+}
+
+}  // namespace
+
+ComparedCalls::ComparedCalls(std::vector<MeshPtr> meshes) : meshes_(std::move(meshes)) {}
+
+ComparedCalls::Differences ComparedCalls::differences(const std::string& name, const Arguments& arguments) {
+  // A backward that computes a forward again computes with what was compared.
+  if (is_tracing() || torch::autograd::get_current_graph_task_id() >= 0) return {};
+  const int64_t signature = signature_of(arguments);
+  {
+    const std::lock_guard lock(mutex_);
+    last_ = signature;
+    const auto known = known_.find(signature);
+    if (known != known_.end() && !checks_order()) return known->second;
+  }
+  Differences result;
+  for (const MeshPtr& mesh : meshes_) {
+    if (!can_be_compared(arguments, *mesh)) continue;
+    if (std::string text = difference(name, arguments, *mesh->with_memory()->group()); !text.empty())
+      result.emplace_back(mesh, std::move(text));
+  }
+  const std::lock_guard lock(mutex_);
+  if (known_.size() == kMostSignatures) known_.clear();
+  known_[signature] = result;
+  return result;
+}
+
+void ComparedCalls::forget_last() {
+  const std::lock_guard lock(mutex_);
+  known_.erase(last_);
+}
+
+std::vector<MeshPtr> meshes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<MeshPtr> meshes;
+  for (const at::Tensor& tensor : tensors)
+    if (const auto* impl = maybe_dtensor(tensor); impl && !std::ranges::count(meshes, impl->spec()->mesh()))
+      meshes.push_back(impl->spec()->mesh());
+  return meshes;
+}
+
+}  // namespace shardwise
