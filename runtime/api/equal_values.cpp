@@ -4,7 +4,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <optional>
 
 namespace shardwise {
 
