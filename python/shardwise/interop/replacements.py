@@ -11,7 +11,7 @@ Why a replacement: torch asks `isinstance(x, torch.distributed.tensor.DTensor)` 
 tensor could answer by. `__torch_function__` and `__torch_dispatch__` see operators, which are right already; these functions choose what to
 call. What a protocol does is not here: checkpoints ask `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` of a
 tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and load_state_dict() of our modules a hook of each of them. A comment
-over a group says what else was tried.
+over a group says what else was tried. Two things are asked for by name, and not here: shardwise.compat, and the generators of ranks that are threads.
 """
 
 from __future__ import annotations
