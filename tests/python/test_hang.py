@@ -233,6 +233,18 @@ def test_files_that_nobody_named_a_folder_for_are_found_again(tmp_path):
         assert result.stdout.strip() == str(expected)
 
 
+def test_the_command_reads_that_folder_where_none_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("SHARDWISE_DUMP_FOLDER", raising=False)
+    with pytest.raises(SystemExit):
+        main(["hang"])
+    assert "shardwise-dumps-" in capsys.readouterr().err
+    written = run_ranks(1, lambda rank: sw.init_device_mesh("cpu", (1,)) and sw.debug.dump())[0]
+    assert all(path.startswith(str(tmp_path)) for path in written)
+    main(["hang"])
+    assert "rank" in capsys.readouterr().out
+
+
 def test_a_signal_before_the_first_mesh_does_not_end_the_process():
     program = "import os, signal, shardwise; os.kill(os.getpid(), signal.SIGUSR1); print('goes on')"
     environment = {**os.environ, "SHARDWISE_DUMP_SIGNAL": "1"}

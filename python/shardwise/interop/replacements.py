@@ -11,7 +11,7 @@ Why a replacement: torch asks `isinstance(x, torch.distributed.tensor.DTensor)` 
 tensor could answer by. `__torch_function__` and `__torch_dispatch__` see operators, which are right already; these functions choose what to
 call. What a protocol does is not here: checkpoints ask `__create_write_items__`, `__create_chunk_list__` and `__get_tensor_shard__` of a
 tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and load_state_dict() of our modules a hook of each of them. A comment
-over a group says what else was tried.
+over a group says what else was tried. Two things are asked for by name, and not here: shardwise.compat, and the generators of ranks that are threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import getattr_static
@@ -34,7 +34,6 @@ from shardwise.interop.when_imported import when_imported
 __all__ = ["TABLE", "Replacement", "install", "replace"]
 
 Function = Callable[..., Any]
-_DTENSOR = "DTensor"
 
 
 @dataclass(frozen=True)
@@ -52,261 +51,148 @@ class Replacement:
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
-def _rows(module: str, without: str, functions: dict[str, str], **options: Any) -> list[Replacement]:
-    return [Replacement(module, name, ours, without, **options) for name, ours in functions.items()]
+# Lines at the margin say what does not work where the names below them are missing. Below: module, name ("-": the module itself, which ours is called
+# with), ours, "value" for what is no function, and the first version of torch that has the name, if that is not the first one that Shardwise runs with.
+_TEXT = """
+torch.compile of functions with DTensors
+  # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
+  # torch._dynamo (2 s): so they are called when the program has imported it. Nothing of torch is replaced.
+  torch._dynamo - dynamo.teach value
+the error for DTensors under FakeTensorMode
+  # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
+  torch._subclasses.fake_tensor FakeTensorMode.__torch_dispatch__ fake_tensors.dispatch
+the error for whole DTensors in make_fx
+  torch.fx.experimental.proxy_tensor ProxyTorchDispatchMode.__torch_dispatch__ proxies.dispatch
+module.to() and remove_parametrizations() that keep a DTensor in its place
+  # Tracers must flatten a DTensor, and Module._apply takes what can be flattened for what must be exchanged (torch.utils.swap_tensors). Tried:
+  # torch.__future__.set_swap_module_params_on_conversion(), which is a switch for all tensors.
+  torch.nn.modules.module is_traceable_wrapper_subclass module_hooks._must_be_exchanged
+  torch.nn.utils.parametrize is_traceable_wrapper_subclass module_hooks._must_be_exchanged
+forward pre-hooks that are registered after distribute_module()
+  # A hook registered later runs later. Tried: a global forward pre-hook, which runs first.
+  torch.nn.modules.module Module.register_forward_pre_hook module_hooks.register_forward_pre_hook
+clipping gradients of several meshes, or of plain tensors beside DTensors
+  # Its operators are right on one mesh, with a message per tensor: one message for all is made here.
+  torch.nn.utils.clip_grad _get_total_norm clipping.total_norm
+  torch.nn.utils.clip_grad _clip_grads_with_norm_ clipping.clip_grads
+  torch.nn.utils get_total_norm clipping.total_norm
+  torch.nn.utils clip_grads_with_norm_ clipping.clip_grads
+the foreach forms of optimizers, by default
+  # torch's list of classes that have foreach operators has no function to add to it.
+  torch.utils._foreach_utils _foreach_supported_types optimizers.supporting value
+  torch.optim.optimizer _foreach_supported_types optimizers.supporting value
+loading plain values into an optimizer of DTensors
+  # Optimizer.register_load_state_dict_pre_hook() is of one optimizer, and no hook says that one is made.
+  torch.optim.optimizer Optimizer.load_state_dict optimizers.load_state_dict
+Adafactor on ranks outside of a parameter's mesh
+  # These steps are right as operators, and would send a message per operation.
+  torch.optim._adafactor _single_tensor_adafactor optimizers.adafactor
+  torch.optim._adafactor _multi_tensor_adafactor optimizers.adafactor
+Muon in two exchanges per step
+  torch.optim._muon _single_tensor_muon optimizers.muon
+LBFGS over several meshes
+  torch.optim.lbfgs LBFGS._gather_flat_grad optimizers.gather_flat_grad
+  torch.optim.lbfgs LBFGS._add_grad optimizers.add_grad
+torch.nn.utils.parametrizations.orthogonal
+  # It makes the identity and random columns as plain tensors. Tried: a default device, which knows no mesh.
+  torch.nn.utils.parametrizations _Orthogonal.forward parametrizations.beside_it
+  torch.nn.utils.parametrizations _Orthogonal.right_inverse parametrizations.beside_it
+the error for DTensors in torch's fully_shard
+  # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
+  torch.distributed.fsdp._fully_shard._fsdp_init _verify_managed_param data_parallel.verify_managed_param
+DistributedDataParallel around layers that reduce their gradients themselves
+  torch.nn.parallel.distributed DistributedDataParallel.__init__ data_parallel.init_leaving_out
+the error for DTensors in ZeroRedundancyOptimizer
+  torch.distributed.optim.zero_redundancy_optimizer ZeroRedundancyOptimizer.add_param_group data_parallel.add_param_group
+torch's local_map on DTensors
+  torch.distributed.tensor.experimental._func_map _local_map_wrapped local_maps.mapped
+full state dicts of DTensors
+  # State dicts that are gathered, spread or copied: walks by the kind of each value. Tried: the planner of a checkpoint, which sees them later.
+  torch.distributed._state_dict_utils _gather_state_dict state_dicts.gather_state_dict
+  torch.distributed._state_dict_utils _distribute_state_dict state_dicts.distribute_state_dict
+  torch.distributed._state_dict_utils _broadcast_state_dict state_dicts.broadcast_state_dict
+  torch.distributed._state_dict_utils _broadcast_tensors state_dicts.broadcast_tensors
+  torch.distributed._state_dict_utils _create_cpu_state_dict state_dicts.create_cpu_state_dict
+  torch.distributed.checkpoint.state_dict _gather_state_dict state_dicts.gather_state_dict
+  torch.distributed.checkpoint.state_dict _distribute_state_dict state_dicts.distribute_state_dict
+  torch.distributed.checkpoint.state_dict _broadcast_state_dict state_dicts.broadcast_state_dict
+staging of DTensors by BlockingAsyncStager
+  torch.distributed.checkpoint.staging _create_cpu_state_dict state_dicts.create_cpu_state_dict
+async_save() of DTensors
+  # It copies by storages, and our pieces have several. Tried: __deepcopy__, which it does not ask tensors for.
+  torch.distributed.checkpoint._state_dict_stager StateDictStager._offload_tensor staging.offload_tensor
+the error for async_save() of DTensors over the group of the training
+  # A thread that saves sends over the group that training on a CPU sends over: an error says it, where torch has no check.
+  torch.distributed.checkpoint._async_thread_executor _ThreadBasedAsyncCheckpointExecutor.execute_save staging.execute_save
+  torch.distributed.checkpoint._async_thread_executor save_wrapper staging.save_wrapper
+the error that names every entry of another model
+  # Names are compared one by one: all that differ are said here.
+  torch.distributed.checkpoint.default_planner create_default_local_load_plan load_plans.create_plan
+the error for several pieces in a safetensors file
+  # A tensor's __create_write_items__ does not know the format.
+  torch.distributed.checkpoint.hf_storage HuggingFaceStorageWriter.prepare_local_plan safetensors_shards.prepare_local_plan
+DTensors between the stages of a pipeline
+  # Stages send local tensors and know DTensors by torch's class.
+  torch.distributed.pipelining._utils DTensor pipelines.either value 2.12
+  torch.distributed.pipelining.stage DTensor pipelines.either value 2.12
+  torch.distributed.pipelining.microbatch DTensor pipelines.either value 2.12
+  torch.distributed.pipelining.stage PipelineStage._to_tensor pipelines.to_tensor 2.12
+  torch.distributed.pipelining.stage PipelineStage._compute_input_grads pipelines.compute_input_grads 2.12
+  torch.distributed.pipelining.stage PipelineStage._prepare_forward_infra pipelines.prepare_forward_infra 2.12
+the errors for stages that do not fit the mesh
+  torch.distributed.pipelining.stage _PipelineStageBase.__init__ pipeline_stages.init
+  torch.distributed.pipelining.schedules PipelineScheduleSingle._initialize_stage pipeline_stages.initialize
+  torch.distributed.pipelining.schedules PipelineScheduleMulti._initialize_stages pipeline_stages.initialize
+DTensors between the stages of a pipeline
+  torch.distributed.pipelining.microbatch _split_tensor pipeline_batches.split
+  torch.distributed.pipelining.microbatch merge_chunks pipeline_batches.merge
+  torch.distributed.pipelining.schedules _split_tensor pipeline_batches.split
+  torch.distributed.pipelining.schedules merge_chunks pipeline_batches.merge
+save_pretrained() of models of DTensors
+  # Other libraries look for torch's DTensors alone, and save, wrap and gather what is none as if each rank had it whole.
+  transformers.distributed.mixin DistributedMixin.gather_sharded_state_dict_for_save hugging_face.gather_state_dict
+  transformers.distributed.mixin DistributedMixin.is_distributed_loading_by_transformers hugging_face.is_distributed
+generate() of models of DTensors
+  transformers.generation.utils GenerationMixin.generate hugging_face.generate
+transformers.Trainer with models of DTensors
+  transformers.trainer Trainer.__init__ hugging_face.init_trainer
+  transformers.trainer Trainer.create_accelerator_and_postprocess hugging_face.create_accelerator
+  transformers.trainer Trainer.get_tp_size hugging_face.tp_size
+  transformers.trainer Trainer._save_optimizer_and_scheduler hugging_face.save_optimizer
+  transformers.trainer Trainer._sync_replicated_trainable_parameters hugging_face.synchronise
+  transformers.trainer Trainer.training_step hugging_face.step
+  transformers.trainer Trainer.prediction_step hugging_face.step
+accelerate with models of DTensors
+  accelerate.accelerator Accelerator.prepare accelerator.prepare
+  accelerate.accelerator Accelerator.prepare_model accelerator.prepare_model
+  accelerate.accelerator Accelerator.prepare_data_loader accelerator.prepare_loader_of
+  accelerate.accelerator Accelerator.get_state_dict accelerator.get_state_dict
+  accelerate.accelerator Accelerator.gather accelerator.gather
+  accelerate.accelerator Accelerator.gather_for_metrics accelerator.gather_for_metrics
+  accelerate.accelerator prepare_data_loader accelerator.prepare_loader
+  accelerate.accelerator save_accelerator_state accelerator.save_state
+safetensors' load_model() into DTensors
+  accelerate.checkpointing load_model safetensors_files.load_model
+  safetensors.torch load_model safetensors_files.load_model
+"""
 
 
-_CLIPPING = "clipping gradients of several meshes, or of plain tensors beside DTensors"
-_FULL = "full state dicts of DTensors"
-_PIPELINES = "DTensors between the stages of a pipeline"
-_FOREACH = "the foreach forms of optimizers, by default"
-_LBFGS = "LBFGS over several meshes"
-_MODULES = "module.to() and remove_parametrizations() that keep a DTensor in its place"
-_ACCELERATE = "accelerate with models of DTensors"
-_TRAINER = "transformers.Trainer with models of DTensors"
-_SAFETENSORS = "safetensors' load_model() into DTensors"
+def _parsed(text: str) -> Iterator[Replacement]:
+    without = ""
+    for line in text.splitlines():
+        words = line.split()
+        if not words or words[0] == "#":
+            continue
+        if not line.startswith(" "):
+            without = line
+            continue
+        module, name, ours, *notes = words
+        since = next((note for note in notes if note != "value"), "2.11")
+        major, minor = map(int, since.split("."))
+        yield Replacement(module, name.strip("-"), ours, without, (major, minor), "value" in notes)
 
-TABLE: tuple[Replacement, ...] = (
-    # torch.compile cannot look into our functions in C++. torch.compiler.allow_in_graph and disable would do at import, and import all of
-    # torch._dynamo (2 s): so they are called when the program has imported it. Nothing of torch is replaced.
-    Replacement("torch._dynamo", "", "dynamo.teach", "torch.compile of functions with DTensors", is_value=True),
-    # Errors alone: these modes run before any key of ours, so that a kernel cannot say it.
-    *_rows(
-        "torch._subclasses.fake_tensor",
-        "the error for DTensors under FakeTensorMode",
-        {"FakeTensorMode.__torch_dispatch__": "fake_tensors.dispatch"},
-    ),
-    *_rows(
-        "torch.fx.experimental.proxy_tensor",
-        "the error for whole DTensors in make_fx",
-        {"ProxyTorchDispatchMode.__torch_dispatch__": "proxies.dispatch"},
-    ),
-    # Tracers must flatten a DTensor, and Module._apply takes what can be flattened for what must be exchanged (torch.utils.swap_tensors). Tried:
-    # torch.__future__.set_swap_module_params_on_conversion(), which is a switch for all tensors.
-    *_rows(
-        "torch.nn.modules.module",
-        _MODULES,
-        {"is_traceable_wrapper_subclass": "module_hooks._must_be_exchanged"},
-    ),
-    *_rows(
-        "torch.nn.utils.parametrize",
-        _MODULES,
-        {"is_traceable_wrapper_subclass": "module_hooks._must_be_exchanged"},
-    ),
-    # A hook registered later runs later. Tried: a global forward pre-hook, which runs first.
-    *_rows(
-        "torch.nn.modules.module",
-        "forward pre-hooks that are registered after distribute_module()",
-        {"Module.register_forward_pre_hook": "module_hooks.register_forward_pre_hook"},
-    ),
-    # Its operators are right on one mesh, with a message per tensor: one message for all is made here.
-    *_rows(
-        "torch.nn.utils.clip_grad",
-        _CLIPPING,
-        {"_get_total_norm": "clipping.total_norm", "_clip_grads_with_norm_": "clipping.clip_grads"},
-    ),
-    *_rows(
-        "torch.nn.utils",
-        _CLIPPING,
-        {"get_total_norm": "clipping.total_norm", "clip_grads_with_norm_": "clipping.clip_grads"},
-    ),
-    # torch's list of classes that have foreach operators has no function to add to it.
-    *_rows(
-        "torch.utils._foreach_utils", _FOREACH, {"_foreach_supported_types": "optimizers.supporting"}, is_value=True
-    ),
-    *_rows("torch.optim.optimizer", _FOREACH, {"_foreach_supported_types": "optimizers.supporting"}, is_value=True),
-    # Optimizer.register_load_state_dict_pre_hook() is of one optimizer, and no hook says that one is made.
-    *_rows(
-        "torch.optim.optimizer",
-        "loading plain values into an optimizer of DTensors",
-        {"Optimizer.load_state_dict": "optimizers.load_state_dict"},
-    ),
-    # These steps are right as operators, and would send a message per operation.
-    *_rows(
-        "torch.optim._adafactor",
-        "Adafactor on ranks outside of a parameter's mesh",
-        {"_single_tensor_adafactor": "optimizers.adafactor", "_multi_tensor_adafactor": "optimizers.adafactor"},
-    ),
-    *_rows("torch.optim._muon", "Muon in two exchanges per step", {"_single_tensor_muon": "optimizers.muon"}),
-    *_rows(
-        "torch.optim.lbfgs",
-        _LBFGS,
-        {"LBFGS._gather_flat_grad": "optimizers.gather_flat_grad", "LBFGS._add_grad": "optimizers.add_grad"},
-    ),
-    # It makes the identity and random columns as plain tensors. Tried: a default device, which knows no mesh.
-    *_rows(
-        "torch.nn.utils.parametrizations",
-        "torch.nn.utils.parametrizations.orthogonal",
-        {
-            "_Orthogonal.forward": "parametrizations.beside_it",
-            "_Orthogonal.right_inverse": "parametrizations.beside_it",
-        },
-    ),
-    # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
-    *_rows(
-        "torch.distributed.fsdp._fully_shard._fsdp_init",
-        "the error for DTensors in torch's fully_shard",
-        {"_verify_managed_param": "data_parallel.verify_managed_param"},
-    ),
-    *_rows(
-        "torch.nn.parallel.distributed",
-        "DistributedDataParallel around layers that reduce their gradients themselves",
-        {"DistributedDataParallel.__init__": "data_parallel.init_leaving_out"},
-    ),
-    *_rows(
-        "torch.distributed.optim.zero_redundancy_optimizer",
-        "the error for DTensors in ZeroRedundancyOptimizer",
-        {"ZeroRedundancyOptimizer.add_param_group": "data_parallel.add_param_group"},
-    ),
-    *_rows(
-        "torch.distributed.tensor.experimental._func_map",
-        "torch's local_map on DTensors",
-        {"_local_map_wrapped": "local_maps.mapped"},
-    ),
-    # State dicts that are gathered, spread or copied: walks by the kind of each value. Tried: the planner of a checkpoint, which sees them later.
-    *_rows(
-        "torch.distributed._state_dict_utils",
-        _FULL,
-        {
-            "_gather_state_dict": "state_dicts.gather_state_dict",
-            "_distribute_state_dict": "state_dicts.distribute_state_dict",
-            "_broadcast_state_dict": "state_dicts.broadcast_state_dict",
-            "_broadcast_tensors": "state_dicts.broadcast_tensors",
-            "_create_cpu_state_dict": "state_dicts.create_cpu_state_dict",
-        },
-    ),
-    *_rows(
-        "torch.distributed.checkpoint.state_dict",
-        _FULL,
-        {
-            "_gather_state_dict": "state_dicts.gather_state_dict",
-            "_distribute_state_dict": "state_dicts.distribute_state_dict",
-            "_broadcast_state_dict": "state_dicts.broadcast_state_dict",
-        },
-    ),
-    *_rows(
-        "torch.distributed.checkpoint.staging",
-        "staging of DTensors by BlockingAsyncStager",
-        {"_create_cpu_state_dict": "state_dicts.create_cpu_state_dict"},
-    ),
-    # It copies by storages, and our pieces have several. Tried: __deepcopy__, which it does not ask tensors for.
-    *_rows(
-        "torch.distributed.checkpoint._state_dict_stager",
-        "async_save() of DTensors",
-        {"StateDictStager._offload_tensor": "staging.offload_tensor"},
-    ),
-    # A thread that saves sends over the group that training on a CPU sends over: an error says it, where torch has no check.
-    *_rows(
-        "torch.distributed.checkpoint._async_thread_executor",
-        "the error for async_save() of DTensors over the group of the training",
-        {
-            "_ThreadBasedAsyncCheckpointExecutor.execute_save": "staging.execute_save",
-            "save_wrapper": "staging.save_wrapper",
-        },
-    ),
-    # Names are compared one by one: all that differ are said here.
-    *_rows(
-        "torch.distributed.checkpoint.default_planner",
-        "the error that names every entry of another model",
-        {"create_default_local_load_plan": "load_plans.create_plan"},
-    ),
-    # A tensor's __create_write_items__ does not know the format.
-    *_rows(
-        "torch.distributed.checkpoint.hf_storage",
-        "the error for several pieces in a safetensors file",
-        {"HuggingFaceStorageWriter.prepare_local_plan": "safetensors_shards.prepare_local_plan"},
-    ),
-    # Stages send local tensors and know DTensors by torch's class.
-    *_rows(
-        "torch.distributed.pipelining._utils", _PIPELINES, {_DTENSOR: "pipelines.either"}, is_value=True, since=(2, 12)
-    ),
-    *_rows(
-        "torch.distributed.pipelining.stage", _PIPELINES, {_DTENSOR: "pipelines.either"}, is_value=True, since=(2, 12)
-    ),
-    *_rows(
-        "torch.distributed.pipelining.microbatch",
-        _PIPELINES,
-        {_DTENSOR: "pipelines.either"},
-        is_value=True,
-        since=(2, 12),
-    ),
-    *_rows(
-        "torch.distributed.pipelining.stage",
-        _PIPELINES,
-        {
-            "PipelineStage._to_tensor": "pipelines.to_tensor",
-            "PipelineStage._compute_input_grads": "pipelines.compute_input_grads",
-            "PipelineStage._prepare_forward_infra": "pipelines.prepare_forward_infra",
-        },
-        since=(2, 12),
-    ),
-    *_rows(
-        "torch.distributed.pipelining.stage",
-        "the errors for stages that do not fit the mesh",
-        {"_PipelineStageBase.__init__": "pipeline_stages.init"},
-    ),
-    *_rows(
-        "torch.distributed.pipelining.schedules",
-        "the errors for stages that do not fit the mesh",
-        {
-            "PipelineScheduleSingle._initialize_stage": "pipeline_stages.initialize",
-            "PipelineScheduleMulti._initialize_stages": "pipeline_stages.initialize",
-        },
-    ),
-    *_rows(
-        "torch.distributed.pipelining.microbatch",
-        _PIPELINES,
-        {"_split_tensor": "pipeline_batches.split", "merge_chunks": "pipeline_batches.merge"},
-    ),
-    *_rows(
-        "torch.distributed.pipelining.schedules",
-        _PIPELINES,
-        {"_split_tensor": "pipeline_batches.split", "merge_chunks": "pipeline_batches.merge"},
-    ),
-    # Other libraries look for torch's DTensors alone, and save, wrap and gather what is none as if each rank had it whole.
-    *_rows(
-        "transformers.distributed.mixin",
-        "save_pretrained() of models of DTensors",
-        {
-            "DistributedMixin.gather_sharded_state_dict_for_save": "hugging_face.gather_state_dict",
-            "DistributedMixin.is_distributed_loading_by_transformers": "hugging_face.is_distributed",
-        },
-    ),
-    *_rows(
-        "transformers.generation.utils",
-        "generate() of models of DTensors",
-        {"GenerationMixin.generate": "hugging_face.generate"},
-    ),
-    *_rows(
-        "transformers.trainer",
-        _TRAINER,
-        {
-            "Trainer.__init__": "hugging_face.init_trainer",
-            "Trainer.create_accelerator_and_postprocess": "hugging_face.create_accelerator",
-            "Trainer.get_tp_size": "hugging_face.tp_size",
-            "Trainer._save_optimizer_and_scheduler": "hugging_face.save_optimizer",
-            "Trainer._sync_replicated_trainable_parameters": "hugging_face.synchronise",
-            "Trainer.training_step": "hugging_face.step",
-            "Trainer.prediction_step": "hugging_face.step",
-        },
-    ),
-    *_rows(
-        "accelerate.accelerator",
-        _ACCELERATE,
-        {
-            "Accelerator.prepare": "accelerator.prepare",
-            "Accelerator.prepare_model": "accelerator.prepare_model",
-            "Accelerator.prepare_data_loader": "accelerator.prepare_loader_of",
-            "Accelerator.get_state_dict": "accelerator.get_state_dict",
-            "Accelerator.gather": "accelerator.gather",
-            "Accelerator.gather_for_metrics": "accelerator.gather_for_metrics",
-            "prepare_data_loader": "accelerator.prepare_loader",
-            "save_accelerator_state": "accelerator.save_state",
-        },
-    ),
-    *_rows("accelerate.checkpointing", _SAFETENSORS, {"load_model": "safetensors_files.load_model"}),
-    *_rows("safetensors.torch", _SAFETENSORS, {"load_model": "safetensors_files.load_model"}),
-)
+
+TABLE = tuple(_parsed(_TEXT))
 
 _lock = threading.RLock()
 _is_installed = False
