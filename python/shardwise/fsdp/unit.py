@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ class Unit:
             module.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(_after_forward, always_call=True)
         for module in {id(module): module for place in places for module, _ in place}.values():
-            module.register_state_dict_post_hook(self._into_state_dict)
+            module.register_state_dict_post_hook(partial(self._into_state_dict))  # torch gives the hook an attribute
             module.register_load_state_dict_pre_hook(self._before_loading)
 
     def contain(self, inner: "Unit") -> None:
