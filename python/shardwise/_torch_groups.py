@@ -4,8 +4,8 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -96,29 +96,45 @@ def new_group_like(
         counts = _counts.setdefault(everyone, Counter())
         name = f"{kind}, {counts[kind]}"
         counts[kind] += 1
-    group, _ = c10d._new_process_group_helper(
-        len(members),
-        members.index(dist.get_rank()) if dist.get_rank() in members else None,
-        members,
-        backend,
-        store,
-        c10d.GroupName(name),
-        backend_options=options,
-        timeout=timeout
-        or getattr(options, "_timeout", None)
-        or timeout_of(everyone)
-        or c10d._get_default_timeout(backend),
-        device_id=everyone.bound_device_id,
-        group_desc=description,
-    )
+    with _own_store(store) as store:
+        group, _ = c10d._new_process_group_helper(
+            len(members),
+            members.index(dist.get_rank()) if dist.get_rank() in members else None,
+            members,
+            backend,
+            store,
+            c10d.GroupName(name),
+            backend_options=options,
+            timeout=timeout
+            or getattr(options, "_timeout", None)
+            or timeout_of(everyone)
+            or c10d._get_default_timeout(backend),
+            device_id=everyone.bound_device_id,
+            group_desc=description,
+        )
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(members)}
     return group
 
 
+@contextmanager
+def _own_store(store: dist.Store) -> Iterator[dist.Store]:
+    """`store`, of which a thread has a copy where another one is making a group: a connection serves one call at a time, and one that waits
+    for other ranks' words would keep this rank from saying its own."""
+    with _counting:
+        _makers.append(store)
+        is_shared = len(_makers) > 1
+    try:
+        yield store.clone() if is_shared else store
+    finally:
+        with _counting:
+            _makers.pop()
+
+
 # How many groups of each kind and members were made in a world.
 _counts: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 _counting = threading.Lock()
+_makers: list[dist.Store] = []  # one for each thread that is making a group
 _making_alone = threading.Lock()  # of one thread: nobody else is waited for
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -274,7 +275,7 @@ def _torchs_placement(placement: Placement) -> TorchPlacement:
     )
 
 
-_torchs_meshes: dict[DeviceMesh, TorchDeviceMesh] = {}
+_torchs_meshes: WeakKeyDictionary[DeviceMesh, TorchDeviceMesh] = WeakKeyDictionary()
 
 
 def _torchs_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
