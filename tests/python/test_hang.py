@@ -200,7 +200,7 @@ def test_the_check_names_the_programs_lines(tmp_path):
     errors = {(tmp_path / f"error-{rank}").read_text() for rank in range(3)}
     (error,) = errors
     assert re.match(
-        r"\[check\] rank 0 is about to all_reduce for aten::\S+ \(.*as \[Partial\(sum\)\].*\) at "
+        r"\[check\] rank 0 is about to all_reduce 1 element for aten::\S+ \(.*as \[Partial\(sum\)\].*\) at "
         rf"\S*hang_program\.py:{line_of('# the sum')} in checked, "
         r"rank 1 to exchange for redistribute \(.*Shard\(0\).*\) at "
         rf"\S*hang_program\.py:{line_of('# to all')} in checked\. Every rank must",
