@@ -8,13 +8,11 @@
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/local_reads.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/tensor_split.h>
 
-#include <algorithm>
 #include <numeric>
 
 namespace shardwise {
@@ -43,12 +41,11 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return mesh.is_member() ? own : of_all;  // slices of a mesh answer apart
 }
 
-/// Nothing is sent: tensors of one layout are set to the same memory if this rank's pieces are.
+/// Nothing is sent. Views and aliases share their memory on all ranks, also where pieces are empty.
 bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
   const DTensorImpl *a = maybe_dtensor(self), *b = maybe_dtensor(other);
   if (!a || !b || a->spec() != b->spec()) return false;
-  const Shards &own = shards_read_by(*a, "is_set_to"), &others = shards_read_by(*b, "is_set_to");
-  return std::ranges::equal(own, others, [](const at::Tensor& x, const at::Tensor& y) { return x.is_set_to(y); });
+  return a == b || (a->memory() == b->memory() && a->storage_offset() == b->storage_offset());
 }
 
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }

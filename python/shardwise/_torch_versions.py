@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import torch
 from torch._library import opaque_object
 from torch._library.opaque_object import MemberType
 from torch.distributed import distributed_c10d

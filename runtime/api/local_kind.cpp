@@ -42,7 +42,10 @@ struct KindOfSum final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
+/// No operator is asked for a stale view: the alias is stale, too, and nothing is sent.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
+  if (const auto* from = maybe_dtensor(tensor); from->is_stale())
+    return at::Tensor(from->shallow_copy_and_detach(from->version_counter(), /*allow_change=*/false));
   at::Tensor result = [&] {
     at::AutoDispatchBelowAutograd guard;
     return at::redispatch::detach(keys & c10::after_autograd_keyset, tensor);

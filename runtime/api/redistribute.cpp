@@ -147,6 +147,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placement
 at::Tensor redistribute(const at::Tensor& tensor, const MeshPtr& mesh, Placements placements,
                         const RedistributeOptions& options, const MoveDtypes& dtypes) {
   const SpecPtr& from = spec_of(tensor);
+  maybe_dtensor(tensor)->refresh();
   if (from->mesh()->is_meta() && !mesh->is_meta())
     return redistribute(tensor, mesh->on_meta(), std::move(placements), options, dtypes);
   const at::ScalarType dtype = dtypes.forward.value_or(from->dtype());
@@ -181,6 +182,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& tensors
   std::vector<SpecPtr> to_together;
   std::vector<size_t> places;
   for (size_t i = 0; i < tensors.size(); ++i) {
+    maybe_dtensor(tensors[i])->refresh();
     if (to[i] == spec_of(tensors[i]) || tensors[i].is_sparse() || maybe_dtensor(tensors[i])->owned_rows()) {
       results[i] = redistribute(tensors[i], placements[i]);
       continue;

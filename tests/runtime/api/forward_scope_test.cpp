@@ -119,8 +119,9 @@ TEST(ForwardScopeTest, ArgumentsThatDifferWithoutAnErrorAreComparedOnce) {
     const auto calls = calls_on({make_mesh({2})});
     const std::vector<ForwardArgument> own{tensor("x", at::full({3}, world.rank()))};
     EXPECT_EQ(calls->differences("Model", own).size(), 1U);
-    if (world.rank() == 0)
-      EXPECT_EQ(calls->differences("Model", own).size(), 1U);  // sends nothing, so that rank 0 may be alone
+    if (world.rank() == 0) {  // sends nothing, so that rank 0 may be alone
+      EXPECT_EQ(calls->differences("Model", own).size(), 1U);
+    }
   });
 }
 
@@ -152,11 +153,15 @@ TEST(ForwardScopeTest, ARunWithoutValuesComparesNothing) {
     const MeshPtr mesh = make_mesh({2});
     const auto calls = calls_on({mesh});
     const std::vector<ForwardArgument> on_meta{tensor("x", at::ones({2}, at::TensorOptions(at::kMeta)))};
-    if (world.rank() == 0) EXPECT_EQ(difference(calls, on_meta, mesh), "");
+    if (world.rank() == 0) {
+      EXPECT_EQ(difference(calls, on_meta, mesh), "");
+    }
     expect_error("different x",
                  difference(calls, {tensor("x", at::full({2}, static_cast<float>(world.rank())))}, mesh));
     const auto planned = calls_on({mesh->on_meta()});  // of a module that gets values later
-    if (world.rank() == 0) EXPECT_EQ(difference(planned, {number("rate", "0.5")}, mesh), "");
+    if (world.rank() == 0) {
+      EXPECT_EQ(difference(planned, {number("rate", "0.5")}, mesh), "");
+    }
     expect_error("different x", difference(planned, {tensor("x", at::full({2}, world.rank()))}, mesh));
   });
 }
