@@ -102,7 +102,7 @@ std::optional<TableLookup> sharded_as(const Spec& grad, const TableLookup& looku
   if (const auto known = call.sharded->load(); known && known->plan->ids == of_ids) return *known;
   if (lookup.plan->ids_are_equal && lookup.table->is_member() &&
       differ_along(lookup.plan->exchange_along, of_ids, lookup.plan->ids))
-    return lookup.with_exchange().of_parts(of_ids);
+    return lookup.of_parts(of_ids, lookup.own_groups());
   LookupOptions options = call.lookup;
   options.checks_ids = false;  // the forward checked them
   TableLookup again = start_lookup(lookup.table, redistribute(lookup.ids, of_ids), options);

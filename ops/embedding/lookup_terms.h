@@ -20,7 +20,7 @@ using ShardedLookup = std::shared_ptr<std::atomic<std::shared_ptr<const TableLoo
 /// Keeps a copy of this rank's rows, each once, so that the table may be written to. The terms themselves are made when somebody reads them.
 class LookupTerms final : public OwnedRows, public PendingMove {
  public:
-  /// `lookup`: of equal ids, without its exchange; on a member. `pieces`: the table's. Sends nothing. Cost: groups all ids, copies own rows.
+  /// `lookup`: of equal ids, without its exchange; on a member. `pieces`: the table's. Sends nothing. Cost: a pass over the ids, groups and copies own rows.
   LookupTerms(const TableLookup& lookup, c10::ArrayRef<at::Tensor> pieces, ShardedLookup sharded);
 
   /// This rank's terms: its rows, and zeros.
@@ -32,7 +32,8 @@ class LookupTerms final : public OwnedRows, public PendingMove {
   Placements ids_for(const Spec& to) const;
 
   TableLookup lookup_;
-  const std::vector<at::Tensor> own_rows_;
+  const std::vector<IdGroups> own_;         // per box of this rank
+  const std::vector<at::Tensor> own_rows_;  // of these groups, [groups, columns of the box]
   const ShardedLookup sharded_;
 };
 

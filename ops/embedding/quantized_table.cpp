@@ -97,8 +97,7 @@ at::Tensor QuantizedTable::lookup(const at::Tensor& ids) const {
   const CommScope scope(kLookup);
   const LookupOptions& options = LookupScope::current();
   TableLookup lookup = TableLookup::start(kLookup, spec_, own, plan_lookup(spec_, spec_of(own), options), options);
-  if (lookup.plan->ids_are_equal)
-    lookup = (spec_->is_member() ? lookup.with_exchange() : lookup).of_parts(lookup.plan->ids);
+  if (lookup.plan->ids_are_equal) lookup = lookup.of_parts(lookup.plan->ids);
   const SpecPtr& found = lookup.plan->rows;
   Shards pieces;
   if (found->is_member()) {

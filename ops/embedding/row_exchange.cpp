@@ -79,22 +79,23 @@ RowExchange RowExchange::make_of_equal_ids(const SpecPtr& table, std::vector<boo
   return result;
 }
 
-RowExchange RowExchange::of_parts(const at::Tensor& ids, const PartOf& part_of) const {
-  RowExchange result(table_, along_, ids, group_);
-  for (size_t box = 0; box < table_->boxes().size(); ++box) {
-    const Request& own = own_request(box);
+RowExchange RowExchange::make_of_parts(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
+                                       c10::ArrayRef<IdGroups> own, const PartOf& part_of) {
+  GroupPtr group = group_along(*table->mesh(), along, /*tells_all=*/false);
+  RowExchange result(table, std::move(along), ids, std::move(group));
+  for (size_t box = 0; box < own.size(); ++box) {
     std::vector<at::Tensor> places;
     int64_t begin = 0;
-    for (const int64_t rank : group_->ranks) {
-      if (!is_partner(*table_->mesh(), rank, along_)) continue;
-      places.push_back(group_ids(part_of(rank, groups_.group_of), own.begin, own.n()).rows);
+    for (const int64_t rank : result.group_->ranks) {
+      if (!is_partner(*table->mesh(), rank, result.along_)) continue;
+      places.push_back(group_ids(part_of(rank, own[box].group_of), 0, own[box].n()).rows);
       const int64_t end = begin + places.back().numel();
       result.incoming_.push_back({rank, box, begin, end});
       begin = end;
     }
     result.incoming_places_.push_back(at::cat(places));
-    result.incoming_ids_.push_back(
-        part(groups_.rows, own.begin, own.end).index_select(0, result.incoming_places_[box]));
+    const at::Tensor rows = own[box].rows.index_select(0, result.incoming_places_[box]);
+    result.incoming_ids_.push_back(rows.add_(table->boxes()[box].offsets[0]));
   }
   return result;
 }
@@ -249,28 +250,6 @@ void RowExchange::exchange_ids() {
     ids_of(incoming).copy_(part(wanted, request.begin, request.end));
   });
   messages->wait();
-}
-
-std::vector<at::Tensor> RowExchange::own_rows(c10::ArrayRef<at::Tensor> pieces) const {
-  std::vector<at::Tensor> result;
-  for (size_t box = 0; box < pieces.size(); ++box) {
-    const Request& own = own_request(box);
-    result.push_back(lookup_rows(pieces[box], part(groups_.rows, own.begin, own.end), own.box.offsets[0]));
-  }
-  return result;
-}
-
-at::Tensor RowExchange::terms(c10::ArrayRef<at::Tensor> own_rows) const {
-  if (own_rows.size() == 1 && spans(own_request(0).box))
-    return lookup_rows(own_rows[0], groups_.group_of, own_request(0).begin);
-  const at::Tensor result =
-      at::zeros({groups_.group_of.numel(), columns_.length()}, groups_.rows.options().dtype(table_->dtype()));
-  for (size_t box = 0; box < own_rows.size(); ++box) {
-    const Request& own = own_request(box);
-    const at::Tensor columns = result.narrow(1, column_of(own.box), own.box.sizes[1]);
-    lookup_rows_into(columns, own_rows[box], groups_.group_of, own.begin);
-  }
-  return result;
 }
 
 at::Tensor RowExchange::fetch(c10::ArrayRef<at::Tensor> pieces) const {

@@ -42,8 +42,10 @@ class RowExchange {
 
   /// The numbers of `per_id` [ids] for the ids that `rank` wants.
   using PartOf = std::function<at::Tensor(int64_t rank, const at::Tensor& per_id)>;
-  /// Of equal ids: the exchange in which each rank wants the rows of a part of them only, this rank those of `ids`. Nothing is sent.
-  RowExchange of_parts(const at::Tensor& ids, const PartOf& part_of) const;
+  /// The exchange in which each rank wants the rows of a part of equal ids only, this rank those of `ids`. Nothing is sent. `own`: all ids,
+  /// grouped by row of each of this rank's boxes.
+  static RowExchange make_of_parts(const SpecPtr& table, std::vector<bool> along, const at::Tensor& ids,
+                                   c10::ArrayRef<IdGroups> own, const PartOf& part_of);
 
   /// A message of a few numbers between all members, which CommTrace leaves out. Throws: c10::IndexError as make(), and c10::ValueError where ids differ between ranks
   /// that must have the same.
@@ -57,11 +59,7 @@ class RowExchange {
   /// The rows of groups(), [groups, columns]. Each row is received once.
   at::Tensor fetch(c10::ArrayRef<at::Tensor> pieces) const;
 
-  /// This rank's rows of equal ids, each once, [rows, columns of the box] per box. `pieces`: the table's.
-  std::vector<at::Tensor> own_rows(c10::ArrayRef<at::Tensor> pieces) const;
-  /// Equal ids' rows where this rank has them, zeros elsewhere: [ids, columns].
-  at::Tensor terms(c10::ArrayRef<at::Tensor> own_rows) const;
-  /// fetch() of an exchange of equal ids or of parts of them: the owners send what own_rows() gave them.
+  /// fetch() of an exchange of equal ids or of parts of them. `own_rows`: those that these ids name in each box, [groups, columns of the box].
   at::Tensor fetch_kept(c10::ArrayRef<at::Tensor> own_rows) const;
 
   /// fetch() of packed rows (packed_rows.h): `pieces` are packed, rows are sent so, and are unpacked where they arrive.
@@ -127,7 +125,7 @@ class RowExchange {
   std::vector<Request> requests_;            // in the group's order of ranks, this rank's own too
   std::vector<IncomingRequest> incoming_;    // likewise
   std::vector<at::Tensor> incoming_ids_;     // per box of this rank
-  std::vector<at::Tensor> incoming_places_;  // of parts of equal ids: where own_rows() has the rows of incoming_ids_
+  std::vector<at::Tensor> incoming_places_;  // of parts of equal ids: which of the box's groups incoming_ids_ are
 };
 
 }  // namespace shardwise

@@ -95,13 +95,14 @@ TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::T
   return lookup;
 }
 
-TableLookup TableLookup::with_exchange() const {
-  TableLookup lookup = *this;
-  lookup.row_exchange = RowExchange::make_of_equal_ids(table, plan->exchange_along, own_ids());
-  return lookup;
+std::vector<IdGroups> TableLookup::own_groups() const {
+  std::vector<IdGroups> groups;
+  for (const Box& box : table->boxes())
+    groups.push_back(group_ids(own_ids(), box.offsets[0], box.sizes[0], /*skipped=*/-1, /*with_group_of=*/true));
+  return groups;
 }
 
-TableLookup TableLookup::of_parts(Placements of_ids) const {
+TableLookup TableLookup::of_parts(Placements of_ids, c10::ArrayRef<IdGroups> own) const {
   LookupPlan of_part = *plan;
   for (size_t m = 0; m < of_ids.size(); ++m)
     if (plan->exchange_along[m]) of_part.found[m] = of_ids[m];
@@ -109,18 +110,22 @@ TableLookup TableLookup::of_parts(Placements of_ids) const {
   of_part.rows = spec_of_rows(of_part.found);
   of_part.ids_are_equal = of_ids == plan->ids;
   of_part.ids = of_ids;
-  TableLookup lookup{op, table, std::make_shared<const LookupPlan>(of_part), redistribute(ids, std::move(of_ids)),
-                     row_exchange};
-  if (of_part.ids_are_equal || !row_exchange) return lookup;
+  TableLookup lookup{op, table, std::make_shared<const LookupPlan>(of_part), redistribute(ids, std::move(of_ids)), {}};
+  if (!table->is_member()) return lookup;
+  if (of_part.ids_are_equal) {
+    lookup.row_exchange = RowExchange::make_of_equal_ids(table, plan->exchange_along, lookup.own_ids());
+    return lookup;
+  }
   const Box& all = spec_of(ids)->boxes()[0];
   const Layout& parts = spec_of(lookup.ids)->layout();
-  lookup.row_exchange = row_exchange->of_parts(lookup.own_ids(), [&](int64_t rank, const at::Tensor& per_id) {
+  const auto part_of = [&](int64_t rank, const at::Tensor& per_id) {
     const Box box = parts.boxes(rank)[0];
     at::Tensor part = per_id.view(all.sizes);
     for (int64_t dim = 0; dim < part.dim(); ++dim)
       part = part.narrow(dim, box.offsets[dim] - all.offsets[dim], box.sizes[dim]);
     return part.reshape({-1});
-  });
+  };
+  lookup.row_exchange = RowExchange::make_of_parts(table, plan->exchange_along, lookup.own_ids(), own, part_of);
   return lookup;
 }
 

@@ -35,11 +35,11 @@ struct TableLookup {
   static TableLookup start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                            const LookupOptions& options);
 
-  /// Of equal ids: with the exchange that brings all rows to all.
-  TableLookup with_exchange() const;
-  /// Of equal ids, with_exchange(): the lookup in which each rank wants the rows of its part of the ids, as `of_ids` shards them along mesh
-  /// dims of the exchange; with the ids as they are, all ranks want all. Sends nothing.
-  TableLookup of_parts(Placements of_ids) const;
+  /// This rank's ids, grouped by row of each of its boxes, with `group_of`.
+  std::vector<IdGroups> own_groups() const;
+  /// The lookup in which each rank wants the rows of its part of equal ids, as `of_ids` shards them along mesh dims of the exchange; if it
+  /// shards none, all ranks want all. `own`: own_groups(), needed where it shards them. Sends nothing.
+  TableLookup of_parts(Placements of_ids, c10::ArrayRef<IdGroups> own = {}) const;
 
   /// The spec of the rows looked up, [ids..., columns].
   SpecPtr spec_of_rows(Placements placements) const;
