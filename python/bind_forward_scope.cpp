@@ -2,6 +2,8 @@
 #include "runtime/api/forward_scope.h"
 #include "runtime/dispatch/plain_operand.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
