@@ -60,7 +60,7 @@ Dims strides_of(const at::Tensor& tensor) {
                                           : row_major_strides(tensor.sizes());
 }
 
-/// What a rank gives. All ranks take strides, gradient and kind of memory of the root's.
+/// The tensor of one rank. All ranks take strides, gradient and kind of memory of the root's.
 struct Given {
   c10::Layout layout;
   c10::ScalarType dtype;

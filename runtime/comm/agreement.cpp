@@ -53,15 +53,15 @@ std::vector<Facts> agree(const Group& group, const char* op, Outcome outcome, co
     result.push_back(Facts::of_words(std::move(words)));
     if (first != Outcome::kFacts || each == Outcome::kFacts) continue;
     first = each;
-    text = FactReader(result.back()).kind();
+    text = FactReader(result.back()).name();
   }
   throw_again(first, text);
-  const std::string kind = FactReader(result[0]).kind();
+  const std::string name = FactReader(result[0]).name();
   for (size_t i = 1; i < result.size(); ++i) {
-    const std::string other = FactReader(result[i]).kind();
-    TORCH_CHECK_VALUE(other == kind,
+    const std::string other = FactReader(result[i]).name();
+    TORCH_CHECK_VALUE(other == name,
                       fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give one kind on every rank.", op,
-                                  group.ranks[0], kind, group.ranks[i], other));
+                                  group.ranks[0], name, group.ranks[i], other));
   }
   return result;
 }

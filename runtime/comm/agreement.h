@@ -7,7 +7,7 @@
 //     ... reader.number() ... reader.list() ...
 //   }
 //
-// What follows is decided by the facts of all, so that it is the same on all: an error, or a layout.
+// The facts of all decide what follows, so that it is the same on all: an error, or a layout.
 #pragma once
 
 #include "placements/box.h"
@@ -25,8 +25,8 @@ namespace shardwise {
 /// Values that one rank tells the others, in an order that all ranks know.
 class Facts {
  public:
-  /// `kind`: what the rank gives, "a tensor", for the error of ranks that give different things.
-  explicit Facts(std::string_view kind = "") { text(kind); }
+  /// `name`: what the rank gives, "a tensor", for the error of ranks that give different things.
+  explicit Facts(std::string_view name = "") { text(name); }
   /// Facts that words() gave before.
   static Facts of_words(std::vector<int64_t> words);
 
@@ -45,9 +45,9 @@ class Facts {
 /// Reads facts in the order in which they were added. The facts outlive it. Throws: c10::Error where there are no more.
 class FactReader {
  public:
-  explicit FactReader(const Facts& facts) : words_(facts.words()), kind_(text()) {}
+  explicit FactReader(const Facts& facts) : words_(facts.words()), name_(text()) {}
 
-  const std::string& kind() const { return kind_; }
+  const std::string& name() const { return name_; }
   bool at_end() const { return next_ == words_.size(); }
   int64_t number();
   Dims list();
@@ -57,7 +57,7 @@ class FactReader {
  private:
   const std::vector<int64_t>& words_;
   size_t next_ = 0;
-  std::string kind_;
+  std::string name_;
 };
 
 /// The members' facts, by group order. Collective. `op` is named by errors; it lives as long as the program.

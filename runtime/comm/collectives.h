@@ -39,7 +39,7 @@ void all_reduce(const Group& group, const at::Tensor& tensor, Reduce reduce);
 /// Sends contiguous `tensor` of the member at `root_index` to all, in place.
 void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index);
 
-/// Gathers each member's numbers, by group order. Two messages: the lengths, then the numbers padded to the longest.
+/// Gathers each member's numbers, by group order. One message of 32 words per rank; a second one where a rank has more than 31 numbers.
 std::vector<std::vector<int64_t>> all_gather_numbers(const Group& group, const std::vector<int64_t>& numbers);
 
 }  // namespace shardwise

@@ -35,7 +35,4 @@ at::Tensor bytes_of(const at::Tensor& tensor);
 /// one rank.
 at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& numbers, bool is_counted = false);
 
-/// The same within a communication, which it is a part of.
-at::Tensor gather_unrecorded(const Group& group, const at::Tensor& numbers);
-
 }  // namespace shardwise

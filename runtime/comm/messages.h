@@ -4,7 +4,9 @@
 //   ...                                                                                // work that needs none of them
 //   messages->wait();
 //
-// They travel as bytes, so the dtype is the two ends' own affair. Several messages between one pair match in order.
+// They travel as bytes, so the dtype is the two ends' own affair. Several messages between one pair match in order. Over Gloo and threads a
+// message of another call, operator or length is never received (tagged_messages.h). NCCL does not tell them apart: there SHARDWISE_CHECK=1
+// names ranks that differ.
 #pragma once
 
 #include "runtime/comm/group.h"

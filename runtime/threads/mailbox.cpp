@@ -45,6 +45,7 @@ void Mailbox::send(const Box& box, const at::Tensor& tensor) {
   if (!letter) sent_[box].push_back(letter = std::make_shared<Letter>());
   letter->tensor = copy;
   letter->what = end_of(copy);
+  letter->number = ++n_sent_;
   membership_->changed_.notify_all();
 }
 
@@ -59,9 +60,11 @@ Mailbox::LetterPtr Mailbox::expect(const Box& box) {
 /// rank never made, or made elsewhere.
 const Mailbox::Letter* Mailbox::find_foreign(const Box& box) const {
   if (box.tag < kFirstMessageTag) return nullptr;
-  const auto found = sent_.lower_bound({box.from, box.to, kFirstMessageTag});
-  const bool is_foreign = found != sent_.end() && found->first.from == box.from && found->first.to == box.to;
-  return is_foreign ? found->second.front().get() : nullptr;
+  const Letter* first = nullptr;
+  for (auto found = sent_.lower_bound({box.from, box.to, kFirstMessageTag});
+       found != sent_.end() && found->first.from == box.from && found->first.to == box.to; ++found)
+    if (const Letter& letter = *found->second.front(); !first || letter.number < first->number) first = &letter;
+  return first;
 }
 
 void Mailbox::receive(const Box& box, const LetterPtr& letter, const at::Tensor& to,

@@ -22,6 +22,7 @@ class Mailbox {
   struct Letter {
     std::optional<at::Tensor> tensor;  // none until it is sent
     std::string what;                  // "4 Byte for aten::embedding", as the sender says
+    uint64_t number = 0;               // among the messages that were sent, from 1
   };
   using LetterPtr = std::shared_ptr<Letter>;
   struct Box {  // indices in the group
@@ -56,6 +57,7 @@ class Mailbox {
 
   std::shared_ptr<Membership> membership_;
   std::vector<int64_t> ranks_;
+  uint64_t n_sent_ = 0;
   std::map<Box, std::deque<LetterPtr>> sent_;      // nobody expects them yet
   std::map<Box, std::deque<LetterPtr>> expected_;  // nobody has sent them yet
 };

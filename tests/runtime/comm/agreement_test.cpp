@@ -24,7 +24,7 @@ Facts facts_of(int64_t rank, int64_t n_numbers) {
 
 void expect_facts_of(int64_t rank, int64_t n_numbers, const Facts& facts) {
   FactReader reader(facts);
-  EXPECT_EQ(reader.kind(), "a part");
+  EXPECT_EQ(reader.name(), "a part");
   EXPECT_EQ(reader.number(), -rank);
   EXPECT_EQ(reader.text(), std::string(static_cast<size_t>(rank) * 5, 'x'));
   EXPECT_EQ(reader.maybe(), std::nullopt);
