@@ -83,7 +83,7 @@ def child(x, mesh, answers):
     except ValueError as error:
         refusal = str(error)
     own = (type(x).__name__, x.placements, x.to_local().tolist(), (x * 3).to_local().sum().item())
-    answers.put((own, repr(mesh), mesh.get_rank(), x.device_mesh is mesh, dist.is_initialized(), refusal))
+    answers.put((own, repr(mesh), mesh.get_rank(), x.device_mesh == mesh, dist.is_initialized(), refusal))
 
 
 def spawned(mesh):
