@@ -43,12 +43,12 @@ bool equal(const at::Tensor& self, const at::Tensor& other) {
   return mesh.is_member() ? own : of_all;  // slices of a mesh answer apart
 }
 
-/// Nothing is sent: tensors of one layout are set to the same memory if this rank's pieces are.
+/// Nothing is sent: tensors of one layout are set to the same memory if this rank's pieces are; one without elements says nothing.
 bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
   const DTensorImpl *a = maybe_dtensor(self), *b = maybe_dtensor(other);
   if (!a || !b || a->spec() != b->spec()) return false;
   const Shards &own = shards_read_by(*a, "is_set_to"), &others = shards_read_by(*b, "is_set_to");
-  return std::ranges::equal(own, others, [](const at::Tensor& x, const at::Tensor& y) { return x.is_set_to(y); });
+  return std::ranges::equal(own, others, [](const at::Tensor& x, const at::Tensor& y) { return x.numel() == 0 || x.is_set_to(y); });
 }
 
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
