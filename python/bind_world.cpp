@@ -1,12 +1,10 @@
 #include "python/package.h"
 #include "python/torch_world.h"
-#include "runtime/comm/flight_recorder.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-#include <algorithm>
 #include <optional>
 
 namespace shardwise {
@@ -45,11 +43,6 @@ void close(const std::shared_ptr<World>& world) {
   world->close();
 }
 
-/// True while a thread waits for other ranks. It needs the groups.
-bool is_waiting() {
-  return std::ranges::any_of(FlightRecorder::all(), [](const auto* recorder) { return !recorder->waits().empty(); });
-}
-
 }  // namespace
 
 std::shared_ptr<World> python_world() {
@@ -86,7 +79,7 @@ void forget_python_world() {
   {
     std::lock_guard lock(known().mutex);
     // The ends of groups wait for their threads, which a forked child does not have.
-    if (known().process != getpid() || is_waiting()) return;
+    if (known().process != getpid()) return;
     world.swap(known().world);
     known().everyone.reset();
   }

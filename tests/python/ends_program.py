@@ -3,8 +3,6 @@
 import atexit
 import os
 import sys
-import threading
-import time
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -29,14 +27,6 @@ def globals_and_atexit(mesh):
     x = ones(mesh, requires_grad=True)
     kept = [mesh, x, (x * 2).sum(), x.detach().redistribute(placements=[Replicate()], async_op=True)]
     atexit.register(lambda: say(f"at exit {(x * 2).to_local().sum().item()} {mesh}"))
-
-
-def daemon_thread(mesh):
-    """A thread waits for a message that never comes. (One amid operators of torch aborts the process without Shardwise, too.)"""
-    if dist.get_rank() == 0:
-        x = ones(mesh)
-        threading.Thread(target=x.full_tensor, daemon=True).start()
-        time.sleep(0.5)
 
 
 def forked_children(mesh):
@@ -83,7 +73,7 @@ def child(x, mesh, answers):
     except ValueError as error:
         refusal = str(error)
     own = (type(x).__name__, x.placements, x.to_local().tolist(), (x * 3).to_local().sum().item())
-    answers.put((own, repr(mesh), mesh.get_rank(), x.device_mesh is mesh, dist.is_initialized(), refusal))
+    answers.put((own, repr(mesh), mesh.get_rank(), x.device_mesh == mesh, dist.is_initialized(), refusal))
 
 
 def spawned(mesh):
@@ -107,6 +97,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     globals()[part](sw.init_device_mesh("cpu", (2,)))
     say(f"{part}-{os.environ['RANK']}")
-    if part not in ("globals_and_atexit", "daemon_thread"):
+    if part != "globals_and_atexit":
         dist.barrier()
         dist.destroy_process_group()

@@ -63,7 +63,7 @@ def several_threads(folder):
     for thread in threads:
         thread.join()
     assert not errors, errors
-    assert len(set(map(id, shared))) == 1
+    assert all(mesh == shared[0] for mesh in shared)
     dist.barrier()
 
 

@@ -8,7 +8,6 @@ from torchrun import torchrun
     "part",
     [
         "globals_and_atexit",
-        "daemon_thread",
         "forked_children",
         "workers",
         "spawned",

@@ -170,7 +170,7 @@ def test_ranks_of_a_replicated_dim_and_ranks_outside_load_each_others_parts():
 def test_files_without_a_rank_load_as_they_did():
     def body(rank):
         mesh = rebuild_mesh("cpu", torch.tensor([0, 1], dtype=torch.int32), [])
-        assert mesh is sw.init_device_mesh("cpu", (2,))
+        assert mesh == sw.init_device_mesh("cpu", (2,))
         x = rebuild_dtensor([torch.ones(2)], mesh, (Shard(0),), (4,), (1,), torch.float32, 0, False, {})
         assert x.full_tensor().tolist() == [1] * 4
 
@@ -193,14 +193,14 @@ def test_a_process_that_is_no_rank_loads_tensors_and_meshes_without_groups(monke
     again = pickle.loads(files[3])
     assert not dist.is_initialized()
     mesh = x.device_mesh
-    assert again[0].device_mesh is mesh and again[1] is tp and again[2] is flat
+    assert again[0].device_mesh == mesh and again[1] == tp and again[2] == flat
     assert (mesh.shape, mesh.mesh_dim_names, mesh.get_rank(), mesh.get_coordinate()) == (
         (2, 2),
         ("dp", "tp"),
         3,
         (1, 1),
     )
-    assert tp.mesh.tolist() == [2, 3] and mesh["tp"] is tp and mesh["dp", "tp"]._flatten("all") is flat
+    assert tp.mesh.tolist() == [2, 3] and mesh["tp"] == tp and mesh["dp", "tp"]._flatten("all") == flat
     assert x.to_local().tolist() == [4, 5, 6, 7] and (x * 2).to_local().tolist() == [8, 10, 12, 14]
     assert y.to_local().tolist() == [3] and "Shard(0)" in repr(y)
     for send in (x.full_tensor, y.full_tensor, lambda: x.sum().item()):
@@ -218,7 +218,7 @@ def test_a_process_that_is_no_rank_loads_tensors_and_meshes_without_groups(monke
     def load(rank):
         made = make(rank)
         if rank == 3:
-            assert all(one is other for one, other in zip(pickle.loads(back)[1:3], made[1:3], strict=True))
+            assert pickle.loads(back)[1:3] == made[1:3]
             assert_same(pickle.loads(back)[0], made[0])
 
     run_ranks(4, load)
