@@ -19,7 +19,9 @@ def test_statistics_after_a_sort_of_terms_of_a_sum(statistic):
         x = sw.DTensor.from_local(terms, mesh, [Shard(0), Partial()], shape=(10,), stride=(1,))
         torch.testing.assert_close(x.sort(0).values.full_tensor(), dense.sort(0).values)
         ours, theirs = getattr(x, statistic)(0), getattr(dense, statistic)(0)
-        for mine, expected in zip(*[each if isinstance(each, tuple) else (each,) for each in (ours, theirs)], strict=True):
+        for mine, expected in zip(
+            *[each if isinstance(each, tuple) else (each,) for each in (ours, theirs)], strict=True
+        ):
             torch.testing.assert_close(mine.full_tensor(), expected)
 
     run_ranks(4, body)
