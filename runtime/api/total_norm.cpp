@@ -77,7 +77,7 @@ class PowerSum {
   double p_;
 };
 
-/// Which tensors this rank gives, for all ranks to compare.
+/// The tensors that this rank gives, for all ranks to compare.
 class GivenTensors {
  public:
   explicit GivenTensors(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {

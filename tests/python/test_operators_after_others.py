@@ -1,4 +1,4 @@
-"""What an operator gives does not hang on the operators before it."""
+"""The result of an operator does not hang on the operators before it."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from shardwise.testing import run_ranks
 
 @pytest.mark.parametrize("statistic", ["var", "std", "var_mean"])
 def test_statistics_after_a_sort_of_terms_of_a_sum(statistic):
-    """Of 10 elements in two shards, each a sum of two terms."""
+    """The tensor has 10 elements in two shards, each a sum of two terms."""
     dense = torch.arange(10.0).sin()
 
     def body(rank):
