@@ -128,8 +128,7 @@ void bind_distributed_embedding(py::module_& module) {
   py::class_<Layer::Lookup, std::shared_ptr<Layer::Lookup>>(layer, "Lookup",
                                                             "A lookup of which the ids are on their way.")
       .def("fetch", &Layer::Lookup::fetch, no_gil, "Sends for the rows. Collective.")
-      .def("wait", &Layer::Lookup::wait, no_gil,
-           "The vectors by feature. Collective without fetch().");
+      .def("wait", &Layer::Lookup::wait, no_gil, "The vectors by feature. Collective without fetch().");
 }
 
 }  // namespace shardwise

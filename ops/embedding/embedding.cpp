@@ -177,7 +177,8 @@ at::Tensor differentiable_embed(const at::Tensor& weight, const at::Tensor& ids,
     return carried(embed(weight, ids, padding_idx, by_freq, sparse));
   const at::Tensor table = prepared_table(kEmbedding, weight);
   check_padding(kEmbedding, padding_idx, table.size(0));
-  const CallOptions call{LookupScope::current(), padding_idx, by_freq, GradientSink::compared(kEmbedding, weight, sparse)};
+  const CallOptions call{LookupScope::current(), padding_idx, by_freq,
+                         GradientSink::compared(kEmbedding, weight, sparse)};
   const at::Tensor own = prepared_ids(kEmbedding, ids, *spec_of(table));
   TableLookup lookup;
   at::Tensor result;

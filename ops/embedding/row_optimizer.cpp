@@ -119,8 +119,8 @@ RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : op
 }
 
 const char* to_string(RowOptimizer::Kind kind) {
-  static constexpr std::array kNames{"SGD",  "Adagrad", "row-wise Adagrad", "Adam", "row-wise Adam",
-                                     "LAMB", "row-wise LAMB"};
+  static constexpr std::array kNames{"SGD",           "Adagrad", "row-wise Adagrad", "Adam",
+                                     "row-wise Adam", "LAMB",    "row-wise LAMB"};
   return kNames.at(static_cast<size_t>(kind));
 }
 

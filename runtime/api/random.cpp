@@ -32,7 +32,7 @@ uint64_t locked_draw(at::Generator generator) {
   return draw(generator);
 }
 
-/// Of ranks that are threads each has a copy of `shared`.
+/// A rank that is a thread draws from its copy of `shared`.
 uint64_t default_draw(at::Generator shared) {
   const std::lock_guard lock(shared.mutex());
   return draw(World::is_thread() ? rank_generator(shared) : shared);

@@ -49,7 +49,7 @@ at::Tensor sent_by_owners(const at::Tensor& tensor, const SpecPtr& to) {
   return pieces ? wrap(to, *std::move(pieces)) : at::Tensor();
 }
 
-/// What a backward keeps of the forward's options: the reverse move has other links.
+/// The options of the forward that its backward keeps: the reverse move has other links.
 PlanOptions capped(const c10::IValue& memory_cap) { return {.memory_cap = memory_cap.toInt()}; }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {

@@ -77,7 +77,7 @@ class PowerSum {
   double p_;
 };
 
-/// Which tensors this rank gives, for all ranks to compare.
+/// The tensors that this rank gives, for all ranks to compare.
 class GivenTensors {
  public:
   explicit GivenTensors(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -105,11 +105,12 @@ class GivenTensors {
     const size_t n = std::ranges::mismatch(first, second).in1 - first.begin();
     const auto shown = [n](const std::vector<std::string>& texts) { return n < texts.size() ? texts[n] : "none"; };
     TORCH_CHECK_VALUE(
-        false, fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. They differ from number {} on, "
-                           "which is {} on rank {} and {} on rank {}. A parameter has a gradient on all ranks or on none. "
-                           "Look for one that a rank's loss does not use.",
-                           group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first),
-                           group.ranks[0], shown(second), group.ranks[place]));
+        false,
+        fmt::format("[total_norm] rank {} gives {} gradients and rank {} gives {}. They differ from number {} on, "
+                    "which is {} on rank {} and {} on rank {}. A parameter has a gradient on all ranks or on none. "
+                    "Look for one that a rank's loss does not use.",
+                    group.ranks[0], first.size(), group.ranks[place], second.size(), n, shown(first), group.ranks[0],
+                    shown(second), group.ranks[place]));
   }
 
  private:

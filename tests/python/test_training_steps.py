@@ -63,7 +63,7 @@ def test_a_memory_cap_holds_in_the_backward(many):
 
 
 def test_a_capped_move_to_replicas_has_a_capped_backward():
-    """Of a Partial's gradient, which is reduced."""
+    """The gradient is a Partial, which is reduced."""
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))

@@ -33,7 +33,7 @@ struct LayerTables {
   std::vector<std::vector<size_t>> features_of;  // by table
   std::vector<Interval> columns;                 // of each feature in a concatenated result
 
-  /// What becomes of the gradients of `parameters`, the tables. Throws: as GradientSink::check_cached().
+  /// Says where the gradients of `parameters`, the tables, go. Throws: as GradientSink::check_cached().
   std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 
   /// Pre: features name tables that there are.

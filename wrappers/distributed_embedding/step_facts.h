@@ -29,14 +29,14 @@ struct StepFacts {
   bool operator==(const StepFacts&) const = default;
 };
 
-/// Those of this rank, and what they stand for.
+/// The facts of this rank, and what they stand for.
 struct OwnFacts {
   StepFacts facts;
   std::vector<int64_t> gradients;  // by table
   std::shared_ptr<LookupCounts> counts;
 
   OwnFacts() = default;
-  /// Of the lookup that `counts` counted last. `sinks`: by table, empty where it fails.
+  /// The facts of the lookup that `counts` counted last. `sinks`: by table, empty where it fails.
   OwnFacts(std::shared_ptr<LookupCounts> counts, const std::vector<GradientSink>& sinks,
            const std::vector<at::Tensor>& tables);
 };

@@ -230,12 +230,6 @@ std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which)
   return fmt::format("{} of group {}: {}", what, number_, fmt::join(parameters, ", "));
 }
 
-std::string ParameterGroup::words_of_gather() const {
-  std::vector<size_t> all(sharded_.size());
-  std::iota(all.begin(), all.end(), size_t{0});
-  return words(slices_.empty() ? "gather" : "gather of slices", all);
-}
-
 bool ParameterGroup::is_stale() const { return state_ != State::kSharded && n_writes() != n_writes_; }
 
 void ParameterGroup::check_has_memory() const {
@@ -288,7 +282,9 @@ void ParameterGroup::start_messages() {
       messages_->send(ranks.ranks[member], own[i]);
     }
   }
-  const auto layouts = [&] { return words_of_gather(); };
+  std::vector<size_t> which(dealt_.size());
+  std::iota(which.begin(), which.end(), size_t{0});
+  const auto layouts = [&] { return words(is_among_few ? "gather of slices" : "gather", which); };
   const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
   const MessagePattern pattern(kGathering);
   if (ranks.size() > 1) messages_->start(ranks);

@@ -130,7 +130,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   uint64_t n_writes() const;
   /// For the order check: "gather of group 2: weight Float [10, 4] as [Shard(0)] on (4), ...", with the parameters `which`.
   std::string words(const char* what, c10::ArrayRef<size_t> which) const;
-  std::string words_of_gather() const;
   /// This rank's pieces of what has come, laid out as the leaves; undefined where nothing has.
   std::vector<at::Tensor> take_gradients();
   void deliver(size_t i, const at::Tensor& part);

@@ -43,8 +43,10 @@ class EmbeddingLookup:
         self._names = list(layer.feature_names) if isinstance(inputs, Mapping) or is_keyed(inputs) else None
         self._nested: dict[int, torch.Tensor] = {}
         parts: list[Parts | None] = []
+        tables: list[nn.Parameter] = []
         error = None
         try:
+            tables = layer._parameters_in_order()
             for index, (value, name) in enumerate(
                 zip(in_order(inputs, layer.feature_names), layer.feature_names, strict=True)
             ):
@@ -53,7 +55,7 @@ class EmbeddingLookup:
                     self._nested[index] = value
         except Exception as wrong:
             error = (type(wrong).__name__, str(wrong))  # the others learn of it with the ids
-        self._lookup = layer._core.start([] if error else parts, layer._parameters_in_order(), error)
+        self._lookup = layer._core.start([] if error else parts, tables, error)
         self._counted = parts if layer._counts is not None else []
         layer._n_samples = 0 if error else n_samples(parts)
 
