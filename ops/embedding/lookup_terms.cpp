@@ -16,7 +16,7 @@ TableLookup with_own_ids(TableLookup lookup) {
   return lookup;
 }
 
-std::vector<at::Tensor> rows_of(c10::ArrayRef<IdGroups> groups, c10::ArrayRef<at::Tensor> pieces) {
+std::vector<at::Tensor> own_rows_of(c10::ArrayRef<IdGroups> groups, c10::ArrayRef<at::Tensor> pieces) {
   std::vector<at::Tensor> rows;
   for (size_t box = 0; box < groups.size(); ++box) rows.push_back(lookup_rows(pieces[box], groups[box].rows, 0));
   return rows;
@@ -28,7 +28,7 @@ LookupTerms::LookupTerms(const TableLookup& lookup, c10::ArrayRef<at::Tensor> pi
     : OwnedRows(lookup.plan->rows),
       lookup_(with_own_ids(lookup)),
       own_(lookup_.own_groups()),
-      own_rows_(rows_of(own_, pieces)),
+      own_rows_(own_rows_of(own_, pieces)),
       sharded_(std::move(sharded)) {}
 
 Shards LookupTerms::finish() {
