@@ -28,7 +28,7 @@ using GroupNames = std::map<std::vector<int64_t>, std::string>;  // by ranks
 /// The meshes of the `with mesh:` blocks that this thread is in.
 thread_local std::vector<MeshPtr> active_meshes;
 
-/// Whoever has a tensor of ours has a mesh, so that before the first one torch is as it was.
+/// A tensor of ours has a mesh: before the first mesh torch is as it was.
 void install_replacements() {
   const py::gil_scoped_acquire gil;
   package().install();

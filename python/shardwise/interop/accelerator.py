@@ -58,7 +58,7 @@ def save_state(
 
 
 def get_state_dict(original: Function, *arguments: Any, **options: Any) -> Any:
-    """Which all ranks call: full values."""
+    """All ranks call it, and get full values."""
     state = original(*arguments, **options)
     return full_state_dict(state, cpu_offload=True) if _any_ours(state) else state
 

@@ -48,7 +48,7 @@ def init_leaving_out(original: Any, self: Any, module: torch.nn.Module, *argumen
 
 
 def add_param_group(original: Any, self: Any, param_group: dict[str, Any]) -> None:
-    """Of ZeroRedundancyOptimizer, whose constructor calls it, too."""
+    """The constructor of ZeroRedundancyOptimizer calls it, too."""
     given = param_group["params"]
     if isinstance(given, Iterator):
         given = param_group["params"] = list(given)

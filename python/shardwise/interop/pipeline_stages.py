@@ -23,7 +23,7 @@ def init(original: Any, stage: Any, *arguments: Any, **options: Any) -> None:
 
 
 def initialize(original: Any, schedule: Any, *arguments: Any, **options: Any) -> Any:
-    """What a schedule does before each step."""
+    """A schedule calls it before each step."""
     if "_shardwise_checked" not in schedule.__dict__:
         schedule._shardwise_checked = True
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
