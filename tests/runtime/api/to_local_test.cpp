@@ -190,7 +190,10 @@ TEST(StaleViewTest, OfSeveralThreadsOneFetchesTheValues) {
           std::vector<double> sums(3);
           std::vector<std::thread> users;
           for (double& sum : sums)
-            users.emplace_back([&] { sum = maybe_dtensor(row)->shards().at(0).sum().item<double>(); });
+            users.emplace_back([&] {
+              maybe_dtensor(row)->refresh();
+              sum = maybe_dtensor(row)->shards().at(0).sum().item<double>();
+            });
           for (std::thread& user : users) user.join();
           const double expected = to_local(row).sum().item<double>();
           EXPECT_EQ(sums, std::vector<double>(3, expected));
