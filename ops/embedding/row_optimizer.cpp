@@ -180,8 +180,13 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
   check_table(table);
   check_same(table, *optimizer);
   Registry& registry = Registry::get();
+  std::vector<Registry::Entry> over;  // freed without the lock: the end of a table's mesh may wait for the interpreter's
   const std::lock_guard lock(registry.mutex);
-  std::erase_if(registry.entries, [](const auto& entry) { return entry.second.is_over(); });
+  std::erase_if(registry.entries, [&](auto& entry) {
+    const bool is_over = entry.second.is_over();
+    if (is_over) over.push_back(std::move(entry.second));
+    return is_over;
+  });
   const auto [entry, is_new] = registry.entries.try_emplace(
       table.unsafeGetTensorImpl(), Registry::Entry{Registry::Table(table.getIntrusivePtr()), optimizer});
   TORCH_CHECK_VALUE(is_new || entry->second.optimizer.lock() == optimizer,

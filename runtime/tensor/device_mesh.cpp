@@ -118,13 +118,21 @@ void keep_given(const DeviceMesh& mesh) {
   given_to()[&mesh] = {given->groups(), given->are_absent()};
 }
 
-void forget_given(const DeviceMesh& mesh) {
-  Given last;  // ends without the lock: groups wait for their threads
-  const std::lock_guard lock(given_mutex);
-  if (const auto found = given_to().find(&mesh); found != given_to().end()) {
-    last = std::move(found->second);
-    given_to().erase(found);
+/// Frees `mesh` and the groups that were given to it: their ends wait for threads, which may need the interpreter's lock. A mesh without such groups
+/// keeps that lock: who frees it may hold another lock that the lock's next holder waits for.
+void end_mesh(DeviceMesh* mesh) {
+  std::optional<Given> last;
+  {
+    const std::lock_guard lock(given_mutex);
+    if (const auto found = given_to().find(mesh); found != given_to().end()) {
+      last = std::move(found->second);
+      given_to().erase(found);
+    }
   }
+  std::optional<GilRelease> no_gil;
+  if (last) no_gil.emplace();
+  delete mesh;
+  last.reset();
 }
 
 /// Nothing where `mesh` is over the World's groups, or this thread makes meshes over given ones anyway.
@@ -172,10 +180,8 @@ MeshPtr DeviceMesh::create(std::shared_ptr<World> world, c10::DeviceType device_
       if (auto mesh = found->second.lock()) return mesh;
   }
   const std::shared_ptr<DeviceMesh> mesh(new DeviceMesh, [](DeviceMesh* ended) {
-    const GilRelease no_gil;  // ends of process groups wait for threads, which may need it
     let_go_of(*ended);
-    forget_given(*ended);
-    delete ended;
+    end_mesh(ended);
   });
   mesh->coord_ = grid.coord_of(world->rank());
   mesh->lines_ = make_lines(*world, grid);
