@@ -72,8 +72,7 @@ FlightRecorder::FlightRecorder(int64_t rank) : rank_(rank), slots_(std::make_uni
 FlightRecorder::~FlightRecorder() = default;
 
 FlightRecorder& FlightRecorder::find_recorder(CommThread& thread, int64_t rank) {
-  // Where the process is no rank, a thread that is none either works for a rank that is a thread: their calls are counted together.
-  const bool is_thread = World::is_thread() || !World::maybe_current();
+  const bool is_thread = World::is_thread();
   forget_thread();
   const std::lock_guard lock(recorders().mutex);
   auto& recorder = recorders().by_rank[{is_thread, rank}];
