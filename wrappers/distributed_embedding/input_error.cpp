@@ -37,6 +37,8 @@ InputError InputError::current() {
     return {Kind::kType, text_of(error)};
   } catch (const c10::ValueError& error) {
     return {Kind::kValue, text_of(error)};
+  } catch (const c10::NotImplementedError& error) {
+    return {Kind::kNotImplemented, text_of(error)};
   } catch (const std::exception& error) {
     return {Kind::kRuntime, text_of(error)};
   }
@@ -46,6 +48,7 @@ void InputError::raise() const {
   TORCH_CHECK_INDEX(kind != Kind::kIndex, text);
   TORCH_CHECK_TYPE(kind != Kind::kType, text);
   TORCH_CHECK_VALUE(kind != Kind::kValue, text);
+  TORCH_CHECK_NOT_IMPLEMENTED(kind != Kind::kNotImplemented, text);
   TORCH_CHECK(false, text);
 }
 
