@@ -10,7 +10,7 @@ namespace shardwise {
 
 /// An exception as another rank can throw it, too.
 struct InputError {
-  enum class Kind : uint8_t { kNone, kRuntime, kValue, kIndex, kType };
+  enum class Kind : uint8_t { kNone, kRuntime, kValue, kIndex, kType, kNotImplemented };
   Kind kind = Kind::kNone;
   std::string text;
 
