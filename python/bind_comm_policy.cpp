@@ -44,7 +44,8 @@ void bind_comm_policy(py::module_& module) {
       .def(py::init([](const std::string& name) { return std::make_unique<Policy>(policy_named(name)); }),
            py::arg("policy"));
   bind_scope<NamedReading, std::string>(
-      module, "Reading", "A `with` block in which this thread starts no message: one that begins is an error that names both.")
+      module, "Reading",
+      "A `with` block in which this thread starts no message: one that begins is an error that names both.")
       .def(py::init<std::string>(), py::arg("name"));
 }
 

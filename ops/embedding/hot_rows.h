@@ -108,11 +108,11 @@ class HotRows : public std::enable_shared_from_this<HotRows> {
   mutable std::mutex mutex_;
   const c10::Device device_;
   HotSlots slots_;
-  std::vector<Tier> tiers_;                           // values first, then the state of the optimizer that updated last
-  std::vector<at::Tensor> state_;                     // that optimizer's
+  std::vector<Tier> tiers_;        // values first, then the state of the optimizer that updated last
+  std::vector<at::Tensor> state_;  // that optimizer's
   std::vector<std::shared_ptr<const TensorMemory::Action>> before_writes_;  // to state_
-  std::vector<bool> is_changed_;                      // by slot: its row is newer here
-  bool is_stale_ = false;                             // the slow tensors are newer
+  std::vector<bool> is_changed_;                                            // by slot: its row is newer here
+  bool is_stale_ = false;                                                   // the slow tensors are newer
   std::atomic<int> n_own_writes_ = 0;
   Counts counts_;
 };

@@ -180,7 +180,8 @@ void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>
   check_table(table);
   check_same(table, *optimizer);
   Registry& registry = Registry::get();
-  std::vector<Registry::Entry> over;  // freed without the lock: the end of a table's mesh may wait for the interpreter's
+  std::vector<Registry::Entry>
+      over;  // freed without the lock: the end of a table's mesh may wait for the interpreter's
   const std::lock_guard lock(registry.mutex);
   std::erase_if(registry.entries, [&](auto& entry) {
     const bool is_over = entry.second.is_over();

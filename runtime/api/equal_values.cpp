@@ -4,14 +4,12 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
-
 namespace shardwise {
 
 bool has_values(const at::Tensor& plain) {
   return plain.layout() == at::kStrided && plain.has_storage() && !plain.is_meta() &&
-         !plain.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python,
-                                                       c10::DispatchKey::FuncTorchGradWrapper,
-                                                       c10::DispatchKey::FuncTorchBatched}));
+         !plain.key_set().has_any(c10::DispatchKeySet(
+             {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
 }
 
 void add_form(Digest& digest, const at::Tensor& plain) {

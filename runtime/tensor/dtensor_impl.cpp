@@ -21,7 +21,8 @@ namespace shardwise {
 namespace {
 
 constexpr const char* kReadsStale =
-    "[DTensor] a view whose values come from other ranks is read, and its source was written to since. Call clone() on all "
+    "[DTensor] a view whose values come from other ranks is read, and its source was written to since. Call clone() on "
+    "all "
     "ranks, and read the result.";
 
 std::atomic<WrapHook> wrap_hook{nullptr};

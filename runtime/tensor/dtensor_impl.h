@@ -103,9 +103,9 @@ class DTensorImpl final : public c10::TensorImpl {
 
   SpecPtr spec_;
   mutable Shards shards_;
-  mutable std::shared_ptr<PendingMove> pending_;          // used under the ObjectLock of this
+  mutable std::shared_ptr<PendingMove> pending_;         // used under the ObjectLock of this
   mutable std::atomic<TensorMemory*> memory_ = nullptr;  // owned
-  mutable std::atomic<uint8_t> state_ = kReady;           // kPending is cleared after shards_ is set
+  mutable std::atomic<uint8_t> state_ = kReady;          // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
   LocalKind local_kind_ = LocalKind::kTensor;

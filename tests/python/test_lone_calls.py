@@ -44,7 +44,9 @@ def test_a_message_of_another_call_is_an_error_on_both_ranks(tmp_path):
     failed = lone if "text" in lone else lookup
     assert failed["type"] == other_lookup["type"] == "DistBackendError", (lone, lookup, other_lookup)
     assert "rank 0 failed in its call" in failed["text"] and "rank 1: call" in failed["text"], failed
-    assert "rank 1 failed in its call" in other_lookup["text"] and "aten::embedding" in other_lookup["text"], other_lookup
+    assert "rank 1 failed in its call" in other_lookup["text"] and "aten::embedding" in other_lookup["text"], (
+        other_lookup
+    )
     for error in (later, other_later):
         assert "takes no more messages, because one failed before: [" in error["text"], error
 

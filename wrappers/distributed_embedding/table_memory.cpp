@@ -41,8 +41,7 @@ void TableMemory::watch_writes() {
   for (size_t t = 0; t < lanes_->tables.size(); ++t) {
     memories_.push_back(c10::make_intrusive<TensorMemory>());
     for (const HotRowsPtr& cache : caches_of(t))
-      if (cache)
-        before_writes_.push_back(memories_[t]->before_writes([cache] { cache->expect_write(); }));
+      if (cache) before_writes_.push_back(memories_[t]->before_writes([cache] { cache->expect_write(); }));
   }
 }
 
@@ -108,11 +107,12 @@ void TableMemory::check(c10::ArrayRef<at::Tensor> tables) const {
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto* impl = maybe_dtensor(tables[t]);
     // By the memory, and not by addresses of pieces: a rank that has no rows of the table must find what the others find.
-    TORCH_CHECK_VALUE(impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
-                      fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
-                                  "read other memory. Write to it with copy_(), load_state_dict() without "
-                                  "assign=True, or set_weights().",
-                                  kLayer, lanes_->tables[t].name));
+    TORCH_CHECK_VALUE(
+        impl != nullptr && impl->spec() == lanes_->tables[t].spec && impl->known_memory() == memories_[t].get(),
+        fmt::format("[{}] the parameter of table {} is not the layer's own any more: lookups would "
+                    "read other memory. Write to it with copy_(), load_state_dict() without "
+                    "assign=True, or set_weights().",
+                    kLayer, lanes_->tables[t].name));
   }
 }
 

@@ -55,8 +55,8 @@ class TableMemory {
   void watch_writes();
 
   const TableLanes* lanes_;
-  std::vector<at::Tensor> blocks_;    // by lane
-  std::vector<HotRowsPtr> caches_;    // by lane
+  std::vector<at::Tensor> blocks_;         // by lane
+  std::vector<HotRowsPtr> caches_;         // by lane
   std::vector<TensorMemoryPtr> memories_;  // by table: of all its DTensors
   std::vector<std::shared_ptr<const TensorMemory::Action>> before_writes_;
   std::vector<std::vector<at::Tensor>> replicated_;  // by table; the one piece of a replicated one

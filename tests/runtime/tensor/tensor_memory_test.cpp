@@ -24,7 +24,9 @@ TEST(TensorMemoryTest, ActionsAreCalledBeforeWritesWhileTheyAreKept) {
     EXPECT_EQ(n_calls, 1);
   }
   kept.reset();
-  { const MemoryWrite write(memory.get()); }
+  {
+    const MemoryWrite write(memory.get());
+  }
   EXPECT_EQ(n_calls, 1);
 }
 
