@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as c10d
 
@@ -118,14 +119,14 @@ def new_group_like(
 
 
 @contextmanager
-def _own_store(store: dist.Store) -> Iterator[dist.Store]:
+def _own_store(store: Store) -> Iterator[Store]:
     """`store`, of which a thread has a copy where another one is making a group: a connection serves one call at a time, and one that waits
     for other ranks' words would keep this rank from saying its own."""
     with _counting:
         _makers.append(store)
         is_shared = len(_makers) > 1
     try:
-        yield store.clone() if is_shared else store
+        yield store.clone() if is_shared else store  # type: ignore[attr-defined]
     finally:
         with _counting:
             _makers.pop()
@@ -134,7 +135,7 @@ def _own_store(store: dist.Store) -> Iterator[dist.Store]:
 # How many groups of each kind and members were made in a world.
 _counts: WeakKeyDictionary[ProcessGroup, Counter[str]] = WeakKeyDictionary()
 _counting = threading.Lock()
-_makers: list[dist.Store] = []  # one for each thread that is making a group
+_makers: list[Store] = []  # one for each thread that is making a group
 _making_alone = threading.Lock()  # of one thread: nobody else is waited for
 
 
@@ -182,7 +183,7 @@ def group_by_members(ranks: tuple[int, ...], timeout: timedelta | None) -> Proce
 
 def all_ranks_make_groups() -> bool:
     """Whether the world's backend refuses groups that their members make alone: MPI's does, and those of torchcomms."""
-    return dist.Backend.MPI in str(c10d._world.pg_map[dist.group.WORLD][0]) or uses_torchcomms()
+    return dist.Backend.MPI in str(c10d._world.pg_map[c10d._get_default_group()][0]) or uses_torchcomms()
 
 
 def _made(ranks: list[int], description: str) -> ProcessGroup | None:

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,22 +16,19 @@ from shardwise.device_mesh import DeviceMesh
 
 __all__ = ["DTensor", "distribute_tensor"]
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _reader(
-    method: Callable[Concatenate["DTensor", Arguments], Result],
-) -> Callable[Concatenate["DTensor", Arguments], Result]:
+def _reader(method: Method) -> Method:
     """A method that one rank may call alone: a message that begins within it is an error."""
     guard = _C.Reading(method.__name__)
 
     @wraps(method)
-    def read(self: "DTensor", *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def read(*args: Any, **kwargs: Any) -> Any:
         with guard:
-            return method(self, *args, **kwargs)
+            return method(*args, **kwargs)
 
-    return read
+    return cast(Method, read)
 
 
 class DTensor(torch.Tensor):
@@ -152,11 +149,11 @@ class DTensor(torch.Tensor):
         """Raises NotImplementedError: it is a method of pieces."""
         raise _of_pieces("apply_", "f")
 
-    def map_(self, tensor: torch.Tensor, callable: Any) -> "DTensor":  # type: ignore[override]
+    def map_(self, tensor: torch.Tensor, callable: Any) -> "DTensor":
         """Raises NotImplementedError, as apply_ does."""
         raise _of_pieces("map_", "other.to_local(), f")
 
-    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> "DTensor":  # type: ignore[override]
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> "DTensor":
         """Raises NotImplementedError, as apply_ does."""
         raise _of_pieces("map2_", "x.to_local(), y.to_local(), f")
 
