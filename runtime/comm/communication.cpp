@@ -15,8 +15,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace shardwise {
@@ -26,6 +30,26 @@ namespace {
 /// "all_reduce for aten::mm".
 std::string name_of(const char* name, const char* op) {
   return fmt::format("{}{}{}", name, *op == '\0' ? "" : " for ", op);
+}
+
+/// The number of a call among those of `group`, the same on its members; messages are told apart by it. Other groups of these ranks, as those of
+/// another set of threads, count for themselves. Cost: a read of this thread's memory for the groups that it used last.
+uint64_t next_call(const Group& group) {
+  struct Count {
+    uint64_t group = 0;
+    std::atomic<uint64_t>* n_calls = nullptr;
+  };
+  static thread_local std::array<Count, 4> known;
+  static thread_local size_t oldest = 0;
+  for (const Count& each : known)
+    if (each.group == group.number && each.n_calls) return each.n_calls->fetch_add(1, std::memory_order_relaxed) + 1;
+  static std::mutex mutex;
+  static auto* counts = new std::map<uint64_t, std::atomic<uint64_t>>;  // by group; a few bytes for each that ever was
+  const std::lock_guard lock(mutex);
+  std::atomic<uint64_t>& n_calls = (*counts)[group.number];
+  known[oldest] = {group.number, &n_calls};
+  oldest = (oldest + 1) % known.size();
+  return n_calls.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 [[noreturn]] void refuse_under_reader(const CommThread& thread, const char* name) {
@@ -65,6 +89,7 @@ Communication::Communication(const Group& group, const Call& call)
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),
       group_number_(group.number),
+      call_number_(call.by_all ? next_call(group) : 0),
       call_(call),
       begun_(recorder_.begin(thread, group,
                              {.name = call.name,
@@ -161,7 +186,7 @@ uint32_t Communication::fingerprint(int64_t n_bytes) const {
   digest.add(n_bytes);
   if (call_.by_all) {
     digest.add(std::string_view(call_.name));
-    digest.add(static_cast<int64_t>(begun_.call));
+    digest.add(static_cast<int64_t>(call_number_));
     digest.add(std::string_view(op_));
   }
   return static_cast<uint32_t>(digest.value());

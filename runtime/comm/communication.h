@@ -123,6 +123,7 @@ class Communication {
 
   FlightRecorder& recorder_;
   uint64_t group_number_;
+  uint64_t call_number_;  // among those of the group, or 0
   Call call_;
   FlightRecorder::Begun begun_;
   uint64_t last_;        // reading of the clock

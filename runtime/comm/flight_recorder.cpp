@@ -7,12 +7,9 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 namespace shardwise {
 namespace {
@@ -66,26 +63,6 @@ void store_text(std::array<std::atomic<uint64_t>, kOpWords>& words, const char* 
   uint64_t last = 0;
   std::memcpy(&last, text + i * sizeof last, length - i * sizeof last);
   words[i].store(last, kRelaxed);
-}
-
-/// The number of a call among those of `group`, the same on its members; messages are told apart by it. Other groups of these ranks, as those of
-/// another set of threads, count for themselves. Cost: a read of this thread's memory for the groups that it used last.
-uint64_t next_call(const Group& group) {
-  struct Count {
-    uint64_t group = 0;
-    std::atomic<uint64_t>* n_calls = nullptr;
-  };
-  static thread_local std::array<Count, 4> known;
-  static thread_local size_t oldest = 0;
-  for (const Count& each : known)
-    if (each.group == group.number && each.n_calls) return each.n_calls->fetch_add(1, kRelaxed) + 1;
-  static std::mutex mutex;
-  static auto* counts = new std::map<uint64_t, std::atomic<uint64_t>>;  // by group; a few bytes for each that ever was
-  const std::lock_guard lock(mutex);
-  std::atomic<uint64_t>& n_calls = (*counts)[group.number];
-  known[oldest] = {group.number, &n_calls};
-  oldest = (oldest + 1) % known.size();
-  return n_calls.fetch_add(1, kRelaxed) + 1;
 }
 
 }  // namespace
@@ -177,7 +154,7 @@ FlightRecorder::Begun FlightRecorder::begin(CommThread& thread, const Group& gro
   GroupCalls& calls = calls_of(thread, group);
   Begun begun{};
   if (call.by_all) {  // by one thread at a time: calls of two have no order that other ranks could follow
-    begun.call = next_call(group);
+    begun.call = calls.n_calls.load(kRelaxed) + 1;
     calls.n_calls.store(begun.call, kRelaxed);
   }
   begun.number = n_begun_.fetch_add(1, kRelaxed) + 1;
