@@ -47,6 +47,11 @@ ELSEWHERE = {
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",
     ),
+    "ranks that train alone, which tests/python/test_training_steps.py starts": (
+        " gradients and rank ",
+        " lookups of this layer and waited for ",
+        "Make or close() its optimizer, or freeze it, on all ranks",
+    ),
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",
@@ -55,6 +60,7 @@ ELSEWHERE = {
     "a backend whose groups all ranks of the world make": (
         " alone is not there, and it cannot ",
         ", which their backend refuses: ",
+        ", and their backend has all ranks make each group",
     ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
     "what torch's tracers ask for, and take as an answer": (
