@@ -9,6 +9,7 @@
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/ops/tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -70,6 +71,9 @@ std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, c
 std::string difference(const std::string& name, const Arguments& arguments, const Group& group) {
   const BelowAutograd guard;
   const OutsideTracers values;
+  // Within torch.func's transforms new tensors are wrapped, and their memory is not theirs to show.
+  const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   const CommScope scope("forward", CommScope::Cause::kProgram);
   std::vector<int64_t> digests;
   Digest all;

@@ -4,8 +4,6 @@
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 namespace shardwise {
 
 bool has_values(const at::Tensor& plain) {
@@ -22,9 +20,6 @@ void add_form(Digest& digest, const at::Tensor& plain) {
 
 void add_values(Digest& digest, const at::Tensor& plain) {
   if (!has_values(plain)) return;
-  // Within torch.func's transforms operators give wrapped tensors, whose memory is not theirs to show.
-  const c10::impl::ExcludeDispatchKeyGuard outside_transforms(c10::DispatchKeySet(
-      {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   const at::Tensor values = plain.resolve_conj().resolve_neg().cpu().contiguous();
   digest.add(values.const_data_ptr(), values.nbytes());
 }
