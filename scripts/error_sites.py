@@ -47,11 +47,6 @@ ELSEWHERE = {
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",
     ),
-    "ranks that train alone, which tests/python/test_training_steps.py starts": (
-        " gradients and rank ",
-        " lookups of this layer and waited for ",
-        "Make or close() its optimizer, or freeze it, on all ranks",
-    ),
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",

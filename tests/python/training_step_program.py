@@ -207,7 +207,7 @@ def table_replaced(folder):
         n = dist.get_world_size()
         ids = [torch.arange(2 * n), torch.arange(2 * n)] if not dp_input else ids_of(0)
         if not dp_input:
-            ids = [each if len(layer.pieces(t)[0][0]) else None for t, each in enumerate(ids)]
+            ids = [each if any(len(rows) for rows, *_ in layer.pieces(t)) else None for t, each in enumerate(ids)]
         lookup = layer.start(ids)
         kept = layer.tables["user"]
         if dist.get_rank() == 1:
