@@ -50,11 +50,9 @@ ELSEWHERE = {
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
         ", which overlap. Give the slices of ",
-        ": torch.distributed names it by their number",
     ),
     "a backend whose groups all ranks of the world make": (
         " alone is not there, and it cannot ",
-        ", which their backend refuses: ",
         ", and their backend has all ranks make each group",
     ),
     "another program that sends to the live page": ("python/shardwise/live/form.py",),
@@ -78,7 +76,6 @@ ELSEWHERE = {
         " occurs twice in ",
         "got no ranks",
         " does not fit a world of ",
-        "without a process group",
         "[run_ranks] rank ",
         "the process groups of these ranks were destroyed",
         " is not a member of the group of ranks ",
