@@ -3,7 +3,7 @@
 //     $ torchrun --no-python --nproc-per-node 4 build/examples/first_program
 //     [10, 3]
 //     [Shard(0, sizes=[1, 4, 0, 5])]
-//     [Replicate()]
+//     [Partial(sum)]
 //     [Shard(0, sizes=[1, 4, 0, 5])]
 //     [10, 3] as [Shard(0, sizes=[1, 4, 0, 5])] on 4 ranks (0-3), 120 bytes
 //          0                                                3
