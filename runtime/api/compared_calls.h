@@ -38,7 +38,7 @@ class ComparedCalls {
   /// By mesh, why the call's arguments are not the same on all its ranks.
   using Differences = std::vector<std::pair<MeshPtr, std::string>>;
 
-  /// What the ranks found when they first made a call of this signature; under the order check (order_check.h) they compare each call.
+  /// Returns the differences that the ranks found at the first call of this signature; under the order check (order_check.h), at this call.
   /// `name`: of the module, for the text.
   ///
   /// Collective over each mesh at the first call of a signature that has arguments: gathers two numbers per rank, and where they differ one

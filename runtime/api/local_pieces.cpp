@@ -24,7 +24,7 @@ void check_piece(const at::Tensor& piece, size_t i, const Spec& spec) {
                                 piece.device().str(), c10::DeviceTypeName(spec.mesh()->device_type(), true)));
 }
 
-/// What one rank believes.
+/// The facts that one rank believes.
 struct Belief {
   c10::ScalarType dtype;
   bool is_recorded;  // gradients are

@@ -68,7 +68,7 @@ class DTensorImpl final : public c10::TensorImpl {
   bool has_gradient_layout() const { return has_gradient_layout_; }
   void set_has_gradient_layout() { has_gradient_layout_ = true; }
 
-  /// What views and aliases of a tensor share, and no other tensor of the process; made when it is first asked for. Safe to call from several
+  /// The memory that views and aliases of a tensor share, and no other tensor of the process; made when it is first asked for. Safe to call from several
   /// threads.
   TensorMemoryPtr memory() const;
   /// Null where nobody has asked for it.
@@ -94,7 +94,7 @@ class DTensorImpl final : public c10::TensorImpl {
   template <typename Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
-  /// What shards() does where the pieces are not ready.
+  /// The slow path of shards(): waits, and copies a view of this rank's own memory again.
   void settle() const;
   /// Waits for a pending move.
   void wait() const;
