@@ -241,8 +241,12 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
   const int64_t n_dims = shape ? static_cast<int64_t>(shape->size()) : local.dim();
   Home home = home_of(given, placements_or_replicate(std::move(placements), *given), n_dims);
   auto of_grad = placements_on(home.mesh, grad_placements, n_dims);
-  return from_any_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
-                        {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
+  const at::Tensor known = understood(local, package().as_local);
+  at::Tensor result = from_any_local(known, home.mesh, std::move(home.placements),
+                                     {run_check, dims_of(shape), dims_of(stride), std::move(of_grad)});
+  auto* const impl = maybe_dtensor(result);
+  if (impl->given().defined()) impl->set_given(local);  // another library's, which `known` was made of
+  return result;
 }
 
 at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenPlacements placements,

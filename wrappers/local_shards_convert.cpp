@@ -193,6 +193,7 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
           ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind))
           : wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
   share_version(tensor, wrapper);
+  if (!wrapper.requires_grad()) maybe_dtensor(tensor)->set_given(wrapper);
   return tensor;
 }
 
@@ -209,6 +210,7 @@ at::Tensor from_known_shards(const at::Tensor& wrapper, const MeshPtr& mesh, con
 at::Tensor to_local_shards(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   const SpecPtr& spec = spec_of(tensor);
   if (records(tensor)) return ToShards::apply(tensor, grad_spec(spec, grad_placements));
+  if (const at::Tensor& given = maybe_dtensor(tensor)->given(); given.defined()) return given;
   return shards_of(tensor, maybe_dtensor(tensor)->local_kind());
 }
 

@@ -106,7 +106,7 @@ class DTensor(torch.Tensor):
         """This rank's part; nothing is sent. `stale`: a view whose values are other ranks', and were written to since they came."""
         absent = "stale" if _C.is_stale(self) else ""
         pieces = [] if absent else _C.detached_pieces(self, "print")
-        local = absent or (f"local_tensor={pieces[0]}" if len(pieces) == 1 else f"local_tensors={pieces}")
+        local = absent or (f"local_tensor={_text(pieces[0])}" if len(pieces) == 1 else f"local_tensors={pieces}")
         return f"DTensor({local}, device_mesh={self.device_mesh}, placements={self.placements})"
 
     def __format__(self, format_spec: str) -> str:
@@ -199,7 +199,8 @@ class DTensor(torch.Tensor):
                 "[DTensor] only leaves of the autograd graph can be deep-copied. Use detach() or clone()."
             )
         rebuild, (pieces, *rest) = self.__reduce_ex__(4)
-        result: DTensor = rebuild([piece.clone() for piece in pieces], *copy.deepcopy(rest, memo))
+        copies = [piece.clone() if type(piece) is torch.Tensor else copy.deepcopy(piece, memo) for piece in pieces]
+        result: DTensor = rebuild(copies, *copy.deepcopy(rest, memo))
         memo[id(self)] = result
         if self.grad is not None:
             result.grad = copy.deepcopy(self.grad, memo)
@@ -288,6 +289,16 @@ class DTensor(torch.Tensor):
                 "to Shard or Replicate first."
             )
         return _C.boxes_of(self)
+
+
+def _text(piece: torch.Tensor) -> str:
+    """The piece as it prints, and its class and shape where the class refuses the operators of printing."""
+    if type(piece) is torch.Tensor:
+        return str(piece)
+    try:
+        return str(piece)
+    except Exception:
+        return f"{type(piece).__name__}(shape={tuple(piece.shape)}, dtype={piece.dtype})"
 
 
 def _of_pieces(method: str, arguments: str) -> NotImplementedError:

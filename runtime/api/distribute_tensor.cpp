@@ -8,10 +8,16 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/subclass.h"
 
+#include <ATen/ops/narrow.h>
+#include <ATen/ops/slice.h>
+#include <ATen/ops/split_with_sizes.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 
 namespace shardwise {
 namespace {
@@ -50,6 +56,51 @@ void check_plain(const at::Tensor& tensor) {
                             "LocalShardsWrapper goes to DTensor.from_local.",
                             tensor.layout() == c10::kStrided ? "a class of its own"
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
+}
+
+/// Rows [begin, begin + n) and so on of an object, by whichever of three operators its class answers.
+/// Throws: c10::NotImplementedError naming them where it answers none.
+at::Tensor part_along(const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
+  if (begin == 0 && n == object.size(dim)) return object;
+  const std::array<std::function<at::Tensor()>, 3> ways{
+      [&] { return at::slice(object, dim, begin, begin + n); }, [&] { return at::narrow(object, dim, begin, n); },
+      [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; }};
+  std::string refusal;
+  for (const auto& way : ways) {
+    try {
+      return way();
+    } catch (const std::exception& error) {
+      const std::string text = taken_error(error);
+      if (refusal.empty()) refusal = text;
+    }
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false,
+      fmt::format("[distribute_tensor] a {} answers none of aten.slice, aten.narrow and aten.split_with_sizes, so no "
+                  "part of it can be taken: {}. Give its __torch_dispatch__ one of them, or make each rank's part "
+                  "and use DTensor.from_local.",
+                  class_of(object), refusal));
+}
+
+/// Each rank's part of its own object, by the operators of its class. Nothing is sent.
+at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_mesh, Placements placements) {
+  const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
+  const SpecPtr spec =
+      Spec::intern(mesh, object.sizes(), std::move(placements), object.strides(), object.scalar_type());
+  TORCH_CHECK_VALUE(
+      !spec->layout().is_partial() && !spec->layout().in_pieces(),
+      fmt::format("[distribute_tensor] a {} cannot be placed as {}: a class of its own is split along dims "
+                  "or replicated. Use Shard and Replicate.",
+                  class_of(object), to_string(spec->placements())));
+  Shards parts;
+  for (const Box& box : spec->boxes()) {
+    at::Tensor part = object;
+    for (size_t dim = 0; dim < box.sizes.size(); ++dim)
+      part = part_along(part, static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+    parts.push_back(std::move(part));
+  }
+  at::Tensor result = wrap(spec, std::move(parts));
+  return object.requires_grad() ? result.set_requires_grad(true) : result;
 }
 
 /// Whether it was computed from others that require a gradient: a leaf of its values would keep it.
@@ -136,6 +187,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh
   if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
   BelowAutograd guard;
   at::NoGradGuard no_grad;
+  if (is_subclass(tensor)) {
+    check_leaf(tensor);
+    return distribute_subclass(tensor, given_mesh, std::move(placements));
+  }
   const bool scatters = given_mesh->is_member() && src_data_rank && given_mesh->size() > 1;
   Given given = Given::of(tensor);
   int64_t root = given_mesh->rank();

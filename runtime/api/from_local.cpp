@@ -7,6 +7,7 @@
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/sparse.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
@@ -145,6 +146,7 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                     fmt::format("[from_local] shape [{}] has {} dims, the local tensor of shape [{}] has {}. "
                                 "Give the size of each dim of the whole tensor.",
                                 fmt::join(sizes, ", "), sizes.size(), fmt::join(local.sizes(), ", "), local.dim()));
+  if (options.shape && is_subclass(local)) placements = with_sizes_of_ranks(local, *mesh, std::move(placements), sizes);
   const bool is_sparse = local.is_sparse();
   TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse || !options.run_check,
                               "[from_local] run_check compares dense tensors. Use run_check=False for a sparse one.");
@@ -161,6 +163,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& given_mesh, Placem
                   to_string(placements)));
   auto spec = Spec::intern(mesh, sizes, std::move(placements), strides, local.scalar_type());
   at::Tensor piece = local;
+  TORCH_CHECK_VALUE(
+      !is_subclass(local) || !options.run_check,
+      fmt::format(
+          "[from_local] run_check compares and sends values, and those of a {} are its own. Use run_check=False.",
+          class_of(local)));
   if (options.run_check) {
     check_ranks_agree(local, *spec);
     piece = with_equal_replicas(local, *spec);

@@ -26,6 +26,8 @@ struct FromLocalOptions {
 /// both (a write after autograd saved one of them is an error in the backward). On a non-member `local` is ignored, except for whether it
 /// is on meta: all ranks' pieces are, or none. Of a ragged layout it is the rank's range, [elements of the flattened dims, *the other
 /// dims], contiguous; it may be a view of memory that other tensors share.
+/// A tensor of a class of its own (runtime/tensor/subclass.h) is held itself: it is not asked for an alias. With `shape` and Shards without
+/// sizes the members tell each other the sizes of theirs.
 /// Throws: c10::ValueError where the piece's sizes are not the ones the placements give this rank (all ranks alike where
 /// run_check compares them). Cost: no communication but for run_check.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, Placements placements,

@@ -3,15 +3,29 @@
 #include "placements/partial.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/subclass.h"
 #include "runtime/tensor/write_count.h"
 
 namespace shardwise {
 namespace {
 
+/// The object itself unless it requires a gradient, or refuses aten.detach: operators on pieces record nothing.
+at::Tensor without_history(const at::Tensor& object) {
+  if (!object.requires_grad()) return object;
+  try {
+    return object.detach();
+  } catch (const std::exception& refusal) {
+    taken_error(refusal);
+    return object;
+  }
+}
+
 at::Tensor detached_counted_by(const at::Tensor& piece, const c10::VariableVersion& version) {
   constexpr c10::DispatchKeySet kWrapped(
       {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Python});
   auto* impl = piece.unsafeGetTensorImpl();
+  if (is_subclass(piece)) [[unlikely]]
+    return without_history(piece);
   if (impl->key_set().has_any(kWrapped) || piece._fw_grad(0).defined() || piece.is_inference()) return piece.detach();
   return at::Tensor(impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/false));
 }
@@ -50,7 +64,7 @@ at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner) {
 at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner) {
   auto* impl = piece.unsafeGetTensorImpl();
   const auto& version = owner.version_counter();
-  if (share_write_count(*impl, owner)) return piece;
+  if (share_write_count(*impl, owner) || is_subclass(piece)) return piece;
   if (owner.view_link() || !version.enabled() || piece.is_inference()) return detached(piece, owner);
   const ObjectLock lock(&owner);
   if (piece.use_count() > 1) return detached(piece, owner);

@@ -1,5 +1,6 @@
 #include "runtime/api/local_pieces.h"
 
+#include "placements/layout.h"
 #include "runtime/api/gradients.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
@@ -8,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -72,6 +74,45 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
     is_known[dim] = true;
   }
   return sizes;
+}
+
+std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
+                                           std::vector<Placement> placements, c10::IntArrayRef sizes) {
+  const bool are_exact =
+      std::ranges::none_of(placements, [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+  if (are_exact || !mesh.is_member()) return placements;
+  const Group& group = *mesh.group();
+  std::vector<Dims> all;
+  for (const Facts& facts : agree(group, "from_local", Facts("a tensor of a class of its own").list(local.sizes())))
+    all.push_back(FactReader(facts).list());
+  for (const Dims& each : all)
+    TORCH_CHECK_VALUE(each.size() == sizes.size(),
+                      fmt::format("[from_local] a local tensor of shape [{}] came for a tensor of shape [{}]. {}",
+                                  fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
+    const int64_t dim =
+        placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
+    if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout says what is wrong
+    Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
+    for (size_t i = 0; i < all.size(); ++i) {
+      int64_t& length = lengths[(*mesh.grid().coord_of(group.ranks[i]))[m]];
+      TORCH_CHECK_VALUE(
+          length == -1 || length == all[i][dim],
+          fmt::format("[from_local] rank {} gives a local tensor of shape [{}], where another rank at its "
+                      "place along mesh dim {} gives {} in dim {}. {}",
+                      group.ranks[i], fmt::join(all[i], ", "), m, length, dim, kGiveShape));
+      length = all[i][dim];
+    }
+    TORCH_CHECK_VALUE(
+        std::accumulate(lengths.begin(), lengths.end(), int64_t{0}) == sizes[dim],
+        fmt::format("[from_local] the ranks' local tensors have {} in dim {}, the tensor of shape [{}] has "
+                    "{}. {}",
+                    fmt::join(lengths, " + "), dim, fmt::join(sizes, ", "), sizes[dim], kGiveShape));
+    if (lengths != chunk_sizes(sizes[dim], static_cast<int64_t>(lengths.size())))
+      placements[m] = Placement::shard(dim, lengths);
+  }
+  return placements;
 }
 
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec) {

@@ -13,6 +13,12 @@ namespace shardwise {
 /// Global sizes, where the ranks' pieces are all of `local`'s sizes along dims without explicit sizes.
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
 
+/// `placements` with the sizes of the ranks' local tensors, where a Shard has none and they are not torch.chunk's of `sizes`.
+/// Collective over the mesh's members: one small message, which CommTrace leaves out. Others get `placements`.
+/// Throws, alike on all members: c10::ValueError where ranks that share an index of a Shard give different sizes, or these do not add up.
+std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
+                                           std::vector<Placement> placements, c10::IntArrayRef sizes);
+
 /// Throws: c10::ValueError where number, dtype, device or shape of this rank's pieces are not those of `spec`.
 void check_pieces(const std::vector<at::Tensor>& pieces, const Spec& spec);
 

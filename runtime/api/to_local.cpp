@@ -6,6 +6,7 @@
 #include "runtime/tensor/autograd_node.h"
 #include "runtime/tensor/flat_part.h"
 #include "runtime/tensor/local_reads.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -42,7 +43,8 @@ variable_list with_history(const at::Tensor& tensor, const Shards& shards, const
                            bool is_flat = false) {
   variable_list pieces;
   const Shards given = is_flat ? Shards{flat_part(*spec_of(tensor), shards)} : shards;
-  for (const at::Tensor& piece : given) pieces.push_back(detached(piece, *maybe_dtensor(tensor)));
+  for (const at::Tensor& piece : given)
+    pieces.push_back(is_subclass(piece) ? alias_of(piece) : detached(piece, *maybe_dtensor(tensor)));
   if (records(tensor)) {
     auto node = make_node<ToPiecesBackward>();
     node->set_next_edges(torch::autograd::collect_next_edges(tensor));
@@ -51,7 +53,7 @@ variable_list with_history(const at::Tensor& tensor, const Shards& shards, const
     torch::autograd::set_history(pieces, node);
   }
   if (const at::Tensor& tangent = tensor._fw_grad(0); tangent.defined()) {
-    const variable_list of_tangent = with_history(tangent, maybe_dtensor(tangent)->shards(), grad_spec, is_flat);
+    const variable_list of_tangent = with_history(tangent, maybe_dtensor(tangent)->local_tensors(), grad_spec, is_flat);
     for (size_t i = 0; i < pieces.size(); ++i) pieces[i]._set_fw_grad(of_tangent[i], 0, /*is_inplace_op=*/false);
   }
   return pieces;

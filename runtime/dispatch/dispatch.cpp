@@ -15,6 +15,7 @@
 #include "runtime/rules/aten_operators.h"
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/registrations.h"
+#include "runtime/tensor/subclass.h"
 
 #include <c10/util/ApproximateClock.h>
 #include <fmt/format.h>
@@ -163,6 +164,18 @@ void add_results(const BoundCall& call, OpRecord& record) {
   }
 }
 
+/// run(), whose errors name the operator and the class that answers it.
+void run_on_subclass(BoundCall& call) {
+  const std::string words = fmt::format("[{}] on a DTensor whose local tensor is a {}: ", call.op.name,
+                                        class_of(call.subclass->local_tensors()[0]));
+  try {
+    run(call);
+  } catch (const std::exception& error) {
+    name_error(error, words);
+    throw;
+  }
+}
+
 /// run(), told to traces and profiles. To a profile alone, texts are made for the first call with its key.
 void run_traced(BoundCall& call) {
   const uint64_t begin = c10::getApproximateTime();
@@ -204,6 +217,8 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
                   op.name));
   if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // what torch.compile traces does not run
     run_traced(call);
+  else if (call.subclass) [[unlikely]]
+    run_on_subclass(call);
   else
     run(call);
   call.writes.clear();  // they count from here on

@@ -32,7 +32,7 @@ class ForeachRun {
     for (size_t i = 0; i < call.operands.size(); ++i) {
       const BoundOperand& operand = call.operands[i];
       const SpecPtr& to = propagation.inputs[i];
-      shards_.push_back(!operand.impl ? Shards{} : to ? moved(operand, to) : operand.impl->shards());
+      shards_.push_back(!operand.impl ? Shards{} : to ? moved(operand, to) : operand.impl->local_tensors());
       if (operand.arg == call.operands[0].arg) n_pieces_.push_back(shards_[i].size());
     }
     join_pieces();

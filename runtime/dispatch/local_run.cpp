@@ -10,9 +10,11 @@
 #include "runtime/rules/rule.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/flat_part.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace shardwise {
 namespace {
@@ -97,7 +99,8 @@ class LocalRun {
   }
 
   at::Tensor local(size_t i, size_t piece) const {
-    const Shards& shards = decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->shards();
+    const Shards& shards =
+        decision_.moves && propagation_.inputs[i] ? moved_[i] : call_.operands[i].impl->local_tensors();
     if (is_flat_) return spec_of(i)->flat_sizes() ? flat_part(*spec_of(i), shards) : shards[0];
     if (propagation_.by_box && !spec_of(i)->layout().in_pieces())
       return narrowed_to(shards[0], leader_->boxes()[piece]);
@@ -155,7 +158,7 @@ class LocalRun {
 
   void compute(torch::jit::Stack& stack) {
     const auto& kernel = call_.op.rule->kernel();
-    if (!kernel) return call_.op.handle.callBoxed(&stack);
+    if (!kernel || call_.subclass) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);
     if (call_.op.is_view && view_kind_ != CopiedView::Kind::kMoved && !stack.back().toTensor().is_alias_of(viewed))
@@ -183,6 +186,8 @@ class LocalRun {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return;
     const c10::IntArrayRef sizes = is_flat_ ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
+    if (is_subclass(piece)) [[unlikely]]
+      check_form(piece, *spec, sizes);
     TORCH_INTERNAL_ASSERT(piece.sizes() == sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
                           " where ", to_string(*spec), " has ", sizes, " on rank ", spec->mesh()->rank());
     TORCH_INTERNAL_ASSERT(piece.scalar_type() == spec->dtype(), "[", call_.op.name, "] gave a piece of ",
@@ -191,6 +196,16 @@ class LocalRun {
       outputs_[i] = pieces_of(*spec, piece.contiguous());
     else
       outputs_[i].push_back(piece);
+  }
+
+  /// What a class's own operator gave is its matter, and so an error of its caller's.
+  void check_form(const at::Tensor& object, const Spec& spec, c10::IntArrayRef sizes) const {
+    TORCH_CHECK_VALUE(
+        object.sizes() == sizes && object.scalar_type() == spec.dtype(),
+        fmt::format("[{}] a {} gives {} [{}], and torch's operator {} [{}] on rank {}. Correct its __torch_dispatch__.",
+                    call_.op.name, class_of(object), c10::toString(object.scalar_type()),
+                    fmt::join(object.sizes(), ", "), c10::toString(spec.dtype()), fmt::join(sizes, ", "),
+                    spec.mesh()->rank()));
   }
 
   /// The operands', unless an argument names one.

@@ -152,6 +152,7 @@ std::optional<Shards> move_owned_rows(const DTensorImpl& tensor, const SpecPtr& 
 
 Shards move(const DTensorImpl& tensor, const SpecPtr& destination, const PlanOptions& options) {
   if (auto rows = move_owned_rows(tensor, destination)) return *std::move(rows);
+  if (tensor.spec() == destination) return tensor.local_tensors();
   return move(tensor.spec(), tensor.shards(), destination, options);
 }
 

@@ -13,6 +13,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
 
 #include <atomic>
 #include <exception>
@@ -87,6 +88,10 @@ DTensorImpl::DTensorImpl(SpecPtr spec, Shards shards, c10::Device device, bool i
   sizes_and_strides_.set_strides(spec_->strides());
   refresh_numel();
   refresh_contiguous();
+  if (!shards_.empty() && is_subclass(shards_[0])) [[unlikely]] {
+    state_ = kSubclass;
+    return;
+  }
   if (!is_traced(shards_)) [[likely]]
     return;
   set_python_dispatch(true);
@@ -132,6 +137,15 @@ void DTensorImpl::set_memory(TensorMemoryPtr memory) {
 MemoryWrite DTensorImpl::begin_write() const {
   if (owned_rows_) owned_rows_->note_write();
   return MemoryWrite(known_memory());
+}
+
+void DTensorImpl::check_has_memory() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !holds_subclass(),
+      fmt::format(
+          "[DTensor] the local tensor is a {}, whose memory only its own operators read, and this reads memory. "
+          "Use to_local(), or redistribute before you wrap the parts.",
+          class_of(shards_[0])));
 }
 
 void DTensorImpl::settle() const {
@@ -198,6 +212,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   result->entries_ = entries_;
   result->set_memory(memory());
   result->local_kind_ = local_kind_;
+  result->given_ = given_;
   if (storage_) result->storage_ = storage_;
   announce(at::Tensor(result));
   return result;
@@ -221,13 +236,14 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) 
   other->wait();
   shards_ = other->shards_;
   pending_.reset();
-  state_ = kReady;
+  state_ = static_cast<uint8_t>(other->state_ & kSubclass);
   other->share_arrival(*this);
   set_view_link(other->view_link_);
   set_owned_rows(other->owned_rows_);
   entries_ = other->entries_;
   set_memory(other->memory());
   local_kind_ = other->local_kind_;
+  given_ = other->given_;
 }
 
 void DTensorImpl::release_resources() {
@@ -238,6 +254,7 @@ void DTensorImpl::release_resources() {
   set_memory({});
   state_ = kReady;
   shards_.clear();
+  given_.reset();
 }
 
 namespace {

@@ -33,12 +33,21 @@ class DTensorImpl final : public c10::TensorImpl {
 
   const SpecPtr& spec() const { return spec_; }
   /// Waits where they are still on their way; sends nothing. Safe to call from several threads.
-  /// Throws: c10::ValueError where is_stale(): an operator calls refresh() first.
+  /// Throws: c10::ValueError where is_stale(): an operator calls refresh() first; c10::NotImplementedError where holds_subclass().
   const Shards& shards() const {
-    if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]]
+    if (state_.load(std::memory_order_acquire) != kReady) [[unlikely]] {
+      check_has_memory();
       settle();
+    }
     return shards_;
   }
+  /// The same, also where it is a subclass (runtime/tensor/subclass.h): for what runs its operators and reads no memory.
+  const Shards& local_tensors() const {
+    if (state_.load(std::memory_order_acquire) != kReady) settle();
+    return shards_;
+  }
+  /// True where this rank's local tensor is of a class that alone knows its memory.
+  bool holds_subclass() const { return state_.load(std::memory_order_relaxed) & kSubclass; }
   /// The pieces are what `pending` gives at first use. Pre: no other thread has this tensor yet.
   void set_pending(std::shared_ptr<PendingMove> pending);
   /// True where shards() has nothing to wait for, and refresh() nothing to fetch.
@@ -78,6 +87,10 @@ class DTensorImpl final : public c10::TensorImpl {
   /// To be held while an operator writes to this tensor.
   MemoryWrite begin_write() const;
 
+  /// The local shards that this tensor was made from, for to_local() to give back; undefined for all others.
+  const at::Tensor& given() const { return given_; }
+  void set_given(at::Tensor local) { given_ = std::move(local); }
+
   LocalKind local_kind() const { return local_kind_; }
   /// Set by keep_local_kind(), which hands it on to the gradient too.
   void set_local_kind(LocalKind kind) { local_kind_ = kind; }
@@ -96,10 +109,11 @@ class DTensorImpl final : public c10::TensorImpl {
 
   /// The slow path of shards(): waits, and copies a view of this rank's own memory again.
   void settle() const;
+  void check_has_memory() const;
   /// Waits for a pending move.
   void wait() const;
   /// Flags that send shards() to the slow path.
-  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kOwned = 4;
+  static constexpr uint8_t kReady = 0, kPending = 1, kLinked = 2, kOwned = 4, kSubclass = 8;
 
   SpecPtr spec_;
   mutable Shards shards_;
@@ -108,6 +122,7 @@ class DTensorImpl final : public c10::TensorImpl {
   mutable std::atomic<uint8_t> state_ = kReady;          // kPending is cleared after shards_ is set
   std::shared_ptr<ViewLink> view_link_;
   std::shared_ptr<SparseEntries> entries_;
+  at::Tensor given_;
   LocalKind local_kind_ = LocalKind::kTensor;
   bool has_gradient_layout_ = false;
   std::shared_ptr<OwnedRows> owned_rows_;

@@ -14,7 +14,7 @@ const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader) {
                   reader));
   if (tensor.is_ready()) return tensor.shards();
   const Reading guard(reader);
-  return tensor.shards();
+  return tensor.local_tensors();
 }
 
 }  // namespace shardwise

@@ -5,7 +5,7 @@
 
 namespace shardwise {
 
-/// The pieces, unless they are stale. Waits for pieces on their way.
+/// The pieces, of whatever class they are, unless they are stale. Waits for pieces on their way.
 /// Throws: c10::ValueError, naming `reader`, where DTensorImpl::is_stale().
 const Shards& shards_read_by(const DTensorImpl& tensor, const char* reader);
 

@@ -133,12 +133,28 @@ def is_local_shards(tensor: object) -> bool:
     return hasattr(tensor, "local_shards") and hasattr(tensor, "local_offsets")
 
 
-def _without_wrapper(tensor: Any) -> torch.Tensor:
-    """torch's and TorchRec's local shards as ours, and the results of asynchronous collectives once they are there."""
+def _own_pieces(tensor: Any) -> tuple[Sequence[torch.Tensor], Sequence[Sequence[int]]] | None:
+    """(pieces, offsets) of torch's and TorchRec's local shards, and of a program's own class of them: one with `shards` and
+    `shard_offsets`. None for all others, and for an own class that is one piece of its sizes: it is a local tensor like any."""
     if is_local_shards(tensor):
         shards = tensor.local_shards()
-        offsets = tensor.local_offsets() if shards else []  # torch's has one where there are no shards
-        return LocalShardsWrapper(shards, offsets, dtype=tensor.dtype, device=tensor.device)
+        return shards, tensor.local_offsets() if shards else []  # torch's has one where there are no shards
+    shards = _value(tensor, "shards") or _value(tensor, "local_shards")
+    offsets = _value(tensor, "shard_offsets")
+    if not isinstance(shards, (list, tuple)) or not isinstance(offsets, (list, tuple)) or len(shards) < 2:
+        return None
+    return shards, offsets
+
+
+def _value(tensor: object, name: str) -> Any:
+    attribute = getattr(tensor, name, None)
+    return attribute() if callable(attribute) else attribute
+
+
+def _without_wrapper(tensor: Any) -> torch.Tensor:
+    """torch's and TorchRec's local shards as ours, and the results of asynchronous collectives once they are there."""
+    if pieces := _own_pieces(tensor):
+        return LocalShardsWrapper(*pieces, dtype=tensor.dtype, device=tensor.device)
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         return cast(torch.Tensor, tensor.wait())
     fake_tensors.refuse(tensor)

@@ -1,0 +1,80 @@
+// What C++ asks of Python about tensors of a class of their own (runtime/tensor/subclass.h).
+#include "runtime/tensor/subclass.h"
+
+#include "python/bindings.h"
+#include "runtime/comm/error_text.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace shardwise {
+namespace {
+
+py::object object_of(const at::TensorBase& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::Tensor(tensor)));
+}
+
+std::string text_attribute(const py::object& type, const char* name) {
+  return py::cast<std::string>(py::str(type.attr(name)));
+}
+
+bool is_of_tracer(const at::TensorBase& tensor) {
+  const py::gil_scoped_acquire gil;
+  const std::string module = text_attribute(py::type::of(object_of(tensor)), "__module__");
+  return module == "torch._subclasses.fake_tensor" || module == "torch._subclasses.functional_tensor";
+}
+
+std::string class_of_object(const at::TensorBase& tensor) {
+  const py::gil_scoped_acquire gil;
+  return text_attribute(py::type::of(object_of(tensor)), "__name__");
+}
+
+void put_before(const py::object& error, const std::string& words) {
+  const auto arguments = py::cast<py::tuple>(error.attr("args"));
+  if (arguments.empty() || !py::isinstance<py::str>(arguments[0])) {
+    error.attr("add_note")(words);
+    return;
+  }
+  py::list changed(arguments);
+  changed[0] = py::str(words + py::cast<std::string>(arguments[0]));
+  error.attr("args") = py::tuple(changed);
+}
+
+/// The error of a python_error or an error_already_set; null for others.
+py::object python_error_in(const std::exception& error) {
+  if (const auto* const theirs = dynamic_cast<const py::error_already_set*>(&error)) return theirs->value();
+  const auto* const ours = dynamic_cast<const python_error*>(&error);
+  if (!ours) return {};
+  if (ours->value) return py::reinterpret_borrow<py::object>(ours->value);
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (value && traceback) PyException_SetTraceback(value, traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return py::reinterpret_steal<py::object>(value);
+}
+
+/// Where Python keeps the error that is raised, it is raised again.
+void name_python_error(const std::exception& error, const std::string& words) {
+  const py::gil_scoped_acquire gil;
+  const bool is_raised = PyErr_Occurred() != nullptr;
+  const py::object named = python_error_in(error);
+  if (!named) return;
+  put_before(named, words);
+  if (is_raised) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(named.ptr())), named.ptr());
+}
+
+std::string taken_python_error(const std::exception& error) {
+  const py::gil_scoped_acquire gil;
+  const py::object taken = python_error_in(error);
+  return taken ? py::cast<std::string>(py::str(taken)) : error_text(error);
+}
+
+}  // namespace
+
+void bind_subclass(py::module_&) {
+  set_subclass_answers({&is_of_tracer, &class_of_object, &name_python_error, &taken_python_error});
+}
+
+}  // namespace shardwise

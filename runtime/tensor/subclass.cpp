@@ -1,0 +1,46 @@
+#include "runtime/tensor/subclass.h"
+
+#include "runtime/comm/error_text.h"
+#include "runtime/comm/tracing.h"
+
+#include <ATen/ops/view.h>
+
+#include <atomic>
+
+namespace shardwise {
+namespace {
+
+std::atomic<const SubclassAnswers*> answers{nullptr};
+
+}  // namespace
+
+bool is_subclass(const at::TensorBase& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) [[likely]]
+    return false;
+  const auto* const known = answers.load(std::memory_order_acquire);
+  return known != nullptr && !is_tracing() && !known->is_of_tracer(tensor);
+}
+
+std::string class_of(const at::TensorBase& tensor) { return answers.load()->class_of(tensor); }
+
+at::Tensor alias_of(const at::Tensor& tensor) {
+  try {
+    return tensor.detach();
+  } catch (const std::exception& refusal) {
+    taken_error(refusal);
+    return tensor.view(tensor.sizes());
+  }
+}
+
+void set_subclass_answers(const SubclassAnswers& given) { answers = new SubclassAnswers(given); }
+
+void name_error(const std::exception& error, const std::string& words) {
+  if (const auto* const known = answers.load()) known->name_error(error, words);
+}
+
+std::string taken_error(const std::exception& error) {
+  const auto* const known = answers.load();
+  return known ? known->taken_error(error) : error_text(error);
+}
+
+}  // namespace shardwise

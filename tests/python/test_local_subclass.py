@@ -1,0 +1,213 @@
+"""The local tensor of a DTensor may be of any class: it is held itself, and its own operators run."""
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.testing import run_ranks
+
+aten = torch.ops.aten
+
+
+class TableShards(torch.Tensor):
+    """The pieces of a table side by side, with their offsets; it answers two operators and refuses all others."""
+
+    @staticmethod
+    def __new__(cls, shards, offsets):
+        columns = sum(shard.shape[1] for shard in shards)
+        return torch.Tensor._make_wrapper_subclass(cls, (shards[0].shape[0], columns), dtype=shards[0].dtype)
+
+    def __init__(self, shards, offsets):
+        self.shards, self.shard_offsets = shards, offsets
+
+    @property
+    def shard_sizes(self):
+        return [shard.shape for shard in self.shards]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func not in (aten.view.default, aten._to_copy.default):
+            raise NotImplementedError(f"{func} is not supported by {cls.__name__}!")
+        shards = [func(shard, *args[1:], **(kwargs or {})) for shard in args[0].shards]
+        return cls(shards, args[0].shard_offsets)
+
+
+class Scaled(torch.Tensor):
+    """Integers and a scale, as of quantised weights: it answers what a list names, on the values."""
+
+    ANSWERED = (
+        aten.detach.default,
+        aten.clone.default,
+        aten.slice.Tensor,
+        aten.t.default,
+        aten.mul.Tensor,
+        aten.add.Tensor,
+        aten.mm.default,
+        aten.view.default,
+        aten._to_copy.default,
+    )
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, numbers.stride(), dtype=torch.float32)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self):
+        return ["numbers"], self.scale
+
+    @staticmethod
+    def __tensor_unflatten__(inner, scale, outer_size, outer_stride):
+        return Scaled(inner["numbers"], scale)
+
+    def __repr__(self):
+        return f"Scaled({self.numbers.tolist()}, {self.scale})"
+
+    def values(self):
+        return self.numbers.float() * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func not in cls.ANSWERED:
+            raise NotImplementedError(f"{cls.__name__} has no {func}")
+        if func in (aten.detach.default, aten.clone.default, aten.slice.Tensor, aten.t.default):
+            return cls(func(args[0].numbers, *args[1:]), args[0].scale)
+        plain = [each.values() if isinstance(each, Scaled) else each for each in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def scaled(rows, columns=4):
+    return Scaled(torch.arange(rows * columns, dtype=torch.int8).reshape(rows, columns), 0.5)
+
+
+def test_rows_of_equal_numbers_come_back_as_they_were_given():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        own = torch.randn(2, 16)
+        given = TableShards([own], [torch.Size((rank * 2, 16))])  # its column is the width, which is no place of a piece
+        x = sw.DTensor.from_local(given, mesh, [Shard(0)], run_check=False)
+        assert x.shape == (8, 16) and x.to_local() is given and x.detach().to_local() is given
+        assert x.to_local().shards[0] is own and x.to_local().shard_offsets == [(rank * 2, 16)]
+        assert "TableShards(shape=(2, 16)" in repr(x)
+
+    run_ranks(4, body)
+
+
+def test_rows_of_unequal_numbers_are_where_the_ranks_say():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (4,))
+        n = 1 if rank % 2 == 0 else 3
+        given = TableShards([torch.randn(n, 16)], [torch.Size((rank // 2 * 4 + rank % 2, 16))])
+        x = sw.DTensor.from_local(given, mesh, [Shard(0)], run_check=False, shape=(8, 16), stride=(16, 1))
+        assert x.shape == (8, 16) and x.stride() == (16, 1) and x.to_local() is given
+        assert x.placements == (Shard(0, sizes=[1, 3, 1, 3]),)
+
+    run_ranks(4, body)
+
+
+def test_a_whole_table_on_one_rank():
+    def body(rank):
+        sw.init_device_mesh("cpu", (4,))
+        for table in range(4):
+            own = torch.randn(8, 16) if rank == table else torch.empty(0)
+            given = TableShards([own], [torch.Size((0, 0))]) if rank == table else own
+            mesh = sw.DeviceMesh("cpu", [table])
+            x = sw.DTensor.from_local(given, mesh, [Replicate()], run_check=False, shape=(8, 16), stride=(16, 1))
+            assert x.shape == (8, 16) and x.stride() == (16, 1)
+            assert x.to_local() is given if rank == table else x.to_local().numel() == 0
+
+    run_ranks(4, body)
+
+
+def test_several_pieces_are_pieces():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        rows = torch.arange(32.0).reshape(8, 4)
+        shards = [rows[rank * 2 :][:2], rows[4 + rank * 2 :][:2]]
+        given = TableShards(shards, [torch.Size((rank * 2, 0)), torch.Size((4 + rank * 2, 0))])
+        x = sw.DTensor.from_local(given, mesh, [Shard(0)])
+        assert x.to_local() is given and torch.equal(x.full_tensor(), rows)
+
+    run_ranks(2, body)
+
+
+def test_operators_are_the_class_s_own():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        own = scaled(3)
+        x = sw.DTensor.from_local(own, mesh, [Shard(0)])
+        assert x.to_local() is own and x.dtype == torch.float32
+        doubled = x * 2
+        assert type(doubled.to_local()) is torch.Tensor and torch.equal(doubled.to_local(), own.values() * 2)
+        assert torch.equal(doubled.full_tensor(), torch.cat([own.values() * 2] * 2))
+        turned = x.t()
+        assert isinstance(turned.to_local(), Scaled) and turned.placements == (Shard(1),)
+        y = sw.distribute_tensor(torch.ones(2, 4), mesh, [Replicate()])
+        product = torch.mm(y, turned)
+        assert product.placements == (Shard(1),)
+        assert torch.equal(product.to_local(), torch.mm(torch.ones(2, 4), own.values().t()))
+
+    run_ranks(2, body)
+
+
+def test_a_refused_operator_is_the_class_s_error_with_the_operator_s_name():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.DTensor.from_local(scaled(3), mesh, [Shard(0)])
+        with pytest.raises(
+            NotImplementedError, match=re.escape("[aten::exp] on a DTensor whose local tensor is a Scaled: Scaled has no aten.exp")
+        ):
+            x.exp()
+        with pytest.raises(NotImplementedError, match="the local tensor is a Scaled, whose memory only its own operators read"):
+            x.full_tensor()
+        assert torch.equal((x + 1).full_tensor(), torch.cat([scaled(3).values() + 1] * 2))  # nothing was lost
+
+    run_ranks(2, body)
+
+
+def test_parts_are_taken_by_the_class():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (3,))
+        whole = scaled(8)
+        x = sw.distribute_tensor(whole, mesh, [Shard(0)])
+        begin, end = [0, 3, 6, 8][rank : rank + 2]
+        assert isinstance(x.to_local(), Scaled) and torch.equal(x.to_local().numbers, whole.numbers[begin:end])
+        assert sw.distribute_tensor(whole, mesh, [Replicate()]).to_local() is whole
+        with pytest.raises(NotImplementedError, match=r"\[distribute_tensor\] a TableShards answers none of aten.slice, aten.narrow"):
+            sw.distribute_tensor(TableShards([torch.ones(6, 2)], [(0, 0)]), mesh, [Shard(0)])
+
+    run_ranks(3, body)
+
+
+def test_copies_and_files():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        own = scaled(3)
+        x = sw.DTensor.from_local(own, mesh, [Shard(0)])
+        copied = copy.deepcopy(x).to_local()
+        assert isinstance(copied, Scaled) and copied is not own and torch.equal(copied.numbers, own.numbers)
+        file = io.BytesIO()
+        torch.save(x, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert loaded.placements == (Shard(0),) and torch.equal(loaded.to_local().values(), own.values())
+        assert repr(x).startswith("DTensor(local_tensor=Scaled([[0, 1, 2, 3]")
+
+    run_ranks(2, body)
+
+
+def test_gradients_go_to_what_is_recorded():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.DTensor.from_local(scaled(3), mesh, [Shard(0)])
+        y = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
+        (y * x).sum().backward()
+        assert torch.equal(y.grad.to_local(), scaled(3).values())
+
+    run_ranks(2, body)
