@@ -122,9 +122,9 @@ constexpr const char* kToLocal =
     "LocalShardsWrapper, or if ranks hold several pieces, the result is a wrapper.\n\n"
     "`grad_placements`: the placements of the piece's gradient; default: those of this tensor, with Replicate() for "
     "Partial.\n\n"
-    "Nothing is sent, except that rows of a lookup are fetched, and an async move is waited for. Raises ValueError for "
-    "a view whose values came\n"
-    "from other ranks and whose base was written to since.\n\n"
+    "Nothing is sent; an async move is waited for. Raises ValueError for a view whose values came from other ranks and "
+    "whose base was written to\n"
+    "since.\n\n"
     ">>> x = sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)])\n"
     ">>> x.to_local().shape  # this rank's rows, in the same memory\n"
     "torch.Size([3, 3])";

@@ -1,6 +1,8 @@
 #include "ops/embedding/bag_offsets.h"
 
 #include "ops/embedding/table_lookup.h"
+#include "runtime/api/equal_values.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 
 #include <fmt/format.h>
@@ -51,6 +53,8 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   at::Tensor all;
   if (!is_dtensor(offsets) && are_even(on_host(offsets), bags.n_, n_ids)) {
     all = on_host(offsets);
+    TORCH_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
+                      fmt::format("[{}] the ranks have different offsets. Give all ranks the same.", op));
   } else {
     const at::Tensor whole = redistribute(distributed_operand(op, "offsets", offsets, mesh), Placements(mesh->ndim()));
     if (!mesh->is_member()) return bags;

@@ -9,7 +9,6 @@
 #include "runtime/comm/order_check.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/sparse.h"
-#include "runtime/tensor/write_count.h"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
@@ -78,10 +77,7 @@ at::Tensor sparse(const SpecPtr& spec, c10::ArrayRef<BoxGroups> boxes) {
 void begin_step(const at::Tensor& table, RowOptimizer& optimizer) {
   const MemoryWrite write = maybe_dtensor(table)->begin_write();
   optimizer.begin_step();
-  if (table.is_inference())
-    count_inference_write();
-  else
-    table.unsafeGetTensorImpl()->bump_version();
+  if (!table.is_inference()) table.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace

@@ -271,8 +271,10 @@ class DTensor(torch.Tensor):
 
     @_reader
     def __create_chunk_list__(self) -> Any:
+        """A load asks for it on all ranks, and then writes to the pieces: it counts as a write, which views and gathered parameters follow."""
         from shardwise.checkpoint import chunks
 
+        _C.note_write(self)
         return chunks.chunks(self._saved_boxes())
 
     @_reader

@@ -3,8 +3,9 @@
 #include "placements/partial.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
+#include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/subclass.h"
-#include "runtime/tensor/write_count.h"
+#include "runtime/tensor/version_counter.h"
 
 namespace shardwise {
 namespace {
@@ -64,7 +65,7 @@ at::Tensor detached(const at::Tensor& piece, const DTensorImpl& owner) {
 at::Tensor handed_out(const at::Tensor& piece, const DTensorImpl& owner) {
   auto* impl = piece.unsafeGetTensorImpl();
   const auto& version = owner.version_counter();
-  if (share_write_count(*impl, owner) || is_subclass(piece)) return piece;
+  if (share_version_counter(*impl, owner) || is_subclass(piece)) return piece;
   if (owner.view_link() || !version.enabled() || piece.is_inference()) return detached(piece, owner);
   const ObjectLock lock(&owner);
   if (piece.use_count() > 1) return detached(piece, owner);

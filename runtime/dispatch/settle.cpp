@@ -6,7 +6,6 @@
 #include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/rule.h"
-#include "runtime/tensor/write_count.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -48,10 +47,7 @@ class Settling {
       impl->refresh();
     if (wants_gradient_layout(*impl)) [[unlikely]]
       lay_out_gradient(*impl);
-    if (!op_.args[arg].is_written) return;
-    check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
-    if (impl->is_inference()) [[unlikely]]
-      count_inference_write();
+    if (op_.args[arg].is_written) check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
   }
 
   /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.

@@ -23,7 +23,7 @@ def test_statistics_after_a_sort_of_terms_of_a_sum(statistic, made_by):
             x = sw.distribute_tensor(dense, mesh, [Shard(0), Replicate()])
             x = x.redistribute(placements=[Shard(0), Partial()])
         torch.testing.assert_close(x.sort(0).values.full_tensor(), dense.sort(0).values)
-        ours, theirs = getattr(x, statistic)(0), getattr(dense, statistic)(0)
+        ours, theirs = getattr(torch, statistic)(x, 0), getattr(torch, statistic)(dense, 0)
         pairs = [each if isinstance(each, tuple) else (each,) for each in (ours, theirs)]
         for mine, expected in zip(*pairs, strict=True):
             torch.testing.assert_close(mine.full_tensor(), expected)

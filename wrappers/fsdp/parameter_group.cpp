@@ -9,7 +9,6 @@
 #include "runtime/comm/message_pattern.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/write_count.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -218,7 +217,7 @@ void ParameterGroup::before_gradients(std::function<void()> before) { arrivals_-
 
 uint64_t ParameterGroup::n_writes() const {
   uint64_t result = 0;
-  for (const at::Tensor& each : sharded_) result += write_count(*each.unsafeGetTensorImpl());
+  for (const at::Tensor& each : sharded_) result += maybe_dtensor(each)->memory()->n_writes();
   return result;
 }
 

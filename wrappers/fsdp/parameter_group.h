@@ -69,7 +69,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// The whole parameters are to stand in the modules.
   bool is_in_place() const { return is_in_place_; }
   bool is_on_its_way() const { return state_ == State::kGathering; }
-  /// True where the sharded ones were written to since they were gathered. The same on all ranks where all write alike.
+  /// True where operators, or the load of a checkpoint, wrote to the sharded ones since they were gathered: the same on all ranks. A
+  /// write by hand to what to_local() gave is not counted, since one rank may do that alone; release() makes it seen.
   bool is_stale() const;
 
   /// Collective over the sharding ranks, as all below. Does nothing where it was called before.

@@ -1,4 +1,4 @@
-#include "runtime/tensor/write_count.h"
+#include "runtime/tensor/version_counter.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/InferenceMode.h>
@@ -6,14 +6,14 @@
 
 #include <thread>
 
-namespace shardwise::write_count_test {
+namespace shardwise::version_counter_test {
 namespace {
 
 bool share(const at::Tensor& a, const at::Tensor& b) {
-  return share_write_count(*a.unsafeGetTensorImpl(), *b.unsafeGetTensorImpl());
+  return share_version_counter(*a.unsafeGetTensorImpl(), *b.unsafeGetTensorImpl());
 }
 
-TEST(WriteCountTest, AnAliasSharesItAndACopyOrDataDoesNot) {
+TEST(VersionCounterTest, AnAliasSharesItAndACopyOrDataDoesNot) {
   const at::Tensor x = at::ones({4});
   EXPECT_TRUE(share(x, x));
   EXPECT_TRUE(share(x, x.detach()));
@@ -25,16 +25,16 @@ TEST(WriteCountTest, AnAliasSharesItAndACopyOrDataDoesNot) {
   EXPECT_FALSE(share(uncounted, uncounted));
 }
 
-TEST(WriteCountTest, AComparisonLosesNoWriteOfAnotherThread) {
+TEST(VersionCounterTest, AComparisonLosesNoWriteOfAnotherThread) {
   const at::Tensor x = at::ones({4}), alias = x.detach();
-  const uint32_t before = write_count(*x.unsafeGetTensorImpl());
+  const uint32_t before = x.unsafeGetTensorImpl()->version_counter().current_version();
   std::thread writer([&] {
     for (int i = 0; i < 100000; ++i) x.unsafeGetTensorImpl()->bump_version();
   });
   for (int i = 0; i < 100000; ++i) ASSERT_TRUE(share(x, alias));
   writer.join();
-  EXPECT_EQ(write_count(*x.unsafeGetTensorImpl()), before + 100000);
+  EXPECT_EQ(x.unsafeGetTensorImpl()->version_counter().current_version(), before + 100000);
 }
 
 }  // namespace
-}  // namespace shardwise::write_count_test
+}  // namespace shardwise::version_counter_test
