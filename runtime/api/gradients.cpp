@@ -3,7 +3,6 @@
 #include "placements/partial.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/tensor/object_lock.h"
-#include "runtime/tensor/object_lock.h"
 #include "runtime/tensor/subclass.h"
 #include "runtime/tensor/version_counter.h"
 
