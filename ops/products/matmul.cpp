@@ -1,5 +1,6 @@
 // ops/products/matmul.cpp: contractions. A sharded contracted dim gives Partial(sum), to which a bias is added once.
 #include "ops/families.h"
+#include "ops/products/product_node.h"
 #include "ops/products/weight_grad.h"
 #include "ops/support/axes.h"
 #include "ops/support/kernels.h"
@@ -73,35 +74,51 @@ at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_i
   return left_is_vector ? result.unsqueeze(-2) : result;
 }
 
-std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left,
-                                                   const at::Tensor& right, std::array<bool, 2> mask) {
-  std::tuple<at::Tensor, at::Tensor> result;
-  if (!grad.defined()) return result;
-  const at::Tensor rows = left.dim() == 1 ? left.unsqueeze(0) : left;
-  const at::Tensor columns = right.dim() == 1 ? right.unsqueeze(1) : right;
-  const at::Tensor grads = as_matrices(grad, left.dim() == 1, right.dim() == 1);
+torch::autograd::variable_list gradients(const at::Tensor& grad, const Factors& factors, std::array<bool, 3> mask) {
+  const bool left_is_vector = factors.left_sizes.size() == 1, right_is_vector = factors.right_sizes.size() == 1;
+  const at::Tensor grads = as_matrices(grad, left_is_vector, right_is_vector);
+  torch::autograd::variable_list result(2);
   if (mask[0]) {
-    const at::Tensor of_rows = grads.matmul(columns.mT().conj_physical());
-    std::get<0>(result) = of_rows.sum_to_size(rows.sizes()).reshape(left.sizes());
+    const at::Tensor columns = right_is_vector ? factors.right.unsqueeze(1) : factors.right;
+    Dims sizes(factors.left_sizes);
+    if (left_is_vector) sizes.insert(sizes.begin(), 1);
+    result[0] = grads.matmul(columns.mT().conj_physical()).sum_to_size(sizes).reshape(factors.left_sizes);
   }
   if (mask[1]) {
+    const at::Tensor rows = left_is_vector ? factors.left.unsqueeze(0) : factors.left;
+    Dims sizes(factors.right_sizes);
+    if (right_is_vector) sizes.push_back(1);
     // One matrix for a whole batch: its gradient is contracted over the batch at once.
-    const at::Tensor of_columns = columns.dim() == 2
-                                      ? weight_grad(rows.conj_physical(), grads)
-                                      : rows.mT().conj_physical().matmul(grads).sum_to_size(columns.sizes());
-    std::get<1>(result) = of_columns.reshape(right.sizes());
+    const at::Tensor of_columns = sizes.size() == 2 ? weight_grad(rows.conj_physical(), grads)
+                                                    : rows.mT().conj_physical().matmul(grads).sum_to_size(sizes);
+    result[1] = of_columns.reshape(factors.right_sizes);
   }
   return result;
 }
 
-/// torch has no derivative formula of matmul for complex numbers, but of the operators that it composes matmul of.
+std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const at::Tensor& left,
+                                                   const at::Tensor& right, std::array<bool, 2> mask) {
+  if (!grad.defined()) return {};
+  const Factors factors{left, right, Dims(left.sizes()), Dims(right.sizes())};
+  auto result = gradients(grad, factors, {mask[0], mask[1], false});
+  return {std::move(result[0]), std::move(result[1])};
+}
+
+/// torch's formula keeps both factors whatever needs a gradient, and its derivatives of complex numbers are of what it composes matmul of.
 at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
   const bool is_complex = left.is_complex() || right.is_complex();
-  torch::jit::Stack stack{left, right};
-  op.callBoxedForDispatchKey(is_complex ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::Autograd,
-                             stack);
-  return stack[0].toTensor();
+  if (is_complex || have_tangents(left, right)) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
+    torch::jit::Stack stack{left, right};
+    op.callBoxedForDispatchKey(is_complex ? c10::DispatchKey::CompositeImplicitAutograd : c10::DispatchKey::Autograd,
+                               stack);
+    return stack[0].toTensor();
+  }
+  at::Tensor product = [&] {
+    const at::AutoDispatchBelowAutograd guard;
+    return at::matmul(left, right);
+  }();
+  return with_product_node(std::move(product), "MatmulBackward0", &gradients, left, right);
 }
 
 /// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
