@@ -81,7 +81,7 @@ at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weig
 
 void register_linear(RuleTable& table) {
   table.add("aten::linear", Rule("…k,nk,n->…n {k: sum}", describe_linear).multilinear().sampled());
-  aten_autograd_kernels().impl("linear", &differentiable_linear);
+  aten_autograd_kernels().impl("linear", torch::CppFunction(&differentiable_linear));
   add_composition("linear_backward", &linear_backward);
   register_weight_grad(table);
 }

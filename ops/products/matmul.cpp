@@ -206,7 +206,7 @@ void register_matmul(RuleTable& table) {
   table.add("aten::linalg_cross", pointwise().multilinear().whole("dim").sampled());
   table.add("shardwise::matmul", Rule("…mk,…kn->…mn {k: sum}", describe_matmul).multilinear().sampled());
   aten_kernels().impl("matmul", &product);
-  aten_autograd_kernels().impl("matmul", &differentiable_matmul);
+  aten_autograd_kernels().impl("matmul", torch::CppFunction(&differentiable_matmul));
   aten_kernels().impl("dot", &inner_product);
   aten_kernels().impl("vdot", &conjugate_inner_product);
   add_composition("matmul_backward", &matmul_backward);
