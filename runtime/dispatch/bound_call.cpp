@@ -74,7 +74,7 @@ const DTensorImpl& BoundCall::leader() const {
 }
 
 OpCall BoundCall::to_op_call() const {
-  OpCall call{op, args(), {}, {}};
+  OpCall call{op, args(), {}, {}, is_in_backward()};
   for (const BoundOperand& operand : operands) {
     SpecPtr spec = operand.impl ? operand.impl->spec() : SpecPtr();
     const c10::IntArrayRef sizes = spec ? spec->sizes() : c10::IntArrayRef();

@@ -5,7 +5,9 @@
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
 #include <optional>
@@ -31,13 +33,19 @@ struct Decision {
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
 
-/// The operator, torch's default dtype, the interned specs and every scalar that could change the answer, as words. Arguments are added
+/// True in a backward that records nothing: on all ranks, for they run it together.
+inline bool is_in_backward() {
+  return torch::autograd::get_current_graph_task_id() >= 0 && !c10::GradMode::is_enabled();
+}
+
+/// The operator, torch's default dtype, is_in_backward(), the interned specs and every scalar that could change the answer, as words. Arguments are added
 /// in order; boxed and unboxed calls with equal arguments have equal keys.
 class DecisionKey {
  public:
   explicit DecisionKey(const OpInfo& op) {
     add_pointer(&op);
-    add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // of an integer times a float
+    // The default dtype decides that of an integer times a float.
+    add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1 | static_cast<uint64_t>(is_in_backward()));
   }
 
   /// A tensor argument or list element; `impl`: where it is distributed. Pre: else it is undefined or 0-dim.

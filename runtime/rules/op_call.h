@@ -32,6 +32,7 @@ struct OpCall {
   c10::ArrayRef<c10::IValue> args;
   c10::SmallVector<Operand, 8> operands;
   c10::SmallVector<DenseOutput, 2> outputs;  // flattened over tensor lists
+  bool is_in_backward = false;               // of a gradient, in a backward that records nothing
   std::exception_ptr refusal;                // what the kernel threw for a small sample of the operands, where it did
 
   const c10::IValue& arg(std::string_view name) const { return args[op.arg_index(name)]; }

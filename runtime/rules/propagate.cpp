@@ -198,6 +198,7 @@ class Chooser {
   /// along a factor that no operand is sharded along is priced as the all-reduce of which it is half: the result is likely to be gathered
   /// later. Passing a Partial on saves its reduction only where nothing moves for it, and no replica is added to it: else weights would be
   /// gathered, and all of the product computed on each rank, or a residual stream would stay Partial and be reduced for each of its readers.
+  /// In a backward the sum stays Partial: its one reader is the operator before, and each layer of the stream adds another Partial.
   std::optional<std::pair<int64_t, int64_t>> price_of(const Choice& choice, int64_t mesh_dim) const {
     std::pair<int64_t, int64_t> price{0, 0};
     const bool is_new_sharding = choice.kind == Choice::Kind::kFactor && !is_sharded(choice.factor, mesh_dim);
@@ -219,7 +220,7 @@ class Chooser {
         continue;
       }
       if (operand.is_written) return std::nullopt;
-      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll;
+      adds_values |= to.is_partial() && signature_.linearity == Linearity::kAll && !call_.is_in_backward;
       const bool is_half = is_new_sharding && operand.spec->placements()[mesh_dim].is_partial();
       price.first += cost(operand, signature_.inputs[i], mesh_dim, to) * (is_half ? 2 : 1);
       ++price.second;

@@ -64,7 +64,8 @@ def test_pieces_are_shared_with_numpy_and_dlpack():
             assert shared.data_ptr() == local.data_ptr() and torch.equal(shared, X[:1] if rank == 0 else X[1:])
         local.numpy()[:] = -1
         assert (ours.full_tensor() == -1).all()
-        assert np.array_equal(np.asarray(ours), ours.numpy())  # all values, which are sent
+        with pytest.raises(ValueError, match=r"\[numpy\] rank \d does not hold all values .*full_tensor\(\)"):
+            np.asarray(ours)  # one rank may read alone, so nothing is gathered
         wrapper = sw.distribute_tensor(X, mesh, [EnumerableShard(PIECES)]).to_local()
         if rank == 1:
             assert [piece.numpy().tolist() for piece in wrapper.shards] == [X[:2, :1].tolist(), X[2:, :1].tolist()]

@@ -248,3 +248,29 @@ def test_a_partial_plus_a_replica_is_reduced():
         assert stream.placements == (Replicate(),) and sent.get_total_counts() == 1
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_a_backward_reduces_the_gradient_of_a_layer_s_input_once(records):
+    """Three layers read it, and the residual: their gradients are three Partials and a replica."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        torch.manual_seed(0)
+        dense = [torch.randn(3, 4), torch.randn(4, 4), *(torch.randn(4, 4) for _ in range(3))]
+        layouts = [[Replicate()], [Replicate()], *[[Shard(0)]] * 3]
+        ours = [sw.distribute_tensor(each, mesh, layout) for each, layout in zip(dense, layouts, strict=True)]
+
+        def loss(x, first, *weights):
+            y = F.layer_norm(x @ first, (4,))
+            return sum(F.linear(y, weight).sum() for weight in weights) + (y * y).sum()
+
+        x, own = dense[0].requires_grad_(), ours[0].requires_grad_()
+        expected = torch.autograd.grad(loss(*dense), x)[0]
+        out = loss(*ours)
+        with CommDebugMode() as sent:
+            gradient = torch.autograd.grad(out, own, create_graph=records)[0]
+        assert sent.get_total_counts() == (3 if records else 1)
+        torch.testing.assert_close(gradient.detach().full_tensor(), expected)
+
+    run_ranks(2, body)
