@@ -47,12 +47,10 @@ at::Tensor lookup_rows(c10::ArrayRef<TablePiece> pieces, const at::Tensor& ids) 
   const kernels::Ids wanted = ids_of(all_ids);
   const int64_t width = any.size(1);
   void* into = results.mutable_data_ptr();
-  run_kernel(
-      any.device(),
-      [&] {
-        share_out(wanted.n, row_bytes(views.rows[0]), [&](int64_t begin, int64_t end) {
-          kernels::look_up(views.view(), wanted, kernels::Miss::kZero, into, width, begin, end);
-        });
+  run_parts(
+      any.device(), wanted.n, row_bytes(views.rows[0]),
+      [&](int64_t begin, int64_t end) {
+        kernels::look_up(views.view(), wanted, kernels::Miss::kZero, into, width, begin, end);
       },
       [&](auto stream) {
         const at::Tensor there = on_device(views.rows, any);
@@ -72,12 +70,10 @@ at::Tensor pool_rows(c10::ArrayRef<TablePiece> pieces, const IdBags& bags, kerne
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   void* into = results.mutable_data_ptr();
   auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
-  run_kernel(
-      any.device(),
-      [&] {
-        share_out(raw_bags.n, row_bytes(views.rows[0]) * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
-          kernels::pool(views.view(), ids, raw_bags, pooling, kNone, into, places, begin, end);
-        });
+  run_parts(
+      any.device(), raw_bags.n, row_bytes(views.rows[0]) * ids_per_bag(raw_bags),
+      [&](int64_t begin, int64_t end) {
+        kernels::pool(views.view(), ids, raw_bags, pooling, kNone, into, places, begin, end);
       },
       [&](auto stream) {
         const at::Tensor there = on_device(views.rows, any);
