@@ -1,7 +1,7 @@
 #include "kernels/bag_pool.h"
 
 #include "kernels/column_blocks.h"
-#include "kernels/piece_cursor.h"
+#include "kernels/elements.h"
 
 #include <algorithm>
 
@@ -39,27 +39,11 @@ void for_each_row(const Rows& table, const Bags& bags, const Id* ids, int64_t ba
   }
 }
 
-template <class T, class Id, class N, class Take>
-void for_each_row(const Pieces& pieces, const Bags& bags, const Id* ids, int64_t bag, int64_t first, N n,
-                  const Take& take) {
-  PieceCursor now(pieces), later(pieces);
-  const auto columns = [&](const char* row) { return row + first * int64_t{sizeof(T)}; };
-  for (int64_t k = bags.offsets[bag]; k < end_of(bags, bag); ++k) {
-    if (k + kAheadOfBags < bags.n_ids)
-      if (const char* row = later.find(ids[k + kAheadOfBags])) prefetch(columns(row), n * int64_t{sizeof(T)});
-    if (int64_t{ids[k]} == bags.padding) continue;
-    if (const char* row = now.find(ids[k])) take(reinterpret_cast<const T*>(columns(row)), k);
-  }
-}
-
-int64_t width_of(const Rows& table) { return table.width; }
-int64_t width_of(const Pieces& pieces) { return pieces.at[0].width; }
-
 /// Structures by value, so that the compiler knows that writes to `results` do not change them.
-template <class T, class Id, class Table>
-void sum_bags(const Table table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
+template <class T, class Id>
+void sum_bags(const Rows table, const Bags bags, const Id* ids, bool is_mean, T* results, int64_t begin, int64_t end) {
   const auto* weights = static_cast<const T*>(bags.weights);
-  const int64_t width = width_of(table);
+  const int64_t width = table.width;
   for_each_column_block<T>(width, [&](int64_t first, const auto& zeros) {
     const auto sum = [&](const auto& add) {
       for (int64_t bag = begin; bag < end; ++bag) {
@@ -77,10 +61,9 @@ void sum_bags(const Table table, const Bags bags, const Id* ids, bool is_mean, T
   });
 }
 
-template <class T, class Id, class Table>
-void max_bag(const Table& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result,
-             int64_t* chosen) {
-  const int64_t width = width_of(table);
+template <class T, class Id>
+void max_bag(const Rows& table, const Bags& bags, const Id* ids, int64_t bag, double none, T* result, int64_t* chosen) {
+  const int64_t width = table.width;
   bool is_first = true;
   const auto take = [&](const T* row, int64_t place) {
     for (int64_t c = 0; c < width; ++c) {
@@ -98,10 +81,11 @@ void max_bag(const Table& table, const Bags& bags, const Id* ids, int64_t bag, d
   if (chosen != nullptr) std::fill_n(chosen, width, -1);
 }
 
-template <class Table>
-void pool_bags(const Table& table, Element element, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-               void* results, int64_t* chosen, int64_t begin, int64_t end) {
-  with_element(element, [&]<class T>(T) {
+}  // namespace
+
+SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
+                           void* results, int64_t* chosen, int64_t begin, int64_t end) {
+  with_element(table.element, [&]<class T>(T) {
     with_ids(ids, [&](const auto* id) {
       T* rows = static_cast<T*>(results);
       if (pooling != Pooling::kMax) {
@@ -109,23 +93,11 @@ void pool_bags(const Table& table, Element element, const Ids& ids, const Bags& 
           sum_bags(table, bags, id, pooling == Pooling::kMean, rows, first_bag, std::min(first_bag + kBagsAtOnce, end));
         return;
       }
-      const int64_t width = width_of(table);
       for (int64_t bag = begin; bag < end; ++bag)
-        max_bag(table, bags, id, bag, none, rows + bag * width, chosen == nullptr ? nullptr : chosen + bag * width);
+        max_bag(table, bags, id, bag, none, rows + bag * table.width,
+                chosen == nullptr ? nullptr : chosen + bag * table.width);
     });
   });
-}
-
-}  // namespace
-
-SHARDWISE_KERNEL void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-                           void* results, int64_t* chosen, int64_t begin, int64_t end) {
-  pool_bags(table, table.element, ids, bags, pooling, none, results, chosen, begin, end);
-}
-
-SHARDWISE_KERNEL void pool(const Pieces& pieces, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-                           void* results, int64_t* chosen, int64_t begin, int64_t end) {
-  pool_bags(pieces, pieces.at[0].element, ids, bags, pooling, none, results, chosen, begin, end);
 }
 
 SHARDWISE_KERNEL void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of,

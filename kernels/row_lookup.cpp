@@ -1,7 +1,6 @@
 #include "kernels/row_lookup.h"
 
 #include "kernels/elements.h"
-#include "kernels/piece_cursor.h"
 
 namespace shardwise::kernels {
 namespace {
@@ -44,24 +43,6 @@ SHARDWISE_KERNEL void look_up(const Rows& table, const Ids& ids, Miss miss, void
       copy(Fixed<128>{});
     else
       copy(row_bytes);
-  });
-}
-
-SHARDWISE_KERNEL void look_up(const Pieces& pieces, const Ids& ids, Miss miss, void* results, int64_t result_step,
-                              int64_t begin, int64_t end) {
-  const int64_t row_bytes = pieces.at[0].width * size_of(pieces.at[0].element);
-  const int64_t result_bytes = result_step * size_of(pieces.at[0].element);
-  with_ids(ids, [&](const auto* id) {
-    PieceCursor now(pieces), later(pieces);
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < ids.n)
-        if (const char* row = later.find(id[i + kAhead])) prefetch(row, row_bytes);
-      char* into = static_cast<char*>(results) + i * result_bytes;
-      if (const char* row = now.find(id[i]))
-        std::memcpy(into, row, static_cast<size_t>(row_bytes));
-      else if (miss == Miss::kZero)
-        std::memset(into, 0, static_cast<size_t>(row_bytes));
-    }
   });
 }
 

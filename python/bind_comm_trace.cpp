@@ -1,4 +1,3 @@
-#include "python/bindings.h"
 #include "python/thread_recording.h"
 #include "runtime/comm/comm_trace.h"
 
@@ -9,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <string_view>
 
 namespace shardwise {
@@ -71,7 +69,7 @@ class PlainCollectives {
   at::CallbackHandle handle_;
 };
 
-struct CommRecording {
+struct CommRecording : TraceRecording<CommTrace, CommEvent, &CommTrace::events> {
   CommRecording() {
     // One callback for all open traces of the thread: each call of it reaches all.
     static thread_local std::weak_ptr<PlainCollectives> shared;
@@ -79,31 +77,10 @@ struct CommRecording {
     if (!plain) shared = plain = std::make_shared<PlainCollectives>();
   }
   void stop() {
-    events = trace->events();
-    trace.reset();
+    TraceRecording::stop();
     plain.reset();
   }
-  std::optional<CommTrace> trace = std::make_optional<CommTrace>();
   std::shared_ptr<PlainCollectives> plain;
-  std::vector<CommEvent> events;  // once it is stopped
-};
-
-class PyCommTrace {
- public:
-  void open() { recording_.open(); }
-  void close() { recording_.close(); }
-  std::vector<CommEvent> events() const { return seen(); }
-  size_t size() const { return seen().size(); }
-
- private:
-  const std::vector<CommEvent>& seen() const {
-    static const std::vector<CommEvent> none;
-    const CommRecording* recording = recording_.get();
-    if (!recording) return none;
-    return recording->trace ? recording->trace->events() : recording->events;
-  }
-
-  ThreadRecording<CommRecording> recording_{"CommDebugMode"};
 };
 
 }  // namespace
@@ -127,14 +104,15 @@ void bind_comm_trace(py::module_& module) {
         return fmt::format("CommEvent({} of {} ranks for {}: {} bytes sent, {} received)", self.collective,
                            self.n_ranks, self.op, self.bytes_sent, self.bytes_received);
       });
-  py::class_<PyCommTrace>(
-      module, "CommTrace",
+  using Trace = ThreadRecording<CommRecording>;
+  const auto events = [](const Trace& self) {
+    return self.see([](const CommRecording& seen) { return seen.events(); });
+  };
+  bind_recording<CommRecording>(
+      module, "CommTrace", "CommDebugMode",
       "Records the collectives of this thread between open() and close(), plain ones without bytes.")
-      .def(py::init())
-      .def("open", &PyCommTrace::open)
-      .def("close", &PyCommTrace::close)
-      .def("__len__", &PyCommTrace::size)
-      .def("events", &PyCommTrace::events);
+      .def("__len__", [=](const Trace& self) { return events(self).size(); })
+      .def("events", events);
 }
 
 }  // namespace shardwise

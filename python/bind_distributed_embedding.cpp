@@ -38,14 +38,14 @@ std::shared_ptr<Layer> make(const std::vector<TableConfig>& configs, const std::
                                  Layer::Options{mean_gradients, sparse, dp_input, concatenate}, storages);
 }
 
-InputError to_error(const std::optional<PyError>& error) {
-  using Kind = InputError::Kind;
+RankError to_error(const std::optional<PyError>& error) {
+  using Type = RankError::Type;
   if (!error) return {};
   const auto& [kind, text] = *error;
-  return {kind == "ValueError"   ? Kind::kValue
-          : kind == "IndexError" ? Kind::kIndex
-          : kind == "TypeError"  ? Kind::kType
-                                 : Kind::kRuntime,
+  return {kind == "ValueError"   ? Type::kValue
+          : kind == "IndexError" ? Type::kIndex
+          : kind == "TypeError"  ? Type::kType
+                                 : Type::kOther,
           text};
 }
 
@@ -120,7 +120,7 @@ void bind_distributed_embedding(py::module_& module) {
           "raise_together",
           [](const Layer& self, const std::optional<PyError>& error) {
             const py::gil_scoped_release no_gil;
-            raise_together(*self.lanes().mesh, to_error(error));
+            agree(*self.lanes().mesh->group(), "DistributedEmbedding", Facts(), to_error(error));
           },
           py::arg("error"), "Raises, on all ranks, the error of the first rank that has one. Collective.")
       .def("start", &start, py::arg("inputs"), py::arg("tables"), py::arg("error") = py::none(),

@@ -1,37 +1,7 @@
-#include "python/bindings.h"
 #include "python/thread_recording.h"
 #include "runtime/dispatch/op_trace.h"
 
-#include <optional>
-
 namespace shardwise {
-namespace {
-
-struct OpRecording {
-  void stop() {
-    seen = trace->records();
-    trace.reset();
-  }
-  std::optional<OpTrace> trace = std::make_optional<OpTrace>();
-  std::vector<OpRecord> seen;  // once it is stopped
-};
-
-class PyOpTrace {
- public:
-  void open() { recording_.open(); }
-  void close() { recording_.close(); }
-  const std::vector<OpRecord>& records() const {
-    static const std::vector<OpRecord> none;
-    const OpRecording* recording = recording_.get();
-    if (!recording) return none;
-    return recording->trace ? recording->trace->records() : recording->seen;
-  }
-
- private:
-  ThreadRecording<OpRecording> recording_{"explain"};
-};
-
-}  // namespace
 
 void bind_op_trace(py::module_& module) {
   py::class_<OpRecord>(module, "OpRecord",
@@ -50,13 +20,14 @@ void bind_op_trace(py::module_& module) {
       .def_readonly("n_collectives", &OpRecord::n_collectives)
       .def_readonly("bytes_received", &OpRecord::bytes_received, "By this rank.")
       .def("__repr__", [](const OpRecord& self) { return to_string({self}); });
-  py::class_<PyOpTrace>(module, "OpTrace", "Records the operators of this thread between open() and close().")
-      .def(py::init())
-      .def("open", &PyOpTrace::open)
-      .def("close", &PyOpTrace::close)
-      .def("__len__", [](const PyOpTrace& self) { return self.records().size(); })
-      .def("records", &PyOpTrace::records)
-      .def("__str__", [](const PyOpTrace& self) { return to_string(self.records()); });
+  using Recording = TraceRecording<OpTrace, OpRecord, &OpTrace::records>;
+  using Trace = ThreadRecording<Recording>;
+  const auto records = [](const Trace& self) { return self.see([](const Recording& seen) { return seen.events(); }); };
+  bind_recording<Recording>(module, "OpTrace", "explain",
+                            "Records the operators of this thread between open() and close().")
+      .def("__len__", [=](const Trace& self) { return records(self).size(); })
+      .def("records", records)
+      .def("__str__", [=](const Trace& self) { return to_string(records(self)); });
 }
 
 }  // namespace shardwise

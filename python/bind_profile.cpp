@@ -1,4 +1,3 @@
-#include "python/bindings.h"
 #include "python/thread_recording.h"
 #include "python/torch_world.h"
 #include "runtime/comm/clock_offsets.h"
@@ -27,22 +26,11 @@ struct ProfileRecording {
   OpProfile ops;
 };
 
-class PyProfile {
- public:
-  void open() { recording_.open(); }
-  void close() { recording_.close(); }
-  std::vector<TimedOperator> operators() const {
-    return recording_.get() ? recording_.get()->ops.operators() : std::vector<TimedOperator>();
-  }
-  std::vector<TimedCommunication> communications() const {
-    return recording_.get() ? recording_.get()->comm.communications() : std::vector<TimedCommunication>();
-  }
-  size_t n_operators() const { return recording_.get() ? recording_.get()->ops.size() : 0; }
-  size_t n_communications() const { return recording_.get() ? recording_.get()->comm.size() : 0; }
-
- private:
-  ThreadRecording<ProfileRecording> recording_{"profile"};
-};
+/// What `look(profile)` sees of a Profile of Python.
+template <class Look>
+auto seen_by(const Look& look) {
+  return [look](const ThreadRecording<ProfileRecording>& self) { return self.see(look); };
+}
 
 GroupPtr everyone() {
   const auto world = python_world();
@@ -83,15 +71,12 @@ void bind_profile(py::module_& module) {
       .def_readonly("end_ns", &TimedCommunication::end_ns)
       .def_readonly("waited_ns", &TimedCommunication::waited_ns, "For so long this rank's thread waited.")
       .def_readonly("has_failed", &TimedCommunication::has_failed);
-  py::class_<PyProfile>(module, "Profile",
-                        "Times the operators and communications of this thread between open() and close().")
-      .def(py::init())
-      .def("open", &PyProfile::open)
-      .def("close", &PyProfile::close)
-      .def("operators", &PyProfile::operators)
-      .def("communications", &PyProfile::communications)
-      .def("n_operators", &PyProfile::n_operators)
-      .def("n_communications", &PyProfile::n_communications);
+  bind_recording<ProfileRecording>(module, "Profile", "profile",
+                                   "Times the operators and communications of this thread between open() and close().")
+      .def("operators", seen_by([](const ProfileRecording& seen) { return seen.ops.operators(); }))
+      .def("communications", seen_by([](const ProfileRecording& seen) { return seen.comm.communications(); }))
+      .def("n_operators", seen_by([](const ProfileRecording& seen) { return seen.ops.size(); }))
+      .def("n_communications", seen_by([](const ProfileRecording& seen) { return seen.comm.size(); }));
   module.def("world_rank", wrap_pybind_function_no_gil([] {
                const auto world = World::maybe_current();
                return world ? world->rank() : 0;

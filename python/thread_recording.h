@@ -1,10 +1,15 @@
 // python/thread_recording.h: what records one thread between open() and close() of Python.
 #pragma once
 
+#include "python/bindings.h"
+
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace shardwise {
 
@@ -39,8 +44,11 @@ class ThreadRecording {
     is_open_ = false;
     recording_->stop();
   }
-  /// What it has recorded; null before the first open().
-  const Recording* get() const { return recording_.get(); }
+  /// What `look(recording)` sees; nothing before the first open().
+  template <class Look>
+  auto see(const Look& look) const {
+    return recording_ ? look(*recording_) : decltype(look(*recording_))();
+  }
 
  private:
   const char* name_;
@@ -48,5 +56,31 @@ class ThreadRecording {
   std::thread::id thread_;
   bool is_open_ = false;
 };
+
+/// A Trace of the thread that makes it, and its `seen()` once it is stopped.
+template <class Trace, class Event, const std::vector<Event>& (Trace::*seen)() const>
+class TraceRecording {
+ public:
+  void stop() {
+    events_ = ((*trace_).*seen)();
+    trace_.reset();
+  }
+  const std::vector<Event>& events() const { return trace_ ? ((*trace_).*seen)() : events_; }
+
+ private:
+  std::optional<Trace> trace_ = std::make_optional<Trace>();
+  std::vector<Event> events_;
+};
+
+/// Binds a ThreadRecording with open() and close(); `title` names it in errors.
+template <class Recording>
+py::class_<ThreadRecording<Recording>> bind_recording(py::module_& module, const char* name, const char* title,
+                                                      const char* words) {
+  using Bound = ThreadRecording<Recording>;
+  return py::class_<Bound>(module, name, words)
+      .def(py::init([title] { return std::make_unique<Bound>(title); }))
+      .def("open", &Bound::open)
+      .def("close", &Bound::close);
+}
 
 }  // namespace shardwise

@@ -39,28 +39,25 @@ std::vector<ValueLayout> value_layouts(const char* style, const MaybeLayouts& gi
 }  // namespace
 
 ModuleLayouts ColwiseParallel::operator()(const Module& module) const {
-  const auto* const linear = dynamic_cast<const LinearImpl*>(&module);
-  if (!linear && !dynamic_cast<const EmbeddingImpl*>(&module)) refuse("ColwiseParallel", module);
-  const Placement of_plain = input_.value_or(Replicate());
-  ModuleLayouts result;
-  result.parameters = {{"weight", Shard(linear ? 0 : 1)}};
-  if (linear && linear->bias.defined()) result.parameters.emplace_back("bias", Shard(0));
-  result.inputs = {{of_plain, Replicate(), linear ? known_size(*linear, of_plain) : std::nullopt}};
-  result.outputs = {{{}, output_.value_or(Shard(-1)), {}}};
-  result.use_local_output = use_local_output_.value_or(false);
-  return result;
+  return layouts("ColwiseParallel", module, 0, Shard(0), Replicate(), Shard(-1));
 }
 
 ModuleLayouts RowwiseParallel::operator()(const Module& module) const {
+  const bool has_features = dynamic_cast<const LinearImpl*>(&module);
+  return layouts("RowwiseParallel", module, 1, Replicate(), has_features ? Shard(-1) : Replicate(), Replicate());
+}
+
+template <class Self>
+ModuleLayouts LayerStyle<Self>::layouts(const char* style, const Module& module, int64_t weight_dim,
+                                        const Placement& bias, const Placement& needed, const Placement& output) const {
   const auto* const linear = dynamic_cast<const LinearImpl*>(&module);
-  if (!linear && !dynamic_cast<const EmbeddingImpl*>(&module)) refuse("RowwiseParallel", module);
-  const Placement needed = linear ? Shard(-1) : Replicate();
+  if (!linear && !dynamic_cast<const EmbeddingImpl*>(&module)) refuse(style, module);
   const Placement of_plain = input_.value_or(needed);
   ModuleLayouts result;
-  result.parameters = {{"weight", Shard(linear ? 1 : 0)}};
-  if (linear && linear->bias.defined()) result.parameters.emplace_back("bias", Replicate());
+  result.parameters = {{"weight", Shard(linear ? weight_dim : 1 - weight_dim)}};
+  if (linear && linear->bias.defined()) result.parameters.emplace_back("bias", bias);
   result.inputs = {{of_plain, needed, linear ? known_size(*linear, of_plain) : std::nullopt}};
-  result.outputs = {{{}, output_.value_or(Replicate()), {}}};
+  result.outputs = {{{}, output_.value_or(output), {}}};
   result.use_local_output = use_local_output_.value_or(false);
   return result;
 }
@@ -75,28 +72,21 @@ ModuleLayouts SequenceParallel::operator()(const Module& module) const {
   return result;
 }
 
-PrepareModuleInput::PrepareModuleInput(MaybeLayouts input_layouts, MaybeLayouts desired_input_layouts,
-                                       bool use_local_output)
-    : inputs_(value_layouts("PrepareModuleInput", input_layouts, desired_input_layouts)),
+template <bool of_inputs>
+PrepareModule<of_inputs>::PrepareModule(const MaybeLayouts& layouts, const MaybeLayouts& desired_layouts,
+                                        bool use_local_output)
+    : layouts_(value_layouts(of_inputs ? "PrepareModuleInput" : "PrepareModuleOutput", layouts, desired_layouts)),
       use_local_output_(use_local_output) {}
 
-ModuleLayouts PrepareModuleInput::operator()(const Module& /*module*/) const {
+template <bool of_inputs>
+ModuleLayouts PrepareModule<of_inputs>::operator()(const Module& /*module*/) const {
   ModuleLayouts result;
-  result.inputs = inputs_;
-  result.use_local_inputs = use_local_output_;
+  (of_inputs ? result.inputs : result.outputs) = layouts_;
+  (of_inputs ? result.use_local_inputs : result.use_local_output) = use_local_output_;
   return result;
 }
 
-PrepareModuleOutput::PrepareModuleOutput(MaybeLayouts output_layouts, MaybeLayouts desired_output_layouts,
-                                         bool use_local_output)
-    : outputs_(value_layouts("PrepareModuleOutput", output_layouts, desired_output_layouts)),
-      use_local_output_(use_local_output) {}
-
-ModuleLayouts PrepareModuleOutput::operator()(const Module& /*module*/) const {
-  ModuleLayouts result;
-  result.outputs = outputs_;
-  result.use_local_output = use_local_output_;
-  return result;
-}
+template class PrepareModule<true>;
+template class PrepareModule<false>;
 
 }  // namespace shardwise

@@ -59,6 +59,10 @@ class LayerStyle {
     return static_cast<Self&>(*this);
   }
 
+  /// A Linear's weight is sharded along `weight_dim`, an Embedding's along the other dim; inputs become `needed`, and outputs `output`.
+  ModuleLayouts layouts(const char* style, const torch::nn::Module& module, int64_t weight_dim, const Placement& bias,
+                        const Placement& needed, const Placement& output) const;
+
   std::optional<Placement> input_, output_;
   std::optional<bool> use_local_output_;
 };
@@ -92,27 +96,20 @@ class SequenceParallel {
 
 using MaybeLayouts = std::vector<std::optional<Placement>>;
 
-/// Lays out the inputs of a module that is called by forward(): those that are plain are `input_layouts`, all become
-/// `desired_input_layouts`; nothing leaves one as it is. Throws: c10::ValueError where the two differ in number.
-class PrepareModuleInput {
+/// Lays out the inputs of a module that is called by forward(), or its outputs: those that are plain are `layouts`, all become
+/// `desired_layouts`; nothing leaves one as it is. By default inputs stay distributed, and outputs become this rank's pieces.
+/// Throws: c10::ValueError where the two differ in number.
+template <bool of_inputs>
+class PrepareModule {
  public:
-  PrepareModuleInput(MaybeLayouts input_layouts, MaybeLayouts desired_input_layouts, bool use_local_output = false);
+  PrepareModule(const MaybeLayouts& layouts, const MaybeLayouts& desired_layouts, bool use_local_output = !of_inputs);
   ModuleLayouts operator()(const torch::nn::Module& module) const;
 
  private:
-  std::vector<ValueLayout> inputs_;
+  std::vector<ValueLayout> layouts_;
   bool use_local_output_;
 };
-
-/// The same of its outputs.
-class PrepareModuleOutput {
- public:
-  PrepareModuleOutput(MaybeLayouts output_layouts, MaybeLayouts desired_output_layouts, bool use_local_output = true);
-  ModuleLayouts operator()(const torch::nn::Module& module) const;
-
- private:
-  std::vector<ValueLayout> outputs_;
-  bool use_local_output_;
-};
+using PrepareModuleInput = PrepareModule<true>;
+using PrepareModuleOutput = PrepareModule<false>;
 
 }  // namespace shardwise

@@ -1,8 +1,8 @@
 #include "wrappers/expert_dispatch.h"
 
 #include "runtime/api/dtensor.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/group_backend.h"
 #include "wrappers/token_route.h"
 
 #include <ATen/core/grad_mode.h>
@@ -129,45 +129,43 @@ class Counts {
       std::ranges::copy(sorting_.rows_per_expert, own.begin() + kHead);
       std::ranges::copy(sorting_.tokens_per_rank, own.begin() + kHead + n_experts);
     }
-    all_ = gather_rows(told_, "tokens per expert", at::tensor(own, at::kLong).to(numbers_device(told_)),
-                       /*is_counted=*/true);
+    all_ = gather_alike(told_, "tokens per expert", own, /*is_counted=*/true);
     check(mistake, n_experts);
   }
 
   const SortedChoices& sorting() const { return sorting_; }
   /// The experts of each rank.
   std::vector<Interval> intervals() const { return experts_.layout().shard_intervals(0); }
-  int64_t rows_of(int64_t member, int64_t expert) const { return at(row_of(member), kHead + expert); }
+  int64_t rows_of(int64_t member, int64_t expert) const { return row_of(member)[kHead + expert]; }
   /// Tokens that `member` sends to this rank.
-  int64_t tokens_from(int64_t member) const { return at(row_of(member), kHead + experts_.sizes()[0] + group_.index); }
+  int64_t tokens_from(int64_t member) const { return row_of(member)[kHead + experts_.sizes()[0] + group_.index]; }
 
  private:
   static constexpr int64_t kHead = 4;  // kind, lowest and highest expert, tokens
 
-  int64_t row_of(int64_t member) const { return told_.index_of(group_.ranks[member]); }
-  int64_t at(int64_t row, int64_t column) const { return all_.const_data_ptr<int64_t>()[row * all_.size(1) + column]; }
+  const std::vector<int64_t>& row_of(int64_t member) const { return all_[told_.index_of(group_.ranks[member])]; }
 
   void check(const std::string& mistake, int64_t n_experts) const {
     for (int64_t i = 0; i < told_.size(); ++i) {
       TORCH_CHECK_VALUE(
-          at(i, 0) >= 0,
+          all_[i][0] >= 0,
           fmt::format("[{}] {}.", kDispatch,
                       mistake.empty() ? fmt::format("shapes do not fit on rank {}, as its own error says. "
                                                     "Give [n_tokens, features] and [n_tokens, n_choices]",
                                                     told_.ranks[i])
                                       : mistake));
       TORCH_CHECK_VALUE(
-          at(i, 0) == at(0, 0),
+          all_[i][0] == all_[0][0],
           fmt::format("[{}] features, dtypes, requires_grad or the number of experts per token differ between ranks {} "
                       "and {}. Give all ranks parts of one tensor.",
                       kDispatch, told_.ranks[0], told_.ranks[i]));
     }
     for (int64_t i = 0; i < told_.size(); ++i)
       TORCH_CHECK_INDEX(
-          at(i, 1) >= 0 && at(i, 2) < n_experts,
+          all_[i][1] >= 0 && all_[i][2] < n_experts,
           fmt::format("[{}] expert {} does not exist: rank {} asks for it, and there are {}. Use ids in "
                       "[0, {}).",
-                      kDispatch, at(i, 1) < 0 ? at(i, 1) : at(i, 2), told_.ranks[i], n_experts, n_experts));
+                      kDispatch, all_[i][1] < 0 ? all_[i][1] : all_[i][2], told_.ranks[i], n_experts, n_experts));
   }
 
   const Group& told_;
@@ -175,7 +173,7 @@ class Counts {
   const Spec& experts_;
   bool is_sound_ = false;
   SortedChoices sorting_;
-  at::Tensor all_;  // [ranks that are told, numbers], on the CPU
+  std::vector<std::vector<int64_t>> all_;  // by rank that is told
 };
 
 /// `tensor`, which is a dense [n_tokens, ...], sharded by token as `like` is.
@@ -213,27 +211,25 @@ bool check_rows(const at::Tensor& rows, const Spec& spec) {
   const bool is_matrix = rows.dim() == 2;
   const std::vector<int64_t> own{is_matrix ? rows.size(0) : -1, is_matrix ? rows.size(1) : rows.dim(),
                                  static_cast<int64_t>(rows.scalar_type()), takes_gradient(rows)};
-  const at::Tensor all =
-      gather_rows(group, "compare rows of experts", at::tensor(own, at::kLong).to(numbers_device(group)));
-  const auto told = [&](int64_t member, int64_t column) {
-    return all.const_data_ptr<int64_t>()[member * all.size(1) + column];
-  };
-  const auto dtype = [&](int64_t member) { return c10::toString(static_cast<c10::ScalarType>(told(member, 2))); };
+  const auto all = gather_alike(group, "compare rows of experts", own);
+  const std::vector<int64_t>& first = all[0];
+  const auto dtype = [](const auto& of_rank) { return c10::toString(static_cast<c10::ScalarType>(of_rank[2])); };
   const std::vector<Interval> of_ranks = spec.layout().shard_intervals(0);
   bool any_gradient = false;
   for (int64_t i = 0; i < group.size(); ++i) {
     const int64_t n_rows = of_ranks[i].end - of_ranks[i].begin, rank = group.ranks[i];
+    const std::vector<int64_t>& told = all[i];
     const std::string shape =
-        told(i, 0) < 0 ? fmt::format("{} dims", told(i, 1)) : fmt::format("shape [{}, {}]", told(i, 0), told(i, 1));
+        told[0] < 0 ? fmt::format("{} dims", told[1]) : fmt::format("shape [{}, {}]", told[0], told[1]);
     TORCH_CHECK_VALUE(
-        told(i, 0) == n_rows,
+        told[0] == n_rows,
         fmt::format("[{}] rows of {} are not what dispatch_tokens() gave rank {}, which are {} rows of {}. {}",
                     kCombine, shape, rank, n_rows, to_string(spec), kWayOut));
-    TORCH_CHECK_VALUE(told(i, 1) == told(0, 1) && told(i, 2) == told(0, 2),
+    TORCH_CHECK_VALUE(told[1] == first[1] && told[2] == first[2],
                       fmt::format("[{}] rows are {} of {} features on rank {} and {} of {} on rank {}. Give all ranks "
                                   "parts of one tensor.",
-                                  kCombine, dtype(0), told(0, 1), group.ranks[0], dtype(i), told(i, 1), rank));
-    any_gradient |= told(i, 3) != 0;
+                                  kCombine, dtype(first), first[1], group.ranks[0], dtype(told), told[1], rank));
+    any_gradient |= told[3] != 0;
   }
   return any_gradient;
 }

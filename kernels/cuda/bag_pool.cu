@@ -19,8 +19,8 @@ __device__ bool is_padding(const Bags& bags, int64_t id) { return bags.padding >
 
 /// Calls `use(k, pack)` for each id k of the bag whose row is in this piece, in order. Returns how many ids count, those of other pieces
 /// too.
-template <int kN, class T, class Table, class Use>
-__device__ int64_t for_each_row(const Table& table, const Ids& ids, const Bags& bags, const Bag& bag, int64_t column,
+template <int kN, class T, class Use>
+__device__ int64_t for_each_row(const Rows& table, const Ids& ids, const Bags& bags, const Bag& bag, int64_t column,
                                 const T*, const Use& use) {
   int64_t n_counting = 0;
   for (int64_t first = bag.begin; first < bag.end; first += kRows) {
@@ -45,14 +45,13 @@ __device__ int64_t for_each_row(const Table& table, const Ids& ids, const Bags& 
   return n_counting;
 }
 
-template <class T, int kN, class Table>
-__global__ void __launch_bounds__(kThreads)
-    sum_bags(Table table, int64_t width, Ids ids, Bags bags, bool is_mean, T* results) {
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads) sum_bags(Rows table, Ids ids, Bags bags, bool is_mean, T* results) {
   const int64_t index = team_index();
   if (index >= bags.n) return;
   const Bag bag(bags, index);
   const auto* weights = static_cast<const T*>(bags.weights);
-  const int64_t step = int64_t{gridDim.y} * blockDim.x * kN;
+  const int64_t width = table.width, step = int64_t{gridDim.y} * blockDim.x * kN;
   for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < width; column += step) {
     Sum<T> sum[kN] = {};
     const auto add = [&](int64_t k, const Pack<T, kN>& pack) {
@@ -68,13 +67,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, int kN, class Table>
+template <class T, int kN>
 __global__ void __launch_bounds__(kThreads)
-    max_bags(Table table, int64_t width, Ids ids, Bags bags, Sum<T> none, T* results, int64_t* chosen) {
+    max_bags(Rows table, Ids ids, Bags bags, Sum<T> none, T* results, int64_t* chosen) {
   const int64_t index = team_index();
   if (index >= bags.n) return;
   const Bag bag(bags, index);
-  const int64_t step = int64_t{gridDim.y} * blockDim.x * kN;
+  const int64_t width = table.width, step = int64_t{gridDim.y} * blockDim.x * kN;
   for (int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN; column < width; column += step) {
     Sum<T> largest[kN];
     int64_t places[kN];
@@ -144,33 +143,21 @@ __global__ void __launch_bounds__(kThreads) dot(Rows table, Ids ids, int64_t pad
   if (threadIdx.x == 0) results[k] = static_cast<T>(sum);
 }
 
-/// `any`: one of the pieces.
-template <class Table>
-void pool_in(const Table& table, const Rows& any, int64_t alignment, const Ids& ids, const Bags& bags, Pooling pooling,
-             double none, void* results, int64_t* chosen, void* stream) {
-  with_packs(any.element, std::min(alignment, alignment_of({results}, {})), [&]<class T, int kN>(T, Columns<kN>) {
-    const Teams teams(divided_up(any.width, kN));
-    auto* into = static_cast<T*>(results);
-    if (pooling == Pooling::kMax)
-      launch("pool", max_bags<T, kN, Table>, teams, bags.n, 1, false, stream, table, any.width, ids, bags,
-             static_cast<Sum<T>>(none), into, chosen);
-    else
-      launch("pool", sum_bags<T, kN, Table>, teams, bags.n, 1, false, stream, table, any.width, ids, bags,
-             pooling == Pooling::kMean, into);
-  });
-}
-
 }  // namespace
 
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
           int64_t* chosen, void* stream) {
-  pool_in(table, table, alignment_of_rows(table), ids, bags, pooling, none, results, chosen, stream);
-}
-
-void pool(const Pieces& pieces, const Rows* there, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-          void* results, int64_t* chosen, void* stream) {
-  pool_in(Pieces{there, pieces.n}, pieces.at[0], alignment_of_rows(pieces), ids, bags, pooling, none, results, chosen,
-          stream);
+  const int64_t alignment = std::min(alignment_of_rows(table), alignment_of({results}, {}));
+  with_packs(table.element, alignment, [&]<class T, int kN>(T, Columns<kN>) {
+    const Teams teams(divided_up(table.width, kN));
+    auto* into = static_cast<T*>(results);
+    if (pooling == Pooling::kMax)
+      launch("pool", max_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, static_cast<Sum<T>>(none),
+             into, chosen);
+    else
+      launch("pool", sum_bags<T, kN>, teams, bags.n, 1, false, stream, table, ids, bags, pooling == Pooling::kMean,
+             into);
+  });
 }
 
 void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,

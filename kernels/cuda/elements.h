@@ -1,7 +1,7 @@
 // kernels/cuda/elements.h: packs of elements, ids, and reductions over the threads of a team. For sources of this room.
 #pragma once
 
-#include "kernels/pieces.h"
+#include "kernels/rows.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -114,21 +114,11 @@ __device__ inline const void* row_at(const Rows& table, int64_t id) {
   const int64_t row = row_of(table, id);
   return row < 0 ? nullptr : static_cast<const char*>(table.data) + row * table.step * size_of(table.element);
 }
-/// Pre: the pieces lie in device memory.
-__device__ inline const void* row_at(const Pieces& pieces, int64_t id) {
-  const int64_t piece = piece_with(pieces.at, pieces.n, id);
-  return piece < 0 ? nullptr : row_at(pieces.at[piece], id);
-}
 
 /// alignment_of() all rows.
 inline int64_t alignment_of_rows(const Rows& table) {
   const int64_t bytes = size_of(table.element);
   return alignment_of({table.data}, {table.step * bytes, table.width * bytes});
-}
-inline int64_t alignment_of_rows(const Pieces& pieces) {
-  int64_t alignment = 16;
-  for (int64_t p = 0; p < pieces.n; ++p) alignment = std::min(alignment, alignment_of_rows(pieces.at[p]));
-  return alignment;
 }
 
 /// This thread's team within the grid; its threads are threadIdx.x = 0 .. blockDim.x - 1, see Teams.

@@ -11,7 +11,6 @@
 #include "kernels/bag_pool.h"
 #include "kernels/id_groups.h"
 #include "kernels/packed_rows.h"
-#include "kernels/pieces.h"
 #include "kernels/row_lookup.h"
 #include "kernels/row_norms.h"
 #include "kernels/row_sums.h"
@@ -20,9 +19,6 @@
 namespace shardwise::kernels::cuda {
 
 void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream);
-/// `pieces.at` is in the host's memory, and again in the device's, `there`.
-void look_up(const Pieces& pieces, const Rows* there, const Ids& ids, Miss miss, void* results, int64_t result_step,
-             void* stream);
 
 /// `range` is in device memory.
 void range_of(const Ids& ids, IdRange* range, void* stream);
@@ -65,8 +61,6 @@ void update_rows(const UpdatedPiece* pieces, const UpdatedPiece* pieces_there, i
 
 void pool(const Rows& table, const Ids& ids, const Bags& bags, Pooling pooling, double none, void* results,
           int64_t* chosen, void* stream);
-void pool(const Pieces& pieces, const Rows* there, const Ids& ids, const Bags& bags, Pooling pooling, double none,
-          void* results, int64_t* chosen, void* stream);
 
 void spread_bags(const Bags& bags, const Ids& ids, Pooling pooling, Element element, int64_t* bag_of, void* factors,
                  void* stream);

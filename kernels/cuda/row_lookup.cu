@@ -9,9 +9,9 @@ namespace {
 constexpr int kRows = 4;  // in flight per thread
 
 /// Widths in words. Results bypass the caches, which keep the tables' rows.
-template <class Word, class Table>
+template <class Word>
 __global__ void __launch_bounds__(kThreads)
-    copy_rows(Table table, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {
+    copy_rows(Rows table, Ids ids, bool keeps, Word* results, int64_t result_step, int64_t width) {
   const int64_t first = int64_t{blockIdx.x} * kRows * blockDim.y + threadIdx.y;
   const Word* from[kRows];
   Word* into[kRows];
@@ -31,18 +31,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// `alignment`: of the rows; `any`: one of the pieces.
-template <class Table>
-void look_up_in(const Table& table, const Rows& any, int64_t alignment, const Ids& ids, Miss miss, void* results,
-                int64_t result_step, void* stream) {
-  const int64_t bytes = size_of(any.element);
+}  // namespace
+
+void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream) {
+  const int64_t bytes = size_of(table.element);
   const auto copy = [&]<class Word>(Word) {
     constexpr int64_t kBytes = sizeof(Word);
-    const int64_t width = any.width * bytes / kBytes;
-    launch("look_up", copy_rows<Word, Table>, Teams(width), ids.n, kRows, false, stream, table, ids,
-           miss == Miss::kKeep, static_cast<Word*>(results), result_step * bytes / kBytes, width);
+    const int64_t width = table.width * bytes / kBytes;
+    launch("look_up", copy_rows<Word>, Teams(width), ids.n, kRows, false, stream, table, ids, miss == Miss::kKeep,
+           static_cast<Word*>(results), result_step * bytes / kBytes, width);
   };
-  switch (std::min(alignment, alignment_of({results}, {result_step * bytes}))) {
+  switch (std::min(alignment_of_rows(table), alignment_of({results}, {result_step * bytes}))) {
     case 16:
       return copy(uint4{});
     case 8:
@@ -52,17 +51,6 @@ void look_up_in(const Table& table, const Rows& any, int64_t alignment, const Id
     default:
       return copy(static_cast<unsigned short>(0));
   }
-}
-
-}  // namespace
-
-void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_t result_step, void* stream) {
-  look_up_in(table, table, alignment_of_rows(table), ids, miss, results, result_step, stream);
-}
-
-void look_up(const Pieces& pieces, const Rows* there, const Ids& ids, Miss miss, void* results, int64_t result_step,
-             void* stream) {
-  look_up_in(Pieces{there, pieces.n}, pieces.at[0], alignment_of_rows(pieces), ids, miss, results, result_step, stream);
 }
 
 }  // namespace shardwise::kernels::cuda

@@ -1,6 +1,5 @@
 // kernels/cuda/row_updates.cu: sums of groups, applied to rows at once.
 #include "kernels/cuda/group_sum.h"
-#include "kernels/pieces.h"
 #include "kernels/update_steps.h"
 
 #include <algorithm>
@@ -24,9 +23,17 @@ struct SomePieces {
   const UpdatedPiece* pieces;
   int64_t n;
 
+  /// Null where no piece has the row. Cost: O(log n).
   __device__ const UpdatedPiece* of(int64_t row) const {
-    const int64_t found = piece_with(pieces, n, row);
-    return found < 0 ? nullptr : pieces + found;
+    int64_t low = 0, high = n;  // the last piece that begins at `row` or before is in [low - 1, high)
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (pieces[middle].table.first_row <= row)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low > 0 && row_of(pieces[low - 1].table, row) >= 0 ? pieces + low - 1 : nullptr;
   }
   __device__ Rates<S> rates_of(const UpdatedPiece& piece) const { return Rates<S>(piece.update); }
 };

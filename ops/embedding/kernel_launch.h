@@ -1,8 +1,8 @@
 // ops/embedding/kernel_launch.h: a kernel of kernels/ runs where the memory is: on the CPU's threads, or on the current stream of a GPU.
 //
-//   run_kernel(table.device(),
-//              [&] { share_out(n, bytes, [&](int64_t begin, int64_t end) { kernels::look_up(..., begin, end); }); },
-//              [&](auto stream) { kernels::cuda::look_up(..., stream); });
+//   run_parts(table.device(), n, bytes,
+//             [&](int64_t begin, int64_t end) { kernels::look_up(..., begin, end); },
+//             [&](auto stream) { kernels::cuda::look_up(..., stream); });
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
@@ -51,6 +51,12 @@ std::invoke_result_t<OnCpu> run_kernel(c10::Device device, const OnCpu& on_cpu, 
     run_host_kernel(device, [&] { result = on_cpu(); });
     return *result;
   }
+}
+
+/// The same of a kernel that the CPU's threads share: `on_cpu(begin, end)` works on a part of [0, n).
+template <class OnCpu, class OnGpu>
+void run_parts(c10::Device device, int64_t n, int64_t bytes_per_item, const OnCpu& on_cpu, const OnGpu& on_gpu) {
+  run_kernel(device, [&] { share_out(n, bytes_per_item, on_cpu); }, on_gpu);
 }
 
 }  // namespace shardwise

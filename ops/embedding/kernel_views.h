@@ -61,12 +61,9 @@ void run_sums(const kernels::GradRows& grads, const IdGroups& id_groups, int64_t
               const OnCpu& on_cpu, const OnGpu& on_gpu) {
   const cuda::Groups groups{numbers_of(id_groups.order), numbers_of(id_groups.starts), id_groups.n(),
                             id_groups.order.numel()};
-  run_kernel(
-      id_groups.order.device(),
-      [&] {
-        share_out(n, bytes_per_item,
-                  [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); });
-      },
+  run_parts(
+      id_groups.order.device(), n, bytes_per_item,
+      [&](int64_t begin, int64_t end) { on_cpu(groups.order, groups.starts, begin, end); },
       [&](auto stream) {
         const at::Tensor scratch =
             at::empty({cuda::sum_scratch(grads, groups.n_ids)}, id_groups.order.options().dtype(at::kByte));

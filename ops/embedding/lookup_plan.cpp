@@ -2,7 +2,6 @@
 
 #include "placements/partial.h"
 #include "plans/traffic.h"
-#include "runtime/comm/gil_release.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <algorithm>
@@ -154,13 +153,10 @@ LookupPlanPtr plan_lookup(const SpecPtr& table, const SpecPtr& ids, const Lookup
                     uintptr_t{0x9E3779B97F4A7C15};
   Planned& place = plans[hash >> 56];
   if (place.is_of(table, ids, options, n_results)) return place.plan;
-  thread_local NewMeshes meshes;
-  if (meshes.were_made()) {
-    const UnusedMeshes unused;
-    const GilRelease no_gil;  // a mesh may end here
+  drop_unused([](const UnusedMeshes& unused) {
     for (Planned& known : plans)
       if (unused.has(known.table) || unused.has(known.ids)) known = {};
-  }
+  });
   place = {table,         ids,       options.exchange,
            options.links, n_results, std::make_shared<const LookupPlan>(make_plan(*table, *ids, options, n_results))};
   return place.plan;

@@ -22,12 +22,9 @@ at::Tensor pack_rows(const at::Tensor& rows, const at::Tensor& ranges) {
   const kernels::Rows table = rows_of(from, 0);
   const auto* range = of_rows.const_data_ptr<float>();
   void* into = words.mutable_data_ptr();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(table.n_rows, row_bytes(table),
-                  [&](int64_t begin, int64_t end) { kernels::pack_rows(table, range, into, begin, end); });
-      },
+  run_parts(
+      rows.device(), table.n_rows, row_bytes(table),
+      [&](int64_t begin, int64_t end) { kernels::pack_rows(table, range, into, begin, end); },
       [&](auto stream) { cuda::pack_rows(table, range, into, stream); });
   return words;
 }
@@ -41,12 +38,10 @@ void lookup_packed_rows_into(const at::Tensor& results, const at::Tensor& words,
   const kernels::Element element = element_of(results.scalar_type());
   const int64_t step = results.stride(-2);
   void* into = results.mutable_data_ptr();
-  run_kernel(
-      words.device(),
-      [&] {
-        share_out(wanted.n, row_bytes(table.width, element), [&](int64_t begin, int64_t end) {
-          kernels::look_up_packed(table, wanted, miss, element, into, step, begin, end);
-        });
+  run_parts(
+      words.device(), wanted.n, row_bytes(table.width, element),
+      [&](int64_t begin, int64_t end) {
+        kernels::look_up_packed(table, wanted, miss, element, into, step, begin, end);
       },
       [&](auto stream) { cuda::look_up_packed(table, wanted, miss, element, into, step, stream); });
 }
@@ -71,12 +66,10 @@ at::Tensor pool_packed_rows(const at::Tensor& words, int64_t width, at::ScalarTy
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   void* into = results.mutable_data_ptr();
   auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
-  run_kernel(
-      words.device(),
-      [&] {
-        share_out(raw_bags.n, row_bytes(width, element) * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
-          kernels::pool_packed(table, ids, raw_bags, pooling, kNone, element, into, places, begin, end);
-        });
+  run_parts(
+      words.device(), raw_bags.n, row_bytes(width, element) * ids_per_bag(raw_bags),
+      [&](int64_t begin, int64_t end) {
+        kernels::pool_packed(table, ids, raw_bags, pooling, kNone, element, into, places, begin, end);
       },
       [&](auto stream) { cuda::pool_packed(table, ids, raw_bags, pooling, kNone, element, into, places, stream); });
   return results;

@@ -22,18 +22,7 @@ constexpr const char* kZeros = "QuantizedTable.zeros";
 constexpr const char* kLookup = "aten::embedding";
 
 void check_quantizable(const at::Tensor& table) {
-  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
-                                                  "distribute_tensor(x, mesh, [Replicate()]).",
-                                                  kQuantize, fmt::join(table.sizes(), ", ")));
-  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
-                                                  kQuantize, fmt::join(table.sizes(), ", "), table.dim()));
-  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
-                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kQuantize,
-                               c10::toString(table.scalar_type())));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
-                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
-                                "redistribute().",
-                                kQuantize, to_string(spec_of(table)->placements())));
+  check_table(kQuantize, table);
   TORCH_CHECK_VALUE(!table.is_meta(), fmt::format("[{}] the table is on meta and has no values. Give it memory with "
                                                   "Module.to_empty() and load it first.",
                                                   kQuantize));

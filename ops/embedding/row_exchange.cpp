@@ -1,21 +1,18 @@
 #include "ops/embedding/row_exchange.h"
 
 #include "ops/embedding/packed_rows.h"
-#include "runtime/comm/collectives.h"
-#include "runtime/comm/group_backend.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/messages.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -159,9 +156,7 @@ void RowExchange::check_equal(const char* op, const Spec& table, const at::Tenso
   const Group& group = *table.mesh()->group();
   IdBounds bounds;
   bounds.add(ids);
-  const at::Tensor own = at::tensor({bounds.lowest, bounds.highest, digest_of_ids(ids)}, at::kLong);
-  const at::Tensor all = gather_rows(group, "compare ids", own.to(numbers_device(group)));
-  const auto summary = all.accessor<int64_t, 2>();
+  const auto summary = gather_alike(group, "compare ids", {bounds.lowest, bounds.highest, digest_of_ids(ids)});
   std::map<Dims, int64_t> first_at;
   for (int64_t i = 0; i < group.size(); ++i) {
     const int64_t rank = group.ranks[i];
@@ -179,33 +174,25 @@ void RowExchange::exchange_counts(const char* op, const at::Tensor& ids, bool ch
   const size_t n_own_boxes = table_->boxes().size();
   IdBounds bounds;
   if (checks_ids) bounds = bounds_of(ids);
-  std::vector<int64_t> sent, send_splits, receive_splits;
+  const size_t n_bounds = checks_ids ? 2 : 0;
+  std::vector<std::vector<int64_t>> sent;
+  std::vector<int64_t> n_from;
   for (const int64_t rank : group_->ranks) {
-    const size_t before = sent.size();
-    if (checks_ids) sent.insert(sent.end(), {bounds.lowest, bounds.highest});
+    sent.emplace_back();
+    if (checks_ids) sent.back() = {bounds.lowest, bounds.highest};
     for (const Request& request : requests_)
-      if (request.rank == rank) sent.push_back(request.n());
-    send_splits.push_back(static_cast<int64_t>(sent.size() - before));
+      if (request.rank == rank) sent.back().push_back(request.n());
     const bool sends_requests = is_partner(*table_->mesh(), rank, along_);
-    receive_splits.push_back((checks_ids ? 2 : 0) + (sends_requests ? static_cast<int64_t>(n_own_boxes) : 0));
+    n_from.push_back(static_cast<int64_t>(n_bounds + (sends_requests ? n_own_boxes : 0)));
   }
-  const auto options = at::TensorOptions().dtype(at::kLong);
-  const int64_t n_received = std::accumulate(receive_splits.begin(), receive_splits.end(), int64_t{0});
-  const at::Tensor device_counts = at::tensor(sent, options).to(groups_.rows.device());
-  const at::Tensor arrived = at::empty({n_received}, device_counts.options());
-  all_to_all(*group_, arrived, device_counts, receive_splits, send_splits);
-  const at::Tensor on_cpu = arrived.cpu();
-  const auto* next = on_cpu.const_data_ptr<int64_t>();
+  const auto arrived = exchange_numbers(*group_, groups_.rows.device(), sent, n_from);
   std::vector<int64_t> n_incoming(n_own_boxes, 0);
-  for (size_t member = 0; member < receive_splits.size(); ++member) {
-    const auto* end = next + receive_splits[member];
-    if (checks_ids) {
-      bounds.add(next[0], next[1]);
-      next += 2;
-    }
-    for (size_t box = 0; next != end; ++next, ++box) {
+  for (size_t member = 0; member < arrived.size(); ++member) {
+    const std::vector<int64_t>& numbers = arrived[member];
+    if (checks_ids) bounds.add(numbers[0], numbers[1]);
+    for (size_t box = 0; n_bounds + box < numbers.size(); ++box) {
       const int64_t begin = n_incoming[box];
-      n_incoming[box] += *next;
+      n_incoming[box] += numbers[n_bounds + box];
       incoming_.push_back({group_->ranks[member], box, begin, n_incoming[box]});
     }
   }
@@ -268,17 +255,31 @@ at::Tensor RowExchange::fetch_kept(c10::ArrayRef<at::Tensor> own_rows) const {
   });
 }
 
-at::Tensor RowExchange::fetch_by(const FindRows& find) const {
+at::Tensor RowExchange::fetch_packed(c10::ArrayRef<at::Tensor> pieces) const {
+  const auto find = [&](const IncomingRequest& incoming, const at::Tensor& words) {
+    lookup_rows_into(words, pieces[incoming.box], ids_of(incoming), table_->boxes()[incoming.box].offsets[0]);
+  };
+  return fetch_by(find, [&](const IncomingRequest& incoming, const at::Tensor& rows) {
+    lookup_packed_rows_into(rows, pieces[incoming.box], ids_of(incoming), table_->boxes()[incoming.box].offsets[0]);
+  });
+}
+
+at::Tensor RowExchange::fetch_by(const FindRows& find, const FindRows& unpacked) const {
   const auto find_own = [&](const at::Tensor& rows) {
-    for_each_own(
-        [&](const Request& request, const IncomingRequest& incoming) { find(incoming, part_of(request, rows)); });
+    for_each_own([&](const Request& request, const IncomingRequest& incoming) {
+      (unpacked ? unpacked : find)(incoming, part_of(request, rows));
+    });
   };
   const auto options = at::TensorOptions().dtype(table_->dtype()).device(groups_.rows.device());
   const int64_t self = table_->mesh()->rank();
   const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options);
+  const auto new_message = [&](int64_t n, int64_t width) {
+    return unpacked ? at::empty({n, kernels::packed_words(width)}, options.dtype(at::kInt))
+                    : at::empty({n, width}, options);
+  };
   std::vector<Message> sends, receives;
-  std::vector<std::pair<at::Tensor, at::Tensor>> column_blocks;  // received apart, and where each is copied to
-  if (ids_are_equal_) find_own(rows);                            // all partners are sent these rows
+  std::vector<std::pair<at::Tensor, at::Tensor>> apart;  // received, and where each is copied to
+  if (ids_are_equal_) find_own(rows);                    // all partners are sent these rows
   for (const IncomingRequest& incoming : incoming_) {
     const Box& box = table_->boxes()[incoming.box];
     if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
@@ -286,52 +287,26 @@ at::Tensor RowExchange::fetch_by(const FindRows& find) const {
       sends.push_back({incoming.rank, part_of(own_request(incoming.box), rows).contiguous()});
       continue;
     }
-    const at::Tensor found = at::empty({incoming.n(), box.sizes[1]}, options);
+    const at::Tensor found = new_message(incoming.n(), box.sizes[1]);
     sends.push_back({incoming.rank, found, [&find, incoming, found] { find(incoming, found); }});
   }
   for (const Request& request : requests_) {
     if (request.rank == self || request.n() == 0 || request.box.sizes[1] == 0) continue;
     at::Tensor place = part_of(request, rows);
-    if (!spans(request.box)) {
-      column_blocks.emplace_back(at::empty(place.sizes(), options), place);
-      place = column_blocks.back().first;
+    if (unpacked || !spans(request.box)) {
+      apart.emplace_back(new_message(request.n(), request.box.sizes[1]), place);
+      place = apart.back().first;
     }
     receives.push_back({request.rank, place});
   }
   const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
   if (!ids_are_equal_) find_own(rows);
   messages->wait();
-  for (const auto& [values, place] : column_blocks) place.copy_(values);
-  return rows;
-}
-
-at::Tensor RowExchange::fetch_packed(c10::ArrayRef<at::Tensor> pieces) const {
-  const auto options = groups_.rows.options();
-  const int64_t self = table_->mesh()->rank();
-  const at::Tensor rows = at::empty({groups_.n(), columns_.length()}, options.dtype(table_->dtype()));
-  std::vector<Message> sends, receives;
-  std::vector<std::pair<at::Tensor, at::Tensor>> arrived;  // packed, and where they are unpacked to
-  for (const IncomingRequest& incoming : incoming_) {
-    const Box& box = table_->boxes()[incoming.box];
-    if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
-    const at::Tensor& piece = pieces[incoming.box];
-    const at::Tensor found = at::empty({incoming.n(), piece.size(1)}, piece.options());
-    sends.push_back(
-        {incoming.rank, found, [=, this] { lookup_rows_into(found, piece, ids_of(incoming), box.offsets[0]); }});
-  }
-  for (const Request& request : requests_) {
-    if (request.rank == self || request.n() == 0 || request.box.sizes[1] == 0) continue;
-    const int64_t n_words = kernels::packed_words(request.box.sizes[1]);
-    arrived.emplace_back(at::empty({request.n(), n_words}, options.dtype(at::kInt)), part_of(request, rows));
-    receives.push_back({request.rank, arrived.back().first});
-  }
-  const auto messages = exchange(*group_, groups_.rows.device(), std::move(sends), std::move(receives));
-  for_each_own([&](const Request& request, const IncomingRequest& incoming) {
-    lookup_packed_rows_into(part_of(request, rows), pieces[incoming.box], ids_of(incoming), request.box.offsets[0]);
-  });
-  messages->wait();
-  for (const auto& [words, place] : arrived)
-    lookup_packed_rows_into(place, words, at::arange(words.size(0), options), 0);
+  for (const auto& [message, place] : apart)
+    if (unpacked)
+      lookup_packed_rows_into(place, message, at::arange(message.size(0), groups_.rows.options()), 0);
+    else
+      place.copy_(message);
   return rows;
 }
 

@@ -105,7 +105,8 @@ class RowExchange {
   at::ScalarType id_dtype() const;
   /// Writes the rows that a request names into `rows`, which is the request's.
   using FindRows = std::function<void(const IncomingRequest& incoming, const at::Tensor& rows)>;
-  at::Tensor fetch_by(const FindRows& find) const;
+  /// `unpacked`: where `find` gives packed rows, which then are sent so; gives values.
+  at::Tensor fetch_by(const FindRows& find, const FindRows& unpacked = {}) const;
   /// The part of `rows` [groups, columns] that a request names.
   at::Tensor part_of(const Request& request, const at::Tensor& rows) const;
   /// The ids that an incoming request names.

@@ -35,12 +35,9 @@ bool copy_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t first_row,
   const kernels::Rows table = rows_of(from, first_row, element_of_copies(rows));
   const kernels::Ids wanted = ids_of(all_ids);
   void* into = results.mutable_data_ptr();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(wanted.n, row_bytes(table),
-                  [&](int64_t begin, int64_t end) { kernels::look_up(table, wanted, miss, into, step, begin, end); });
-      },
+  run_parts(
+      rows.device(), wanted.n, row_bytes(table),
+      [&](int64_t begin, int64_t end) { kernels::look_up(table, wanted, miss, into, step, begin, end); },
       [&](auto stream) { cuda::look_up(table, wanted, miss, into, step, stream); });
   return true;
 }
@@ -206,12 +203,10 @@ at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& ba
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   void* into = results.mutable_data_ptr();
   auto* places = chosen == nullptr ? nullptr : chosen->mutable_data_ptr<int64_t>();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
-          kernels::pool(table, ids, raw_bags, pooling, kNone, into, places, begin, end);
-        });
+  run_parts(
+      rows.device(), raw_bags.n, row_bytes(table) * ids_per_bag(raw_bags),
+      [&](int64_t begin, int64_t end) {
+        kernels::pool(table, ids, raw_bags, pooling, kNone, into, places, begin, end);
       },
       [&](auto stream) { cuda::pool(table, ids, raw_bags, pooling, kNone, into, places, stream); });
   return results;
@@ -226,12 +221,10 @@ RowGrads grads_of_bags(const at::Tensor& grad, const IdBags& bags, kernels::Pool
   const kernels::Element element = element_of(grad.scalar_type());
   auto* bag_of = grads.row_of.mutable_data_ptr<int64_t>();
   void* factors = grads.factors.defined() ? grads.factors.mutable_data_ptr() : nullptr;
-  run_kernel(
-      grad.device(),
-      [&] {
-        share_out(raw_bags.n, 16 * ids_per_bag(raw_bags), [&](int64_t begin, int64_t end) {
-          kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, begin, end);
-        });
+  run_parts(
+      grad.device(), raw_bags.n, 16 * ids_per_bag(raw_bags),
+      [&](int64_t begin, int64_t end) {
+        kernels::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, begin, end);
       },
       [&](auto stream) { cuda::spread_bags(raw_bags, ids, pooling, element, bag_of, factors, stream); });
   return grads;
@@ -244,13 +237,9 @@ at::Tensor weights_grad(const at::Tensor& rows, int64_t first_row, const IdBags&
   const kernels::Ids ids = ids_of(bags.ids);
   const kernels::GradRows grad_rows = grad_rows_of(grads);
   void* into = result.mutable_data_ptr();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(ids.n, row_bytes(table), [&](int64_t begin, int64_t end) {
-          kernels::dot_rows(table, ids, bags.padding, grad_rows, into, begin, end);
-        });
-      },
+  run_parts(
+      rows.device(), ids.n, row_bytes(table),
+      [&](int64_t begin, int64_t end) { kernels::dot_rows(table, ids, bags.padding, grad_rows, into, begin, end); },
       [&](auto stream) { cuda::dot_rows(table, ids, bags.padding, grad_rows, into, stream); });
   return result;
 }
@@ -261,12 +250,9 @@ at::Tensor row_powers(const at::Tensor& rows, const at::Tensor& numbers, double 
   const kernels::Rows table = rows_of(from, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
   auto* into = powers.mutable_data_ptr<double>();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(n, row_bytes(table),
-                  [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); });
-      },
+  run_parts(
+      rows.device(), n, row_bytes(table),
+      [&](int64_t begin, int64_t end) { kernels::row_powers(table, wanted, p, into, begin, end); },
       [&](auto stream) { cuda::row_powers(table, wanted, n, p, into, stream); });
   return powers;
 }
@@ -277,13 +263,9 @@ void shorten_rows(const at::Tensor& rows, const at::Tensor& numbers, double p, d
   const kernels::Rows table = rows_of(dense, 0);
   const int64_t *wanted = numbers_of(numbers), n = numbers.numel();
   const auto* of_rows = powers.const_data_ptr<double>();
-  run_kernel(
-      rows.device(),
-      [&] {
-        share_out(n, row_bytes(table), [&](int64_t begin, int64_t end) {
-          kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end);
-        });
-      },
+  run_parts(
+      rows.device(), n, row_bytes(table),
+      [&](int64_t begin, int64_t end) { kernels::shorten_rows(table, wanted, p, max_norm, of_rows, begin, end); },
       [&](auto stream) { cuda::shorten_rows(table, wanted, n, p, max_norm, of_rows, stream); });
   if (!dense.is_same(rows)) rows.copy_(dense);
 }

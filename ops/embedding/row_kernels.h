@@ -19,15 +19,6 @@ at::Tensor lookup_rows(const at::Tensor& rows, const at::Tensor& ids, int64_t fi
 /// The same into `results` [ids, width], whose last dim has stride 1. Result rows whose id is in another piece keep their values.
 void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const at::Tensor& ids, int64_t first_row);
 
-/// A piece of a table. Its row 0 is row `first_row` of those that ids count.
-struct TablePiece {
-  at::Tensor rows;  // [n, width]
-  int64_t first_row = 0;
-};
-/// lookup_rows() in several pieces at once: of one table or of several tables of one dtype (elements of 2, 4 or 8 bytes) and width, which
-/// are numbered one after the other. Pieces, at least one, ascend by `first_row` and do not overlap.
-at::Tensor lookup_rows(c10::ArrayRef<TablePiece> pieces, const at::Tensor& ids);
-
 /// The lowest and the highest id; nothing without ids.
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids);
 
@@ -100,9 +91,6 @@ at::Tensor lamb_squares(const UpdatedRows& piece, const RowGrads& grads, const I
 ///   pieces of tables of 10 and 5 rows, first_row 0 and 10, group_ids(ids, 0, 15): id 12 is row 2 of the second table
 void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const IdGroups& groups,
                  const RowSums& sums = {});
-/// The same for one piece. `state`: the piece's state tensors, at most two.
-void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
-                 const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares);
 
 /// Bags of ids: bag b holds the ids [offsets[b], offsets[b + 1]), the last one the rest.
 struct IdBags {
@@ -121,10 +109,6 @@ struct IdBags {
 /// -infinity where other pieces have all rows of the bag, and 0 for an empty bag. `chosen`, unless null, gets the index of the id that
 /// each maximum came from, [bags, width].
 at::Tensor pool_rows(const at::Tensor& rows, int64_t first_row, const IdBags& bags, kernels::Pooling pooling,
-                     at::Tensor* chosen = nullptr);
-
-/// The same in several pieces at once, see lookup_rows().
-at::Tensor pool_rows(c10::ArrayRef<TablePiece> pieces, const IdBags& bags, kernels::Pooling pooling,
                      at::Tensor* chosen = nullptr);
 
 /// The gradient rows of a pooled lookup from that of its result, [bags, width]. `chosen`: of maxima.

@@ -17,19 +17,8 @@ namespace {
 
 constexpr const char* kFuseOptimizer = "fuse_optimizer";
 
-void check_table(const at::Tensor& table) {
-  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
-                                                  "distribute_tensor(x, mesh, [Replicate()]).",
-                                                  kFuseOptimizer, fmt::join(table.sizes(), ", ")));
-  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].",
-                                                  kFuseOptimizer, fmt::join(table.sizes(), ", "), table.dim()));
-  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
-                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", kFuseOptimizer,
-                               c10::toString(table.scalar_type())));
-  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
-                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
-                                "redistribute().",
-                                kFuseOptimizer, to_string(spec_of(table)->placements())));
+void check_may_train(const at::Tensor& table) {
+  check_table(kFuseOptimizer, table);
   const Layout& layout = spec_of(table)->layout();
   TORCH_CHECK_NOT_IMPLEMENTED(!layout.in_pieces() || layout.enumerated(),
                               fmt::format("[{}] the table is laid out as {}: lookups read a copy of it, whose rows are "
@@ -106,7 +95,7 @@ struct Registry {
 }  // namespace
 
 RowOptimizer::RowOptimizer(const at::Tensor& table, const Options& options) : options_(options) {
-  check_table(table);
+  check_may_train(table);
   check_options(options);
   table_ = spec_of(table);
   if (options.kind == Kind::kSgd) return;
@@ -177,7 +166,7 @@ void check_same(const at::Tensor& table, const RowOptimizer& optimizer) {
 }  // namespace
 
 void fuse_optimizer(const at::Tensor& table, const std::shared_ptr<RowOptimizer>& optimizer) {
-  check_table(table);
+  check_may_train(table);
   check_same(table, *optimizer);
   Registry& registry = Registry::get();
   std::vector<Registry::Entry>

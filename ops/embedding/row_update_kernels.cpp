@@ -97,9 +97,4 @@ void update_rows(c10::ArrayRef<UpdatedRows> pieces, const RowGrads& grads, const
   for (const auto& [copy, rows] : copies) rows.copy_(copy);
 }
 
-void update_rows(const at::Tensor& rows, c10::ArrayRef<at::Tensor> state, const kernels::RowUpdate& update,
-                 const RowGrads& grads, const IdGroups& groups, const at::Tensor& mean_squares) {
-  update_rows(UpdatedRows{rows, {state.begin(), state.end()}, update}, grads, groups, {mean_squares, {}});
-}
-
 }  // namespace shardwise

@@ -269,6 +269,21 @@ class SplitUpdate {
 
 }  // namespace
 
+void check_table(const char* op, const at::Tensor& table) {
+  TORCH_CHECK_TYPE(is_dtensor(table), fmt::format("[{}] got a torch.Tensor of shape [{}] as the table. Wrap it with "
+                                                  "distribute_tensor(x, mesh, [Replicate()]).",
+                                                  op, fmt::join(table.sizes(), ", ")));
+  TORCH_CHECK_VALUE(table.dim() == 2, fmt::format("[{}] the table of shape [{}] has {} dims. Give [rows, columns].", op,
+                                                  fmt::join(table.sizes(), ", "), table.dim()));
+  TORCH_CHECK_TYPE(at::isFloatingType(table.scalar_type()),
+                   fmt::format("[{}] the table is {}. Give float32, float64, bfloat16 or float16.", op,
+                               c10::toString(table.scalar_type())));
+  TORCH_CHECK_VALUE(!spec_of(table)->layout().is_partial(),
+                    fmt::format("[{}] the table is laid out as {}: its rows are nowhere whole. Reduce it first with "
+                                "redistribute().",
+                                op, to_string(spec_of(table)->placements())));
+}
+
 bool splits_rows(const Spec& table) {
   if (table.layout().in_pieces())
     return std::ranges::any_of(table.layout().pieces(),

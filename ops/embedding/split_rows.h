@@ -12,6 +12,9 @@
 
 namespace shardwise {
 
+/// Throws: c10::TypeError and c10::ValueError, which name `op`, for what is no table of numbers whose rows are whole somewhere.
+void check_table(const char* op, const at::Tensor& table);
+
 /// True where some piece has a part of the columns of its rows. The same on all ranks.
 bool splits_rows(const Spec& table);
 

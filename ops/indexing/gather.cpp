@@ -18,7 +18,6 @@
 #include "runtime/tensor/below_autograd.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <c10/core/WrapDimMinimal.h>
 
@@ -26,31 +25,6 @@ namespace shardwise {
 namespace {
 
 using torch::autograd::variable_list;
-
-at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::gather", "")
-                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>();
-  return op.call(self, index, dim, 0, self.size(dim));
-}
-
-at::Tensor call_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
-                        std::string_view mode, bool include_self) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::scatter", "")
-                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t,
-                                         int64_t, std::string_view, bool)>();
-  return op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
-}
-
-void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& src, int64_t dim, std::string_view mode,
-                   bool include_self) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::scatter_", "")
-                       .typed<at::Tensor&(at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
-                                          std::string_view, bool)>();
-  op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
-}
 
 // Kernels of plain tensors.
 
@@ -68,6 +42,25 @@ at::Tensor compute_scatter(const at::Tensor& self, const at::Tensor& index, cons
                            int64_t first, int64_t size, std::string_view mode, bool include_self) {
   at::Tensor result = self.clone();
   return compute_scatter_(result, index, src, dim, first, size, mode, include_self);
+}
+
+// Calls of the operators.
+
+at::Tensor call_gather(const at::Tensor& self, const at::Tensor& index, int64_t dim) {
+  static const auto op = operator_of<decltype(compute_gather)>("shardwise::gather");
+  return op.call(self, index, dim, 0, self.size(dim));
+}
+
+at::Tensor call_scatter(const at::Tensor& self, const at::Tensor& index, const at::Tensor& src, int64_t dim,
+                        std::string_view mode, bool include_self) {
+  static const auto op = operator_of<decltype(compute_scatter)>("shardwise::scatter");
+  return op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
+}
+
+void call_scatter_(at::Tensor self, const at::Tensor& index, const at::Tensor& src, int64_t dim, std::string_view mode,
+                   bool include_self) {
+  static const auto op = operator_of<decltype(compute_scatter_)>("shardwise::scatter_");
+  op.call(self, index, src, dim, 0, self.size(dim), mode, include_self);
 }
 
 // Their rules.
@@ -178,6 +171,8 @@ void check_mode(const at::Tensor& self, std::string_view mode, bool include_self
 struct Scatter {
   int64_t dim;
   at::Tensor index, src;
+  std::string_view mode = "";
+  bool include_self = true;
 
   Scatter(const at::Tensor& self, int64_t of_dim, const at::Tensor& of_index, const at::Tensor& of_src)
       : dim(c10::maybe_wrap_dim(of_dim, self.dim())),
@@ -186,12 +181,16 @@ struct Scatter {
     if (index.numel() == 0) index = index.to(at::kLong);
     if (is_integer(index)) check_positions("aten::scatter", index, dim, self.dim() == 0 ? 1 : self.size(dim));
   }
-  /// For a src with a value per index.
-  void slice_src() { src = sliced_to(at_least_1d(src), index.sizes(), -1); }
+
+  Scatter by(std::string_view reduce, bool with_self = true) && {
+    mode = reduce;
+    include_self = with_self;
+    return std::move(*this);
+  }
 
   bool covers(const at::Tensor& self) const { return sliced_to(self, index.sizes(), dim).sizes() == self.sizes(); }
 
-  void write(const at::Tensor& self, std::string_view mode, bool include_self) const {
+  void write(const at::Tensor& self) const {
     if (index.numel() == 0) return;
     check_mode(self, mode, include_self);
     const at::Tensor part = sliced_to(at_least_1d(self), index.sizes(), dim);
@@ -201,79 +200,62 @@ struct Scatter {
     else
       call_scatter_(part, index, src, dim, mode, include_self);
   }
-  at::Tensor written(const at::Tensor& self, std::string_view mode, bool include_self) const {
+  at::Tensor written(const at::Tensor& self) const {
     if (self.dim() > 0 && covers(self) && index.numel() > 0) {
       check_mode(self, mode, include_self);
       return call_scatter(self, index, src, dim, mode, include_self);
     }
     const at::Tensor result = self.clone();
-    write(result, mode, include_self);
+    write(result);
     return result;
   }
 };
 
-/// One value for all indices, with self's dtype.
-at::Tensor scalar_like(const at::Tensor& self, const at::Scalar& value) {
-  return at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()));
-}
+// The operands of aten's scatters: a src with a value per index, or one value for all, with self's dtype.
 
 Scatter of_values(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
   Scatter scatter(self, dim, index, src);
-  scatter.slice_src();
+  scatter.src = sliced_to(at_least_1d(src), scatter.index.sizes(), -1);
   return scatter;
 }
-
 Scatter of_value(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
-  return {self, dim, index, scalar_like(self, value)};
+  return {self, dim, index, at::full({}, value, at::TensorOptions().dtype(self.scalar_type()).device(self.device()))};
+}
+Scatter values_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                  std::string_view reduce) {
+  return of_values(self, dim, index, src).by(reduce);
+}
+Scatter value_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
+                 std::string_view reduce) {
+  return of_value(self, dim, index, value).by(reduce);
+}
+Scatter values_added(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
+  return of_values(self, dim, index, src).by("add");
+}
+Scatter values_reduced(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                       std::string_view reduce, bool include_self) {
+  return of_values(self, dim, index, src).by(reduce, include_self);
 }
 
-at::Tensor scatter_src(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
-  return of_values(self, dim, index, src).written(self, "", true);
-}
-at::Tensor& scatter_src_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
-  of_values(self, dim, index, src).write(self, "", true);
-  return self;
-}
-at::Tensor scatter_value(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
-  return of_value(self, dim, index, value).written(self, "", true);
-}
-at::Tensor& scatter_value_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value) {
-  of_value(self, dim, index, value).write(self, "", true);
-  return self;
-}
-at::Tensor scatter_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
-                      std::string_view reduce) {
-  return of_values(self, dim, index, src).written(self, reduce, true);
-}
-at::Tensor& scatter_by_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
-                        std::string_view reduce) {
-  of_values(self, dim, index, src).write(self, reduce, true);
-  return self;
-}
-at::Tensor scatter_value_by(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
-                            std::string_view reduce) {
-  return of_value(self, dim, index, value).written(self, reduce, true);
-}
-at::Tensor& scatter_value_by_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Scalar& value,
-                              std::string_view reduce) {
-  of_value(self, dim, index, value).write(self, reduce, true);
-  return self;
-}
-at::Tensor scatter_add(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
-  return of_values(self, dim, index, src).written(self, "add", true);
-}
-at::Tensor& scatter_add_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src) {
-  of_values(self, dim, index, src).write(self, "add", true);
-  return self;
-}
-at::Tensor scatter_reduce(const at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
-                          std::string_view reduce, bool include_self) {
-  return of_values(self, dim, index, src).written(self, reduce, include_self);
-}
-at::Tensor& scatter_reduce_(at::Tensor& self, int64_t dim, const at::Tensor& index, const at::Tensor& src,
-                            std::string_view reduce, bool include_self) {
-  of_values(self, dim, index, src).write(self, reduce, include_self);
-  return self;
+template <auto operands>
+struct ScatterKernels;
+
+/// aten's operator of these operands, and the one that writes to self.
+template <class... Rest, Scatter (*operands)(const at::Tensor&, int64_t, const at::Tensor&, Rest...)>
+struct ScatterKernels<operands> {
+  static at::Tensor written(const at::Tensor& self, int64_t dim, const at::Tensor& index, Rest... rest) {
+    return operands(self, dim, index, rest...).written(self);
+  }
+  static at::Tensor& write(at::Tensor& self, int64_t dim, const at::Tensor& index, Rest... rest) {
+    operands(self, dim, index, rest...).write(self);
+    return self;
+  }
+};
+
+template <auto operands>
+void add_scatter(const char* name, const char* name_in_place) {
+  add_with_plain_self<&ScatterKernels<operands>::written>(name);
+  add_with_plain_self<&ScatterKernels<operands>::write>(name_in_place);
 }
 
 }  // namespace
@@ -312,18 +294,12 @@ void register_gather(RuleTable& table) {
   const auto scatter = Rule("scatter", describe_scatter).localized(localize_gather);
   table.add({"shardwise::scatter", "shardwise::scatter_"}, scatter);
   add_composition_with_plain_self<&gather>("gather");
-  add_with_plain_self<&scatter_src>("scatter.src");
-  add_with_plain_self<&scatter_src_>("scatter_.src");
-  add_with_plain_self<&scatter_value>("scatter.value");
-  add_with_plain_self<&scatter_value_>("scatter_.value");
-  add_with_plain_self<&scatter_by>("scatter.reduce");
-  add_with_plain_self<&scatter_by_>("scatter_.reduce");
-  add_with_plain_self<&scatter_value_by>("scatter.value_reduce");
-  add_with_plain_self<&scatter_value_by_>("scatter_.value_reduce");
-  add_with_plain_self<&scatter_add>("scatter_add");
-  add_with_plain_self<&scatter_add_>("scatter_add_");
-  add_with_plain_self<&scatter_reduce>("scatter_reduce.two");
-  add_with_plain_self<&scatter_reduce_>("scatter_reduce_.two");
+  add_scatter<&of_values>("scatter.src", "scatter_.src");
+  add_scatter<&of_value>("scatter.value", "scatter_.value");
+  add_scatter<&values_by>("scatter.reduce", "scatter_.reduce");
+  add_scatter<&value_by>("scatter.value_reduce", "scatter_.value_reduce");
+  add_scatter<&values_added>("scatter_add", "scatter_add_");
+  add_scatter<&values_reduced>("scatter_reduce.two", "scatter_reduce_.two");
 }
 
 }  // namespace shardwise

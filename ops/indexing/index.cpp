@@ -20,7 +20,6 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 
 namespace shardwise {
@@ -32,15 +31,6 @@ std::vector<int64_t> sizes_at(const at::Tensor& self, c10::IntArrayRef dims) {
   std::vector<int64_t> sizes;
   for (int64_t dim : dims) sizes.push_back(self.size(dim));
   return sizes;
-}
-
-at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims) {
-  static auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("shardwise::index", "")
-          .typed<at::Tensor(const at::Tensor&, at::TensorList, c10::IntArrayRef, c10::IntArrayRef, c10::IntArrayRef)>();
-  const std::vector<int64_t> firsts(dims.size());
-  return op.call(self, indices, dims, firsts, sizes_at(self, dims));
 }
 
 // Kernels of plain tensors.
@@ -60,6 +50,12 @@ at::Tensor compute_put(const at::Tensor& self, at::TensorList indices, const at:
                        c10::IntArrayRef firsts, c10::IntArrayRef sizes, bool accumulate) {
   at::Tensor result = self.clone();
   return compute_put_(result, indices, values, dims, firsts, sizes, accumulate);
+}
+
+at::Tensor call_index(const at::Tensor& self, at::TensorList indices, c10::IntArrayRef dims) {
+  static const auto op = operator_of<decltype(compute_index)>("shardwise::index");
+  const std::vector<int64_t> firsts(dims.size());
+  return op.call(self, indices, dims, firsts, sizes_at(self, dims));
 }
 
 // Their rules.
@@ -302,10 +298,7 @@ Indexed indexed(const char* op, const at::Tensor& self, const c10::List<std::opt
 at::Tensor look_up(const at::Tensor& self, const Indexed& at) { return call_index(self, at.indices, at.dims); }
 
 at::Tensor put(const at::Tensor& self, const Indexed& at, const at::Tensor& values, bool accumulate) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::put", "")
-                       .typed<at::Tensor(const at::Tensor&, at::TensorList, const at::Tensor&, c10::IntArrayRef,
-                                         c10::IntArrayRef, c10::IntArrayRef, bool)>();
+  static const auto op = operator_of<decltype(compute_put)>("shardwise::put");
   const std::vector<int64_t> firsts(at.dims.size());
   return op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
 }
@@ -315,10 +308,7 @@ void put_(at::Tensor self, const Indexed& at, const at::Tensor& values, bool acc
     self.copy_(put(self, at, values, accumulate));
     return;
   }
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::put_", "")
-                       .typed<at::Tensor&(at::Tensor&, at::TensorList, const at::Tensor&, c10::IntArrayRef,
-                                          c10::IntArrayRef, c10::IntArrayRef, bool)>();
+  static const auto op = operator_of<decltype(compute_put_)>("shardwise::put_");
   const std::vector<int64_t> firsts(at.dims.size());
   op.call(self, at.indices, values, at.dims, firsts, sizes_at(self, at.dims), accumulate);
 }

@@ -15,7 +15,6 @@
 namespace shardwise {
 namespace {
 
-using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 /// Dim 1 of a tensor against all its other dims.

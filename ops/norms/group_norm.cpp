@@ -6,7 +6,6 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/native_group_norm.h>
@@ -21,13 +20,9 @@
 namespace shardwise {
 namespace {
 
-using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
 /// Channels are sharded between groups; gradients of weight and bias are summed over the batch.
-struct GroupAxes {
-  Axes all, statistics, parameter;
-
-  GroupAxes(const OpCall& call, Signature& signature) {
+struct GroupNorm : NormAxes {
+  GroupNorm(const OpCall& call, Signature& signature) {
     const c10::IntArrayRef sizes = call.operands[call.operand_at("input")].sizes;
     const int64_t n_groups = call.arg("group").toInt();
     const Axis batch{signature.add_factor(sizes[0])};
@@ -44,25 +39,9 @@ struct GroupAxes {
     }
     statistics = {batch, {group}};
     parameter = {all[1]};
-    for (const Operand& operand : call.operands)
-      signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
-  }
-
-  const Axes& axes_of(std::string_view name) const {
-    if (name == "weight" || name == "bias") return parameter;
-    return name == "mean" || name == "rstd" ? statistics : all;
+    add_inputs(call, signature);
   }
 };
-
-void describe_group_norm(const OpCall& call, Signature& signature) {
-  const GroupAxes axes(call, signature);
-  signature.outputs = {axes.all, axes.statistics, axes.statistics};
-}
-
-void describe_group_norm_backward(const OpCall& call, Signature& signature) {
-  const GroupAxes axes(call, signature);
-  signature.outputs = {axes.all, axes.parameter, axes.parameter};
-}
 
 /// The number of groups in this rank's channels.
 void localize(const LocalCall& local, std::vector<c10::IValue>& args) {
@@ -119,8 +98,7 @@ void check_groups(const at::Tensor& input, int64_t group) {
 
 Three group_norm(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias, int64_t /*n*/,
                  int64_t /*c*/, int64_t /*hxw*/, int64_t group, double eps) {
-  static auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::group_norm", "").typed<decltype(compute)>();
+  static const auto op = operator_of<decltype(compute)>("shardwise::group_norm");
   check_groups(input, group);
   return op.call(input, weight, bias, group, eps);
 }
@@ -128,9 +106,7 @@ Three group_norm(const at::Tensor& input, const MaybeTensor& weight, const Maybe
 Three group_norm_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean,
                           const at::Tensor& rstd, const MaybeTensor& weight, int64_t /*n*/, int64_t /*c*/,
                           int64_t /*hxw*/, int64_t group, std::array<bool, 3> mask) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::group_norm_backward", "")
-                       .typed<decltype(compute_backward)>();
+  static const auto op = operator_of<decltype(compute_backward)>("shardwise::group_norm_backward");
   check_groups(input, group);
   return op.call(reduced_for_several(grad, input, mask), input, mean, rstd, weight, group, mask);
 }
@@ -145,9 +121,9 @@ void register_group_norm(RuleTable& table) {
       "group_norm_backward(Tensor grad, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, int group, "
       "bool[3] mask) -> (Tensor, Tensor, Tensor)",
       &compute_backward, &compute_backward_shape);
-  table.add("shardwise::group_norm", Rule("group_norm", describe_group_norm).localized(localize));
+  table.add("shardwise::group_norm", Rule("group_norm", describe_norm<GroupNorm>).localized(localize));
   table.add("shardwise::group_norm_backward",
-            Rule("group_norm_backward", describe_group_norm_backward).linear_in_first().localized(localize));
+            Rule("group_norm_backward", describe_norm_backward<GroupNorm>).linear_in_first().localized(localize));
   aten_kernels().impl("native_group_norm", &group_norm);
   aten_kernels().impl("native_group_norm_backward", &group_norm_backward);
 }

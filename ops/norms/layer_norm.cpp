@@ -22,9 +22,7 @@ namespace {
 
 /// All operands but weight and bias have the batch dims; the trailing, normalised dims are whole. Mean and rstd have
 /// extent 1 there. Gradients of weight and bias are summed over the batch.
-struct LayerNorm {
-  Axes all, statistics, parameter;
-
+struct LayerNorm : NormAxes {
   LayerNorm(const OpCall& call, Signature& signature) {
     const c10::IntArrayRef sizes = call.operands[call.operand_at("input")].sizes;
     const size_t n_batch = sizes.size() - call.arg("normalized_shape").toListRef().size();
@@ -36,27 +34,9 @@ struct LayerNorm {
       statistics.push_back(is_batch ? axis : Axis{});
       if (!is_batch) parameter.push_back(axis);
     }
-    for (const Operand& operand : call.operands)
-      signature.inputs.push_back(axes_of(call.op.handle.schema().arguments()[operand.arg].name()));
-  }
-
-  const Axes& axes_of(std::string_view name) const {
-    if (name == "weight" || name == "bias") return parameter;
-    return name == "mean" || name == "rstd" ? statistics : all;
+    add_inputs(call, signature);
   }
 };
-
-void describe_layer_norm(const OpCall& call, Signature& signature) {
-  const LayerNorm norm(call, signature);
-  signature.outputs = {norm.all, norm.statistics, norm.statistics};
-}
-
-void describe_layer_norm_backward(const OpCall& call, Signature& signature) {
-  const LayerNorm norm(call, signature);
-  signature.outputs = {norm.all, norm.parameter, norm.parameter};
-}
-
-using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// Forward and backward exchange two numbers per row each, at once: fewer bytes than gathering a row of at least this length.
 constexpr int64_t kLongRow = 5;
@@ -160,9 +140,9 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArr
 }  // namespace
 
 void register_layer_norm(RuleTable& table) {
-  table.add("aten::native_layer_norm", Rule("layer_norm", describe_layer_norm).sampled());
+  table.add("aten::native_layer_norm", Rule("layer_norm", describe_norm<LayerNorm>).sampled());
   table.add("aten::native_layer_norm_backward",
-            Rule("layer_norm_backward", describe_layer_norm_backward).sampled().linear_in_first());
+            Rule("layer_norm_backward", describe_norm_backward<LayerNorm>).sampled().linear_in_first());
   aten_kernels().impl("native_layer_norm", &layer_norm);
   aten_kernels().impl("native_layer_norm_backward", &layer_norm_backward);
   add_composition("_fused_rms_norm", &rms_norm);

@@ -1,17 +1,47 @@
-// ops/norms/statistics.h: what the norms share: optional weights, the dtypes that statistics are computed and kept in, and gradients
+// ops/norms/statistics.h: what the norms share: their axes, optional weights, the dtypes that statistics are computed and kept in, and gradients
 // that are reduced once.
 #pragma once
 
 #include "ops/support/by_rule.h"
 #include "ops/support/maybe_tensor.h"
+#include "runtime/rules/rule.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <array>
+#include <string>
+#include <tuple>
 
 namespace shardwise {
+
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// The axes of a norm's operands: `parameter` of weight and bias, `statistics` of mean and rstd, `all` of others.
+struct NormAxes {
+  Axes all, statistics, parameter;
+
+  void add_inputs(const OpCall& call, Signature& signature) const {
+    for (const Operand& operand : call.operands) {
+      const std::string& name = call.op.handle.schema().arguments()[operand.arg].name();
+      const bool is_parameter = name == "weight" || name == "bias", is_statistic = name == "mean" || name == "rstd";
+      signature.inputs.push_back(is_parameter ? parameter : is_statistic ? statistics : all);
+    }
+  }
+};
+
+/// The rules of a norm and of its backward, whose NormAxes `Norm` works out and adds the inputs of.
+template <class Norm>
+void describe_norm(const OpCall& call, Signature& signature) {
+  const Norm norm(call, signature);
+  signature.outputs = {norm.all, norm.statistics, norm.statistics};
+}
+template <class Norm>
+void describe_norm_backward(const OpCall& call, Signature& signature) {
+  const Norm norm(call, signature);
+  signature.outputs = {norm.all, norm.parameter, norm.parameter};
+}
 
 /// Half precision is computed in float32.
 inline at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }

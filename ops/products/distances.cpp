@@ -5,7 +5,6 @@
 #include "ops/support/planes.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_pdist_backward.h>
 #include <ATen/ops/_pdist_forward.h>
 #include <ATen/ops/empty.h>
@@ -89,8 +88,7 @@ at::Tensor shape_of_pdist(const at::Tensor& self, double /*p*/) {
 }
 
 at::Tensor pdist(const at::Tensor& self, double p) {
-  static auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::pdist", "").typed<decltype(compute_pdist)>();
+  static const auto op = operator_of<decltype(compute_pdist)>("shardwise::pdist");
   return op.call(self, p);
 }
 
@@ -103,9 +101,7 @@ at::Tensor shape_of_pdist_backward(const at::Tensor&, const at::Tensor& self, do
 }
 
 at::Tensor pdist_backward(const at::Tensor& grad, const at::Tensor& self, double p, const at::Tensor& distances) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::pdist_backward", "")
-                       .typed<decltype(compute_pdist_backward)>();
+  static const auto op = operator_of<decltype(compute_pdist_backward)>("shardwise::pdist_backward");
   return op.call(grad, self, p, distances);
 }
 

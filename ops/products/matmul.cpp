@@ -123,9 +123,7 @@ at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right
 
 /// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
 at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::matmul", "")
-                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  static const auto op = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&)>("shardwise::matmul");
   return op.call(left, right);
 }
 

@@ -2,11 +2,11 @@
 
 #include "ops/families.h"
 #include "ops/support/derivative.h"
+#include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "runtime/tensor/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/matmul.h>
 
 namespace shardwise {
@@ -46,9 +46,7 @@ void describe_weight_grad(const OpCall& call, Signature& signature) {
 }  // namespace
 
 at::Tensor weight_grad(const at::Tensor& grad, const at::Tensor& input) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::linear_weight_grad", "")
-                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  static const auto op = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&)>("shardwise::linear_weight_grad");
   return op.call(grad, input);
 }
 

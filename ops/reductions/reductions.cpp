@@ -125,7 +125,7 @@ void localize_diagonal(const LocalCall& local, std::vector<c10::IValue>& args) {
 }
 
 at::Tensor call(const char* name, const at::Tensor& self) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<decltype(diagonal_sum)>().call(self, 0);
+  return operator_of<decltype(diagonal_sum)>(name).call(self, 0);
 }
 
 at::Tensor trace_of(const at::Tensor& self) {

@@ -7,7 +7,6 @@
 #include "runtime/tensor/derivative_formula.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conj.h>
 #include <ATen/ops/cummax.h>
@@ -159,9 +158,8 @@ at::Tensor differentiable_cumsum(c10::DispatchKeySet keys, const at::Tensor& sel
                                  std::optional<at::ScalarType> dtype) {
   if (!self._fw_grad(/*level=*/0).defined())
     return differentiable_sum(as_scanned("aten::cumsum", self, dtype), dim, /*is_backward=*/false);
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("aten::cumsum", "")
-                       .typed<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>();
+  static const auto op =
+      operator_of<at::Tensor(const at::Tensor&, int64_t, std::optional<at::ScalarType>)>("aten::cumsum");
   return op.redispatch(formula_keys(keys), self, dim, dtype);
 }
 

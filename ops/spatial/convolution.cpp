@@ -9,7 +9,6 @@
 #include "ops/support/own_operator.h"
 #include "runtime/api/dtensor.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
@@ -156,8 +155,7 @@ Grads compute_backward_shape(const at::Tensor&, const at::Tensor& input, const a
 at::Tensor convolve(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias, c10::IntArrayRef stride,
                     c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
                     c10::IntArrayRef output_padding, int64_t groups) {
-  static auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("shardwise::convolution", "").typed<decltype(compute)>();
+  static const auto op = operator_of<decltype(compute)>("shardwise::convolution");
   check_weight(input, weight, transposed, groups);
   if (has_sharded_image(input)) {
     sizes_of_dense(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
@@ -179,9 +177,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef /*bias_sizes*/,
     c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
     c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::convolution_backward", "")
-                       .typed<decltype(compute_backward)>();
+  static const auto op = operator_of<decltype(compute_backward)>("shardwise::convolution_backward");
   at::Tensor of_input, of_weight, of_bias;
   const bool is_wanted = mask[0] || mask[1];
   std::optional<Grads> of_image;

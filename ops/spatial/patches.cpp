@@ -5,7 +5,6 @@
 #include "ops/support/own_operator.h"
 #include "ops/support/planes.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/unfold_backward.h>
 #include <ATen/ops/zeros.h>
@@ -134,9 +133,7 @@ at::Tensor shape_of_unfold_backward(const at::Tensor& grad, c10::IntArrayRef inp
 
 at::Tensor unfold_backward(const at::Tensor& grad, c10::IntArrayRef input_sizes, int64_t dim, int64_t size,
                            int64_t step) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("shardwise::unfold_backward", "")
-                       .typed<decltype(compute_unfold_backward)>();
+  static const auto op = operator_of<decltype(compute_unfold_backward)>("shardwise::unfold_backward");
   return op.call(grad, input_sizes, dim, size, step);
 }
 

@@ -1,20 +1,19 @@
 #include "runtime/api/compared_calls.h"
 
 #include "runtime/api/equal_values.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/group_backend.h"
 #include "runtime/comm/order_check.h"
 #include "runtime/comm/tracing.h"
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/dtensor_impl.h"
 
-#include <ATen/ops/tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <optional>
+#include <functional>
 
 namespace shardwise {
 namespace {
@@ -55,18 +54,6 @@ bool can_be_compared(const Arguments& arguments, const DeviceMesh& mesh) {
   return std::ranges::none_of(arguments, is_on_meta) && (!mesh.is_meta() || std::ranges::any_of(arguments, is_tensor));
 }
 
-at::Tensor gather_numbers(const Group& group, const std::vector<int64_t>& own) {
-  return gather_rows(group, "compare arguments",
-                     at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
-}
-
-/// The first two ranks whose numbers in these columns differ.
-std::optional<std::pair<int64_t, int64_t>> differing_ranks(const Group& group, const at::Tensor& rows) {
-  for (int64_t i = 1; i < rows.size(0); ++i)
-    if (!rows[i].equal(rows[0])) return std::pair(group.ranks[0], group.ranks[i]);
-  return std::nullopt;
-}
-
 /// "" where all ranks of the group have the same. Collective.
 std::string difference(const std::string& name, const Arguments& arguments, const Group& group) {
   const BelowAutograd guard;
@@ -79,23 +66,26 @@ std::string difference(const std::string& name, const Arguments& arguments, cons
   Digest all;
   for (const ForwardArgument& argument : arguments) all.add(digests.emplace_back(digest_of(argument)));
   const auto n_arguments = static_cast<int64_t>(arguments.size());
-  const at::Tensor totals = gather_numbers(group, {all.value(), n_arguments});
-  auto ranks = differing_ranks(group, totals);
-  if (!ranks) return "";
+  const auto totals = gather_alike(group, "compare arguments", {all.value(), n_arguments});
+  const auto differs = [](const auto& rows, auto number) {
+    return std::ranges::find_if(rows, [&](const auto& row) { return number(row) != number(rows[0]); }) - rows.begin();
+  };
+  const auto n_ranks = static_cast<int64_t>(totals.size());
+  int64_t other = differs(totals, std::identity());
+  if (other == n_ranks) return "";
   std::string what = "arguments";
-  if (totals.select(1, 1).eq(n_arguments).all().item<bool>()) {
-    const at::Tensor each = gather_numbers(group, digests);
-    for (int64_t k = 0; k < n_arguments; ++k)
-      if (const auto differing = differing_ranks(group, each.select(1, k))) {
-        ranks = differing;
+  if (differs(totals, [](const auto& row) { return row[1]; }) == n_ranks) {
+    const auto each = gather_alike(group, "compare arguments", digests);
+    for (int64_t k = 0, at = n_ranks; k < n_arguments && at == n_ranks; ++k)
+      if (at = differs(each, [&](const auto& row) { return row[k]; }); at < n_ranks) {
+        other = at;
         what = arguments[k].path;
-        break;
       }
   }
   return fmt::format(
       "ranks {} and {} called {} with different {}. Give all ranks the same, or wrap each rank's part of a batch "
       "before the call: DTensor.from_local(x, mesh, [Shard(0)]).",
-      ranks->first, ranks->second, name, what);
+      group.ranks[0], group.ranks[other], name, what);
 }
 
 }  // namespace

@@ -1,72 +1,50 @@
 #include "runtime/comm/agreement.h"
 
+#include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/comm/digest.h"
 #include "runtime/comm/error_text.h"
 #include "runtime/comm/group_backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 
 namespace shardwise {
 namespace {
 
 using Words = std::vector<int64_t>;
 
-constexpr int64_t kWords = 32;  // of the first message, its own number of words among them
-
-/// How an error is thrown again; the first word of what a rank sends.
-enum class Outcome : int64_t { kFacts, kValueError, kTypeError, kIndexError, kNotImplemented, kError };
-
-Outcome outcome_of(const std::exception& error) {
-  if (dynamic_cast<const c10::ValueError*>(&error)) return Outcome::kValueError;
-  if (dynamic_cast<const c10::TypeError*>(&error)) return Outcome::kTypeError;
-  if (dynamic_cast<const c10::IndexError*>(&error)) return Outcome::kIndexError;
-  if (dynamic_cast<const c10::NotImplementedError*>(&error)) return Outcome::kNotImplemented;
-  return Outcome::kError;
-}
-
-void throw_again(Outcome outcome, const std::string& text) {
-  TORCH_CHECK_VALUE(outcome != Outcome::kValueError, text);
-  TORCH_CHECK_TYPE(outcome != Outcome::kTypeError, text);
-  TORCH_CHECK_INDEX(outcome != Outcome::kIndexError, text);
-  TORCH_CHECK_NOT_IMPLEMENTED(outcome != Outcome::kNotImplemented, text);
-  TORCH_CHECK(outcome == Outcome::kFacts, text);
-}
-
-std::vector<Facts> agree(const Group& group, const char* op, Outcome outcome, const Facts& own) {
-  const CommScope scope(op, CommScope::Cause::kProgram);
-  Words mine{static_cast<int64_t>(outcome)};
-  mine.insert(mine.end(), own.words().begin(), own.words().end());
-  std::vector<Facts> result;
-  Outcome first = Outcome::kFacts;
-  std::string text;
-  for (Words& words : gather_numbers(group, "agree", std::move(mine))) {
-    const auto each = static_cast<Outcome>(words[0]);
-    words.erase(words.begin());
-    result.push_back(Facts::of_words(std::move(words)));
-    if (first != Outcome::kFacts || each == Outcome::kFacts) continue;
-    first = each;
-    text = FactReader(result.back()).name();
-  }
-  throw_again(first, text);
-  const std::string name = FactReader(result[0]).name();
-  for (size_t i = 1; i < result.size(); ++i) {
-    const std::string other = FactReader(result[i]).name();
-    TORCH_CHECK_VALUE(other == name,
-                      fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give one kind on every rank.", op,
-                                  group.ranks[0], name, group.ranks[i], other));
-  }
-  return result;
-}
+constexpr size_t kWords = 32;  // of the first message, its own number of words among them
 
 }  // namespace
+
+RankError RankError::current() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    const Type type = dynamic_cast<const c10::IndexError*>(&error)            ? Type::kIndex
+                      : dynamic_cast<const c10::TypeError*>(&error)           ? Type::kType
+                      : dynamic_cast<const c10::ValueError*>(&error)          ? Type::kValue
+                      : dynamic_cast<const c10::NotImplementedError*>(&error) ? Type::kNotImplemented
+                                                                              : Type::kOther;
+    return {type, error_text(error)};
+  }
+}
+
+void RankError::raise() const {
+  TORCH_CHECK_INDEX(type != Type::kIndex, text);
+  TORCH_CHECK_TYPE(type != Type::kType, text);
+  TORCH_CHECK_VALUE(type != Type::kValue, text);
+  TORCH_CHECK_NOT_IMPLEMENTED(type != Type::kNotImplemented, text);
+  TORCH_CHECK(type == Type::kNone, text);
+}
 
 Facts Facts::of_words(std::vector<int64_t> words) {
   Facts facts;
@@ -119,52 +97,85 @@ std::string FactReader::text() {
   return text;
 }
 
+std::vector<Words> gather_alike(const Group& group, const char* what, const Words& own, bool is_counted) {
+  if (group.size() == 1) return {own};
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor row = at::tensor(own, at::kLong).to(numbers_device(group));
+  const at::Tensor rows = gather_rows(group, what, row, is_counted);
+  std::vector<Words> result;
+  const auto* next = rows.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < group.size(); ++i, next += own.size()) result.emplace_back(next, next + own.size());
+  return result;
+}
+
 std::vector<Words> gather_numbers(const Group& group, const char* what, Words own, bool is_counted) {
   if (group.size() == 1) return {std::move(own)};
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const c10::DeviceType device = numbers_device(group);
   own.insert(own.begin(), static_cast<int64_t>(own.size()) + 1);
-  const auto gather = [&](int64_t length) {
-    const at::Tensor row = at::zeros({length}, at::kLong);
-    std::copy_n(own.begin(), std::min(static_cast<size_t>(length), own.size()), row.mutable_data_ptr<int64_t>());
-    return gather_rows(group, what, row.to(device), is_counted);
-  };
-  at::Tensor rows = gather(kWords);
-  const int64_t longest = rows.select(1, 0).max().item<int64_t>();
-  if (longest > kWords) rows = gather(longest);
+  Words begin = own;
+  begin.resize(kWords);
+  std::vector<Words> rows = gather_alike(group, what, begin, is_counted);
+  const auto longest = static_cast<size_t>(std::ranges::max(rows)[0]);
+  if (longest > kWords) {
+    own.resize(longest);
+    rows = gather_alike(group, what, own, is_counted);
+  }
+  for (Words& row : rows) row = {row.begin() + 1, row.begin() + row[0]};
+  return rows;
+}
+
+std::vector<Words> exchange_numbers(const Group& group, c10::Device device, const std::vector<Words>& to,
+                                    const std::vector<int64_t>& n_from) {
+  Words sent, n_to;
+  for (const Words& numbers : to) {
+    sent.insert(sent.end(), numbers.begin(), numbers.end());
+    n_to.push_back(static_cast<int64_t>(numbers.size()));
+  }
+  const at::Tensor sending = at::tensor(sent, at::kLong).to(device);
+  const int64_t n_all = std::accumulate(n_from.begin(), n_from.end(), int64_t{0});
+  const at::Tensor received = at::empty({n_all}, sending.options());
+  all_to_all(group, received, sending, n_from, n_to);
+  const at::Tensor on_cpu = received.cpu();
+  const auto* next = on_cpu.const_data_ptr<int64_t>();
   std::vector<Words> result;
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const int64_t* const row = rows.const_data_ptr<int64_t>() + i * rows.size(1);
-    result.emplace_back(row + 1, row + row[0]);
+  for (const int64_t n : n_from) {
+    result.emplace_back(next, next + n);
+    next += n;
   }
   return result;
 }
 
-std::vector<Facts> agree(const Group& group, const char* op, const Facts& own) {
-  return agree(group, op, Outcome::kFacts, own);
-}
-
-std::vector<Facts> agree(const Group& group, const char* op, c10::function_ref<Facts()> own) {
-  Outcome outcome = Outcome::kFacts;
-  const Facts facts = [&] {
-    try {
-      return own();
-    } catch (const std::exception& error) {
-      outcome = outcome_of(error);
-      return Facts(error_text(error));
-    }
-  }();
-  return agree(group, op, outcome, facts);
+std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, const RankError& error) {
+  const CommScope scope(op, CommScope::Cause::kProgram);
+  Words mine{static_cast<int64_t>(error.type)};
+  const Facts facts = error ? Facts(error.text) : own;
+  mine.insert(mine.end(), facts.words().begin(), facts.words().end());
+  std::vector<Facts> result;
+  RankError first;
+  for (Words& words : gather_numbers(group, "agree", std::move(mine))) {
+    const auto type = static_cast<RankError::Type>(words[0]);
+    words.erase(words.begin());
+    result.push_back(Facts::of_words(std::move(words)));
+    if (first || type == RankError::Type::kNone) continue;
+    const auto i = static_cast<int64_t>(result.size()) - 1;
+    first = {type, FactReader(result.back()).name()};
+    if (i != group.index) first.text += fmt::format(" (on rank {})", group.ranks[i]);
+  }
+  first.raise();
+  const std::string name = FactReader(result[0]).name();
+  for (size_t i = 1; i < result.size(); ++i) {
+    const std::string other = FactReader(result[i]).name();
+    TORCH_CHECK_VALUE(other == name,
+                      fmt::format("[{}] rank {} gives {}, rank {} gives {}. Give one kind on every rank.", op,
+                                  group.ranks[0], name, group.ranks[i], other));
+  }
+  return result;
 }
 
 bool have_equal(const Group& group, const char* what, const Facts& own) {
-  if (group.size() == 1) return true;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Digest digest;
   for (const int64_t word : own.words()) digest.add(word);
-  const auto options = at::TensorOptions(at::kLong).device(numbers_device(group));
-  const at::Tensor digests = gather_rows(group, what, at::full({1}, digest.value(), options));
-  return digests.eq(digest.value()).all().item<bool>();
+  const auto all = gather_alike(group, what, {digest.value()});
+  return std::ranges::count(all, all[0]) == group.size();
 }
 
 }  // namespace shardwise

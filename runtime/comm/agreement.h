@@ -13,8 +13,6 @@
 #include "placements/box.h"
 #include "runtime/comm/group.h"
 
-#include <c10/util/FunctionRef.h>
-
 #include <optional>
 #include <string>
 #include <string_view>
@@ -60,20 +58,43 @@ class FactReader {
   std::string name_;
 };
 
-/// The members' facts, by group order. Collective. `op` is named by errors; it lives as long as the program.
+/// An exception of one rank, as other ranks can throw it, too.
+struct RankError {
+  /// Types of c10's errors for a caller's mistake; kOther is c10::Error.
+  enum class Type : int64_t { kNone, kOther, kValue, kIndex, kType, kNotImplemented };
+  Type type = Type::kNone;
+  std::string text;
+
+  explicit operator bool() const { return type != Type::kNone; }
+  /// The exception being handled.
+  static RankError current();
+  /// Throws: the exception, if there is one.
+  void raise() const;
+};
+
+/// The members' facts, by group order. Collective. `op` is named by errors; it lives as long as the program. `error`: why this rank has no
+/// facts to give.
 ///
-/// Throws, alike on all members: c10::ValueError where they give facts of different kinds.
+/// Throws, alike on all members: the error of the first rank that has one, which the others add the number of; c10::ValueError where they
+/// give facts of different kinds.
 /// Cost: one gather of some 30 words per rank; a second one where the facts of a rank are longer. CommTrace leaves them out.
-std::vector<Facts> agree(const Group& group, const char* op, const Facts& own);
+std::vector<Facts> agree(const Group& group, const char* op, const Facts& own, const RankError& error = {});
 
-/// The same of the facts that `own()` gives. What it throws on one rank, all members throw: the first one's, in its type where that is one
-/// of c10's errors for a caller's mistake, and as c10::Error otherwise.
-std::vector<Facts> agree(const Group& group, const char* op, c10::function_ref<Facts()> own);
+/// The members' numbers, by group order, where all have as many. Collective: one communication called `what`, as of gather_rows()
+/// (group_backend.h).
+std::vector<std::vector<int64_t>> gather_alike(const Group& group, const char* what, const std::vector<int64_t>& own,
+                                               bool is_counted = false);
 
-/// The members' numbers, by group order. Collective. A communication called `what`, as of gather_rows() (group_backend.h).
+/// The same where they may have different numbers of them.
 /// Cost: one gather of 32 words per rank; a second one where a rank has more than 31 numbers.
 std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char* what, std::vector<int64_t> own,
                                                  bool is_counted = false);
+
+/// Sends each member its numbers, by group order, and returns those from each, of which there are `n_from`. Collective: one all_to_all on
+/// `device`.
+std::vector<std::vector<int64_t>> exchange_numbers(const Group& group, c10::Device device,
+                                                   const std::vector<std::vector<int64_t>>& to,
+                                                   const std::vector<int64_t>& n_from);
 
 /// True where all members have the same facts. Collective. `what` says what is compared ("compare meshes") and lives as long as the program.
 /// Cost: one gather of a number per rank, which CommTrace leaves out.

@@ -1,10 +1,8 @@
 #include "runtime/comm/clock_offsets.h"
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/digest.h"
-#include "runtime/comm/group_backend.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/ApproximateClock.h>
 
 #include <unistd.h>
@@ -34,10 +32,6 @@ int64_t machine_digest() {
   return digest.value();
 }
 
-at::Tensor gather_times(const Group& group, const std::vector<int64_t>& own) {
-  return gather_rows(group, "align clocks", at::tensor(own, at::TensorOptions(at::kLong)).to(numbers_device(group)));
-}
-
 }  // namespace
 
 int64_t clock_offset(const BarrierTimes& first, const BarrierTimes& other) {
@@ -51,29 +45,25 @@ int64_t clock_offset(const BarrierTimes& first, const BarrierTimes& other) {
 
 std::vector<int64_t> clock_offsets(const Group& group) {
   if (group.size() == 1) return {0};
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<int64_t> own{machine_digest()};
   for (int64_t i = 0; i < kBarriers; ++i) {
     own.push_back(c10::getTime());
-    gather_times(group, {i});
+    gather_alike(group, "align clocks", {i});
     own.push_back(c10::getTime());
   }
-  const at::Tensor all = gather_times(group, own);
-  const auto times_of = [&](int64_t index) {
-    const int64_t* const row = all.const_data_ptr<int64_t>() + index * all.size(1) + 1;
+  const auto all = gather_alike(group, "align clocks", own);
+  const auto times_of = [](const std::vector<int64_t>& row) {
     BarrierTimes times;
-    for (int64_t i = 0; i < kBarriers; ++i) {
-      times.entered.push_back(row[2 * i]);
-      times.left.push_back(row[2 * i + 1]);
+    for (size_t i = 1; i < row.size(); i += 2) {
+      times.entered.push_back(row[i]);
+      times.left.push_back(row[i + 1]);
     }
     return times;
   };
   std::vector<int64_t> offsets;
-  const BarrierTimes first = times_of(0);
-  const int64_t machine = *all.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const bool is_one_machine = all.const_data_ptr<int64_t>()[i * all.size(1)] == machine;
-    offsets.push_back(is_one_machine ? 0 : clock_offset(first, times_of(i)));
+  for (const auto& row : all) {
+    const bool is_one_machine = row[0] == all[0][0];
+    offsets.push_back(is_one_machine ? 0 : clock_offset(times_of(all[0]), times_of(row)));
   }
   return offsets;
 }

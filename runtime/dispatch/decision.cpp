@@ -1,6 +1,5 @@
 #include "runtime/dispatch/decision.h"
 
-#include "runtime/comm/gil_release.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/core/Scalar.h>
@@ -98,15 +97,12 @@ const Decision* DecisionCache::find_direct(const DecisionKey& key) {
 
 void DecisionCache::insert(DecisionKey key, std::shared_ptr<const Decision> decision, std::vector<SpecPtr> specs,
                            bool is_by_numbers) {
-  thread_local NewMeshes meshes;
-  if (meshes.were_made()) {
-    const UnusedMeshes unused;
-    const GilRelease no_gil;  // a mesh may end here
+  drop_unused([&](const UnusedMeshes& unused) {
     for (Entries* known : {&entries_, &by_numbers_})
       std::erase_if(*known, [&](const auto& entry) {
         return std::ranges::any_of(entry.second.specs, [&](const SpecPtr& spec) { return unused.has(spec); });
       });
-  }
+  });
   Entries& entries = is_by_numbers ? by_numbers_ : entries_;
   if (entries.size() >= (is_by_numbers ? kMaxByNumbers : kMaxDecisions)) entries.clear();
   entries.insert_or_assign(std::move(key), Entry{std::move(decision), std::move(specs)});

@@ -1,7 +1,6 @@
 #include "runtime/redistribute/plan_cache.h"
 
 #include "plans/pattern.h"
-#include "runtime/comm/gil_release.h"
 #include "runtime/tensor/unused_meshes.h"
 
 #include <c10/util/hash.h>
@@ -55,14 +54,11 @@ std::shared_ptr<const OwnPlan> PlanCache::find_or_make(const SpecPtr& source, co
   }
   ++misses_;
   auto made = make(source, destination, options);
-  thread_local NewMeshes meshes;
-  if (meshes.were_made()) {
-    const UnusedMeshes unused;
-    const GilRelease no_gil;  // a mesh may end here
+  drop_unused([&](const UnusedMeshes& unused) {
     std::erase_if(plans_, [&](const auto& known) {
       return unused.has(known.second.source) || unused.has(known.second.destination);
     });
-  }
+  });
   if (plans_.size() >= kMaxPlans) plans_.clear();
   plans_.emplace(key, Entry{source, destination, made});
   return made;

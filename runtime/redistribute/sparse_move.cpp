@@ -1,6 +1,6 @@
 #include "runtime/redistribute/sparse_move.h"
 
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
@@ -171,24 +171,12 @@ class SparseMove {
   /// How many entries come from each rank, by pair.
   std::vector<std::vector<int64_t>> exchanged_counts(const Group& group,
                                                      const std::vector<std::vector<Entries>>& leaving) const {
-    std::vector<int64_t> sent, n_out, n_in;
-    int64_t n_received = 0;
-    for (const auto& to_one : leaving) {
-      n_out.push_back(static_cast<int64_t>(to_one.size()));
-      for (const Entries& entries : to_one) sent.push_back(entries.indices.size(1));
-    }
-    for (const auto& pairs : incoming_) n_received += n_in.emplace_back(static_cast<int64_t>(pairs.size()));
-    const c10::Device device(numbers_device(group));
-    const at::Tensor received = at::empty({n_received}, at::TensorOptions().dtype(at::kLong).device(device));
-    all_to_all(group, received, at::tensor(sent, at::kLong).to(device), n_in, n_out);
-    const at::Tensor on_cpu = received.cpu();
-    const auto* next = on_cpu.const_data_ptr<int64_t>();
-    std::vector<std::vector<int64_t>> counts;
-    for (const int64_t n : n_in) {
-      counts.emplace_back(next, next + n);
-      next += n;
-    }
-    return counts;
+    std::vector<std::vector<int64_t>> sent(leaving.size());
+    std::vector<int64_t> n_in;
+    for (size_t i = 0; i < leaving.size(); ++i)
+      for (const Entries& entries : leaving[i]) sent[i].push_back(entries.indices.size(1));
+    for (const auto& pairs : incoming_) n_in.push_back(static_cast<int64_t>(pairs.size()));
+    return exchange_numbers(group, numbers_device(group), sent, n_in);
   }
 
   at::TensorOptions options_of(c10::ScalarType dtype) const {

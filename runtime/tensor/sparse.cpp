@@ -1,11 +1,9 @@
 #include "runtime/tensor/sparse.h"
 
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/object_lock.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 namespace shardwise {
@@ -18,20 +16,10 @@ bool splits_entries(const Placement& placement, int64_t sparse_dim) {
 /// Each rank's counts of its boxes, flattened: own ones go to every rank.
 EntryCounts exchanged(const Spec& spec, const std::vector<int64_t>& own) {
   const Group& group = *spec.mesh()->group();
-  std::vector<int64_t> n_boxes, n_own(group.size(), static_cast<int64_t>(own.size()));
-  int64_t n_all = 0;
-  for (const int64_t rank : group.ranks) {
-    n_boxes.push_back(static_cast<int64_t>(spec.layout().boxes(rank).size()));
-    n_all += n_boxes.back();
-  }
-  const auto options = at::TensorOptions().dtype(at::kLong).device(numbers_device(group));
-  const at::Tensor sent = at::tensor(own, at::kLong).to(options.device()).repeat({group.size()});
-  const at::Tensor received = at::empty({n_all}, options);
-  all_to_all(group, received, sent, n_boxes, n_own);
-  const at::Tensor on_cpu = received.cpu();
-  const auto* next = on_cpu.const_data_ptr<int64_t>();
-  EntryCounts by_index(group.size()), counts;
-  for (size_t i = 0; i < by_index.size(); ++i, next += n_boxes[i - 1]) by_index[i].assign(next, next + n_boxes[i]);
+  std::vector<int64_t> n_boxes;
+  for (const int64_t rank : group.ranks) n_boxes.push_back(static_cast<int64_t>(spec.layout().boxes(rank).size()));
+  const EntryCounts by_index = exchange_numbers(group, numbers_device(group), EntryCounts(group.size(), own), n_boxes);
+  EntryCounts counts;
   for (const int64_t rank : spec.layout().grid().ranks) counts.push_back(by_index[group.index_of(rank)]);
   return counts;
 }

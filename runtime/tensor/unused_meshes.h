@@ -4,6 +4,7 @@
 // the answers for unused meshes. A program that makes and drops meshes without end so keeps few of them.
 #pragma once
 
+#include "runtime/comm/gil_release.h"
 #include "runtime/tensor/spec.h"
 
 #include <cstdint>
@@ -29,18 +30,16 @@ uint64_t n_meshes_made();
 /// Called where one was made.
 void count_mesh();
 
-/// Tells one cache of one thread when to look for unused meshes.
-class NewMeshes {
- public:
-  /// True if a mesh was made since the last call.
-  bool were_made() {
-    const uint64_t n = n_meshes_made();
-    return std::exchange(seen_, n) != n;
-  }
-
- private:
-  uint64_t seen_ = 0;
-};
+/// Calls `drop(unused)` if a mesh was made since this thread's last call with a `drop` of this type.
+template <class Drop>
+void drop_unused(const Drop& drop) {
+  static thread_local uint64_t n_seen = 0;
+  const uint64_t n_made = n_meshes_made();
+  if (std::exchange(n_seen, n_made) == n_made) return;
+  const UnusedMeshes unused;
+  const GilRelease no_gil;  // a mesh may end here
+  drop(unused);
+}
 
 /// All living specs.
 std::vector<SpecPtr> living_specs();

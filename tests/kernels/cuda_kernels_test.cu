@@ -263,36 +263,6 @@ struct Case {
       }
       return pieces;
     };
-    const auto rows_of_pieces = [&](const T* data) {
-      std::vector<Rows> pieces;
-      for (UpdatedPiece& piece : pieces_of(data, nullptr, nullptr)) {
-        pieces.push_back(piece.table);
-        pieces.back().first_row += kFirstRow;
-      }
-      return pieces;
-    };
-    const Both<Rows> parts_here(rows_of_pieces(table.here.data())), parts(rows_of_pieces(table.there));
-    const Pieces here{parts_here.here.data(), 3}, there{parts.here.data(), 3};
-    Both<T> rows_found(numbers<T>(n * width)), pooled(n * width);
-    look_up(here, ids_of(ids.here.data()), Miss::kZero, rows_found.here.data(), width, 0, n);
-    cuda::look_up(there, parts.there, ids_of(ids.there), Miss::kZero, rows_found.there, width, nullptr);
-    compare("rows of pieces", rows_found);
-    std::vector<T> expected(n * width);
-    look_up(rows_of(table.here.data()), ids_of(ids.here.data()), Miss::kZero, expected.data(), width, 0, n);
-    for (int64_t i = 0; i < n * width; ++i)
-      if (static_cast<Sum<T>>(expected[i]) != static_cast<Sum<T>>(rows_found.here[i]))
-        return complain("rows of pieces against those of one", i, static_cast<double>(rows_found.here[i]),
-                        static_cast<double>(expected[i]));
-    std::vector<int64_t> offsets(n);
-    for (int64_t k = 0; k < n; ++k) offsets[k] = k;
-    const Both<int64_t> begins(offsets);
-    for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax}) {
-      pool(here, ids_of(ids.here.data()), {begins.here.data(), n, n, 17, nullptr}, pooling, -3, pooled.here.data(),
-           nullptr, 0, n);
-      cuda::pool(there, parts.there, ids_of(ids.there), {begins.there, n, n, 17, nullptr}, pooling, -3, pooled.there,
-                 nullptr, nullptr);
-      compare("bags of pieces", pooled, kClose);
-    }
     const Both<T> grads(numbers<T>(n * width));
     Both<T> updated(table.here);
     Both<S> first(numbers<S>(kRows * width, 0.5, 1)), second(numbers<S>(kRows * width, 0.5, 1));

@@ -1,6 +1,5 @@
 // Updates of rows against the formulas written out, rounding at random, and several pieces in one call against one call each.
 #include "kernels/row_updates.h"
-#include "kernels/pieces.h"
 #include "tests/kernels/matrix.h"
 
 #include <gtest/gtest.h>

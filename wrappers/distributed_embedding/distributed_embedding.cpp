@@ -76,14 +76,14 @@ std::vector<FeatureIds> ids_of(const std::vector<Feature>& features, const Distr
 std::shared_ptr<LayerTables> new_tables(TableLanes lanes, std::vector<Feature> features, bool has_files) {
   const MeshPtr mesh = lanes.mesh;
   std::shared_ptr<LayerTables> tables;
-  InputError error;
+  RankError error;
   try {
     tables = std::make_shared<LayerTables>(std::move(lanes), std::move(features));
   } catch (const std::exception&) {
     if (!has_files) throw;
-    error = InputError::current();
+    error = RankError::current();
   }
-  if (has_files) raise_together(*mesh, error);
+  if (has_files) agree(*mesh->group(), kLayer, Facts(), error);
   return tables;
 }
 
@@ -107,7 +107,7 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
 
 std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const Inputs& inputs,
                                                                           const std::vector<at::Tensor>& tables,
-                                                                          InputError error) {
+                                                                          RankError error) {
   if (started_) started_->try_fetch();
   const BelowAutograd guard;
   auto lookup = std::make_shared<Lookup>();
@@ -118,12 +118,12 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
   lookup->tables_ = tables;
   const auto layouts = [&] { return fmt::format("ids of lookup {}", step.number); };
   const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
-  if (error.kind == InputError::Kind::kNone) {
+  if (!error) {
     try {
       layer_->memory.check(tables);
       step.sinks = layer_->sinks_of(tables);
     } catch (const std::exception&) {
-      error = InputError::current();
+      error = RankError::current();
     }
   }
   OwnFacts own(counts_, step.sinks, tables);
@@ -134,7 +134,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
     return lookup;
   }
   step.requests = RowRequests(layer_->lanes);
-  if (error.kind == InputError::Kind::kNone) {
+  if (!error) {
     try {
       step.ids = ids_of(layer_->features, inputs, layer_->lanes);
       if (layer_->concatenates) check_concatenation(layer_->features, step.ids);
@@ -145,7 +145,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
           lookup->weights_.push_back(*inputs[f]->weights);
         }
     } catch (const std::exception&) {
-      error = InputError::current();
+      error = RankError::current();
     }
   }
   note_traffic(step);

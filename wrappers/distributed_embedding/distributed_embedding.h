@@ -94,7 +94,7 @@ class DistributedEmbedding {
   /// does not depend on who waits for a lookup, or drops it. `inputs`: by feature; none may be missing unless they come by table. `tables`: the
   /// layer's own, or parameters made of them, whose gradients go where they go now. `error`: what is wrong with this rank's inputs already.
   /// Collective. Throws: at fetch(), on all ranks, what is wrong with the first rank's inputs or tables, and what ranks do not share (StepFacts).
-  std::shared_ptr<Lookup> start(const Inputs& inputs, const std::vector<at::Tensor>& tables, InputError error = {});
+  std::shared_ptr<Lookup> start(const Inputs& inputs, const std::vector<at::Tensor>& tables, RankError error = {});
 
  private:
   void note_traffic(const LookupStep& step);

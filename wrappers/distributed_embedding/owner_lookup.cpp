@@ -1,14 +1,12 @@
 #include "wrappers/distributed_embedding/owner_lookup.h"
 
 #include "ops/embedding/saved_state.h"
-#include "runtime/comm/collectives.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -117,16 +115,16 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
   }
 };
 
-/// This rank's ids, and the numbers that all ranks must agree on: kind and length of an error, samples, rows per sample by feature; -1 where
-/// this rank does not know.
+/// This rank's ids, and the numbers that all ranks must agree on: the type of an error, samples, rows per sample by feature; -1 where this rank
+/// does not know.
 std::vector<int64_t> numbers_of(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureIds>>& ids,
-                                const InputError& error) {
-  std::vector<int64_t> numbers{static_cast<int64_t>(error.kind), error.notice().length, -1, -1};
+                                const RankError& error) {
+  std::vector<int64_t> numbers{static_cast<int64_t>(error.type), -1, -1};
   for (size_t f = 0; f < layer->features.size(); ++f) {
     const bool knows = f < ids.size() && ids[f];
     numbers.push_back(knows ? rows_code_of(*ids[f]) : -1);
     if (!knows) continue;
-    int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 3 : 2];
+    int64_t& samples = numbers[layer->lanes.tables[layer->features[f].table].is_replicated ? 2 : 1];
     TORCH_CHECK_VALUE(samples == -1 || samples == n_samples_of(*ids[f]),
                       fmt::format("[{}] feature {} has {} samples, those before it {}. Give the same number for all.",
                                   kLayer, layer->features[f].name, n_samples_of(*ids[f]), samples));
@@ -197,7 +195,7 @@ void check_owners(const TableLanes& lanes) {
 }
 
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
-                             InputError error, const OwnFacts& own) {
+                             RankError error, const OwnFacts& own) {
   const BelowAutograd guard;
   const TableLanes& lanes = layer->lanes;
   const Group& group = *lanes.mesh->group();
@@ -205,42 +203,28 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
   step.layer = layer;
   std::vector<int64_t> numbers;
   try {
-    if (error.kind == InputError::Kind::kNone)
+    if (!error)
       TORCH_CHECK_VALUE(inputs.size() == layer->features.size(),
                         fmt::format("[{}] got {} inputs for {} features. Give one for each, None where the table is "
                                     "elsewhere.",
                                     kLayer, inputs.size(), layer->features.size()));
-    for (size_t f = 0; error.kind == InputError::Kind::kNone && f < inputs.size(); ++f)
-      step.ids.push_back(own_ids(layer, f, inputs[f]));
+    for (size_t f = 0; !error && f < inputs.size(); ++f) step.ids.push_back(own_ids(layer, f, inputs[f]));
     numbers = numbers_of(layer, step.ids, error);
-    if (error.kind == InputError::Kind::kNone) {
+    if (!error) {
       for (const Feature& feature : layer->features)
         step.slots.emplace_back(std::max<size_t>(layer->lanes.tables[feature.table].slices.size(), 1));
       hold_rows(step);
     }
   } catch (const std::exception&) {
-    error = InputError::current();
+    error = RankError::current();
     numbers = numbers_of(layer, {}, error);
   }
   const auto n_agreed = static_cast<int64_t>(numbers.size());
   for (const int64_t number : own.facts.numbers()) numbers.push_back(number);
-  const auto n = static_cast<int64_t>(numbers.size());
-  const at::Tensor sent = at::tensor(numbers, at::kLong).repeat({group.size()}).to(lanes.mesh->device_type());
-  const at::Tensor arrived = at::empty_like(sent);
-  const std::vector<int64_t> splits(static_cast<size_t>(group.size()), n);
-  if (group.size() == 1)
-    arrived.copy_(sent);
-  else
-    all_to_all(group, arrived, sent, splits, splits);
-  const at::Tensor on_cpu = arrived.cpu().view({group.size(), n});
-  const auto all = on_cpu.accessor<int64_t, 2>();
-  std::vector<InputError::Notice> notices;
+  const auto all = gather_alike(group, "all_gather", numbers, /*is_counted=*/true);
   std::vector<StepFacts> facts;
-  for (int64_t rank = 0; rank < group.size(); ++rank) {
-    notices.push_back({static_cast<InputError::Kind>(all[rank][0]), all[rank][1]});
-    facts.push_back(StepFacts::of(&all[rank][n_agreed]));
-  }
-  raise_first(*lanes.mesh, error, notices);
+  for (const auto& each : all) facts.push_back(StepFacts::of(&each[n_agreed]));
+  if (std::ranges::any_of(all, [](const auto& each) { return each[0] != 0; })) agree(group, kLayer, Facts(), error);
   check_alike(lanes, facts, own);
 
   const auto agreed = [&](int64_t column, const std::string& what) {
@@ -255,21 +239,21 @@ OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std:
     }
     return value;
   };
-  step.n_samples = agreed(2, "samples");
+  step.n_samples = agreed(1, "samples");
   if (step.n_samples == -1) {  // all tables are replicated
     step.n_samples = 0;
-    for (int64_t rank = 0; rank < group.size(); ++rank) step.n_samples += std::max<int64_t>(all[rank][3], 0);
+    for (int64_t rank = 0; rank < group.size(); ++rank) step.n_samples += std::max<int64_t>(all[rank][2], 0);
   } else {
     for (int64_t rank = 0; rank < group.size(); ++rank) {
       const int64_t expected = step.samples_of(rank).length();
-      TORCH_CHECK_VALUE(all[rank][3] == -1 || all[rank][3] == expected,
+      TORCH_CHECK_VALUE(all[rank][2] == -1 || all[rank][2] == expected,
                         fmt::format("[{}] rank {} gives {} samples for its replicated tables; {} of the {} samples are "
                                     "its own. Give those.",
-                                    kLayer, rank, all[rank][3], expected, step.n_samples));
+                                    kLayer, rank, all[rank][2], expected, step.n_samples));
     }
   }
   for (size_t f = 0; f < layer->features.size(); ++f) {
-    const int64_t code = agreed(4 + static_cast<int64_t>(f), "ids per sample of feature " + layer->features[f].name);
+    const int64_t code = agreed(3 + static_cast<int64_t>(f), "ids per sample of feature " + layer->features[f].name);
     step.has_rows.push_back(code > 0);
     step.rows_per_sample.push_back(code > 0 ? code - 1 : 1);
   }

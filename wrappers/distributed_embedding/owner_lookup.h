@@ -9,7 +9,7 @@
 // the ids of the rank's own samples.
 #pragma once
 
-#include "wrappers/distributed_embedding/input_error.h"
+#include "runtime/comm/agreement.h"
 #include "wrappers/distributed_embedding/owner_step.h"
 #include "wrappers/distributed_embedding/step_facts.h"
 
@@ -19,7 +19,7 @@ namespace shardwise {
 /// its table. Collective: one exchange of a few numbers.
 /// Throws: on all ranks what is wrong with the first rank's, and c10::ValueError where ranks give different numbers of samples; as check_alike().
 OwnerStep start_owner_lookup(const LayerTablesPtr& layer, const std::vector<std::optional<FeatureInput>>& inputs,
-                             InputError error, const OwnFacts& own);
+                             RankError error, const OwnFacts& own);
 
 /// The result of each feature for this rank's samples; differentiable by `tables`. Collective, the backward too: one exchange each.
 std::vector<at::Tensor> combine_at_owners(OwnerStep step, const std::vector<at::Tensor>& tables);

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace shardwise {
 
@@ -20,10 +19,6 @@ MessageRows::MessageRows(const OwnerStep& step, int64_t rank)
   for (size_t f = 0; f < step.ids.size(); ++f)
     for (const LaneSlice& slice : lanes.tables[step.layer->features[f].table].slices)
       n_rows_[slice.lane][static_cast<size_t>(slice.rank)] += n_samples_ * step.rows_per_sample[f];
-}
-
-int64_t MessageRows::first_from(size_t lane, int64_t sender) const {
-  return std::accumulate(n_rows_[lane].begin(), n_rows_[lane].begin() + sender, int64_t{0});
 }
 
 void MessageRows::for_each(const std::function<void(const Part&)>& use) const {

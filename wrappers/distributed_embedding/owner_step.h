@@ -41,8 +41,6 @@ class MessageRows {
   MessageRows(const OwnerStep& step, int64_t rank);
 
   int64_t n_from(size_t lane, int64_t sender) const { return n_rows_[lane][static_cast<size_t>(sender)]; }
-  int64_t first_from(size_t lane, int64_t sender) const;
-  int64_t n_rows(size_t lane) const { return first_from(lane, step_->layer->lanes.n_ranks()); }
 
   /// The rows [first, first + n), counted from the first of the sender, are those of slice number `place` of feature `feature`'s table.
   struct Part {

@@ -1,5 +1,7 @@
 #include "wrappers/distributed_embedding/request_exchange.h"
 
+#include "wrappers/distributed_embedding/layer_name.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -7,8 +9,6 @@
 
 namespace shardwise {
 namespace {
-
-using Kind = InputError::Kind;
 
 /// The room of the next message, after one that named `n` rows and had room for `room`: a little more than `n`, and no less than before
 /// unless it was twice too much.
@@ -31,31 +31,29 @@ RequestExchange::RequestExchange(const TableLanes& lanes)
 
 at::Tensor RequestExchange::words(int64_t n) const { return at::empty({n}, word_); }
 
+std::vector<int64_t> RequestExchange::head_for(const Step& step, const RowRequests& requests, int64_t rank) const {
+  std::vector<int64_t> head{static_cast<int64_t>(step.error_.type)};
+  for (const int64_t number : step.own_.facts.numbers()) head.push_back(number);
+  for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane)
+    head.push_back(step.error_ ? 0 : requests.n_from(lane, rank));
+  return head;
+}
+
 template <class Word>
-RequestExchange::Outgoing RequestExchange::outgoing(const RowRequests& requests, const InputError& error,
-                                                    const StepFacts& facts, int64_t rank) const {
+RequestExchange::Outgoing RequestExchange::outgoing(const Step& step, const RowRequests& requests, int64_t rank) const {
   const int64_t n_first = head_words() + sent_room_[static_cast<size_t>(rank)];
-  int64_t n = 0;
-  if (error.kind == Kind::kNone)
-    for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane) n += requests.n_from(lane, rank);
+  const std::vector<int64_t> head = head_for(step, requests, rank);
+  const int64_t n = n_rows(head);
   const at::Tensor all = words(std::max(n_first, head_words() + n));
-  auto* head = all.mutable_data_ptr<Word>();
-  std::fill_n(head, head_words(), Word{0});
-  std::fill(head + head_words() + n, head + all.numel(), Word{0});
-  head[0] = static_cast<Word>(error.kind);
-  std::ranges::transform(facts.numbers(), head + 1, [](int64_t number) { return static_cast<Word>(number); });
-  if (error.kind != Kind::kNone) {
-    head[kCounts] = static_cast<Word>(error.text.size());
-  } else {
-    for (size_t lane = 0; lane < lanes_->lanes.size(); ++lane)
-      head[kCounts + lane] = static_cast<Word>(requests.n_from(lane, rank));
-    requests.write_rows(*lanes_, rank, head + head_words());
-  }
+  auto* first = all.mutable_data_ptr<Word>();
+  Word* const rows = std::ranges::transform(head, first, [](int64_t number) { return static_cast<Word>(number); }).out;
+  std::fill(rows + n, first + all.numel(), Word{0});
+  if (!step.error_) requests.write_rows(*lanes_, rank, rows);
   const c10::Device device(lanes_->mesh->device_type());
   return {n, all.narrow(0, 0, n_first).to(device), all.narrow(0, n_first, all.numel() - n_first).to(device)};
 }
 
-RequestExchange::Step RequestExchange::start(const RowRequests& requests, const InputError& error, OwnFacts own) {
+RequestExchange::Step RequestExchange::start(const RowRequests& requests, const RankError& error, OwnFacts own) {
   const Group& group = *lanes_->mesh->group();
   const c10::Device device(lanes_->mesh->device_type());
   Step step;
@@ -71,8 +69,8 @@ RequestExchange::Step RequestExchange::start(const RowRequests& requests, const 
       step.received_.emplace_back();
       continue;
     }
-    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(requests, error, step.own_.facts, rank)
-                                           : outgoing<int64_t>(requests, error, step.own_.facts, rank));
+    step.sent_.push_back(word_ == at::kInt ? outgoing<int32_t>(step, requests, rank)
+                                           : outgoing<int64_t>(step, requests, rank));
     step.received_.push_back(words(head_words() + received_room_[at]).to(device));
     sends.push_back({group.ranks[at], step.sent_.back().first});
     receives.push_back({group.ranks[at], step.received_.back()});
@@ -101,25 +99,19 @@ IncomingRows RequestExchange::read(Step& step, const RowRequests& requests) {
   const size_t n_lanes = lanes_->lanes.size(), n_ranks = step.received_.size();
   std::vector<std::vector<int64_t>> heads;
   std::vector<at::Tensor> received;
-  for (size_t rank = 0; rank < n_ranks; ++rank) {
-    heads.emplace_back(static_cast<size_t>(head_words()));
-    received.push_back(rank == own ? at::Tensor() : step.received_[rank].cpu());
-    if (rank != own) {
-      std::copy_n(received[rank].template const_data_ptr<Word>(), head_words(), heads[rank].begin());
-      continue;
-    }
-    heads[rank][0] = static_cast<int64_t>(step.error_.kind);
-    std::ranges::copy(step.own_.facts.numbers(), heads[rank].begin() + 1);
-    for (size_t lane = 0; lane < n_lanes; ++lane)
-      heads[rank][kCounts + lane] = requests.n_from(lane, static_cast<int64_t>(rank));
-  }
-  std::vector<InputError::Notice> notices;
   std::vector<StepFacts> facts;
-  for (const auto& head : heads) {
-    notices.push_back({static_cast<Kind>(head[0]), head[kCounts]});
-    facts.push_back(StepFacts::of(head.data() + 1));
+  for (size_t rank = 0; rank < n_ranks; ++rank) {
+    received.push_back(rank == own ? at::Tensor() : step.received_[rank].cpu());
+    if (rank == own) {
+      heads.push_back(head_for(step, requests, lanes_->own_rank()));
+    } else {
+      const auto* const head = received[rank].template const_data_ptr<Word>();
+      heads.emplace_back(head, head + head_words());
+    }
+    facts.push_back(StepFacts::of(heads[rank].data() + 1));
   }
-  raise_first(*lanes_->mesh, step.error_, notices);
+  if (std::ranges::any_of(heads, [](const auto& head) { return head[0] != 0; }))
+    agree(group, kLayer, Facts(), step.error_);
   check_alike(*lanes_, facts, step.own_);
 
   // What did not fit. Ranks that have nothing more to say to each other stay away.

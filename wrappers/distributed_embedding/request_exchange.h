@@ -8,8 +8,8 @@
 // to (StepFacts), which all ranks compare.
 #pragma once
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/messages.h"
-#include "wrappers/distributed_embedding/input_error.h"
 #include "wrappers/distributed_embedding/row_requests.h"
 #include "wrappers/distributed_embedding/step_facts.h"
 
@@ -47,7 +47,7 @@ class RequestExchange {
    private:
     friend class RequestExchange;
     RequestExchange* exchange_ = nullptr;
-    InputError error_;
+    RankError error_;
     OwnFacts own_;
     std::vector<int64_t> received_room_;  // rows per message, by rank
     std::vector<Outgoing> sent_;          // by rank
@@ -56,16 +56,17 @@ class RequestExchange {
   };
 
   /// Collective: tells all ranks what this one asks for, or what is wrong.
-  Step start(const RowRequests& requests, const InputError& error, OwnFacts own);
+  Step start(const RowRequests& requests, const RankError& error, OwnFacts own);
 
  private:
   template <class Word>
-  Outgoing outgoing(const RowRequests& requests, const InputError& error, const StepFacts& facts, int64_t rank) const;
+  Outgoing outgoing(const Step& step, const RowRequests& requests, int64_t rank) const;
   template <class Word>
   IncomingRows read(Step& step, const RowRequests& requests);
   int64_t n_rows(const std::vector<int64_t>& head) const;
-  /// The kind of an error, the facts, and the rows of each lane or the length of the error.
-  int64_t head_words() const { return kCounts + std::max<int64_t>(1, static_cast<int64_t>(lanes_->lanes.size())); }
+  /// The type of this rank's error, the facts, and the rows of each lane that it asks `rank` for.
+  std::vector<int64_t> head_for(const Step& step, const RowRequests& requests, int64_t rank) const;
+  int64_t head_words() const { return kCounts + static_cast<int64_t>(lanes_->lanes.size()); }
   at::Tensor words(int64_t n) const;
 
   static constexpr int64_t kCounts = 1 + StepFacts::kSize;

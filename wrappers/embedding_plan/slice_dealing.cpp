@@ -33,17 +33,6 @@ std::vector<int64_t> deal_to_lightest(const std::vector<LooseSlice>& slices, int
   return ranks;
 }
 
-/// False where items of these sizes, largest first, do not fit into ranks of `capacity` because of those above a third of it.
-bool large_ones_fit(const std::vector<double>& sizes, int64_t n_ranks, double capacity) {
-  const auto n_large = static_cast<int64_t>(
-      std::ranges::partition_point(sizes, [&](double size) { return size > capacity / 3; }) - sizes.begin());
-  if (n_large > 2 * n_ranks) return false;
-  // At most two to a rank: what is beyond n_ranks pairs best as the smallest with the largest that is left.
-  for (int64_t i = n_ranks; i < n_large; ++i)
-    if (sizes[i] + sizes[2 * n_ranks - 1 - i] > capacity) return false;
-  return true;
-}
-
 }  // namespace
 
 std::vector<LooseSlice> loose_slices(const LoadModel& model, const std::vector<Slicing>& slicings) {
@@ -72,21 +61,6 @@ std::vector<int64_t> deal(const std::vector<LooseSlice>& slices, int64_t n_ranks
     ranks[i] = at < n_ranks ? at : 2 * n_ranks - 1 - at;
   }
   return ranks;
-}
-
-double heaviest_bound(std::vector<double> sizes, int64_t n_ranks) {
-  if (sizes.empty()) return 0;
-  std::ranges::sort(sizes, std::greater<>());
-  const double sum = std::accumulate(sizes.begin(), sizes.end(), 0.0);
-  double bound = std::max(sum / static_cast<double>(n_ranks), sizes[0]);
-  if (large_ones_fit(sizes, n_ranks, bound)) return bound;
-  double fits = 2 * bound;  // whatever does not fit is a bound, so bisection ends at one
-  while (!large_ones_fit(sizes, n_ranks, fits)) fits *= 2;
-  for (int i = 0; i < 60 && bound < fits * (1 - 1e-12); ++i) {
-    const double middle = (bound + fits) / 2;
-    (large_ones_fit(sizes, n_ranks, middle) ? fits : bound) = middle;
-  }
-  return bound;
 }
 
 std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::vector<Slicing>& slicings,

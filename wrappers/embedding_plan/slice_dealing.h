@@ -26,11 +26,6 @@ std::vector<LooseSlice> loose_slices(const LoadModel& model, const std::vector<S
 /// The rank of each slice. Pre: `strategy` is not kCostBalanced. Cost: O(slices log slices).
 std::vector<int64_t> deal(const std::vector<LooseSlice>& slices, int64_t n_ranks, EmbeddingStrategy strategy);
 
-/// What the heaviest of `n_ranks` ranks holds at least, however items of these sizes are dealt: the mean, the largest item, and, of the
-/// items above a third of it, at most two to a rank. Dealing largest first onto the lightest rank is within 4/3 of it (Graham,
-/// Bounds on Multiprocessing Timing Anomalies, 1969, whose proof needs no more than these).
-double heaviest_bound(std::vector<double> sizes, int64_t n_ranks);
-
 /// The plan of each table: slices that meet on a rank are merged, by laying a table's columns out in the order of its ranks' first slices.
 /// Groups and first rows are left out.
 std::vector<TablePlan> place(const std::vector<TableConfig>& tables, const std::vector<Slicing>& slicings,

@@ -5,6 +5,7 @@
 #include "runtime/comm/flight_recorder.h"
 #include "tests/support/either_world.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace shardwise::agreement_test {
@@ -50,19 +51,48 @@ TEST(AgreementTest, EachRankLearnsAllFactsInOneMessageWhereTheyAreShort) {
   });
 }
 
+/// What a rank whose `fails()` throws tells the others.
+template <class Fails>
+RankError error_of_rank(const Fails& fails) {
+  try {
+    fails();
+  } catch (const std::exception&) {
+    return RankError::current();
+  }
+  return {};
+}
+
 TEST(AgreementTest, TheErrorOfOneRankIsThatOfAll) {
   on_ranks([](World& world) {
     const auto run = [&](int64_t refusing) {
-      agree(*everyone(world), "op", [&] {
-        TORCH_CHECK_TYPE(world.rank() < refusing, "rank ", world.rank(), " has no part");
-        return Facts("a part");
-      });
+      const RankError error =
+          error_of_rank([&] { TORCH_CHECK_TYPE(world.rank() < refusing, "rank ", world.rank(), " has no part"); });
+      agree(*everyone(world), "op", Facts("a part"), error);
     };
-    EXPECT_EQ(error_of<c10::TypeError>([&] { run(1); }), "rank 1 has no part");
-    EXPECT_EQ(error_of<c10::TypeError>([&] { run(2); }), "rank 2 has no part");
+    for (const int64_t first : {1, 2})
+      EXPECT_EQ(error_of<c10::TypeError>([&] { run(first); }),
+                fmt::format("rank {} has no part{}", first,
+                            world.rank() == first ? "" : fmt::format(" (on rank {})", first)));
     run(3);
-    const auto unknown = [&]() -> Facts { throw std::runtime_error("out of luck"); };
-    EXPECT_EQ(error_of<c10::Error>([&] { agree(*everyone(world), "op", unknown); }), "out of luck");
+    const RankError unknown = error_of_rank([] { throw std::runtime_error("out of luck"); });
+    EXPECT_EQ(error_of<c10::Error>([&] { agree(*everyone(world), "op", Facts(), unknown); }),
+              world.rank() == 0 ? "out of luck" : "out of luck (on rank 0)");
+  });
+}
+
+TEST(AgreementTest, NumbersOfEachPairTravelInOneMessage) {
+  on_ranks([](World& world) {
+    const GroupPtr group = everyone(world);
+    const int64_t own = world.rank();
+    const size_t before = n_messages(world);
+    EXPECT_EQ(gather_alike(*group, "compare", {own, 7}), (std::vector<std::vector<int64_t>>{{0, 7}, {1, 7}, {2, 7}}));
+    std::vector<std::vector<int64_t>> to, from;
+    for (int64_t rank = 0; rank < 3; ++rank) {  // as many as the receiver's number
+      to.emplace_back(rank, 10 * own + rank);
+      from.emplace_back(own, 10 * rank + own);
+    }
+    EXPECT_EQ(exchange_numbers(*group, c10::kCPU, to, {own, own, own}), from);
+    EXPECT_EQ(n_messages(world) - before, 2U);
   });
 }
 
