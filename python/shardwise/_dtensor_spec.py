@@ -9,8 +9,6 @@ import torch
 from shardwise.device_mesh import DeviceMesh
 from shardwise.placement_types import Partial, Placement, Replicate, Shard
 
-__all__ = ["DTensorSpec", "TensorMeta"]
-
 
 class TensorMeta(NamedTuple):
     """The whole tensor's shape and strides (elements) and its dtype."""

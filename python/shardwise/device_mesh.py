@@ -392,8 +392,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         torch_device_mesh._mesh_resources.mesh_stack.append(self)
         return super().__enter__()
 
-    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
-        super().__exit__(error_type, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         torch_device_mesh._mesh_resources.mesh_stack.pop()
 
     __eq__ = _C.DeviceMesh.__eq__

@@ -14,8 +14,6 @@ from shardwise._C import Placement
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 
-__all__ = ["empty", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"]
-
 Size = int | Sequence[int]
 Placements = Sequence[Placement] | None
 Number = int | float | complex | torch.Tensor

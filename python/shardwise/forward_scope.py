@@ -17,8 +17,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.dtensor import DTensor
 
-__all__ = ["enters_last", "forward_of", "open_around_forward", "plain_arguments"]
-
 Argument = tuple[
     str, torch.Tensor | None, str, str
 ]  # where it stands, the tensor, or the type and the text of a number

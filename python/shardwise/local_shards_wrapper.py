@@ -13,8 +13,6 @@ from shardwise import _C
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-__all__ = ["LocalShardsWrapper"]
-
 
 class LocalShardsWrapper(torch.Tensor):
     """This rank's pieces of a table and their offsets in it. There may be any number of pieces: rows, columns or cells of a grid.

@@ -17,8 +17,6 @@ from torch.futures import Future
 from shardwise._progress import Progress, check_progress
 from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
 
-__all__ = ["FileSystemReader"]
-
 
 class FileSystemReader(torchs.FileSystemReader):
     """torch.distributed.checkpoint's FileSystemReader, for checkpoints of other numbers of ranks and of tensors as large as memory.

@@ -12,8 +12,6 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-__all__ = ["FileSystemWriter"]
-
 
 class FileSystemWriter(torchs.FileSystemWriter):
     """torch.distributed.checkpoint's FileSystemWriter, but a folder keeps its old checkpoint until the new one is complete.

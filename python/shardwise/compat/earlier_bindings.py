@@ -11,8 +11,6 @@ from typing import Any
 
 from shardwise.compat.places import Place
 
-__all__ = ["earlier_bindings", "is_torchs", "warn_of_the_rest"]
-
 Ours = Mapping[int, Any]  # what stands for an object of torch, by its id
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Place", "put_ours", "put_theirs"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -13,8 +13,6 @@ from typing import Any
 
 from shardwise.compat.earlier_bindings import is_torchs
 
-__all__ = ["TorchsImports"]
-
 
 class TorchsImports(MetaPathFinder):
     """Finds what the other finders find. `suspend()` is called before the code of a module of torch runs, `resume()` after it."""

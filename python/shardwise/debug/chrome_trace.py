@@ -11,8 +11,6 @@ from typing import Any
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
 
-__all__ = ["no_path", "trace_events", "unwritable", "write_trace"]
-
 OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
 
 Event = dict[str, Any]

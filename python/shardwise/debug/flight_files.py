@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLOCKS_DIFFER", "Call", "Flight", "Flights", "read_flights"]
-
 VERSION = 1
 MOST_RANKS = 1 << 20
 OWN_BYTES = (

@@ -11,8 +11,6 @@ from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
 FAILURE = "a communication failed"  # the reason of a file
 LISTED_RANKS = 16  # that have a row each
 
-__all__ = ["describe_hang", "hang_rows", "ranks_in_words"]
-
 
 def describe_hang(flights: dict[int, Flight]) -> str:
     """One sentence, or two: which ranks part or wait, for whom, in what, since when, and where the others are. And how many files are

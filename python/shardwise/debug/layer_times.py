@@ -21,8 +21,6 @@ from shardwise.debug.text_tables import table_text
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_torch_dtensor
 
-__all__ = ["LayerReport", "RankReport", "StepReport", "step_report"]
-
 OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # the counters that the tracker is given
 
 

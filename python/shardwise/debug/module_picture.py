@@ -13,8 +13,6 @@ from shardwise.debug.places import Pieces, pieces_of, place_of
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 
-__all__ = ["listed_tensors"]
-
 Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
 
 

@@ -7,8 +7,6 @@ import sys
 from shardwise import _C
 from shardwise.debug.picture import File, Picture, format_of_file
 
-__all__ = ["made", "shown_picture"]
-
 
 def made(
     figures: _C.Figures,

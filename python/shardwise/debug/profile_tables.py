@@ -10,16 +10,6 @@ from dataclasses import replace
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan
 from shardwise.debug.text_tables import table_text
 
-__all__ = [
-    "check_limit",
-    "check_number",
-    "communication_table",
-    "operator_table",
-    "unasked",
-    "unasked_table",
-    "without_inner",
-]
-
 
 def check_number(name: str, value: object, what: str) -> None:
     """Raises TypeError unless it is a whole number."""

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 from shardwise import _C
 
-__all__ = ["CommunicationSpan", "OperatorSpan", "RankProfile"]
-
 
 @dataclass(frozen=True)
 class OperatorSpan:

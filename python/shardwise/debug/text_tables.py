@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["table_text"]
-
 WIDTH = 160
 UNFOLDED = 1 << 16
 RULED = "    \n    \n ── \n    \n    \n ── \n    \n    \n"  # a line below the heading, and one above the total

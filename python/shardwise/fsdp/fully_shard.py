@@ -14,8 +14,6 @@ from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
 from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of
 from shardwise.placement_types import Placement, Shard
 
-__all__ = ["fully_shard"]
-
 M = TypeVar("M", bound="nn.Module | list[nn.Module]")
 
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of
 
-__all__ = ["FSDPModule", "UnshardHandle", "become_fsdp_module", "register_fsdp_forward_method"]
-
 
 class UnshardHandle:
     """Parameters that are being gathered.

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cast_floats", "replaced", "tensors_in"]
-
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """In the order in which they stand."""

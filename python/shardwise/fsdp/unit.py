@@ -16,8 +16,6 @@ from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
 
-__all__ = ["Places", "Resharding", "Unit", "dealt_by", "unit_of"]
-
 Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
 
 # The original parameter, and the unit that has its parts: others may keep it still.

@@ -10,8 +10,6 @@ from shardwise._tracing import static
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
 
-__all__ = ["teach"]
-
 
 def teach(dynamo: ModuleType) -> None:
     """Has graphs take DTensor.from_local and the plain inputs of layers, and leaves the hooks around forwards, where a program calls

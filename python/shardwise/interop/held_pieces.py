@@ -12,8 +12,6 @@ import torch
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 from shardwise.local_shards_wrapper import LocalShardsWrapper
 
-__all__ = ["Held", "difference", "held", "is_sharded_tensor", "pieces_of", "wrapper_of"]
-
 Box = tuple[list[int], list[int]]  # offsets, sizes
 Pieces = list[tuple[list[int], torch.Tensor]]  # offsets, values
 

@@ -31,8 +31,6 @@ from shardwise._torch_versions import TORCH
 from shardwise.interop.facade import Facade
 from shardwise.interop.when_imported import when_imported
 
-__all__ = ["TABLE", "Replacement", "install", "replace"]
-
 Function = Callable[..., Any]
 
 

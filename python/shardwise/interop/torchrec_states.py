@@ -21,8 +21,6 @@ from shardwise.interop.facade import torchs_own
 from shardwise.interop.held_pieces import Held, difference, held, is_sharded_tensor, pieces_of, wrapper_of
 from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
 
-__all__ = ["copy_to_torchrec", "from_torchrec", "to_torchrec"]
-
 Path = tuple[Any, ...]
 
 

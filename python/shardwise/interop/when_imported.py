@@ -12,8 +12,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["when_imported"]
-
 Action = Callable[[ModuleType], None]
 _waiting: dict[str, list[Action]] = {}
 _searches: set[tuple[int, str]] = set()  # of a thread for a module, among the other finders

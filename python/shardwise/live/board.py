@@ -8,8 +8,6 @@ from typing import Any
 
 from shardwise.live.form import FORM, check
 
-__all__ = ["Board", "slowest"]
-
 Json = dict[str, Any]
 
 FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job

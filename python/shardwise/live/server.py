@@ -17,8 +17,6 @@ from starlette.routing import Route
 
 from shardwise.live.board import Board
 
-__all__ = ["application", "listener_on", "serve"]
-
 PAGE = Path(__file__).parent / "page.html"
 MOST_BYTES = 16 << 20  # of one snapshot: meshes and groups name their ranks, up to 0.4 MB each
 

@@ -11,8 +11,6 @@ from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
 from shardwise.parallel.style import ParallelStyle
 
-__all__ = ["parallelize_module"]
-
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
 

@@ -8,8 +8,6 @@ from torch import nn
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 
-__all__ = ["VocabParallelCrossEntropy"]
-
 
 class VocabParallelCrossEntropy(nn.Module):
     """nn.CrossEntropyLoss with logits sharded along the classes: dim 1, or dim 0 if there is no batch dim. Logits are never moved.

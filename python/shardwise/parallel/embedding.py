@@ -8,8 +8,6 @@ from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
 
-__all__ = ["ParallelEmbedding"]
-
 
 class ParallelEmbedding(ParallelLayer):
     """nn.Embedding with its table [num_embeddings, embedding_dim] sharded along the columns, or along the rows with dim=0.

@@ -15,8 +15,6 @@ from shardwise.interop.state_dicts import take_plain_values
 from shardwise.parallel.style import ParallelStyle, one_dim
 from shardwise.placement_types import Placement, Shard
 
-__all__ = ["ExpertParallel"]
-
 
 class ExpertParallel(ParallelStyle):
     """A style for the experts of a mixture, in one module whose parameters are stacked by expert: each rank has some experts, and receives the

@@ -9,8 +9,6 @@ from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
-
 
 class ParallelLinear(ParallelLayer):
     """The base of both linear layers: a weight [out, in] and a bias [out] that starts at 0."""

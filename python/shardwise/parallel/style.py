@@ -13,16 +13,6 @@ from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
-__all__ = [
-    "ColwiseParallel",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RowwiseParallel",
-    "SequenceParallel",
-]
-
 Layouts = tuple[Placement | None, ...]
 
 
