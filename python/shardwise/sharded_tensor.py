@@ -3,8 +3,6 @@
 Needs torch.distributed's process group: a ShardedTensor names its ranks by it.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata

@@ -1,7 +1,5 @@
 """A reader of checkpoints that reads of each saved piece what this rank wants of it, and finds broken files before it writes anything."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """A writer of checkpoints into folders that hold one already."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import uuid

@@ -3,8 +3,6 @@
 torch.save() writes a zip archive: a pickle that says sizes and strides, and the elements, uncompressed, as the record "data/0".
 """
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -1,7 +1,5 @@
 """What programs bound by name before Shardwise's names were installed."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator, Mapping

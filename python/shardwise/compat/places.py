@@ -1,7 +1,5 @@
 """Where a name of torch's is bound, and what is bound there instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Modules of torch that are imported while Shardwise's names are installed: they work on torch's own tensors, and get torch's names."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Profiles as files for Perfetto, in the Trace Event Format of Chrome."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

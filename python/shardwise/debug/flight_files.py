@@ -1,7 +1,5 @@
 """What the files of shardwise.debug.dump() say, one per rank."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Who waits for whom: what the files of all ranks say together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

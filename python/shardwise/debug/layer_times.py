@@ -1,7 +1,5 @@
 """Where a step's time and memory go, layer by layer."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

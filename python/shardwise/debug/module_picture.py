@@ -1,7 +1,5 @@
 """The tensors of a module and of its optimizer, as a picture lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

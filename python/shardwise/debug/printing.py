@@ -1,7 +1,5 @@
 """Pictures on their way to a terminal or a file."""
 
-from __future__ import annotations
-
 import sys
 
 from shardwise import _C

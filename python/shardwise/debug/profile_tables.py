@@ -1,7 +1,5 @@
 """Profiles as tables."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Tables of characters."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """What the modules of this folder need of a DistributedEmbedding: the layer imports them, and not they the layer."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import nn

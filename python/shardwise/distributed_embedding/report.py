@@ -1,7 +1,5 @@
 """What a DistributedEmbedding holds and what its last lookup sent, as tables of text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Whole tables in and out of a DistributedEmbedding: arrays, and files that rank 0 writes piece by piece and each rank reads its own part of."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """accelerate, for models with our tensors: they are not wrapped, and all ranks read the same batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.nn.utils' clipping by the norm of all gradients, where some are ours: one message in all, on whatever meshes they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

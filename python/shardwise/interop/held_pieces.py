@@ -1,7 +1,5 @@
 """What this rank holds of a ShardedTensor, or of a torch DTensor over local shards: pieces and their places."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

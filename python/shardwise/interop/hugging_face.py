@@ -1,7 +1,5 @@
 """save_pretrained, generate and the Trainer of transformers, for models with our tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils import _pytree as pytree

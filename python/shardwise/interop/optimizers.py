@@ -3,8 +3,6 @@
 The elementwise optimizers need nothing of this: their operators work on pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod

@@ -14,8 +14,6 @@ tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and lo
 over a group says what else was tried. Two things are asked for by name, and not here: shardwise.compat, and the generators of ranks that are threads.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

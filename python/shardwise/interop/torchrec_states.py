@@ -5,8 +5,6 @@ pieces' offsets are to be trusted: its placements differ between ranks. What a r
 of fused optimizers. Ranks therefore tell each other once what they hold of all tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

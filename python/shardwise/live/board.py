@@ -1,7 +1,5 @@
 """The last snapshots of the ranks, and what they say of the time between two."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

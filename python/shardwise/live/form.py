@@ -1,7 +1,5 @@
 """What a snapshot of a rank has to have before the page may show it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

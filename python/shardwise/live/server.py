@@ -1,7 +1,5 @@
 """The page's server: takes snapshots of ranks, gives them to the page."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

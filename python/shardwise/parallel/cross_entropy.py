@@ -1,7 +1,5 @@
 """The cross entropy of logits of which each rank has some classes."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """An embedding table of which each rank has some columns, or some rows."""
 
-from __future__ import annotations
-
 import torch
 
 from shardwise import _C

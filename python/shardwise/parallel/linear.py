@@ -1,7 +1,5 @@
 """Linear layers of which each rank computes some columns, or a term of the sum."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
