@@ -1,7 +1,7 @@
 """A group of parameters and the modules that compute with them: the hooks of these modules."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,11 @@ _dealt = WeakIdKeyDictionary()
 
 def unit_of(module: nn.Module) -> "Unit | None":
     return module.__dict__.get("_shardwise_unit")
+
+
+def units_of(modules: Iterable[nn.Module]) -> list["Unit"]:
+    """Those of the modules that have one, each once."""
+    return list(dict.fromkeys(unit for module in modules if (unit := unit_of(module)) is not None))
 
 
 class Resharding(NamedTuple):
