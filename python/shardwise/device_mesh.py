@@ -407,25 +407,17 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """The ranks as numbers, the meshes that this one is a slice of, and which rank of how many this one is."""
         own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
         place = (self.get_rank(), self._world_size())
-        families = related(self, self._key()) if self._given is None and self._has_groups else []
+        related_to = related(self, self._key()) if self._given is None and self._has_groups else []
+        families = [(each.root_ranks().tolist(), each.root[2], each.names, each.dims) for each in related_to]
         if len(families) > 1:
-            return rebuild_related, (
-                *own,
-                [(each.root_ranks().tolist(), each.root[2], *each[2:]) for each in families],
-                place,
-            )
-        if families and families[0].dims is not None:
-            return rebuild_slice, (
-                *own,
-                families[0].root_ranks().tolist(),
-                families[0].root[2],
-                families[0].dims,
-                place,
-            )
+            return rebuild_related, (*own, families, place)
         root: Any = self._root_mesh
-        if families or root is None:
+        if not families and root is not None:
+            families = [(root.mesh.tolist(), root.mesh_dim_names, self.mesh_dim_names or (), self._dims)]
+        if not families or families[0][-1] is None:
             return rebuild_mesh, (*own, place)
-        return rebuild_slice, (*own, root.mesh.tolist(), root.mesh_dim_names, self._dims, place)
+        root_ranks, root_names, _, dims = families[0]
+        return rebuild_slice, (*own, root_ranks, root_names, dims, place)
 
 
 @_reading_ranks
@@ -513,20 +505,15 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    with _in_world_of(place):
-        return _this_one(
-            device_type,
-            mesh,
-            mesh_dim_names,
-            [_this_ranks_slice(device_type, root, root_dim_names, mesh_dim_names, by_dim)],
-        )
+    families = [(root, root_dim_names, mesh_dim_names, tuple(by_dim))]
+    return rebuild_related(device_type, mesh, mesh_dim_names, families, place)
 
 
 def rebuild_related(
     device_type: str,
     mesh: Ranks,
     mesh_dim_names: tuple[str, ...] | None,
-    families: list[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
+    families: Sequence[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
     place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as that of several meshes: all of them are made, on all ranks."""
