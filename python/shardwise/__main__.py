@@ -65,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        message = one_line(
-            str(error).split("\nException raised from")[0].rstrip()
-        )  # a trace of C++, in some builds of torch
+        # In some builds of torch a trace of C++ follows.
+        message = one_line(str(error).split("\nException raised from")[0].rstrip())
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
             drop_output()

@@ -267,11 +267,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             parts = [flattened[name] for name in names if name in flattened]
             given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
         ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
+        return self._part(ranks, names, given), given
+
+    def _part(self, ranks: torch.Tensor, names: tuple[str, ...], given: GroupsByRanks | None) -> "DeviceMesh":
+        """A mesh of these ranks, as _making() says. Each rank makes its own."""
         with self._making(given):
-            part = DeviceMesh(
+            return DeviceMesh(
                 self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
             )
-        return part, given
 
     def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
         """Of the groups of its own those that the slice along `names` is over, with one of all its ranks: its members make it here."""
@@ -317,17 +320,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if groups is not None:  # all its ranks are in one of them, or the world has their group
             groups = {line: group for line, group in groups.items() if len(line) == self.size()}
         if backend_override is not None and self._has_groups:
-            kept = [root.mesh_dim_names.index(dim) for dim in dims]
-            parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
+            parts = slices(root.mesh, root.mesh_dim_names, [dims])
             groups = overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
-        with self._making(groups):
-            flat = DeviceMesh(
-                self.device_type,
-                self.mesh.flatten(),
-                mesh_dim_names=(name,),
-                _init_backend=self._has_groups,
-                _is_noted=False,
-            )
+        flat = self._part(self.mesh.flatten(), (name,), groups)
         if groups is None:
             root._note_family((name,), (dims,))
         if flat._root_mesh is None and flat != root:

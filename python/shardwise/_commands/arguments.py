@@ -12,18 +12,9 @@ import torch
 
 from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+UNITS = {"": 1, "B": 1}
+for power, prefix in enumerate("KMGT", 1):
+    UNITS |= {f"{prefix}B": 1000**power, f"{prefix}iB": 1024**power}
 MAX_RANKS = 65_536
 MAX_BYTES = 2**60  # of all ranks, each with a whole tensor: sums over several steps still count in 64 bits
 MAX_INTEGER = 2**63 - 1  # that C++ takes

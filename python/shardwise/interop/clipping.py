@@ -55,7 +55,6 @@ def clip_grads(
         )
     for group in groups.values():
         original(group, max_norm, known if is_known else total_norm, foreach)
-    return None
 
 
 def _listed(tensors: Tensors) -> Sequence[torch.Tensor]:

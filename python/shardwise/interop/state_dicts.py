@@ -153,7 +153,6 @@ def distribute_state_dict(
     original(rest, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
         local_state_dict[key] = placed_as(full_state_dict[key], tensor)
-    return None
 
 
 def broadcast_tensors(

@@ -9,10 +9,8 @@ from shardwise.live.form import FORM, check
 Json = dict[str, Any]
 
 FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
-SILENT_AFTER = (
-    5.0  # seconds after which a rank counts as gone, or some intervals of its snapshots where they are longer
-)
-INTERVALS = 3
+# A rank counts as gone after so many seconds, or intervals of its snapshots where they are longer.
+SILENT_AFTER, INTERVALS = 5.0, 3
 
 
 class Board:
