@@ -18,7 +18,7 @@ class Placement:
     def __hash__(self) -> int: ...
 
 class Shard(Placement):
-    def __init__(self, dim: int, sizes: Sequence[int] | None = None) -> None: ...
+    def __init__(self, dim: int, sizes: _Ints | None = None) -> None: ...
     dim: Final[int]
     sizes: Final[tuple[int, ...] | None]
     @staticmethod
@@ -51,12 +51,12 @@ class EnumerableShard(Placement):
     shards: Final[list[ShardMetadata]]
 
 class RaggedShard(Placement):
-    def __init__(self, dims: Sequence[int], local_units: Sequence[int]) -> None: ...
+    def __init__(self, dims: _Ints, local_units: _Ints) -> None: ...
     dims: Final[tuple[int, ...]]
     local_units: Final[tuple[int, ...]]
 
 class ShardMetadata:
-    def __init__(self, offsets: Sequence[int], sizes: Sequence[int], rank: int) -> None: ...
+    def __init__(self, offsets: _Ints, sizes: _Ints, rank: int) -> None: ...
     offsets: Final[tuple[int, ...]]
     sizes: Final[tuple[int, ...]]
     rank: Final[int]
@@ -68,11 +68,7 @@ class MeshHandle: ...
 class DeviceMesh:
     @overload
     def __init__(
-        self,
-        device_type: str,
-        mesh: torch.Tensor | Sequence[object],
-        *,
-        mesh_dim_names: Sequence[str] | None = None,
+        self, device_type: str, mesh: torch.Tensor | Sequence[object], *, mesh_dim_names: Sequence[str] | None = None
     ) -> None: ...
     @overload
     def __init__(self, handle: MeshHandle) -> None: ...
@@ -130,10 +126,7 @@ class given_groups:
 
 class Layout:
     def __init__(
-        self,
-        shape: Sequence[int],
-        mesh: _Mesh | torch.Tensor | Sequence[object],
-        placements: Sequence[Placement],
+        self, shape: _Ints, mesh: _Mesh | torch.Tensor | Sequence[object], placements: _Placements
     ) -> None: ...
     shape: Final[tuple[int, ...]]
     mesh_shape: Final[tuple[int, ...]]
@@ -262,8 +255,8 @@ def plan_embeddings(
     batch_per_rank: int = 1024,
     state_bytes_per_element: int = 0,
     state_bytes_per_row: int = 0,
-    mesh_shape: Sequence[int] = [],
-    links: Sequence[tuple[float, float]] | None = None,
+    mesh_shape: _Ints = [],
+    links: _Links = None,
     machine: tuple[float, float, float] | None = None,
 ) -> EmbeddingPlan: ...
 def lies_in_file(tensor: torch.Tensor) -> bool: ...
@@ -431,7 +424,7 @@ class ParameterGroup:
         root: _Mesh,
         param_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
-        along: Sequence[Placement],
+        along: _Placements,
     ) -> None: ...
     def with_sharded(self, sharded: Sequence[torch.Tensor]) -> ParameterGroup: ...
     sharded: Final[list[torch.Tensor]]
@@ -477,7 +470,7 @@ class lookup_exchange:
         exchange: Literal["auto", "reduce_scatter", "all_to_all"] = "auto",
         *,
         check_ids: bool = True,
-        links: Sequence[tuple[float, float]] | None = None,
+        links: _Links = None,
     ) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
@@ -536,11 +529,11 @@ class QuantizedTable:
     nbytes: Final[int]
     @staticmethod
     def zeros(
-        size: Sequence[int],
+        size: _Ints,
         *,
         dtype: torch.dtype = ...,
         device_mesh: _Mesh | None = None,
-        placements: Sequence[Placement] | None = None,
+        placements: _Placements | None = None,
     ) -> QuantizedTable: ...
     def state_dict(self) -> dict[str, torch.Tensor]: ...
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None: ...
@@ -600,6 +593,9 @@ class ComparedCalls:
 MOST_ARGUMENTS: int
 
 _Mesh = DeviceMesh | TorchDeviceMesh
+_Links = Sequence[tuple[float, float]] | None  # microseconds and GB/s, per mesh dim
+_Placements = Sequence[Placement]  # one per mesh dim
+_Ints = Sequence[int]
 
 def join_forward(module: int) -> bool: ...
 def open_forward(
@@ -626,25 +622,22 @@ def set_tensor_class(type: type[torch.Tensor]) -> None: ...
 def from_local(
     local_tensor: torch.Tensor,
     device_mesh: _Mesh | None = None,
-    placements: Sequence[Placement] | None = None,
+    placements: _Placements | None = None,
     *,
     run_check: bool = False,
-    shape: Sequence[int] | None = None,
-    stride: Sequence[int] | None = None,
-    grad_placements: Sequence[Placement] | None = None,
+    shape: _Ints | None = None,
+    stride: _Ints | None = None,
+    grad_placements: _Placements | None = None,
 ) -> DTensor: ...
 def layer_input(
-    local_tensor: torch.Tensor,
-    device_mesh: _Mesh,
-    placements: Sequence[Placement],
-    shape: Sequence[int] | None = None,
+    local_tensor: torch.Tensor, device_mesh: _Mesh, placements: _Placements, shape: _Ints | None = None
 ) -> DTensor: ...
 def from_pieces(
     pieces: Sequence[torch.Tensor],
     device_mesh: _Mesh,
-    placements: Sequence[Placement],
-    shape: Sequence[int],
-    stride: Sequence[int],
+    placements: _Placements,
+    shape: _Ints,
+    stride: _Ints,
     dtype: torch.dtype,
     local_kind: int,
     sparse_dim: int = 0,
@@ -655,7 +648,7 @@ def local_kind_of(tensor: torch.Tensor) -> int: ...
 def set_local_shards_class(type: type[torch.Tensor]) -> None: ...
 def make_local_shards(
     local_shards: Sequence[torch.Tensor],
-    offsets: Sequence[Sequence[int]],
+    offsets: Sequence[_Ints],
     dtype: torch.dtype = ...,
     device: torch.device | None = None,
     n_dims: int = 2,
@@ -663,15 +656,15 @@ def make_local_shards(
 def from_known_shards(
     wrapper: torch.Tensor,
     device_mesh: _Mesh,
-    shape: Sequence[int],
+    shape: _Ints,
     dtype: torch.dtype,
-    piece_strides: Sequence[int],
-    pieces: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]],
+    piece_strides: _Ints,
+    pieces: Sequence[Sequence[tuple[_Ints, _Ints]]],
 ) -> DTensor: ...
 def local_shards(self: torch.Tensor) -> list[torch.Tensor]: ...
 def local_sizes(wrapper: torch.Tensor) -> list[list[int]]: ...
 def local_offsets(wrapper: torch.Tensor) -> list[list[int]]: ...
-def to_local(self: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor: ...
+def to_local(self: torch.Tensor, *, grad_placements: _Placements | None = None) -> torch.Tensor: ...
 def detached_pieces(tensor: torch.Tensor, reader: str) -> list[torch.Tensor]: ...
 def note_write(tensor: torch.Tensor) -> None: ...
 def whole_piece(tensor: torch.Tensor, reader: str) -> torch.Tensor: ...
@@ -685,39 +678,39 @@ def pieces_of_move(what: str) -> list[tuple[list[int], list[int], torch.dtype, t
 def redistribute(
     self: torch.Tensor,
     device_mesh: _Mesh | None = None,
-    placements: Sequence[Placement] | None = None,
+    placements: _Placements | None = None,
     *,
     async_op: bool = False,
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
     objective: str = "bytes",
-    links: Sequence[tuple[float, float]] | None = None,
+    links: _Links = None,
     memory_cap: int = 0,
 ) -> DTensor: ...
 def redistribute_many(
     tensors: Sequence[torch.Tensor],
-    placements: Sequence[Placement] | Sequence[Sequence[Placement]],
+    placements: _Placements | Sequence[_Placements],
     *,
     objective: str = "bytes",
-    links: Sequence[tuple[float, float]] | None = None,
+    links: _Links = None,
     memory_cap: int = 0,
     bucket_bytes: int = ...,
 ) -> list[DTensor]: ...
 def redistribution_counters() -> RedistributionCounters: ...
 def plan_redistribution(
     src: torch.Tensor | Layout,
-    dst: torch.Tensor | Layout | Sequence[Placement],
+    dst: torch.Tensor | Layout | _Placements,
     *,
     dtype: torch.dtype | None = None,
     objective: str = "bytes",
-    links: Sequence[tuple[float, float]] | None = None,
+    links: _Links = None,
     memory_cap: int = 0,
 ) -> Plan: ...
-def full_tensor(self: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor: ...
+def full_tensor(self: torch.Tensor, *, grad_placements: _Placements | None = None) -> torch.Tensor: ...
 def distribute_tensor(
     tensor: torch.Tensor,
     device_mesh: _Mesh | None = None,
-    placements: Sequence[Placement] | None = None,
+    placements: _Placements | None = None,
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor: ...
@@ -726,36 +719,24 @@ def boxes_of_all(tensor: torch.Tensor) -> list[tuple[int, list[int], list[int]]]
 def mesh_of(tensor: torch.Tensor) -> Mesh: ...
 def placements_of(tensor: torch.Tensor) -> tuple[Placement, ...]: ...
 def empty(
-    size: Sequence[int],
-    dtype: torch.dtype,
-    device_mesh: _Mesh | None,
-    placements: Sequence[Placement] | None,
-    requires_grad: bool,
+    size: _Ints, dtype: torch.dtype, device_mesh: _Mesh | None, placements: _Placements | None, requires_grad: bool
 ) -> DTensor: ...
 def full(
-    size: Sequence[int],
+    size: _Ints,
     fill_value: bool | int | float | complex,
     dtype: torch.dtype,
     device_mesh: _Mesh | None,
-    placements: Sequence[Placement] | None,
+    placements: _Placements | None,
     requires_grad: bool,
 ) -> DTensor: ...
 def rand(
-    size: Sequence[int],
-    dtype: torch.dtype,
-    device_mesh: _Mesh | None,
-    placements: Sequence[Placement] | None,
-    requires_grad: bool,
+    size: _Ints, dtype: torch.dtype, device_mesh: _Mesh | None, placements: _Placements | None, requires_grad: bool
 ) -> DTensor: ...
 def randn(
-    size: Sequence[int],
-    dtype: torch.dtype,
-    device_mesh: _Mesh | None,
-    placements: Sequence[Placement] | None,
-    requires_grad: bool,
+    size: _Ints, dtype: torch.dtype, device_mesh: _Mesh | None, placements: _Placements | None, requires_grad: bool
 ) -> DTensor: ...
 
-_Pieces = Sequence[tuple[Sequence[int], Sequence[int]]]  # offsets and sizes of each
+_Pieces = Sequence[tuple[_Ints, _Ints]]  # offsets and sizes of each
 
 class Figures:
     def draw(self, format: str = "text", color: bool = False, max_width: int = 100) -> str: ...
@@ -764,9 +745,9 @@ def page_style() -> str: ...
 def picture_of_tensor(
     tensor: torch.Tensor | Layout, element_bytes: int = 4, dim_names: Sequence[str] = []
 ) -> Figures: ...
-def picture_of_mesh(shape: Sequence[int], ranks: Sequence[int], dim_names: Sequence[str] = []) -> Figures: ...
+def picture_of_mesh(shape: _Ints, ranks: _Ints, dim_names: Sequence[str] = []) -> Figures: ...
 def picture_of_tensors(
-    tensors: Sequence[tuple[str, Sequence[int], str, int, torch.Tensor | Layout | _Pieces | None]], rank: int = 0
+    tensors: Sequence[tuple[str, _Ints, str, int, torch.Tensor | Layout | _Pieces | None]], rank: int = 0
 ) -> Figures: ...
 def picture_of_shards(rank: int, pieces: _Pieces, element_bytes: int) -> Figures: ...
 def picture_of_plan(plan: Plan, source_names: Sequence[str] = [], destination_names: Sequence[str] = []) -> Figures: ...
@@ -832,7 +813,7 @@ def vocab_parallel_cross_entropy(
     mesh_dim: int | str = 0,
 ) -> torch.Tensor: ...
 def parallel_weight(
-    size: Sequence[int], dim: int, mesh: _Mesh, mesh_dim: int | str, stride: int, dtype: torch.dtype
+    size: _Ints, dim: int, mesh: _Mesh, mesh_dim: int | str, stride: int, dtype: torch.dtype
 ) -> DTensor: ...
 def mesh_dim_number(mesh: _Mesh, mesh_dim: int | str) -> int: ...
 def initialize_(tensor: torch.Tensor, init_type: str) -> None: ...
