@@ -26,7 +26,7 @@ from argcomplete.completers import BaseCompleter, FilesCompleter
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
 from shardwise._commands.arguments import Parser, one_line
-from shardwise._commands.help import PLACEMENTS, HelpFormatter
+from shardwise._commands.help import PLACEMENTS
 from shardwise.debug.printing import printable
 
 # Whose commands there are, in the order of the help.
@@ -41,7 +41,6 @@ def parser() -> argparse.ArgumentParser:
         prog=PROG,
         description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
         "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
-        formatter_class=HelpFormatter,
         epilog=PLACEMENTS,
     )
     main.add_argument("--version", action="version", version=f"shardwise {__version__}")

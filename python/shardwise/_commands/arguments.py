@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
+from shardwise._commands.help import HelpFormatter
 
 UNITS = {"": 1, "B": 1}
 for power, prefix in enumerate("KMGT", 1):
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """One whose errors are one line, which names the help in place of printing the usage. Those of its commands are, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **options})
         # -1:1 and -1,0 are values, of which the option's own type says what is wrong; argparse takes -1 alone for one.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 

@@ -68,6 +68,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "what is wrong and how to mend it. Exits with 1 where something is wrong.",
         epilog='Examples: "python -m shardwise doctor"; "torchrun --nproc-per-node 4 -m shardwise doctor" measures between the '
         'ranks of a job, over several machines, too; "python -m shardwise doctor --json" for a bug report.',
+        formatter_class=argparse.HelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="prints the findings as a JSON list")
     command.add_argument("--no-links", action="store_true", help="measures no link")

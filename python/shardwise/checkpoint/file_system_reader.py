@@ -15,6 +15,9 @@ from torch.futures import Future
 from shardwise._progress import Progress, check_progress
 from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
 
+# Errors by which a file shows that it is not what was saved.
+BROKEN = (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
+
 
 class FileSystemReader(torchs.FileSystemReader):
     """torch.distributed.checkpoint's FileSystemReader, for checkpoints of other numbers of ranks and of tensors as large as memory.
@@ -83,15 +86,7 @@ class FileSystemReader(torchs.FileSystemReader):
         for path, items in self._by_file(plan).items():
             try:
                 self._find_records(path, items)
-            except (
-                OSError,
-                EOFError,
-                KeyError,
-                ValueError,
-                RuntimeError,
-                zipfile.BadZipFile,
-                pickle.UnpicklingError,
-            ) as error:
+            except BROKEN as error:
                 wrong[path] = str(error) or type(error).__name__
         if wrong:
             told = "; ".join(f"{path} ({text})" for path, text in wrong.items())

@@ -18,12 +18,7 @@ MAX_ELEMENTS = 2**31 - 1  # of one message
 Array = np.ndarray[Any, Any]
 Given = Sequence[Array | torch.Tensor | str | os.PathLike[str]] | str | os.PathLike[str]
 
-SAFETENSORS_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
+SAFETENSORS_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
