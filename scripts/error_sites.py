@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -157,35 +158,29 @@ class Site:
         return self.words.replace(HOLE, "…")
 
 
-def call_at(text: str, begin: int) -> str:
-    """The arguments of the call whose "(" is before `begin`; parentheses within literals do not count."""
-    depth, i = 1, begin
-    while depth:
-        if text[i] == '"':
-            match = LITERAL.match(text, i)
-            assert match is not None
-            i = match.end()
-            continue
-        depth += {"(": 1, ")": -1}.get(text[i], 0)
-        i += 1
-    return text[begin : i - 1]
-
-
-def split_arguments(text: str) -> list[str]:
-    """At the commas that are neither within literals nor within brackets."""
-    arguments, depth, begin, i = [], 0, 0, 0
+def depths(text: str, begin: int = 0) -> Iterator[tuple[int, str, int]]:
+    """Each place outside of literals, with its character and how many brackets are open after it."""
+    depth, i = 0, begin
     while i < len(text):
         if text[i] == '"':
             match = LITERAL.match(text, i)
             assert match is not None
             i = match.end()
             continue
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[i], 0)
-        if text[i] == "," and depth == 0:
-            arguments.append(text[begin:i])
-            begin = i + 1
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        yield i, text[i], depth
         i += 1
-    return [argument.strip() for argument in [*arguments, text[begin:]]]
+
+
+def call_at(text: str, begin: int) -> str:
+    """The arguments of the call whose "(" is before `begin`."""
+    return text[begin : next(i for i, _, depth in depths(text, begin) if depth < 0)]
+
+
+def split_arguments(text: str) -> list[str]:
+    """At the commas that are neither within literals nor within brackets."""
+    commas = [i for i, character, depth in depths(text) if character == "," and depth == 0]
+    return [text[after + 1 : before].strip() for after, before in pairwise([-1, *commas, len(text)])]
 
 
 def literal_words(argument: str) -> str | None:

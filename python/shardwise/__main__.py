@@ -26,7 +26,7 @@ from argcomplete.completers import BaseCompleter, FilesCompleter
 from shardwise import __version__
 from shardwise._commands import doctor, embeddings, hang, pictures, redistribution, watch
 from shardwise._commands.arguments import Parser, one_line
-from shardwise._commands.help import PLACEMENTS, HelpFormatter
+from shardwise._commands.help import PLACEMENTS
 from shardwise.debug.printing import printable
 
 # Whose commands there are, in the order of the help.
@@ -41,7 +41,6 @@ def parser() -> argparse.ArgumentParser:
         prog=PROG,
         description="Pictures and plans without communication: who holds what, what a redistribution would send,\n"
         "and where embedding tables would go. What a running or hanging program does, and what a machine lacks.",
-        formatter_class=HelpFormatter,
         epilog=PLACEMENTS,
     )
     main.add_argument("--version", action="version", version=f"shardwise {__version__}")
@@ -65,9 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drop_output()
         raise SystemExit(1) from None
     except (ValueError, IndexError, OSError) as error:
-        message = one_line(
-            str(error).split("\nException raised from")[0].rstrip()
-        )  # a trace of C++, in some builds of torch
+        # In some builds of torch a trace of C++ follows.
+        message = one_line(str(error).split("\nException raised from")[0].rstrip())
         if isinstance(error, OSError) and error.filename is None and error.strerror:
             message = f"standard output cannot be written: {error.strerror}. Send it elsewhere."
             drop_output()

@@ -8,8 +8,6 @@ from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement
 
-__all__ = ["_shard_tensor"]
-
 
 def _shard_tensor(
     full_tensor: torch.Tensor, placements: Sequence[Placement], device_mesh: DeviceMesh | None = None

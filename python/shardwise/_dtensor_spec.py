@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from shardwise.device_mesh import DeviceMesh
 from shardwise.placement_types import Partial, Placement, Replicate, Shard
-
-__all__ = ["DTensorSpec", "TensorMeta"]
 
 
 class TensorMeta(NamedTuple):
@@ -53,34 +52,27 @@ class DTensorSpec:
     @property
     def num_shards(self) -> int:
         """Into how many parts the tensor is split, over all mesh dims."""
-        counts = [
-            self.mesh.size(dim) for dim, placement in enumerate(self.placements) if _sharded(placement) is not None
-        ]
-        return int(torch.Size(counts).numel())
+        return prod(self.mesh.size(mesh_dim) for mesh_dim, _ in self._splits())
 
     @property
     def num_shards_map(self) -> list[int]:
         """Into how many parts each tensor dim is split."""
         result = [1] * self.ndim
-        for dim, placement in enumerate(self.placements):
-            sharded = _sharded(placement)
-            if sharded is not None:
-                result[sharded] *= self.mesh.size(dim)
+        for mesh_dim, dim in self._splits():
+            result[dim] *= self.mesh.size(mesh_dim)
         return result
 
     @property
     def dim_map(self) -> list[int]:
         """The mesh dim that shards each tensor dim, -1 where none does. Raises ValueError where several do."""
         result = [-1] * self.ndim
-        for dim, placement in enumerate(self.placements):
-            sharded = _sharded(placement)
-            if sharded is not None:
-                if result[sharded] >= 0:
-                    raise ValueError(
-                        f"[DTensorSpec] dim_map has one mesh dim per tensor dim, and {list(self.placements)} shard dim "
-                        f"{sharded} twice. Read placements."
-                    )
-                result[sharded] = dim
+        for mesh_dim, dim in self._splits():
+            if result[dim] >= 0:
+                raise ValueError(
+                    f"[DTensorSpec] dim_map has one mesh dim per tensor dim, and {list(self.placements)} shard dim "
+                    f"{dim} twice. Read placements."
+                )
+            result[dim] = mesh_dim
         return result
 
     @property
@@ -92,7 +84,7 @@ class DTensorSpec:
         return all(placement.is_replicate() for placement in self.placements)
 
     def is_sharded(self) -> bool:
-        return any(_sharded(placement) is not None for placement in self.placements)
+        return bool(self._splits())
 
     def shallow_copy_with_tensor_meta(self, tensor_meta: TensorMeta | None) -> "DTensorSpec":
         return replace(self, tensor_meta=tensor_meta)
@@ -116,16 +108,15 @@ class DTensorSpec:
                 placements[mesh_dim] = Shard(dim)
         return cls(mesh, tuple(placements), tensor_meta)
 
+    def _splits(self) -> list[tuple[int, int]]:
+        """The mesh dims of Shards and of torch's _StridedShards, each with the tensor dim that it splits."""
+        dims = ((mesh_dim, getattr(placement, "dim", None)) for mesh_dim, placement in enumerate(self.placements))
+        return [(mesh_dim, dim) for mesh_dim, dim in dims if dim is not None]
+
     def _meta(self) -> TensorMeta:
         if self.tensor_meta is None:
             raise ValueError("[DTensorSpec] this spec has no tensor_meta. Give TensorMeta(shape, stride, dtype).")
         return self.tensor_meta
-
-
-def _sharded(placement: Placement) -> int | None:
-    """The tensor dim that a Shard, or torch's _StridedShard, splits."""
-    dim: int | None = getattr(placement, "dim", None)
-    return dim
 
 
 def _hashable(value: object) -> object:

@@ -6,8 +6,6 @@ from shardwise import _C, _torch_groups
 from shardwise.device_mesh import DeviceMesh
 from shardwise.interop import replacements, torch_meshes, torch_tensors
 
-__all__ = ["hand_over"]
-
 
 def hand_over() -> None:
     """Before the first mesh is made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from types import TracebackType
 from typing import Any
 
 
@@ -36,8 +35,6 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()

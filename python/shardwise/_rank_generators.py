@@ -10,8 +10,6 @@ import torch
 
 from shardwise import _C
 
-__all__ = ["separate_generators"]
-
 
 @functools.cache
 def separate_generators() -> None:

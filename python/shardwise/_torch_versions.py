@@ -11,8 +11,6 @@ from torch._library.opaque_object import MemberType
 from torch.distributed import distributed_c10d
 from torch.distributed._mesh_layout import _MeshLayout
 
-__all__ = ["TORCH", "layout_of_dims", "mesh_layout", "register_constant", "uses_torchcomms"]
-
 MeshLayout: Any = _MeshLayout  # torch 2.11 makes it of sizes and strides, newer ones of a list of dims
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -13,8 +13,6 @@ import torch
 from shardwise import _C
 from shardwise._torch_versions import register_constant
 
-__all__ = ["names_of_pieces", "refuse_cache", "register_placements", "run_traced", "static", "unflatten"]
-
 _KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 # What a tracer says of a tensor whose memory is read.
 _NO_VALUES = ("data pointer", "doesn't have storage", "data_ptr")

@@ -6,8 +6,6 @@ from shardwise._C import Layout
 from shardwise.device_mesh import DeviceMesh
 from shardwise.placement_types import Placement
 
-__all__ = ["compute_local_shape_and_global_offset"]
-
 
 def compute_local_shape_and_global_offset(
     global_shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]

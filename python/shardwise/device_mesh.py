@@ -267,11 +267,14 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
             parts = [flattened[name] for name in names if name in flattened]
             given = {line: group for mesh in (every, *parts) for line, group in (mesh._given or {}).items()}
         ranks = every.mesh.reshape([prod(map(every.size, dims)) for dims in by_name])
+        return self._part(ranks, names, given), given
+
+    def _part(self, ranks: torch.Tensor, names: tuple[str, ...], given: GroupsByRanks | None) -> "DeviceMesh":
+        """A mesh of these ranks, as _making() says. Each rank makes its own."""
         with self._making(given):
-            part = DeviceMesh(
+            return DeviceMesh(
                 self.device_type, ranks, mesh_dim_names=names, _init_backend=self._has_groups, _is_noted=False
             )
-        return part, given
 
     def _given_of(self, names: tuple[str, ...]) -> GroupsByRanks | None:
         """Of the groups of its own those that the slice along `names` is over, with one of all its ranks: its members make it here."""
@@ -317,17 +320,9 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         if groups is not None:  # all its ranks are in one of them, or the world has their group
             groups = {line: group for line, group in groups.items() if len(line) == self.size()}
         if backend_override is not None and self._has_groups:
-            kept = [root.mesh_dim_names.index(dim) for dim in dims]
-            parts = root.mesh.movedim(kept, list(range(-len(kept), 0))).reshape(-1, self.size())
+            parts = slices(root.mesh, root.mesh_dim_names, [dims])
             groups = overridden_groups(parts, [None, backend_override])  # as other ranks make those of their parts
-        with self._making(groups):
-            flat = DeviceMesh(
-                self.device_type,
-                self.mesh.flatten(),
-                mesh_dim_names=(name,),
-                _init_backend=self._has_groups,
-                _is_noted=False,
-            )
+        flat = self._part(self.mesh.flatten(), (name,), groups)
         if groups is None:
             root._note_family((name,), (dims,))
         if flat._root_mesh is None and flat != root:
@@ -392,8 +387,8 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         torch_device_mesh._mesh_resources.mesh_stack.append(self)
         return super().__enter__()
 
-    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
-        super().__exit__(error_type, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         torch_device_mesh._mesh_resources.mesh_stack.pop()
 
     __eq__ = _C.DeviceMesh.__eq__
@@ -407,25 +402,17 @@ class DeviceMesh(_C.DeviceMesh, TorchDeviceMesh, metaclass=_MeshType):
         """The ranks as numbers, the meshes that this one is a slice of, and which rank of how many this one is."""
         own = (self.device_type, self.mesh.tolist(), self.mesh_dim_names)
         place = (self.get_rank(), self._world_size())
-        families = related(self, self._key()) if self._given is None and self._has_groups else []
+        related_to = related(self, self._key()) if self._given is None and self._has_groups else []
+        families = [(each.root_ranks().tolist(), each.root[2], each.names, each.dims) for each in related_to]
         if len(families) > 1:
-            return rebuild_related, (
-                *own,
-                [(each.root_ranks().tolist(), each.root[2], *each[2:]) for each in families],
-                place,
-            )
-        if families and families[0].dims is not None:
-            return rebuild_slice, (
-                *own,
-                families[0].root_ranks().tolist(),
-                families[0].root[2],
-                families[0].dims,
-                place,
-            )
+            return rebuild_related, (*own, families, place)
         root: Any = self._root_mesh
-        if families or root is None:
+        if not families and root is not None:
+            families = [(root.mesh.tolist(), root.mesh_dim_names, self.mesh_dim_names or (), self._dims)]
+        if not families or families[0][-1] is None:
             return rebuild_mesh, (*own, place)
-        return rebuild_slice, (*own, root.mesh.tolist(), root.mesh_dim_names, self._dims, place)
+        root_ranks, root_names, _, dims = families[0]
+        return rebuild_slice, (*own, root_ranks, root_names, dims, place)
 
 
 @_reading_ranks
@@ -513,20 +500,15 @@ def rebuild_slice(
     by_dim: Any = [(each,) if isinstance(each, str) else tuple(each) for each in dims]
     if len(by_dim) != len(mesh_dim_names):
         by_dim = [tuple(dim for each in by_dim for dim in each)]
-    with _in_world_of(place):
-        return _this_one(
-            device_type,
-            mesh,
-            mesh_dim_names,
-            [_this_ranks_slice(device_type, root, root_dim_names, mesh_dim_names, by_dim)],
-        )
+    families = [(root, root_dim_names, mesh_dim_names, tuple(by_dim))]
+    return rebuild_related(device_type, mesh, mesh_dim_names, families, place)
 
 
 def rebuild_related(
     device_type: str,
     mesh: Ranks,
     mesh_dim_names: tuple[str, ...] | None,
-    families: list[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
+    families: Sequence[tuple[Ranks, tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...] | None]],
     place: Place = None,
 ) -> DeviceMesh:
     """Unpickles a mesh that was made by itself and as a slice, or as that of several meshes: all of them are made, on all ranks."""

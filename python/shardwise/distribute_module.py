@@ -15,8 +15,6 @@ from shardwise.interop import from_torch
 from shardwise.interop.state_dicts import take_plain_values
 from shardwise.module_tensors import by_tensor, places_of, tie_again
 
-__all__ = ["distribute_module"]
-
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
 HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
 

@@ -111,11 +111,8 @@ class DTensor(torch.Tensor):
 
     def __format__(self, format_spec: str) -> str:
         """A format asked of a 0-dim tensor is its value's, which is collective over the mesh; else the repr."""
-        return (
-            format(self.item(), format_spec)
-            if format_spec and self.dim() == 0
-            else object.__format__(self, format_spec)
-        )
+        is_value = format_spec and self.dim() == 0
+        return format(self.item(), format_spec) if is_value else object.__format__(self, format_spec)
 
     @_reader
     def data_ptr(self) -> int:
@@ -209,24 +206,11 @@ class DTensor(torch.Tensor):
     @_reader
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
         """This rank's pieces, the mesh by its ranks, the placements and this rank: every rank pickles, and unpickles, its own part."""
-        layout = (
-            self.device_mesh,
-            self.placements,
-            tuple(self.shape),
-            self.stride(),
-            self.dtype,
-            _C.local_kind_of(self),
-        )
+        kind = _C.local_kind_of(self)
+        layout = (self.device_mesh, self.placements, tuple(self.shape), self.stride(), self.dtype, kind)
         entries = (self.sparse_dim(), self.is_coalesced()) if self.is_sparse else None
-        return rebuild_dtensor, (
-            _C.detached_pieces(self, "pickle"),
-            *layout,
-            self.requires_grad,
-            self.__dict__,
-            entries,
-            self.is_meta,
-            self.device_mesh.get_rank(),
-        )
+        rest = (self.requires_grad, self.__dict__, entries, self.is_meta, self.device_mesh.get_rank())
+        return rebuild_dtensor, (_C.detached_pieces(self, "pickle"), *layout, *rest)
 
     # How torch's tracers see it: see docs/compile.md.
 

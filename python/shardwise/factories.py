@@ -14,8 +14,6 @@ from shardwise._C import Placement
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 
-__all__ = ["empty", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"]
-
 Size = int | Sequence[int]
 Placements = Sequence[Placement] | None
 Number = int | float | complex | torch.Tensor
@@ -34,8 +32,7 @@ def empty(
     >>> sw.empty(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).to_local().shape
     torch.Size([3, 3])
     """
-    _check_layout(layout)
-    return _C.empty(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+    return _C.empty(_dims(size), _dtype(dtype, layout), device_mesh, placements, requires_grad)
 
 
 def full(
@@ -53,8 +50,7 @@ def full(
     >>> sw.full((10, 3), 7, device_mesh=mesh, placements=[sw.Shard(0)]).sum().item()
     210
     """
-    _check_layout(layout)
-    dtype = dtype or torch.tensor(fill_value).dtype
+    dtype = _dtype(dtype or torch.tensor(fill_value).dtype, layout)
     return _C.full(_dims((size,)), fill_value, dtype, device_mesh, placements, requires_grad)
 
 
@@ -71,8 +67,7 @@ def zeros(
     >>> sw.zeros(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).to_local().shape
     torch.Size([3, 3])
     """
-    _check_layout(layout)
-    return _C.full(_dims(size), 0, _dtype(dtype), device_mesh, placements, requires_grad)
+    return _C.full(_dims(size), 0, _dtype(dtype, layout), device_mesh, placements, requires_grad)
 
 
 def ones(
@@ -88,8 +83,7 @@ def ones(
     >>> sw.ones(10, 3, device_mesh=mesh, placements=[sw.Shard(0)]).sum().item()
     30.0
     """
-    _check_layout(layout)
-    return _C.full(_dims(size), 1, _dtype(dtype), device_mesh, placements, requires_grad)
+    return _C.full(_dims(size), 1, _dtype(dtype, layout), device_mesh, placements, requires_grad)
 
 
 def rand(
@@ -109,8 +103,7 @@ def rand(
     >>> x.shape, bool((x >= 0).all() & (x < 1).all())
     (torch.Size([10, 3]), True)
     """
-    _check_layout(layout)
-    return _C.rand(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+    return _C.rand(_dims(size), _dtype(dtype, layout), device_mesh, placements, requires_grad)
 
 
 def randn(
@@ -132,8 +125,7 @@ def randn(
     >>> torch.equal(x, y)  # values do not depend on the layout
     True
     """
-    _check_layout(layout)
-    return _C.randn(_dims(size), _dtype(dtype), device_mesh, placements, requires_grad)
+    return _C.randn(_dims(size), _dtype(dtype, layout), device_mesh, placements, requires_grad)
 
 
 def linspace(
@@ -210,7 +202,8 @@ def _dims(size: tuple[Size, ...]) -> list[int]:
     return list(first) if isinstance(first, Sequence) else [int(n) for n in size]  # type: ignore[arg-type]
 
 
-def _dtype(dtype: torch.dtype | None) -> torch.dtype:
+def _dtype(dtype: torch.dtype | None, layout: torch.layout) -> torch.dtype:
+    _check_layout(layout)
     return dtype or torch.get_default_dtype()
 
 

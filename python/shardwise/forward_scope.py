@@ -17,11 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.dtensor import DTensor
 
-__all__ = ["enters_last", "forward_of", "open_around_forward", "plain_arguments"]
-
-Argument = tuple[
-    str, torch.Tensor | None, str, str
-]  # where it stands, the tensor, or the type and the text of a number
+# Where it stands, the tensor, or the type and the text of a number.
+Argument = tuple[str, torch.Tensor | None, str, str]
 
 # The id of both hooks in every module, as torch would give it: torch.compile makes one graph for modules whose hooks have the same ids.
 _HOOK_ID = RemovableHandle(OrderedDict()).id

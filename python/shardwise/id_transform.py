@@ -9,8 +9,6 @@
 ModuloHash has no state, and ids share rows. ExactMapping remembers ids; if no row is free, a new id takes the row used longest ago.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

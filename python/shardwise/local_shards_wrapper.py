@@ -13,8 +13,6 @@ from shardwise import _C
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-__all__ = ["LocalShardsWrapper"]
-
 
 class LocalShardsWrapper(torch.Tensor):
     """This rank's pieces of a table and their offsets in it. There may be any number of pieces: rows, columns or cells of a grid.
@@ -109,16 +107,8 @@ class LocalShardsWrapper(torch.Tensor):
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[Any, ...]]:
-        pieces = _C.local_shards(self.detach())
-        return rebuild_local_shards, (
-            pieces,
-            _C.local_offsets(self),
-            self.dtype,
-            self.device,
-            self.dim(),
-            self.requires_grad,
-            self.__dict__,
-        )
+        layout = (_C.local_offsets(self), self.dtype, self.device, self.dim())
+        return rebuild_local_shards, (_C.local_shards(self.detach()), *layout, self.requires_grad, self.__dict__)
 
     # torch.distributed.checkpoint is imported by programs that save, not by every program.
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Place", "by_tensor", "places_of", "tie_again"]
-
 
 class Place:
     """Where a module keeps a tensor, and which one it kept when this was made."""

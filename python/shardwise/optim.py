@@ -36,9 +36,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
     _kind: Literal["sgd", "adagrad", "row_wise_adagrad", "adam", "row_wise_adam", "lamb", "row_wise_lamb"]
     _state_names: tuple[str, ...] = ()
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float, weight_decay: float, stochastic_rounding: bool, seed: int, **others: Any
+    ) -> None:
         self._rows: dict[torch.Tensor, _C.RowOptimizer] = {}
-        super().__init__(params, defaults)
+        common = {"lr": lr, "weight_decay": weight_decay, "stochastic_rounding": stochastic_rounding, "seed": seed}
+        super().__init__(params, common | others)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Fuses the group's tables, all or none. Raises TypeError or ValueError for a tensor that is not a 2-D floating DTensor,
@@ -201,8 +204,7 @@ class FusedSGD(_FusedOptimizer):
         stochastic_rounding: bool = False,
         seed: int = 0,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "stochastic_rounding": stochastic_rounding, "seed": seed}
-        super().__init__(params, defaults)
+        super().__init__(params, lr, weight_decay, stochastic_rounding, seed)
 
 
 class FusedAdagrad(_FusedOptimizer):
@@ -234,16 +236,9 @@ class FusedAdagrad(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adagrad" if row_wise else "adagrad"
-        defaults = {
-            "lr": lr,
-            "eps": eps,
-            "initial_accumulator_value": initial_accumulator_value,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-        }
-        super().__init__(params, defaults)
+        common = (params, lr, weight_decay, stochastic_rounding, seed)
+        own: Any = {"eps": eps, "initial_accumulator_value": initial_accumulator_value}
+        super().__init__(*common, decoupled_weight_decay=decoupled_weight_decay, **own)
 
 
 class FusedAdam(_FusedOptimizer):
@@ -276,16 +271,8 @@ class FusedAdam(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_adam" if row_wise else "adam"
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-        }
-        super().__init__(params, defaults)
+        common = (params, lr, weight_decay, stochastic_rounding, seed)
+        super().__init__(*common, betas=betas, eps=eps, decoupled_weight_decay=decoupled_weight_decay)
 
 
 class FusedLAMB(_FusedOptimizer):
@@ -316,12 +303,4 @@ class FusedLAMB(_FusedOptimizer):
         seed: int = 0,
     ) -> None:
         self._kind = "row_wise_lamb" if row_wise else "lamb"
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "stochastic_rounding": stochastic_rounding,
-            "seed": seed,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, lr, weight_decay, stochastic_rounding, seed, betas=betas, eps=eps)

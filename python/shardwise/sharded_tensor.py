@@ -3,8 +3,6 @@
 Needs torch.distributed's process group: a ShardedTensor names its ranks by it.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
@@ -49,14 +47,8 @@ def from_sharded_tensor(sharded: ShardedTensor, device_mesh: DeviceMesh | None =
     pieces = pieces_of(sharded) or []
     strides = list(pieces[0][1].stride()) if pieces else []
     dtype = metadata.tensor_properties.dtype
-    return _C.from_known_shards(
-        wrapper_of(pieces, dtype),
-        mesh,
-        tuple(metadata.size),
-        dtype,
-        strides,
-        [sorted(boxes.get(rank, [])) for rank in ranks],
-    )
+    by_rank = [sorted(boxes.get(rank, [])) for rank in ranks]
+    return _C.from_known_shards(wrapper_of(pieces, dtype), mesh, tuple(metadata.size), dtype, strides, by_rank)
 
 
 def to_sharded_tensor(tensor: DTensor) -> ShardedTensor:

@@ -11,19 +11,11 @@ from typing import Any, NoReturn
 import torch
 
 from shardwise._C import Layout, Partial, Placement, RaggedShard, Replicate, Shard
+from shardwise._commands.help import HelpFormatter
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+UNITS = {"": 1, "B": 1}
+for power, prefix in enumerate("KMGT", 1):
+    UNITS |= {f"{prefix}B": 1000**power, f"{prefix}iB": 1024**power}
 MAX_RANKS = 65_536
 MAX_BYTES = 2**60  # of all ranks, each with a whole tensor: sums over several steps still count in 64 bits
 MAX_INTEGER = 2**63 - 1  # that C++ takes
@@ -42,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """One whose errors are one line, which names the help in place of printing the usage. Those of its commands are, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **options})
         # -1:1 and -1,0 are values, of which the option's own type says what is wrong; argparse takes -1 alone for one.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 

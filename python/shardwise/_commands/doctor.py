@@ -55,6 +55,11 @@ class Finding:
     mend: str = ""
 
 
+def judged(section: str, name: str, value: str, mend: str, state: State = "note") -> Finding:
+    """Of `state` if there is something to mend."""
+    return Finding(section, name, value, state if mend else "ok", mend)
+
+
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "doctor",
@@ -63,6 +68,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "what is wrong and how to mend it. Exits with 1 where something is wrong.",
         epilog='Examples: "python -m shardwise doctor"; "torchrun --nproc-per-node 4 -m shardwise doctor" measures between the '
         'ranks of a job, over several machines, too; "python -m shardwise doctor --json" for a bug report.',
+        formatter_class=argparse.HelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="prints the findings as a JSON list")
     command.add_argument("--no-links", action="store_true", help="measures no link")
@@ -94,10 +100,8 @@ def versions() -> Iterator[Finding]:
 
 
 def compiler(name: str, build_type: str) -> Finding:
-    if build_type != "Debug":
-        return Finding("versions", "compiler", f"{name}, {build_type}")
-    mend = "It is not optimised: build with -DCMAKE_BUILD_TYPE=Release."
-    return Finding("versions", "compiler", f"{name}, {build_type}", "note", mend)
+    mend = "It is not optimised: build with -DCMAKE_BUILD_TYPE=Release." if build_type == "Debug" else ""
+    return judged("versions", "compiler", f"{name}, {build_type}", mend)
 
 
 def backends() -> Iterator[Finding]:
@@ -107,10 +111,9 @@ def backends() -> Iterator[Finding]:
 
 
 def backend(name: str, *, is_there: bool, needed_for: str | None) -> Finding:
-    if is_there or needed_for is None:
-        return Finding("backends", name, "there" if is_there else "not in this torch")
-    mend = f"Tensors on {needed_for}s cannot be sent: install a wheel of torch that has it."
-    return Finding("backends", name, "not in this torch", "wrong", mend)
+    is_missed = not is_there and needed_for is not None
+    mend = f"Tensors on {needed_for}s cannot be sent: install a wheel of torch that has it." if is_missed else ""
+    return judged("backends", name, "there" if is_there else "not in this torch", mend, "wrong")
 
 
 def devices() -> Iterator[Finding]:
@@ -123,13 +126,8 @@ def devices() -> Iterator[Finding]:
         of = torch.cuda.get_device_properties(index)
         yield Finding(here, f"cuda:{index}", f"{of.name}, {_bytes(of.total_memory)}, {of.major}.{of.minor}")
     if torch.cuda.is_available() and not _build_facts.CUDA:
-        yield Finding(
-            here,
-            "kernels for GPUs",
-            "none",
-            "note",
-            "Rows of tables are looked up by torch's kernels. Compile shardwise where nvcc is on the PATH.",
-        )
+        mend = "Rows of tables are looked up by torch's kernels. Compile shardwise where nvcc is on the PATH."
+        yield judged(here, "kernels for GPUs", "none", mend)
 
 
 def memory() -> Iterator[Finding]:
@@ -146,15 +144,13 @@ def shared_memory(folder: Path) -> Finding:
     try:
         of = os.statvfs(folder)
     except OSError as error:
-        return Finding(
-            "memory", name, error.strerror or "missing", "note", "DataLoader's workers need it: mount a tmpfs there."
-        )
+        return judged("memory", name, error.strerror or "missing", "DataLoader's workers need it: mount a tmpfs there.")
     size, free = of.f_blocks * of.f_frsize, of.f_bavail * of.f_frsize
+    mend = (
+        "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove what lies there."
+    )
     value = f"{_bytes(size)}, of which {_bytes(free)} free"
-    if free < 256 << 20:
-        mend = "NCCL and DataLoader's workers need more: docker run --shm-size=1g (or --ipc=host), or remove what lies there."
-        return Finding("memory", name, value, "note", mend)
-    return Finding("memory", name, value)
+    return judged("memory", name, value, mend if free < 256 << 20 else "")
 
 
 def limits() -> Iterator[Finding]:
@@ -170,14 +166,14 @@ def open_files(soft: int, hard: int) -> Finding:
     few = soft != resource.RLIM_INFINITY and soft < 1024
     mend = f"A rank opens a file per other rank and mesh dim: ulimit -n {_limit(hard)}." if few else ""
     value = f"{_limit(soft)}, at most {_limit(hard)}"
-    return Finding("limits", "open files (ulimit -n)", value, ("wrong" if soft < 64 else "note") if few else "ok", mend)
+    return judged("limits", "open files (ulimit -n)", value, mend, "wrong" if soft < 64 else "note")
 
 
 def locked_memory(soft: int, *, has_rdma: bool) -> Finding:
     few = has_rdma and soft != resource.RLIM_INFINITY
     value = _limit(soft) if soft == resource.RLIM_INFINITY else _bytes(soft)
     mend = "InfiniBand needs memory that stays: ulimit -l unlimited (docker run --ulimit memlock=-1)." if few else ""
-    return Finding("limits", "locked memory (ulimit -l)", value, "note" if few else "ok", mend)
+    return judged("limits", "locked memory (ulimit -l)", value, mend)
 
 
 def network() -> Iterator[Finding]:
@@ -195,20 +191,17 @@ def network() -> Iterator[Finding]:
         mend = (
             "Gloo takes this name's address: set GLOO_SOCKET_IFNAME to an interface, or put the name into /etc/hosts."
         )
-        yield Finding(here, f"host {host}", "has no address", "note", mend)
+        yield judged(here, f"host {host}", "has no address", mend)
         return
-    if address.startswith("127.") or address == "::1":
-        mend = "Fine for one machine. For several, set GLOO_SOCKET_IFNAME to the interface between them."
-        yield Finding(here, f"host {host}", address, "note", mend)
-    else:
-        yield Finding(here, f"host {host}", address)
+    mend = "Fine for one machine. For several, set GLOO_SOCKET_IFNAME to the interface between them."
+    yield judged(here, f"host {host}", address, mend if address.startswith("127.") or address == "::1" else "")
 
 
 def interface(chosen: str, names: Sequence[str]) -> Finding:
     """GLOO_SOCKET_IFNAME may name several, by commas."""
     missing = [name for name in chosen.split(",") if name not in names]
     mend = f"{', '.join(missing)} does not exist: Gloo fails. Set one of {', '.join(names)}." if missing else ""
-    return Finding("network", "GLOO_SOCKET_IFNAME", chosen, "wrong" if missing else "ok", mend)
+    return judged("network", "GLOO_SOCKET_IFNAME", chosen, mend, "wrong")
 
 
 def local_link() -> Iterator[Finding]:
@@ -227,13 +220,10 @@ def job_links() -> Iterator[Finding]:
 def link(name: str, speed: link_speed.LinkSpeed | str) -> Finding:
     if isinstance(speed, str):
         mend = "Processes cannot talk: look at GLOO_SOCKET_IFNAME, the host's name in /etc/hosts, and firewalls."
-        return Finding("links", f"{name}, gloo", speed, "wrong", mend)
+        return judged("links", f"{name}, gloo", speed, mend, "wrong")
     value = f"{speed.latency * 1e6:,.0f} us per small message, {speed.bandwidth / 1e9:.2f} GB/s"
-    if speed.latency > 1e-3:
-        return Finding(
-            "links", f"{name}, gloo", value, "note", "Over 1 ms: the cores are busy, or the network is slow."
-        )
-    return Finding("links", f"{name}, gloo", value)
+    mend = "Over 1 ms: the cores are busy, or the network is slow." if speed.latency > 1e-3 else ""
+    return judged("links", f"{name}, gloo", value, mend)
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -248,17 +238,16 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
     missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
     if missing and len(missing) < len(TORCHRUN_VARIABLES):
         mend = f"Without {', '.join(missing)} no process group starts. Start by torchrun, which sets them all, or unset the others."
-        yield Finding(here, "torchrun's variables", f"{', '.join(missing)} not set", "wrong", mend)
+        yield judged(here, "torchrun's variables", f"{', '.join(missing)} not set", mend, "wrong")
     if "OMP_NUM_THREADS" not in variables:
         mend = "torchrun sets 1 where it is not set. A rank that is started otherwise takes all cores."
         yield Finding(here, "OMP_NUM_THREADS", "not set", "note" if not missing else "ok", mend)
 
 
 def own_variable(name: str, value: str) -> Finding:
-    if name not in SHARDWISE_VARIABLES:
-        mend = f"Not one of Shardwise's: {', '.join(SHARDWISE_VARIABLES)}."
-        return Finding("environment", name, value, "note", mend)
-    return Finding("environment", name, value, "ok", SHARDWISE_VARIABLES[name])
+    if name in SHARDWISE_VARIABLES:
+        return Finding("environment", name, value, "ok", SHARDWISE_VARIABLES[name])
+    return judged("environment", name, value, f"Not one of Shardwise's: {', '.join(SHARDWISE_VARIABLES)}.")
 
 
 def show(found: Sequence[Finding]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from shardwise._C import EmbeddingPlan, TableConfig, plan_embeddings, tables_from_json
 from shardwise._commands.arguments import MAX_INTEGER, link, mesh_extents, n_bytes, whole
-from shardwise._commands.help import HelpFormatter
 
 MAX_RANKS = 1 << 20  # of a plan; its other limits are those of plan_embeddings, too
 MAX_STATE_BYTES = 1024
@@ -23,7 +22,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         '"combiner": "sum", "ids_per_sample": 1, "skew": 1.05}], of which the first three are needed, or a saved plan,\n'
         "whose tables are planned anew.\n\n"
         "example:\n  python -m shardwise plan-embeddings tables.json --ranks 64 --memory 80GB --strategy cost_balanced",
-        formatter_class=HelpFormatter,
     )
     add = command.add_argument
     add("tables", type=Path, metavar="TABLES.JSON", help="the tables")

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from shardwise import _C
-from shardwise._commands.help import HelpFormatter
 from shardwise.debug.flight_files import read_flights
 from shardwise.debug.hang import describe_hang, hang_rows
 from shardwise.debug.text_tables import table_text
@@ -25,7 +24,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="who waits for whom, from the files that a hanging program wrote",
         description="Says who waits for whom, in which call and since when, and what each rank does.",
         epilog=EPILOG,
-        formatter_class=HelpFormatter,
     )
     command.add_argument(
         "files",

@@ -2,8 +2,6 @@
 
 from rich_argparse import RawDescriptionRichHelpFormatter
 
-__all__ = ["PLACEMENTS", "HelpFormatter"]
-
 PLACEMENTS = """Placements, one per mesh dim: S0 (sharded along tensor dim 0), S0[1,3,1,3] (in these sizes),
 R (replicated), P, Pavg, Pmax, Pmin, Pproduct (partial); or as Python spells them:
 RaggedShard((0,1),(2,3,0,5)) (ranges of the flattened dims 0 and 1 in these proportions)."""

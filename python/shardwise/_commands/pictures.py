@@ -15,7 +15,7 @@ from shardwise._commands.arguments import (
     ranks,
     shape,
 )
-from shardwise._commands.help import PLACEMENTS, HelpFormatter
+from shardwise._commands.help import PLACEMENTS
 from shardwise._commands.redistribution import add_move, planned
 from shardwise.debug.picture import FORMATS
 from shardwise.debug.printing import shown_picture
@@ -39,7 +39,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="a picture of who holds what of a tensor, or of a mesh",
         description="Draws who holds what of a tensor of this shape, with bytes and imbalance;\nwithout --shape, the mesh.",
         epilog=f"{PLACEMENTS}\n\n{SHOW_EXAMPLES}",
-        formatter_class=HelpFormatter,
     )
     add = show.add_argument
     add("--shape", type=shape, help='of the whole tensor, as in 10x7; "scalar" for one without dims')
@@ -56,7 +55,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="a picture of what moves where between two layouts",
         description="Draws both layouts, the bytes from ranks to ranks and per link, and the boxes that move.",
         epilog=f"{PLACEMENTS}\n\n{DIFF_EXAMPLES}",
-        formatter_class=HelpFormatter,
     )
     add_move(diff)
     diff.add_argument("--names", type=names, help="of the dims of --mesh, as in dp,tp")

@@ -6,7 +6,7 @@ from functools import partial
 
 from shardwise._C import Plan, RankTraffic, plan_redistribution
 from shardwise._commands.arguments import add_dtype, layout, link, mesh_extents, n_bytes, placements, ranks, shape
-from shardwise._commands.help import PLACEMENTS, HelpFormatter
+from shardwise._commands.help import PLACEMENTS
 from shardwise.debug.text_tables import table_text
 
 PLAN_EXAMPLE = """example:
@@ -21,9 +21,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         ("plan", "the plan and its totals, in a line", PLAN_EXAMPLE, show_plan),
         ("simulate", "a table of the traffic of all ranks, and of some of them", SIMULATE_EXAMPLE, show_ranks),
     ):
-        command = commands.add_parser(
-            name, help=help, epilog=f"{PLACEMENTS}\n\n{example}", formatter_class=HelpFormatter
-        )
+        command = commands.add_parser(name, help=help, epilog=f"{PLACEMENTS}\n\n{example}")
         add_move(command)
         command.set_defaults(run=partial(redistribution, show=show))
 

@@ -4,7 +4,6 @@ import argparse
 import re
 
 from shardwise._commands.arguments import quoted
-from shardwise._commands.help import HelpFormatter
 from shardwise.live.feed import DEFAULT_PORT
 
 EPILOG = """Feed it with SHARDWISE_WATCH=1 (or =PORT) before the program, or with shardwise.debug.watch() in it. The page is
@@ -21,7 +20,6 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="serves a page that shows what a running program does",
         description="Serves the page until Ctrl+C, and says where it is.",
         epilog=EPILOG,
-        formatter_class=HelpFormatter,
     )
     command.add_argument(
         "--port", type=port, default=DEFAULT_PORT, help="of the page (default: %(default)s; 0: one that is free)"

@@ -1,7 +1,5 @@
 """A reader of checkpoints that reads of each saved piece what this rank wants of it, and finds broken files before it writes anything."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile
@@ -17,7 +15,8 @@ from torch.futures import Future
 from shardwise._progress import Progress, check_progress
 from shardwise.checkpoint.tensor_records import FilePart, TensorRecord, check_sum, find_record, read_box
 
-__all__ = ["FileSystemReader"]
+# Errors by which a file shows that it is not what was saved.
+BROKEN = (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError)
 
 
 class FileSystemReader(torchs.FileSystemReader):
@@ -87,15 +86,7 @@ class FileSystemReader(torchs.FileSystemReader):
         for path, items in self._by_file(plan).items():
             try:
                 self._find_records(path, items)
-            except (
-                OSError,
-                EOFError,
-                KeyError,
-                ValueError,
-                RuntimeError,
-                zipfile.BadZipFile,
-                pickle.UnpicklingError,
-            ) as error:
+            except BROKEN as error:
                 wrong[path] = str(error) or type(error).__name__
         if wrong:
             told = "; ".join(f"{path} ({text})" for path, text in wrong.items())

@@ -1,7 +1,5 @@
 """A writer of checkpoints into folders that hold one already."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import uuid
@@ -11,8 +9,6 @@ from torch.distributed.checkpoint import filesystem as torchs
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
-
-__all__ = ["FileSystemWriter"]
 
 
 class FileSystemWriter(torchs.FileSystemWriter):

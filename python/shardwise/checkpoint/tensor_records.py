@@ -3,8 +3,6 @@
 torch.save() writes a zip archive: a pickle that says sizes and strides, and the elements, uncompressed, as the record "data/0".
 """
 
-from __future__ import annotations
-
 import io
 import os
 import struct
@@ -18,9 +16,8 @@ import torch
 from torch._weights_only_unpickler import Unpickler
 
 BUFFER_BYTES = 16 << 20
-NEAR_BYTES = (
-    4096  # what lies between wanted runs that are so near is read with them: the system reads whole pages anyway
-)
+# Bytes between wanted runs that are so near are read with them: the system reads whole pages anyway.
+NEAR_BYTES = 4096
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip archive's member: the lengths of its name and of its extra field
 
 

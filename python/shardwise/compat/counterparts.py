@@ -7,8 +7,6 @@ from typing import Any
 
 from shardwise.interop.facade import torchs_own
 
-__all__ = ["counterparts"]
-
 # Ours, and the modules of torch.distributed that define or hand on the names that it has.
 _STANDS_FOR = {
     "shardwise": ("tensor", "tensor._api", "_tensor", "_tensor.api"),

@@ -1,7 +1,5 @@
 """What programs bound by name before Shardwise's names were installed."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,8 +8,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from shardwise.compat.places import Place
-
-__all__ = ["earlier_bindings", "is_torchs", "warn_of_the_rest"]
 
 Ours = Mapping[int, Any]  # what stands for an object of torch, by its id
 

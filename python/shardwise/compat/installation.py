@@ -17,8 +17,6 @@ from shardwise.compat.places import Place, put_ours, put_theirs
 from shardwise.compat.torchs_imports import TorchsImports
 from shardwise.interop.facade import Facade
 
-__all__ = ["install", "uninstall"]
-
 _lock = threading.Lock()
 _installed: list[Installation] = []
 

@@ -1,12 +1,8 @@
 """Where a name of torch's is bound, and what is bound there instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = ["Place", "put_ours", "put_theirs"]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 from shardwise.compat.installation import install
 
-__all__ = ["run_as_main", "run_program"]
-
 _CHILD = "shardwise.compat.child"
 _OF_CHILDREN = "SHARDWISE_COMPAT_MAIN"  # "path:script.py" or "name:module", for processes that the program spawns
 

@@ -1,29 +1,22 @@
 """Modules of torch that are imported while Shardwise's names are installed: they work on torch's own tensors, and get torch's names."""
 
-from __future__ import annotations
-
-import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from shardwise.compat.earlier_bindings import is_torchs
+from shardwise.interop.when_imported import Action, AroundImports
 
-__all__ = ["TorchsImports"]
 
-
-class TorchsImports(MetaPathFinder):
-    """Finds what the other finders find. `suspend()` is called before the code of a module of torch runs, `resume()` after it."""
+class TorchsImports(AroundImports):
+    """`suspend()` is called before the code of a module of torch runs, `resume()` after it."""
 
     def __init__(self, suspend: Callable[[], None], resume: Callable[[], None]) -> None:
+        super().__init__()
         self._suspend, self._resume = suspend, resume
         self._lock = threading.RLock()
         self._depth = 0
-        self._looking = threading.local()
 
     def start(self) -> None:
         sys.meta_path.insert(0, self)
@@ -31,32 +24,15 @@ class TorchsImports(MetaPathFinder):
     def stop(self) -> None:
         sys.meta_path.remove(self)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if not is_torchs(fullname) or getattr(self._looking, "name", None) == fullname:
-            return None
-        before = getattr(self._looking, "name", None)
-        self._looking.name = fullname
+    def concerns(self, name: str) -> bool:
+        return is_torchs(name)
+
+    def execute(self, code: Action, module: ModuleType) -> None:
+        self._enter()
         try:
-            spec = importlib.util.find_spec(fullname)
+            code(module)
         finally:
-            self._looking.name = before
-        if spec is None or not hasattr(spec.loader, "exec_module"):
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def execute_with_torchs_names(module: ModuleType) -> None:
-            loader.exec_module = execute
-            self._enter()
-            try:
-                execute(module)
-            finally:
-                self._leave()
-
-        loader.exec_module = execute_with_torchs_names
-        return spec
+            self._leave()
 
     def _enter(self) -> None:
         with self._lock:

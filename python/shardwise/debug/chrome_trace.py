@@ -1,7 +1,5 @@
 """Profiles as files for Perfetto, in the Trace Event Format of Chrome."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -10,8 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
-
-__all__ = ["no_path", "trace_events", "unwritable", "write_trace"]
 
 OPERATORS = 0  # the thread of a rank's operators; communications that run at the same time get threads from 1 on
 

@@ -7,8 +7,6 @@ import torch
 
 from shardwise._C import CommEvent
 
-__all__ = ["CommCounts"]
-
 # What torch.distributed.tensor would have called for what messages between ranks amount to.
 FUNCTIONAL = {
     "all_gather": "all_gather_into_tensor",

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from importlib import import_module
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from shardwise.debug.comm_counts import CommCounts
 from shardwise.debug.comm_tables import write_json, write_table
 from shardwise.debug.module_tracker import ModuleTracker
 from shardwise.placement_types import Placement
-
-__all__ = ["CommDebugMode"]
 
 EVENTS, OPS = 0, 1  # the counters that the tracker is given
 
@@ -50,9 +47,7 @@ class CommDebugMode:
         self.advanced_module_tracker.start()
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._trace.close()
         self._ops.close()
         self.advanced_module_tracker.stop()

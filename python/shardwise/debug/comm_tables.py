@@ -5,8 +5,6 @@ from typing import Any
 
 from shardwise._C import OpRecord
 
-__all__ = ["write_json", "write_table"]
-
 # Operators that change no values: they are told at the highest noise level only.
 TRIVIAL = {"alias", "as_strided", "detach", "t", "to", "_to_copy", "transpose", "view"}
 

@@ -6,8 +6,6 @@ from shardwise import _C
 from shardwise._C import OpRecord
 from shardwise.debug.printing import printable
 
-__all__ = ["explain"]
-
 
 def explain(fn: Callable[..., object], *args: object, **kwargs: object) -> list[OpRecord]:
     """Calls `fn(*args, **kwargs)` and prints a line per operator on distributed tensors: its rule, the layouts of the operands as given and as it

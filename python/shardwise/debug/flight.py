@@ -4,8 +4,6 @@ import os
 
 from shardwise import _C
 
-__all__ = ["dump"]
-
 
 def dump(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Writes the last 1,000 communications and the Python stack of each rank of this process to FOLDER/shardwise-rank<rank>-pid<pid>.json.

@@ -1,7 +1,5 @@
 """What the files of shardwise.debug.dump() say, one per rank."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,15 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLOCKS_DIFFER", "Call", "Flight", "Flights", "read_flights"]
-
 VERSION = 1
 MOST_RANKS = 1 << 20
-OWN_BYTES = (
-    "exchange",
-    "all_to_all",
-    "broadcast",
-)  # calls in which ranks send different numbers of bytes, and one may end before others come
+# Calls in which ranks send different numbers of bytes, and one may end before others come.
+OWN_BYTES = ("exchange", "all_to_all", "broadcast")
 CLOCKS_DIFFER = 10.0  # seconds by which those of two machines may
 
 
@@ -93,10 +86,6 @@ class Flight:
         if waits:
             return waits[-1]
         return self.calls[-1] if self.calls and self.calls[-1].state == "failed" else None
-
-    def call_of(self, group: tuple[int, ...], number: int) -> Call | None:
-        """None where it has not come to it, or made a thousand others since."""
-        return next((call for call in self.calls if call.group == group and call.call == number), None)
 
     def place(self, call: Call | None) -> str:
         """The program's line, of the call where it was noted."""

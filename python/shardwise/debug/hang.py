@@ -1,7 +1,5 @@
 """Who waits for whom: what the files of all ranks say together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,8 +8,6 @@ from shardwise.debug.flight_files import CLOCKS_DIFFER, Call, Flight, Flights
 
 FAILURE = "a communication failed"  # the reason of a file
 LISTED_RANKS = 16  # that have a row each
-
-__all__ = ["describe_hang", "hang_rows", "ranks_in_words"]
 
 
 def describe_hang(flights: dict[int, Flight]) -> str:

@@ -1,13 +1,11 @@
 """Where a step's time and memory go, layer by layer."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,9 +19,9 @@ from shardwise.debug.text_tables import table_text
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_torch_dtensor
 
-__all__ = ["LayerReport", "RankReport", "StepReport", "step_report"]
-
 OPERATORS, COMMUNICATIONS, CLOCK = 0, 1, 2  # the counters that the tracker is given
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -102,57 +100,42 @@ class StepReport:
 
     def __str__(self) -> str:
         first = self.ranks[0]
-        layers = table_text(
-            f"layers of rank {first.rank}",
-            [
-                "layer",
-                "forward ms",
-                "backward ms",
-                "waited ms",
-                "computed ms",
-                "collectives",
-                "received",
-                "parameters",
-                "gradients",
-                "buffers",
-            ],
-            (
-                (
-                    "  " * layer.depth + layer.path.rpartition(".")[2],
-                    f"{layer.forward_seconds * 1e3:,.2f}",
-                    f"{layer.backward_seconds * 1e3:,.2f}",
-                    f"{layer.waited_seconds * 1e3:,.2f}",
-                    f"{(layer.seconds - layer.waited_seconds) * 1e3:,.2f}",
-                    f"{layer.n_collectives}",
-                    f"{layer.bytes_received:,}",
-                    f"{layer.parameter_bytes:,}",
-                    f"{layer.gradient_bytes:,}",
-                    f"{layer.buffer_bytes:,}",
-                )
-                for layer in first.layers
-            ),
-            1,
-        )
-        ranks = table_text(
-            "ranks",
-            ["rank", "ms", "waited ms", "computed ms", "received", "tensors' bytes", "peak bytes"],
-            (
-                (
-                    f"{each.rank}",
-                    f"{each.seconds * 1e3:,.2f}",
-                    f"{each.waited_seconds * 1e3:,.2f}",
-                    f"{(each.seconds - each.waited_seconds) * 1e3:,.2f}",
-                    f"{sum(layer.bytes_received for layer in each.layers):,}",
-                    f"{each.memory_bytes:,}",
-                    f"{each.peak_bytes:,}",
-                )
-                for each in self.ranks
-            ),
-            1,
-        )
+        names = ["  " * layer.depth + layer.path.rpartition(".")[2] for layer in first.layers]
+        layers = _table(f"layers of rank {first.rank}", "layer", names, LAYER_COLUMNS, first.layers)
+        ranks = _table("ranks", "rank", [f"{each.rank}" for each in self.ranks], RANK_COLUMNS, self.ranks)
         n_compiled = max(each.n_compiled for each in self.ranks)
         told = f"torch.compile was at work during the step ({n_compiled} functions): a second report is without that\n"
         return layers + "\n" + ranks + ("\n" + told if n_compiled else "")
+
+
+# Numbers of the tables: seconds are shown as milliseconds.
+LAYER_COLUMNS: dict[str, Callable[[LayerReport], float]] = {
+    "forward ms": lambda layer: layer.forward_seconds,
+    "backward ms": lambda layer: layer.backward_seconds,
+    "waited ms": lambda layer: layer.waited_seconds,
+    "computed ms": lambda layer: layer.seconds - layer.waited_seconds,
+    "collectives": lambda layer: layer.n_collectives,
+    "received": lambda layer: layer.bytes_received,
+    "parameters": lambda layer: layer.parameter_bytes,
+    "gradients": lambda layer: layer.gradient_bytes,
+    "buffers": lambda layer: layer.buffer_bytes,
+}
+RANK_COLUMNS: dict[str, Callable[[RankReport], float]] = {
+    "ms": lambda rank: rank.seconds,
+    "waited ms": lambda rank: rank.waited_seconds,
+    "computed ms": lambda rank: rank.seconds - rank.waited_seconds,
+    "received": lambda rank: sum(layer.bytes_received for layer in rank.layers),
+    "tensors' bytes": lambda rank: rank.memory_bytes,
+    "peak bytes": lambda rank: rank.peak_bytes,
+}
+
+
+def _table(title: str, heading: str, names: list[str], columns: dict[str, Callable[[R], float]], rows: list[R]) -> str:
+    def shown(column: str, value: float) -> str:
+        return f"{value * 1e3:,.2f}" if column.endswith("ms") else f"{value:,}"
+
+    numbers = ([shown(column, of(row)) for column, of in columns.items()] for row in rows)
+    return table_text(title, [heading, *columns], ((name, *row) for name, row in zip(names, numbers, strict=True)), 1)
 
 
 def step_report(model: nn.Module, step: Any) -> StepReport:

@@ -16,8 +16,6 @@ from shardwise.debug.profile_tables import (
 )
 from shardwise.debug.spans import CommunicationSpan, RankProfile
 
-__all__ = ["MergedProfile"]
-
 
 @dataclass(frozen=True)
 class MergedProfile:

@@ -1,7 +1,5 @@
 """The tensors of a module and of its optimizer, as a picture lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,8 +10,6 @@ from shardwise._C import Layout
 from shardwise.debug.places import Pieces, pieces_of, place_of
 from shardwise.dtensor import DTensor
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
-
-__all__ = ["listed_tensors"]
 
 Listed = tuple[str, list[int], str, int, "Layout | DTensor | Pieces | None"]
 

@@ -15,8 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement
 
-__all__ = ["Mark", "ModuleTracker"]
-
 EVERYTHING = "Global"
 
 Mark = tuple[str, bool]  # a module's path, "Global" outside of modules; whether gradients are computed

@@ -13,8 +13,6 @@ from shardwise import _C
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["FORMATS", "File", "Picture", "format_of_file"]
-
 File = str | os.PathLike[str]
 
 # The formats, and the suffixes of their files.

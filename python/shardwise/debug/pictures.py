@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from shardwise.device_mesh import DeviceMesh
 
-__all__ = ["diff", "picture", "visualize_mesh", "visualize_sharding"]
-
 
 def picture(
     shown: Any,

@@ -18,8 +18,6 @@ from shardwise.interop.torch_tensors import check_strided, from_torch, is_local_
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-__all__ = ["Pieces", "Place", "own_rank", "pieces_of", "place_of", "place_on"]
-
 
 @dataclass
 class Place:

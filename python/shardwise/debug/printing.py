@@ -1,13 +1,9 @@
 """Pictures on their way to a terminal or a file."""
 
-from __future__ import annotations
-
 import sys
 
 from shardwise import _C
 from shardwise.debug.picture import File, Picture, format_of_file
-
-__all__ = ["made", "shown_picture"]
 
 
 def made(

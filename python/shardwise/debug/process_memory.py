@@ -3,8 +3,6 @@
 import resource
 import sys
 
-__all__ = ["peak_of_process"]
-
 
 def peak_of_process() -> int:
     """The most bytes that were in memory at one time so far."""

@@ -1,24 +1,15 @@
 """Profiles as tables."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from shardwise.debug.spans import CommunicationSpan, OperatorSpan
+from shardwise.debug.spans import CommunicationSpan, OperatorSpan, S
 from shardwise.debug.text_tables import table_text
 
-__all__ = [
-    "check_limit",
-    "check_number",
-    "communication_table",
-    "operator_table",
-    "unasked",
-    "unasked_table",
-    "without_inner",
-]
+Texts = tuple[str, ...]  # of a line, before its numbers
 
 
 def check_number(name: str, value: object, what: str) -> None:
@@ -64,56 +55,45 @@ def without_inner(operators: Iterable[OperatorSpan]) -> list[OperatorSpan]:
 
 def operator_table(operators: Iterable[OperatorSpan], title: str = "operators", limit: int = 20) -> str:
     """A line per operator and layouts: how often, how long, what was received for it, without the operators in it."""
-    groups: dict[tuple[str, str, str, str, str], list[OperatorSpan]] = {}
+    lines: dict[Texts, list[OperatorSpan]] = {}
     for each in without_inner(operators):
         given, used = ", ".join(each.given), ", ".join(each.used)
         key = (each.op, each.rule, given, "as given" if used == given else used, ", ".join(each.results))
-        groups.setdefault(key, []).append(each)
-    rows = sorted(groups.items(), key=lambda item: -sum(each.microseconds for each in item[1]))
-    return table_text(
-        title + _left_out(len(rows), limit),
-        ["operator", "rule", "operands", "run as", "results", "calls", "us", "collectives", "bytes received"],
-        (
-            (
-                *key,
-                f"{len(calls)}",
-                f"{sum(each.microseconds for each in calls):,.0f}",
-                f"{sum(each.n_collectives for each in calls)}",
-                f"{sum(each.bytes_received for each in calls):,}",
-            )
-            for key, calls in rows[:limit]
-        ),
-        5,
-    )
+        lines.setdefault(key, []).append(each)
+    texts = ["operator", "rule", "operands", "run as", "results"]
+    return _table(title, texts, ["calls", "us", "collectives", "bytes received"], _most_time_first(lines), limit)
 
 
 def communication_table(
     communications: Iterable[CommunicationSpan], title: str = "communications", limit: int = 20
 ) -> str:
     """A line per collective, operator, group and line of the program. "for": the rank that was waited for longest. "late": how long."""
-    groups: dict[tuple[str, str, str, str], list[CommunicationSpan]] = {}
+    lines: dict[Texts, list[CommunicationSpan]] = {}
     for each in communications:
         key = (each.collective, each.op, " ".join(map(str, each.ranks)), _short(each.source))
-        groups.setdefault(key, []).append(each)
-    rows = sorted(groups.items(), key=lambda item: -sum(each.microseconds for each in item[1]))
-    return table_text(
-        title + _left_out(len(rows), limit),
-        ["collective", "operator", "ranks", "line", "calls", "us", "waited us", "late us", "for", "sent", "received"],
-        (
-            (
-                *key,
-                f"{len(calls)}",
-                f"{sum(each.microseconds for each in calls):,.0f}",
-                f"{sum(each.waited_ns for each in calls) / 1000:,.0f}",
-                f"{sum(each.late_ns for each in calls) / 1000:,.0f}",
-                _latest(calls),
-                f"{sum(each.bytes_sent for each in calls):,}",
-                f"{sum(each.bytes_received for each in calls):,}",
-            )
-            for key, calls in rows[:limit]
-        ),
-        4,
-    )
+        lines.setdefault(key, []).append(each)
+    numbers = ["calls", "us", "waited us", "late us", "for", "sent", "received"]
+    return _table(title, ["collective", "operator", "ranks", "line"], numbers, _most_time_first(lines), limit)
+
+
+def unasked_table(communications: Iterable[CommunicationSpan], limit: int = 20) -> str:
+    """What operators sent on their own: a line per line of the program and operator, most bytes first."""
+    by_place: dict[tuple[str, str], list[CommunicationSpan]] = {}
+    for each in communications:
+        if not each.is_asked_for:
+            by_place.setdefault((each.source, each.op), []).append(each)
+    if not by_place:
+        return "no communication that you did not ask for\n"
+
+    def texts(source: str, op: str, calls: list[CommunicationSpan]) -> Texts:
+        line = _short(source) or "(in a backward pass, or outside of Python)"
+        what = next((each.layouts for each in calls if each.layouts), "")
+        return line, op, ", ".join(dict.fromkeys(each.collective for each in calls)), what
+
+    found = sorted(by_place.items(), key=lambda item: -sum(each.bytes_received for each in item[1]))
+    lines = [(texts(*place, calls), calls) for place, calls in found]
+    columns = ["line", "operator", "collectives", "what"]
+    return _table("communication you did not ask for", columns, ["calls", "us", "bytes received"], lines, limit)
 
 
 def _latest(calls: Iterable[CommunicationSpan]) -> str:
@@ -124,38 +104,28 @@ def _latest(calls: Iterable[CommunicationSpan]) -> str:
     return f"rank {max(late, key=lambda rank: late[rank])}" if late else ""
 
 
-def unasked(communications: Iterable[CommunicationSpan]) -> dict[tuple[str, str], list[CommunicationSpan]]:
-    """What operators sent on their own, by the program's line and the operator; most bytes first."""
-    groups: dict[tuple[str, str], list[CommunicationSpan]] = {}
-    for each in communications:
-        if not each.is_asked_for:
-            groups.setdefault((each.source, each.op), []).append(each)
-    return dict(sorted(groups.items(), key=lambda item: -sum(each.bytes_received for each in item[1])))
+# Columns of numbers: what they say of the calls in a line.
+NUMBERS: dict[str, Callable[[Sequence[Any]], str]] = {
+    "calls": lambda calls: f"{len(calls)}",
+    "us": lambda calls: f"{sum(each.microseconds for each in calls):,.0f}",
+    "waited us": lambda calls: f"{sum(each.waited_ns for each in calls) / 1000:,.0f}",
+    "late us": lambda calls: f"{sum(each.late_ns for each in calls) / 1000:,.0f}",
+    "for": _latest,
+    "collectives": lambda calls: f"{sum(each.n_collectives for each in calls)}",
+    "sent": lambda calls: f"{sum(each.bytes_sent for each in calls):,}",
+    "received": lambda calls: f"{sum(each.bytes_received for each in calls):,}",
+    "bytes received": lambda calls: f"{sum(each.bytes_received for each in calls):,}",
+}
 
 
-def unasked_table(communications: Iterable[CommunicationSpan], limit: int = 20) -> str:
-    """A line per line of the program and operator."""
-    rows = list(unasked(communications).items())
-    if not rows:
-        return "no communication that you did not ask for\n"
-    return table_text(
-        "communication you did not ask for" + _left_out(len(rows), limit),
-        ["line", "operator", "collectives", "what", "calls", "us", "bytes received"],
-        (
-            (
-                _short(source) or "(in a backward pass, or outside of Python)",
-                op,
-                ", ".join(dict.fromkeys(each.collective for each in calls)),
-                next((each.layouts for each in calls if each.layouts), ""),
-                f"{len(calls)}",
-                f"{sum(each.microseconds for each in calls):,.0f}",
-                f"{sum(each.bytes_received for each in calls):,}",
-            )
-            for (source, op), calls in rows[:limit]
-        ),
-        4,
-    )
+def _most_time_first(lines: Mapping[Texts, list[S]]) -> list[tuple[Texts, list[S]]]:
+    return sorted(lines.items(), key=lambda line: -sum(each.microseconds for each in line[1]))
 
 
-def _left_out(n_rows: int, limit: int) -> str:
-    return f" (the first {limit} of {n_rows} lines)" if n_rows > limit else ""
+def _table(
+    title: str, texts: list[str], numbers: list[str], lines: Sequence[tuple[Texts, Sequence[Any]]], limit: int
+) -> str:
+    """At most `limit` lines, each of its texts and the numbers of its calls."""
+    left_out = f" (the first {limit} of {len(lines)} lines)" if len(lines) > limit else ""
+    rows = ((*key, *(NUMBERS[name](calls) for name in numbers)) for key, calls in lines[:limit])
+    return table_text(title + left_out, [*texts, *numbers], rows, len(texts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from types import TracebackType
 
 from shardwise import _C
 from shardwise._torch_groups import is_alone
@@ -12,8 +11,6 @@ from shardwise.debug.chrome_trace import no_path, unwritable
 from shardwise.debug.merged_profile import MergedProfile
 from shardwise.debug.profile_tables import check_limit, communication_table, operator_table, unasked_table
 from shardwise.debug.spans import CommunicationSpan, OperatorSpan, RankProfile
-
-__all__ = ["profile"]
 
 NO_PATH = -1  # what rank 0 says in place of an error's number
 
@@ -47,9 +44,7 @@ class profile:
         self._rank = None
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._profile.close()
         self._rank = _C.world_rank()
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
 from shardwise import _C
 
-__all__ = ["CommunicationSpan", "OperatorSpan", "RankProfile"]
+
+class _Span:
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def microseconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1000
+
+
+S = TypeVar("S", "OperatorSpan", "CommunicationSpan")
 
 
 @dataclass(frozen=True)
-class OperatorSpan:
+class OperatorSpan(_Span):
     """One call of an operator on distributed tensors. Times are nanoseconds since 1970.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
@@ -32,13 +44,9 @@ class OperatorSpan:
     n_collectives: int
     bytes_received: int  # by this rank
 
-    @property
-    def microseconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1000
-
 
 @dataclass(frozen=True)
-class CommunicationSpan:
+class CommunicationSpan(_Span):
     """One communication of one rank. Times are nanoseconds since 1970.
 
     >>> x = sw.ones(8, 4, device_mesh=mesh, placements=[sw.Shard(0)])
@@ -66,10 +74,6 @@ class CommunicationSpan:
     last_rank: int | None = None  # the one that came last and was waited for, where profiles of all ranks are known
     late_ns: int = 0  # for so long this rank's thread waited for that one to come
 
-    @property
-    def microseconds(self) -> float:
-        return (self.end_ns - self.begin_ns) / 1000
-
 
 @dataclass(frozen=True)
 class RankProfile:
@@ -91,39 +95,8 @@ class RankProfile:
     @classmethod
     def of(cls, rank: int, profile: _C.Profile) -> RankProfile:
         """What `profile` holds."""
-        operators = [
-            OperatorSpan(
-                each.op,
-                each.rule,
-                each.given,
-                each.used,
-                each.results,
-                each.begin_ns,
-                each.end_ns,
-                each.n_collectives,
-                each.bytes_received,
-            )
-            for each in profile.operators()
-        ]
-        communications = [
-            CommunicationSpan(
-                each.collective,
-                each.op,
-                each.layouts,
-                each.source,
-                each.dtype,
-                each.is_asked_for,
-                tuple(each.ranks),
-                each.call,
-                each.bytes_sent,
-                each.bytes_received,
-                each.begin_ns,
-                each.end_ns,
-                each.waited_ns,
-                each.has_failed,
-            )
-            for each in profile.communications()
-        ]
+        operators = [OperatorSpan(**_values(OperatorSpan, each)) for each in profile.operators()]
+        communications = [_communication(_values(CommunicationSpan, each)) for each in profile.communications()]
         return cls(rank, operators, communications)
 
     def packed(self) -> bytes:
@@ -134,22 +107,22 @@ class RankProfile:
     def unpacked(cls, packed: bytes) -> RankProfile:
         """The reverse of packed()."""
         values = json.loads(zlib.decompress(packed))
-        communications = [
-            CommunicationSpan(**{**each, "ranks": tuple(each["ranks"])}) for each in values["communications"]
-        ]
+        communications = [_communication(each) for each in values["communications"]]
         return cls(values["rank"], [OperatorSpan(**each) for each in values["operators"]], communications)
 
     def shifted(self, clock_ns: int) -> RankProfile:
         """By the clock of rank 0."""
-        return replace(
-            self,
-            operators=[
-                replace(each, begin_ns=each.begin_ns - clock_ns, end_ns=each.end_ns - clock_ns)
-                for each in self.operators
-            ],
-            communications=[
-                replace(each, begin_ns=each.begin_ns - clock_ns, end_ns=each.end_ns - clock_ns)
-                for each in self.communications
-            ],
-            clock_ns=clock_ns,
-        )
+
+        def shifted(spans: Sequence[S]) -> list[S]:
+            return [replace(each, begin_ns=each.begin_ns - clock_ns, end_ns=each.end_ns - clock_ns) for each in spans]
+
+        return RankProfile(self.rank, shifted(self.operators), shifted(self.communications), clock_ns)
+
+
+def _values(kind: type[OperatorSpan] | type[CommunicationSpan], recorded: object) -> dict[str, Any]:
+    """The fields of a span that C++ recorded, where they have the same names."""
+    return {each.name: getattr(recorded, each.name) for each in fields(kind) if hasattr(recorded, each.name)}
+
+
+def _communication(values: dict[str, Any]) -> CommunicationSpan:
+    return CommunicationSpan(**{**values, "ranks": tuple(values["ranks"])})

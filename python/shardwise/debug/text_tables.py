@@ -1,11 +1,7 @@
 """Tables of characters."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Iterable, Sequence
-
-__all__ = ["table_text"]
 
 WIDTH = 160
 UNFOLDED = 1 << 16

@@ -1,7 +1,5 @@
 """Which rows of its tables a DistributedEmbedding is asked for most."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What programs give a DistributedEmbedding as the ids of one feature, as the C++ layer takes it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +15,6 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.distributed_embedding import report, weights
 from shardwise.distributed_embedding.hot_rows import HotRow, RowCounts
 from shardwise.distributed_embedding.inputs import Parts, in_order, is_keyed, n_samples, parts_of
-from shardwise.distributed_embedding.report import MemoryReport
 from shardwise.distributed_embedding.storage import CacheCounts, FileStorage, by_index
 from shardwise.distributed_embedding.table_parameters import TableParameters, check_names
 from shardwise.dtensor import DTensor, distribute_tensor
@@ -246,55 +243,10 @@ class DistributedEmbedding(nn.Module):
         counts = {config.name: self._core.cache_counts(index) for index, config in enumerate(self.configs)}
         return {name: CacheCounts(*each) for name, each in counts.items() if each is not None}
 
-    def get_weights(
-        self, all_ranks: bool = False, *, progress: bool | None = None
-    ) -> list[np.ndarray[Any, Any]] | None:
-        """All tables, whole, as arrays in the order of the tables, on rank 0 or on all ranks; None on the others. bfloat16 becomes float32.
-
-        progress: a progress line (tqdm) on stderr of rank 0; None shows it only on terminals.
-
-        Collective. Each row is sent once, in chunks of 64 MiB. Memory on a rank that gets the arrays: all tables and one chunk.
-        """
-        return weights.get_weights(self, all_ranks, progress)
-
-    def save_weights(self, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
-        """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
-
-        Rank 0 writes all files, with two chunks of 64 MiB in memory; each row is sent once. Existing files are replaced when all new files are
-        complete. Collective. If a file cannot be written, rank 0 raises OSError, and the others RuntimeError with the same text.
-        """
-        weights.save_weights(self, folder, progress)
-
-    def export_safetensors(
-        self,
-        table: int | str,
-        path: str | os.PathLike[str],
-        *,
-        name: str | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        """Writes one whole table, in its own dtype, as the tensor `name` of a safetensors file. Default: the name of the table.
-
-        Memory, messages and errors are those of save_weights().
-        """
-        weights.export_safetensors(self, self._index_of(table), path, name, progress)
-
-    def set_weights(
-        self,
-        arrays: Sequence[np.ndarray[Any, Any] | torch.Tensor | str | os.PathLike[str]] | str | os.PathLike[str],
-        *,
-        progress: bool | None = None,
-    ) -> None:
-        """Sets whole tables, in the order of the tables: arrays that are equal on all ranks, paths of .npy files, or the folder that save_weights()
-        wrote. Each rank maps the files into memory and reads only its own rows and columns. A layer on other ranks, with another plan, may have
-        written them.
-
-        progress: a progress line (tqdm) on stderr of rank 0, of its own bytes; None shows it only on terminals.
-
-        Collective; no values are sent. Additional memory: one chunk of 64 MiB. Raises, on all ranks and before anything is written, ValueError
-        for a wrong number of tables and for wrong shapes, all named, and NumPy's errors for files that it cannot read.
-        """
-        weights.set_weights(self, arrays, progress)
+    get_weights = weights.get_weights
+    save_weights = weights.save_weights
+    export_safetensors = weights.export_safetensors
+    set_weights = weights.set_weights
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As in torch. The values are DTensors of any layout, or plain tensors that are equal on all ranks. One error names all entries that are
@@ -306,16 +258,8 @@ class DistributedEmbedding(nn.Module):
         check_state_dict(self, state_dict, "", by_name=strict)
         return super().load_state_dict(state_dict, strict)
 
-    def explain(self, *, reasons: bool = False) -> str:
-        """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the last
-        lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks sent.
-        Totals and the caches of tables in files follow. With `reasons`, it also says why each table is where it is. Sends nothing."""
-        return report.explained(self, reasons)
-
-    def memory_report(self, *optimizers: torch.optim.Optimizer) -> MemoryReport:
-        """The bytes of each rank: tables, state of these optimizers, gradients, and buffers of messages; print() shows a table. For tables in
-        files, the rows in memory count as memory, and the files are counted separately. Collective: one gather of six numbers."""
-        return report.memory_of_ranks(self, optimizers)
+    explain = report.explain
+    memory_report = report.memory_report
 
     def count_rows(self, capacity: int | None = 100_000) -> None:
         """Starts to count, from 0, which rows lookups ask for; count_rows(None) stops. Counting is off at first.

@@ -1,7 +1,5 @@
 """What the modules of this folder need of a DistributedEmbedding: the layer imports them, and not they the layer."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import nn
@@ -22,5 +20,7 @@ class LayerParts(Protocol):
     _n_samples: int  # of the last lookup
 
     def cache_counts(self) -> dict[str, CacheCounts]: ...
+
+    def _index_of(self, table: int | str) -> int: ...
 
     def _parameters_in_order(self) -> list[nn.Parameter]: ...

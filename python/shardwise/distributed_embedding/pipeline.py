@@ -1,7 +1,5 @@
 """The exchange of the next batch's ids under the computation of this one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

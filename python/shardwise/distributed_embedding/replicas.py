@@ -1,7 +1,5 @@
 """The same values of replicated parameters on all ranks."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

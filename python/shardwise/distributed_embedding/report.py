@@ -1,8 +1,6 @@
 """What a DistributedEmbedding holds and what its last lookup sent, as tables of text."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +23,10 @@ CACHE_HEADER = (
 )  # fmt: skip
 
 
-def explained(layer: LayerParts, reasons: bool) -> str:
+def explain(layer: LayerParts, *, reasons: bool = False) -> str:
+    """A table of text, with a line per embedding table: its size, treatment, ranks, and bytes on all ranks and on this one; and for the last
+    lookup the ids that the plan expected, the ids that arrived here, the rows that they named, and the bytes of rows that other ranks sent.
+    Totals and the caches of tables in files follow. With `reasons`, it also says why each table is where it is. Sends nothing."""
     traffic = layer._core.traffic() or [(0, 0, 0)] * len(layer.configs)
     rows, reason_of = [], []
     totals = [0, 0, 0.0, 0, 0, 0]
@@ -125,7 +126,9 @@ class MemoryReport:
         )
 
 
-def memory_of_ranks(layer: LayerParts, optimizers: Sequence[torch.optim.Optimizer]) -> MemoryReport:
+def memory_report(layer: LayerParts, *optimizers: torch.optim.Optimizer) -> MemoryReport:
+    """The bytes of each rank: tables, state of these optimizers, gradients, and buffers of messages; print() shows a table. For tables in
+    files, the rows in memory count as memory, and the files are counted separately. Collective: one gather of six numbers."""
     tables = layer._parameters_in_order()
     plans = layer.plan.table_plans
     kinds = [0, 0]

@@ -1,7 +1,5 @@
 """Tables beyond memory: where they lie, and what their caches did."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parameters of a DistributedEmbedding, by the names of their tables."""
 
-from __future__ import annotations
-
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import cast
 

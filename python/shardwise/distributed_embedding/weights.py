@@ -1,7 +1,5 @@
 """Whole tables in and out of a DistributedEmbedding: arrays, and files that rank 0 writes piece by piece and each rank reads its own part of."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +18,16 @@ MAX_ELEMENTS = 2**31 - 1  # of one message
 Array = np.ndarray[Any, Any]
 Given = Sequence[Array | torch.Tensor | str | os.PathLike[str]] | str | os.PathLike[str]
 
-SAFETENSORS_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
+SAFETENSORS_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def get_weights(layer: LayerParts, all_ranks: bool, progress: bool | None) -> list[Array] | None:
+def get_weights(layer: LayerParts, all_ranks: bool = False, *, progress: bool | None = None) -> list[Array] | None:
+    """All tables, whole, as arrays in the order of the tables, on rank 0 or on all ranks; None on the others. bfloat16 becomes float32.
+
+    progress: a progress line (tqdm) on stderr of rank 0; None shows it only on terminals.
+
+    Collective. Each row is sent once, in chunks of 64 MiB. Memory on a rank that gets the arrays: all tables and one chunk.
+    """
     check_progress(progress)
     arrays: list[Array] = []
     takes = all_ranks or layer.mesh.get_local_rank() == 0
@@ -44,7 +43,13 @@ def get_weights(layer: LayerParts, all_ranks: bool, progress: bool | None) -> li
     return arrays if takes else None
 
 
-def save_weights(layer: LayerParts, folder: str | os.PathLike[str], progress: bool | None) -> None:
+def save_weights(layer: LayerParts, folder: str | os.PathLike[str], *, progress: bool | None = None) -> None:
+    """Writes <folder>/<table>.npy for each table, as set_weights() reads them on any number of ranks. bfloat16 becomes float32.
+
+    Rank 0 writes all files, with two chunks of 64 MiB in memory; each row is sent once. Existing files are replaced when all new files are
+    complete. Collective. If a file cannot be written, rank 0 raises OSError, and the others RuntimeError with the same text.
+    """
+
     def header_of(index: int) -> Callable[[IO[bytes]], None]:
         config = layer.configs[index]
         described = {
@@ -60,8 +65,18 @@ def save_weights(layer: LayerParts, folder: str | os.PathLike[str], progress: bo
 
 
 def export_safetensors(
-    layer: LayerParts, index: int, path: str | os.PathLike[str], name: str | None, progress: bool | None
+    layer: LayerParts,
+    table: int | str,
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    progress: bool | None = None,
 ) -> None:
+    """Writes one whole table, in its own dtype, as the tensor `name` of a safetensors file. Default: the name of the table.
+
+    Memory, messages and errors are those of save_weights().
+    """
+    index = layer._index_of(table)
     config = layer.configs[index]
     length = config.n_rows * row_bytes(layer, index)
     described = {
@@ -152,18 +167,27 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".unfinished")
 
 
-def set_weights(layer: LayerParts, weights: Given, progress: bool | None) -> None:
+def set_weights(layer: LayerParts, arrays: Given, *, progress: bool | None = None) -> None:
+    """Sets whole tables, in the order of the tables: arrays that are equal on all ranks, paths of .npy files, or the folder that save_weights()
+    wrote. Each rank maps the files into memory and reads only its own rows and columns. A layer on other ranks, with another plan, may have
+    written them.
+
+    progress: a progress line (tqdm) on stderr of rank 0, of its own bytes; None shows it only on terminals.
+
+    Collective; no values are sent. Additional memory: one chunk of 64 MiB. Raises, on all ranks and before anything is written, ValueError
+    for a wrong number of tables and for wrong shapes, all named, and NumPy's errors for files that it cannot read.
+    """
     check_progress(progress)
     error: Exception | None = None
-    arrays: list[Array] = []
+    whole: list[Array] = []
     try:
-        arrays = opened(layer, files_in(layer, weights) if isinstance(weights, str | os.PathLike) else weights)
+        whole = opened(layer, files_in(layer, arrays) if isinstance(arrays, str | os.PathLike) else arrays)
     except Exception as wrong:  # the others learn of it
         error = wrong
     raise_together(layer, error)
-    own = sum(values.nbytes for index in range(len(arrays)) for values, _, _ in layer._core.pieces(index))
+    own = sum(values.nbytes for index in range(len(whole)) for values, _, _ in layer._core.pieces(index))
     with Progress("loading", own, progress, layer.mesh.get_local_rank() == 0) as line:
-        for index, array in enumerate(arrays):
+        for index, array in enumerate(whole):
             for values, rows, columns in layer._core.pieces(index):
                 for begin, end in chunks(len(values), row_bytes(layer, index), values.shape[1]):
                     part = array[rows.start + begin : rows.start + end, columns]

@@ -1,16 +1,7 @@
 """Where torch.distributed.tensor.experimental has what goes with context_parallel."""
 
-from shardwise.experimental.sharded_sequences import (
-    SequenceOptions as _ContextParallelOptions,
-)
-from shardwise.experimental.sharded_sequences import (
-    context_parallel,
-    context_parallel_unshard,
-    set_rotate_method,
-)
-from shardwise.experimental.sharded_sequences import (
-    options as _cp_options,
-)
+from shardwise.experimental import sharded_sequences
+from shardwise.experimental.sharded_sequences import context_parallel, context_parallel_unshard, set_rotate_method
 
 __all__ = [
     "_ContextParallelOptions",
@@ -19,3 +10,5 @@ __all__ = [
     "context_parallel_unshard",
     "set_rotate_method",
 ]
+
+_ContextParallelOptions, _cp_options = sharded_sequences.SequenceOptions, sharded_sequences.options

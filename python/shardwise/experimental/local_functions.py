@@ -13,8 +13,6 @@ from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Shard
 
-__all__ = ["local_map"]
-
 Placements = Sequence[Placement]
 Lengthy = tuple[int | DTensor, int]  # a result, by its number, or an argument; and a dim of it
 

@@ -12,8 +12,6 @@ from shardwise import _C
 from shardwise._dtensor_spec import DTensorSpec, TensorMeta
 from shardwise.placement_types import Placement
 
-__all__ = ["register_sharding"]
-
 Sharding = tuple[Sequence[Placement | None], Sequence[Placement | None]]
 ShardingFn = Callable[..., Sequence[Sharding]]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -10,8 +10,6 @@ from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.experimental.sequence_split import SequenceSplit
 
-__all__ = ["SequenceAttention"]
-
 
 class SequenceAttention:
     """In a `with` block, scaled_dot_product_attention of plain tensors takes them for parts of sequences sharded over `mesh`,

@@ -11,8 +11,6 @@ from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Partial, Replicate, Shard
 
-__all__ = ["SequenceSplit"]
-
 Run = tuple[int, int]  # positions from the first to before the second
 
 

@@ -12,8 +12,6 @@ from shardwise.experimental.sequence_attention import SequenceAttention
 from shardwise.experimental.sequence_split import SequenceSplit
 from shardwise.placement_types import Shard
 
-__all__ = ["SequenceOptions", "context_parallel", "context_parallel_unshard", "options", "set_rotate_method"]
-
 ROTATE_METHODS = ("allgather", "alltoall")
 
 

@@ -1,6 +1,6 @@
 """fully_shard: what it is given, checked, and the group of parameters that it makes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -11,10 +11,8 @@ from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
-from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of
+from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of, units_of
 from shardwise.placement_types import Placement, Shard
-
-__all__ = ["fully_shard"]
 
 M = TypeVar("M", bound="nn.Module | list[nn.Module]")
 
@@ -82,7 +80,7 @@ def fully_shard(
             )
     found = _parameters(modules, ignored_params or set())
     along = [_along(name, places, shard_placement_fn) for name, places in found]
-    inner = list(_inner_units(modules))
+    inner = units_of(chain.from_iterable(each.modules() for each in modules))
     if not found and not inner:
         raise ValueError(
             f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
@@ -152,15 +150,6 @@ def _check_policies(mp_policy: object, offload_policy: object) -> None:
         )
 
 
-def _inner_units(modules: Sequence[nn.Module]) -> Iterator[Unit]:
-    seen: set[int] = set()
-    for module in chain.from_iterable(each.modules() for each in modules):
-        unit = unit_of(module)
-        if unit is not None and id(unit) not in seen:
-            seen.add(id(unit))
-            yield unit
-
-
 def _used_outside(modules: list[nn.Module], units: list[Unit]) -> Iterator[tuple[nn.Module, Unit]]:
     """Modules with parameters of a unit, that are reached by no module of it."""
     owners = {id(parameter): unit for unit in units for parameter in unit.sharded}
@@ -187,13 +176,13 @@ def _used_outside(modules: list[nn.Module], units: list[Unit]) -> Iterator[tuple
 
 def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tuple[str, Places]]:
     """The parameters that the call takes, each with all its places in the modules."""
-    taken = {id(parameter) for unit in _inner_units(modules) for parameter in (*unit.sharded, *unit.leaves)}
+    every = [submodule for module in modules for submodule in module.modules()]
+    taken = {id(parameter) for unit in units_of(every) for parameter in (*unit.sharded, *unit.leaves)}
     left_out = {id(parameter) for parameter in ignored}
     found: dict[int, tuple[str, Places]] = {}
-    for module in modules:
-        for submodule in module.modules():
-            if getattr(submodule, "reduces_gradients", False):  # and shards its parameters: DistributedEmbedding
-                left_out.update(id(parameter) for parameter in submodule.parameters())
+    for submodule in every:
+        if getattr(submodule, "reduces_gradients", False):  # and shards its parameters: DistributedEmbedding
+            left_out.update(id(parameter) for parameter in submodule.parameters())
     for module in modules:
         for path, submodule in module.named_modules():
             for name, parameter in submodule._parameters.items():

@@ -1,15 +1,13 @@
 """What a fully sharded module can do beside what it could: FSDPModule."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 
-from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of
-
-__all__ = ["FSDPModule", "UnshardHandle", "become_fsdp_module", "register_fsdp_forward_method"]
+from shardwise.fsdp.unit import Unit, _after_forward, _before_forward, unit_of, units_of
 
 
 class UnshardHandle:
@@ -219,14 +217,8 @@ def _unit(module: object) -> Unit:
     return unit
 
 
-def _units(module: object, recurse: bool) -> Iterator[Unit]:
-    """Each once."""
-    seen: set[int] = set()
-    for each in cast(nn.Module, module).modules() if recurse else [cast(nn.Module, module)]:
-        unit = unit_of(each)
-        if unit is not None and id(unit) not in seen:
-            seen.add(id(unit))
-            yield unit
+def _units(module: object, recurse: bool) -> list[Unit]:
+    return units_of(cast(nn.Module, module).modules() if recurse else [cast(nn.Module, module)])
 
 
 def _checked(modules: Iterable[object]) -> list["FSDPModule"]:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["cast_floats", "replaced", "tensors_in"]
-
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """In the order in which they stand."""
@@ -27,11 +25,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """`value` with its floating-point tensors in `dtype`; itself where all are."""
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return replaced(value, cast)
+    return replaced(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

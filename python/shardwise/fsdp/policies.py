@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["CPUOffloadPolicy", "MixedPrecisionPolicy", "OffloadPolicy"]
-
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy:

@@ -1,7 +1,7 @@
 """A group of parameters and the modules that compute with them: the hooks of these modules."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,8 +16,6 @@ from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
 
-__all__ = ["Places", "Resharding", "Unit", "dealt_by", "unit_of"]
-
 Places = list[tuple[nn.Module, str]]  # where modules keep one parameter
 
 # The original parameter, and the unit that has its parts: others may keep it still.
@@ -26,6 +24,11 @@ _dealt = WeakIdKeyDictionary()
 
 def unit_of(module: nn.Module) -> "Unit | None":
     return module.__dict__.get("_shardwise_unit")
+
+
+def units_of(modules: Iterable[nn.Module]) -> list["Unit"]:
+    """Those of the modules that have one, each once."""
+    return list(dict.fromkeys(unit for module in modules if (unit := unit_of(module)) is not None))
 
 
 class Resharding(NamedTuple):

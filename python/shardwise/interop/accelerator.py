@@ -1,16 +1,13 @@
 """accelerate, for models with our tensors: they are not wrapped, and all ranks read the same batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from shardwise.dtensor import DTensor
-from shardwise.interop.state_dicts import full_state_dict
+from shardwise.interop.state_dicts import any_ours, full_state_dict, whole
 
 Function = Callable[..., Any]
 
@@ -44,7 +41,7 @@ class _FullState:
 def with_full_state(optimizer: Any, keep: bool) -> Any:
     """Gives the optimizer's state with all values, on ranks that `keep` it. Collective where it has state of our tensors; another optimizer
     is given back."""
-    if not _any_ours([group["params"] for group in optimizer.param_groups]):
+    if not any_ours([group["params"] for group in optimizer.param_groups]):
         return optimizer
     return _FullState(full_state_dict(optimizer.state_dict(), cpu_offload=True, keep=keep))
 
@@ -60,7 +57,7 @@ def save_state(
 def get_state_dict(original: Function, *arguments: Any, **options: Any) -> Any:
     """All ranks call it, and get full values."""
     state = original(*arguments, **options)
-    return full_state_dict(state, cpu_offload=True) if _any_ours(state) else state
+    return full_state_dict(state, cpu_offload=True) if any_ours(state) else state
 
 
 def prepare(original: Function, accelerator: Any, *arguments: Any, **options: Any) -> Any:
@@ -97,22 +94,11 @@ def prepare_loader(original: Function, *arguments: Any, **options: Any) -> Any:
 
 def gather(original: Function, accelerator: Any, tensor: Any) -> Any:
     """Our tensors as whole plain ones."""
-    return original(accelerator, _whole(tensor))
+    return original(accelerator, whole(tensor))
 
 
 def gather_for_metrics(original: Function, accelerator: Any, input_data: Any, *arguments: Any, **options: Any) -> Any:
     """Results that all ranks computed of the same batch count once."""
     if are_equal_batches(accelerator):
-        return _whole(input_data)
-    return original(accelerator, _whole(input_data), *arguments, **options)
-
-
-def _any_ours(values: Any) -> bool:
-    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(values))
-
-
-def _whole(values: Any) -> Any:
-    """`values` themselves where none is ours."""
-    if not _any_ours(values):
-        return values
-    return pytree.tree_map_only(DTensor, lambda tensor: tensor.detach().full_tensor(), values)
+        return whole(input_data)
+    return original(accelerator, whole(input_data), *arguments, **options)

@@ -1,7 +1,5 @@
 """torch.nn.utils' clipping by the norm of all gradients, where some are ours: one message in all, on whatever meshes they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -57,7 +55,6 @@ def clip_grads(
         )
     for group in groups.values():
         original(group, max_norm, known if is_known else total_norm, foreach)
-    return None
 
 
 def _listed(tensors: Tensors) -> Sequence[torch.Tensor]:

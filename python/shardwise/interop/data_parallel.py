@@ -6,8 +6,6 @@ parameters, on all ranks alike, and so does DistributedDataParallel, which leave
 themselves. shardwise.fully_shard takes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

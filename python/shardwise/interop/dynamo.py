@@ -10,8 +10,6 @@ from shardwise._tracing import static
 from shardwise.dtensor import DTensor
 from shardwise.fsdp import unit
 
-__all__ = ["teach"]
-
 
 def teach(dynamo: ModuleType) -> None:
     """Has graphs take DTensor.from_local and the plain inputs of layers, and leaves the hooks around forwards, where a program calls
@@ -40,9 +38,8 @@ def _from_local(
     stride: Any = None,
     grad_placements: Any = None,
 ) -> torch.Tensor:
-    if (
-        device_mesh is None or run_check
-    ):  # the mesh of a `with` block is found, and ranks are asked, when the program runs
+    # The mesh of a `with` block is found, and ranks are asked, when the program runs.
+    if device_mesh is None or run_check:
         torch._dynamo.graph_break()
     return _from_local_in_graph(local_tensor, device_mesh, placements, shape, stride, grad_placements)
 

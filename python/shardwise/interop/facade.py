@@ -6,8 +6,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Facade", "torchs_own"]
-
 _OF_THE_IMPORT_SYSTEM = ("__file__", "__path__", "__spec__", "__loader__", "__package__", "__all__")
 
 

@@ -1,7 +1,5 @@
 """What this rank holds of a ShardedTensor, or of a torch DTensor over local shards: pieces and their places."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ import torch
 
 from shardwise.interop.torch_tensors import is_local_shards, is_torch_dtensor
 from shardwise.local_shards_wrapper import LocalShardsWrapper
-
-__all__ = ["Held", "difference", "held", "is_sharded_tensor", "pieces_of", "wrapper_of"]
 
 Box = tuple[list[int], list[int]]  # offsets, sizes
 Pieces = list[tuple[list[int], torch.Tensor]]  # offsets, values

@@ -1,7 +1,5 @@
 """save_pretrained, generate and the Trainer of transformers, for models with our tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -9,7 +7,7 @@ from torch.utils import _pytree as pytree
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import forward_of
 from shardwise.interop.accelerator import are_equal_batches, has_our_tensors, read_equal_batches, with_full_state
-from shardwise.interop.state_dicts import full_state_dict
+from shardwise.interop.state_dicts import any_ours, full_state_dict, whole
 
 
 def gather_state_dict(
@@ -22,7 +20,7 @@ def gather_state_dict(
     **options: Any,
 ) -> Any:
     """In save_pretrained, which all ranks call: full values on the rank that saves."""
-    if not any(isinstance(value, DTensor) for value in state_dict.values()):
+    if not any_ours(state_dict):
         return original(self, model_to_save, state_dict, *arguments, save_on_this_rank=save_on_this_rank, **options)
     full = full_state_dict(state_dict, cpu_offload=True, keep=save_on_this_rank)
     return full if save_on_this_rank else {}
@@ -80,10 +78,7 @@ def synchronise(original: Any, self: Any, model: Any, *arguments: Any, **options
 
 def step(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:
     """Losses and predictions as the Trainer adds up and gathers them: plain, and whole on every rank."""
-    results = original(self, *arguments, **options)
-    if not any(isinstance(result, DTensor) for result in pytree.tree_leaves(results)):
-        return results
-    return pytree.tree_map_only(DTensor, lambda tensor: tensor.detach().full_tensor(), results)
+    return whole(original(self, *arguments, **options))
 
 
 def generate(original: Any, self: Any, *arguments: Any, **options: Any) -> Any:

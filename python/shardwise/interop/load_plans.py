@@ -1,7 +1,5 @@
 """Loading a checkpoint of another model: every name that is wrong, before anything is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata

@@ -1,7 +1,5 @@
 """torch's own local_map, given our tensors: it would hand a function the whole DTensor where it means this rank's piece."""
 
-from __future__ import annotations
-
 import functools
 from inspect import signature
 from typing import Any

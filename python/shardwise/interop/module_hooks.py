@@ -5,8 +5,6 @@ torch would exchange the two objects, for DTensors can be traced. That fails whe
 fully_shard() and layers in C++ do.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from shardwise.dtensor import DTensor

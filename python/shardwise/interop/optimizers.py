@@ -3,8 +3,6 @@
 The elementwise optimizers need nothing of this: their operators work on pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -84,7 +82,6 @@ def muon(original: Any, params: Tensors, grads: Tensors, muon_momentum_bufs: Ten
         parameter.mul_(1 - lr * options["weight_decay"])
         rate = torch.optim._muon._adjust_lr(lr, options["adjust_lr_fn"], parameter.shape)
         parameter.add_(direction, alpha=-rate)
-    return None
 
 
 def _of_whole(function: Callable[[torch.Tensor], torch.Tensor], matrices: Tensors, like: Tensors) -> list[torch.Tensor]:
@@ -191,7 +188,6 @@ def add_grad(original: Any, self: Any, step_size: Any, update: Any) -> None:
             else part.full_tensor()
         )
         parameter.add_(part, alpha=float(step_size))
-    return None
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """torch.nn.utils.parametrizations on DTensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ torch splits each rank's rows, so that a part would have some of each rank's: ot
 to their part's ranks here, each part laid out as all are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each rank looks at its own stages, and sends nothing: another rank's stages may have no tensor of ours, and then know nothing of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

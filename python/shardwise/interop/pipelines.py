@@ -6,8 +6,6 @@ it is zeros. It learns the layouts of gradients from torch.autograd.grad(), wher
 needs no get_mesh.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

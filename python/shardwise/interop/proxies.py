@@ -8,8 +8,6 @@ from torch.utils._pytree import tree_leaves
 
 from shardwise.interop.fake_tensors import has_values
 
-__all__ = ["dispatch"]
-
 _WAY_OUT = (
     "Move DTensors before or after what make_fx or torch.export trace, or use torch.compile, whose graphs have the pieces and their "
     "moves."

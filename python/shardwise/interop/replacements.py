@@ -14,8 +14,6 @@ tensor, tracers `__tensor_flatten__`, torch.load asks add_safe_globals(), and lo
 over a group says what else was tried. Two things are asked for by name, and not here: shardwise.compat, and the generators of ranks that are threads.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
@@ -30,8 +28,6 @@ from typing import Any
 from shardwise._torch_versions import TORCH
 from shardwise.interop.facade import Facade
 from shardwise.interop.when_imported import when_imported
-
-__all__ = ["TABLE", "Replacement", "install", "replace"]
 
 Function = Callable[..., Any]
 

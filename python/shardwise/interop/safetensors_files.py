@@ -1,7 +1,5 @@
 """safetensors' load_model(), for models with our tensors: each rank reads the whole values and takes its part of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import chain

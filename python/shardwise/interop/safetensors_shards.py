@@ -1,7 +1,5 @@
 """torch's checkpoints of safetensors files: a file of theirs has one piece by a name, so ranks with several would lose all but one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Copies of our tensors for checkpoints that are written while training goes on (torch.distributed.checkpoint.async_save)."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from typing import Any
 

@@ -79,8 +79,15 @@ def _with(kind: type, value: Any, change: Callable[[str, Any], Any], path: tuple
     return value
 
 
-def _any_ours(state_dict: Any) -> bool:
-    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(state_dict))
+def any_ours(values: Any) -> bool:
+    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(values))
+
+
+def whole(values: Any) -> Any:
+    """`values` with our tensors as whole plain ones; themselves where none is ours."""
+    if not any_ours(values):
+        return values
+    return pytree.tree_map_only(DTensor, lambda tensor: tensor.detach().full_tensor(), values)
 
 
 def gather_state_dict(
@@ -92,7 +99,7 @@ def gather_state_dict(
     ranks_only: tuple[int, ...] = (),
     **options: Any,
 ) -> Any:
-    if not _any_ours(state_dict):
+    if not any_ours(state_dict):
         return original(state_dict, pg=pg, cpu_offload=cpu_offload, ranks_only=ranks_only, **options)
     keep = not ranks_only or dist.get_rank(pg) in ranks_only
     gathered = full_state_dict(state_dict, cpu_offload=cpu_offload, keep=keep)
@@ -146,7 +153,6 @@ def distribute_state_dict(
     original(rest, local_state_dict, *arguments, **options)
     for key, tensor in ours.items():
         local_state_dict[key] = placed_as(full_state_dict[key], tensor)
-    return None
 
 
 def broadcast_tensors(
@@ -192,7 +198,7 @@ class _Done:
 
 def create_cpu_state_dict(original: Function, state_dict: dict[str, Any], *arguments: Any, **options: Any) -> Any:
     """Copies of our tensors, whose pieces are what the original makes of plain tensors."""
-    if not _any_ours(state_dict):
+    if not any_ours(state_dict):
         return original(state_dict, *arguments, **options)
 
     def on_cpu(path: str, tensor: DTensor) -> _Done:

@@ -1,7 +1,5 @@
 """How a state dict differs from what it is loaded into."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

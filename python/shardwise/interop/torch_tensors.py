@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
     from torch.distributed.tensor import Placement as TorchPlacement
 
-__all__ = ["from_torch", "is_torch_dtensor", "to_torch"]
-
 
 def is_torch_dtensor(value: object) -> bool:
     """Whether `value` is a torch.distributed.tensor.DTensor."""

@@ -5,8 +5,6 @@ pieces' offsets are to be trusted: its placements differ between ranks. What a r
 of fused optimizers. Ranks therefore tell each other once what they hold of all tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +18,6 @@ from shardwise.dtensor import DTensor
 from shardwise.interop.facade import torchs_own
 from shardwise.interop.held_pieces import Held, difference, held, is_sharded_tensor, pieces_of, wrapper_of
 from shardwise.interop.torch_tensors import from_torch, is_local_shards, is_torch_dtensor
-
-__all__ = ["copy_to_torchrec", "from_torchrec", "to_torchrec"]
 
 Path = tuple[Any, ...]
 
@@ -241,34 +237,28 @@ def _as_torchrecs(tensor: DTensor, like: Any) -> Any:
         return _C.to_pieces(tensor)[0]
     local = like._local_tensor
     if is_local_shards(local):
-        pieces = dict(
-            zip(map(tuple, (offsets for offsets, _ in _C.boxes_of(tensor))), _C.to_pieces(tensor), strict=True)
-        )
-        places = local.local_offsets() if local.local_shards() else []
-        shards = local.local_shards()
+        pieces, shards = _by_offsets(tensor), local.local_shards()
+        places = local.local_offsets() if shards else []
         local = type(local)(
             [pieces[tuple(o)] if shard.numel() > 0 else shard for o, shard in zip(places, shards, strict=True)], places
         )
     else:
         (local,) = _C.to_pieces(tensor)
     from_local: Callable[..., Any] = torchs_own("torch.distributed.tensor").DTensor.from_local
-    return from_local(
-        local,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    layout = (like.device_mesh, like.placements)
+    return from_local(local, *layout, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def _by_offsets(tensor: DTensor) -> dict[tuple[int, ...], torch.Tensor]:
+    """This rank's pieces."""
+    return {tuple(o): piece for (o, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)}
 
 
 def _sharded_tensor(tensor: DTensor, like: Any) -> Any:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed._shard.sharded_tensor.shard import Shard as TorchsShard
 
-    pieces = {
-        tuple(offsets): piece for (offsets, _), piece in zip(_C.boxes_of(tensor), _C.to_pieces(tensor), strict=True)
-    }
+    pieces = _by_offsets(tensor)
     shards = [
         TorchsShard(
             pieces[tuple(shard.metadata.shard_offsets)] if shard.tensor.numel() > 0 else shard.tensor, shard.metadata

@@ -6,17 +6,15 @@ A finder stands in sys.meta_path while something waits, and only then.
 import importlib.util
 import sys
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["when_imported"]
-
 Action = Callable[[ModuleType], None]
 _waiting: dict[str, list[Action]] = {}
-_searches: set[tuple[int, str]] = set()  # of a thread for a module, among the other finders
 
 
 def when_imported(name: str, action: Action) -> None:
@@ -29,35 +27,55 @@ def when_imported(name: str, action: Action) -> None:
         sys.meta_path.insert(0, _watcher)
 
 
-class _Watcher(MetaPathFinder):
-    """Finds what the other finders find, and has the actions called after the module's own code."""
+class AroundImports(MetaPathFinder):
+    """Finds what the other finders find, and has `execute` run the code of modules of which `concerns` is true."""
+
+    def __init__(self) -> None:
+        self._searches: set[tuple[int, str]] = set()  # of a thread for a module, among the other finders
+
+    @abstractmethod
+    def concerns(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def execute(self, code: Action, module: ModuleType) -> None:
+        """Calls code(module)."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         search = (threading.get_ident(), fullname)
-        if fullname not in _waiting or search in _searches:
+        if not self.concerns(fullname) or search in self._searches:
             return None
-        _searches.add(search)
+        self._searches.add(search)
         try:
             spec = importlib.util.find_spec(fullname)  # comes back here, and goes on with the other finders
         finally:
-            _searches.remove(search)
-        if spec is None or spec.loader is None:
+            self._searches.remove(search)
+        if spec is None or not hasattr(spec.loader, "exec_module"):
             return spec
         loader: Any = spec.loader
-        execute = loader.exec_module
+        code = loader.exec_module
 
-        def execute_and_act(module: ModuleType) -> None:
-            loader.exec_module = execute
-            execute(module)
-            for action in _waiting.pop(fullname, []):  # not before: who looks for a module need not import it
-                action(module)
-            if not _waiting and self in sys.meta_path:
-                sys.meta_path.remove(self)
+        def execute(module: ModuleType) -> None:  # not before: who looks for a module need not import it
+            loader.exec_module = code
+            self.execute(code, module)
 
-        loader.exec_module = execute_and_act
+        loader.exec_module = execute
         return spec
+
+
+class _Watcher(AroundImports):
+    """Has the actions called after the module's own code."""
+
+    def concerns(self, name: str) -> bool:
+        return name in _waiting
+
+    def execute(self, code: Action, module: ModuleType) -> None:
+        code(module)
+        for action in _waiting.pop(module.__name__, []):
+            action(module)
+        if not _waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 _watcher = _Watcher()

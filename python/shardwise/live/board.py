@@ -1,22 +1,16 @@
 """The last snapshots of the ranks, and what they say of the time between two."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any
 
 from shardwise.live.form import FORM, check
 
-__all__ = ["Board", "slowest"]
-
 Json = dict[str, Any]
 
 FORGOTTEN_AFTER = 3600.0  # seconds without a word of a job
-SILENT_AFTER = (
-    5.0  # seconds after which a rank counts as gone, or some intervals of its snapshots where they are longer
-)
-INTERVALS = 3
+# A rank counts as gone after so many seconds, or intervals of its snapshots where they are longer.
+SILENT_AFTER, INTERVALS = 5.0, 3
 
 
 class Board:

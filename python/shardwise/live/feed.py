@@ -19,8 +19,6 @@ from shardwise import _torch_groups
 from shardwise._C import TrafficMeter
 from shardwise.live.snapshot import LastError, Surveyor, snapshot
 
-__all__ = ["DEFAULT_PORT", "Feed", "port_from_environment", "watch"]
-
 DEFAULT_PORT = 8765
 PATIENCE = 0.5  # seconds that the page has to answer
 READINGS = 5  # of the meter per snapshot: it then estimates less

@@ -1,7 +1,5 @@
 """What a snapshot of a rank has to have before the page may show it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,6 +10,7 @@ LARGEST = 1e300  # number that the page adds up
 
 # "float" is any number, a list holds values of one form, and None is where the other form need not be.
 MESH = {"shape": [int], "names": [str], "ranks": [int]}
+LAYOUT = {"shape": [int], "dtype": str, "placements": [str], "mesh": [int]}
 FORM: dict[str, Any] = {
     "job": str,
     "rank": int,
@@ -25,17 +24,7 @@ FORM: dict[str, Any] = {
     "waits": [{"name": str, "op": str, "seconds": float, "ranks": (None, [int])}],
     "error": (None, {"text": str, "line": str, "time": float}),
     "meshes": [MESH],
-    "tensors": [
-        {
-            "name": str,
-            "shape": [int],
-            "dtype": str,
-            "placements": [str],
-            "mesh": [int],
-            "bytes": float,
-            "local_bytes": float,
-        }
-    ],
+    "tensors": [{"name": str, **LAYOUT, "bytes": float, "local_bytes": float}],
     "n_tensors": int,
     "local_bytes": float,
 }

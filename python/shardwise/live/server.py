@@ -1,7 +1,5 @@
 """The page's server: takes snapshots of ranks, gives them to the page."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -16,8 +14,6 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from shardwise.live.board import Board
-
-__all__ = ["application", "listener_on", "serve"]
 
 PAGE = Path(__file__).parent / "page.html"
 MOST_BYTES = 16 << 20  # of one snapshot: meshes and groups name their ranks, up to 0.4 MB each

@@ -20,8 +20,6 @@ from shardwise import _C
 from shardwise.debug.process_memory import peak_of_process
 from shardwise.dtensor import DTensor
 
-__all__ = ["LastError", "Surveyor", "job_name", "rank_and_size", "snapshot"]
-
 Json = dict[str, Any]
 
 # A look at all objects of the program stops it. It may take this share of the time.

@@ -9,9 +9,8 @@ from torch import nn
 from shardwise.device_mesh import DeviceMesh, mesh_or_current
 from shardwise.dtensor import DTensor
 from shardwise.forward_scope import open_around_forward
+from shardwise.module_tensors import Place, by_tensor, places_of
 from shardwise.parallel.style import ParallelStyle
-
-__all__ = ["parallelize_module"]
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -94,30 +93,24 @@ def _matches(module: nn.Module, path: str) -> list[nn.Module]:
     return found
 
 
-Place = tuple[str, nn.Module, str]  # the module's name, the module, the parameter's name in it
-
-
 def _shared_parameters(module: nn.Module) -> list[list[Place]]:
     """The places of each parameter that has several."""
-    places: dict[nn.Parameter, list[Place]] = {}
-    for name, submodule in module.named_modules():
-        for parameter_name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
-            places.setdefault(parameter, []).append((name, submodule, parameter_name))
-    return [found for found in places.values() if len(found) > 1]
+    places = [place for place in places_of(module) if isinstance(place.original, nn.Parameter)]
+    return [group for group in by_tensor(places) if len(group) > 1]
 
 
 def _tie(shared: list[list[Place]]) -> None:
     """Makes one parameter again of those that were one before and are laid out alike."""
     for places in shared:
-        now = [module.get_parameter(name) for _, module, name in places]
+        now = [place.tensor for place in places]
         layouts = [(each.device_mesh, each.placements) if isinstance(each, DTensor) else None for each in now]
         if all(layout == layouts[0] for layout in layouts):
-            for _, module, name in places:
-                module.register_parameter(name, now[0])
+            for place in places:
+                place.tensor = now[0]
         else:
-            names = [f"{path}.{name}" if path else name for path, _, name in places]
+            names = " and ".join(place.path for place in places)
             warnings.warn(
-                f"[parallelize_module] {' and '.join(names)} were one parameter and are laid out differently now: each is "
+                f"[parallelize_module] {names} were one parameter and are laid out differently now: each is "
                 "trained on its own. Give them styles that lay them out alike to keep them one.",
                 stacklevel=3,
             )

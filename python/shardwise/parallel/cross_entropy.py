@@ -1,14 +1,10 @@
 """The cross entropy of logits of which each rank has some classes."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
-
-__all__ = ["VocabParallelCrossEntropy"]
 
 
 class VocabParallelCrossEntropy(nn.Module):

@@ -1,14 +1,10 @@
 """An embedding table of which each rank has some columns, or some rows."""
 
-from __future__ import annotations
-
 import torch
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
-
-__all__ = ["ParallelEmbedding"]
 
 
 class ParallelEmbedding(ParallelLayer):
@@ -59,17 +55,8 @@ class ParallelEmbedding(ParallelLayer):
         _C.zero_row_(self.weight, self.padding_idx)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return _C.parallel_embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
-            self.gather_output,
-            self.mesh_dim,
-        )
+        of_torch = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
+        return _C.parallel_embedding(input, self.weight, *of_torch, self.gather_output, self.mesh_dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

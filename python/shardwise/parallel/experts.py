@@ -10,12 +10,10 @@ from torch import nn
 from shardwise._C import RoutedTokens, combine_tokens, dispatch_tokens
 from shardwise._utils import compute_local_shape_and_global_offset
 from shardwise.device_mesh import DeviceMesh
-from shardwise.dtensor import DTensor, distribute_tensor
+from shardwise.dtensor import DTensor
 from shardwise.interop.state_dicts import take_plain_values
-from shardwise.parallel.style import ParallelStyle, one_dim
+from shardwise.parallel.style import ParallelStyle, one_dim, shard_parameters
 from shardwise.placement_types import Placement, Shard
-
-__all__ = ["ExpertParallel"]
 
 
 class ExpertParallel(ParallelStyle):
@@ -120,9 +118,8 @@ def _shard_by_expert(module: nn.Module, mesh: DeviceMesh, src_data_rank: int | N
             f"mesh dim of at most {n} ranks, and the other ranks for data."
         )
     placement = Shard(0, sizes=[n // n_ranks + (rank < n % n_ranks) for rank in range(n_ranks)])
-    for _, layer, key, parameter in parameters:
-        sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=src_data_rank)
-        layer.register_parameter(key, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    for _, layer, key, _ in parameters:
+        shard_parameters(layer, mesh, {key: placement}, src_data_rank)
 
 
 def _arguments(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -183,9 +180,8 @@ class _Call(NamedTuple):
         try:
             for part, key, expert in held:
                 part._parameters[key] = expert.to_local()  # type: ignore[assignment]
-            if n_own != len(experts) and getattr(layer, attribute, None) == len(
-                experts
-            ):  # not a property of the parameters
+            # Else it is a property of the parameters.
+            if n_own != len(experts) and getattr(layer, attribute, None) == len(experts):
                 setattr(layer, attribute, n_own)
                 counter = (attribute, len(experts))
         except BaseException:

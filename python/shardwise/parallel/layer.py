@@ -12,8 +12,6 @@ from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 
-__all__ = ["InitType", "ParallelLayer"]
-
 InitType = str | Callable[[torch.Tensor], Any]
 
 

@@ -1,15 +1,11 @@
 """Linear layers of which each rank computes some columns, or a term of the sum."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.parallel.layer import InitType, ParallelLayer
-
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
 class ParallelLinear(ParallelLayer):

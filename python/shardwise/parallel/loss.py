@@ -10,8 +10,6 @@ from torch.overrides import TorchFunctionMode
 from shardwise.dtensor import DTensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
-__all__ = ["loss_parallel"]
-
 LOSSES = (F.cross_entropy, F.nll_loss)
 
 

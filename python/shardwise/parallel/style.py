@@ -13,16 +13,6 @@ from shardwise.distribute_module import distribute_module
 from shardwise.dtensor import DTensor, distribute_tensor
 from shardwise.placement_types import Placement, Replicate, Shard
 
-__all__ = [
-    "ColwiseParallel",
-    "ParallelStyle",
-    "PrepareModuleInput",
-    "PrepareModuleInputOutput",
-    "PrepareModuleOutput",
-    "RowwiseParallel",
-    "SequenceParallel",
-]
-
 Layouts = tuple[Placement | None, ...]
 
 
@@ -75,11 +65,21 @@ def placed(tensor: DTensor, layout: Placement) -> DTensor:
 class _LayerStyle(ParallelStyle):
     """A linear layer or embedding table whose parameters are sharded."""
 
-    input_layouts: Layouts
-    output_layouts: Layouts
-    use_local_output: bool
-
     _shown = ("input_layouts", "output_layouts", "use_local_output")
+    _input: Placement  # of the layer, unless the program says otherwise
+    _output: Placement
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        self.input_layouts = (input_layouts or self._input,)
+        self.output_layouts = (output_layouts or self._output,)
+        self.desired_input_layouts: Layouts = (self._input,)
+        self.use_local_output = use_local_output
 
     def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
         """The placement of each parameter of `module`, and the one that its input needs. Raises NotImplementedError."""
@@ -106,11 +106,11 @@ class _LayerStyle(ParallelStyle):
             value = first_input(self, layer, inputs)
             if not isinstance(value, DTensor):
                 shape = self._global_input_shape(layer, value)
-                value = _C.layer_input(value, mesh, self.input_layouts, shape)  # type: ignore[arg-type]
+                value = _C.layer_input(value, mesh, self.input_layouts, shape)
             return placed(value, needed), *inputs[1:]
 
         def finish(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
-            result = placed(output, self.output_layouts[0])  # type: ignore[arg-type]
+            result = placed(output, self.output_layouts[0])
             return result.to_local() if self.use_local_output else result
 
         return distribute_module(module, mesh, shard, prepare, finish)
@@ -129,17 +129,7 @@ class ColwiseParallel(_LayerStyle):
     ((Shard(0),), torch.Size([2, 8]))
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-    ) -> None:
-        self.input_layouts = (input_layouts or Replicate(),)
-        self.output_layouts = (output_layouts or Shard(-1),)
-        self.desired_input_layouts: Layouts = (Replicate(),)
-        self.use_local_output = use_local_output
+    _input, _output = Replicate(), Shard(-1)
 
     def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
         names = [name for name, _ in module.named_parameters(recurse=False)]
@@ -162,17 +152,7 @@ class RowwiseParallel(_LayerStyle):
     ((Shard(1),), torch.Size([2, 30]))
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-    ) -> None:
-        self.input_layouts = (input_layouts or Shard(-1),)
-        self.output_layouts = (output_layouts or Replicate(),)
-        self.desired_input_layouts: Layouts = (Shard(-1),)
-        self.use_local_output = use_local_output
+    _input, _output = Shard(-1), Replicate()
 
     def _parameter_layouts(self, module: nn.Module) -> tuple[dict[str, Placement], Placement]:
         names = [name for name, _ in module.named_parameters(recurse=False)]
