@@ -30,7 +30,18 @@ from shardwise.testing import run_ranks
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 SECTIONS = [
-    *("placements", "meshes", "tensors", "wrappers", "moves", "operators", "rules", "lookups", "embedding_plans"),
+    *(
+        "placements",
+        "meshes",
+        "tensors",
+        "wrappers",
+        "local_classes",
+        "moves",
+        "operators",
+        "rules",
+        "lookups",
+        "embedding_plans",
+    ),
     *(
         "many_tables",
         "ids",

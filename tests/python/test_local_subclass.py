@@ -90,7 +90,9 @@ def test_rows_of_equal_numbers_come_back_as_they_were_given():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (4,))
         own = torch.randn(2, 16)
-        given = TableShards([own], [torch.Size((rank * 2, 16))])  # its column is the width, which is no place of a piece
+        given = TableShards(
+            [own], [torch.Size((rank * 2, 16))]
+        )  # its column is the width, which is no place of a piece
         x = sw.DTensor.from_local(given, mesh, [Shard(0)], run_check=False)
         assert x.shape == (8, 16) and x.to_local() is given and x.detach().to_local() is given
         assert x.to_local().shards[0] is own and x.to_local().shard_offsets == [(rank * 2, 16)]
@@ -161,10 +163,13 @@ def test_a_refused_operator_is_the_class_s_error_with_the_operator_s_name():
         mesh = sw.init_device_mesh("cpu", (2,))
         x = sw.DTensor.from_local(scaled(3), mesh, [Shard(0)])
         with pytest.raises(
-            NotImplementedError, match=re.escape("[aten::exp] on a DTensor whose local tensor is a Scaled: Scaled has no aten.exp")
+            NotImplementedError,
+            match=re.escape("[aten::exp] on a DTensor whose local tensor is a Scaled: Scaled has no aten.exp"),
         ):
             x.exp()
-        with pytest.raises(NotImplementedError, match="the local tensor is a Scaled, whose memory only its own operators read"):
+        with pytest.raises(
+            NotImplementedError, match="the local tensor is a Scaled, whose memory only its own operators read"
+        ):
             x.full_tensor()
         assert torch.equal((x + 1).full_tensor(), torch.cat([scaled(3).values() + 1] * 2))  # nothing was lost
 
@@ -179,7 +184,9 @@ def test_parts_are_taken_by_the_class():
         begin, end = [0, 3, 6, 8][rank : rank + 2]
         assert isinstance(x.to_local(), Scaled) and torch.equal(x.to_local().numbers, whole.numbers[begin:end])
         assert sw.distribute_tensor(whole, mesh, [Replicate()]).to_local() is whole
-        with pytest.raises(NotImplementedError, match=r"\[distribute_tensor\] a TableShards answers none of aten.slice, aten.narrow"):
+        with pytest.raises(
+            NotImplementedError, match=r"\[distribute_tensor\] a TableShards answers none of aten.slice, aten.narrow"
+        ):
             sw.distribute_tensor(TableShards([torch.ones(6, 2)], [(0, 0)]), mesh, [Shard(0)])
 
     run_ranks(3, body)
