@@ -56,7 +56,7 @@ class Finding:
 
 
 def judged(section: str, name: str, value: str, mend: str, state: State = "note") -> Finding:
-    """Of `state` if there is something to mend."""
+    """A finding whose state is `state` if there is something to mend, else ok."""
     return Finding(section, name, value, state if mend else "ok", mend)
 
 

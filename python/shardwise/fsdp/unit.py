@@ -27,7 +27,7 @@ def unit_of(module: nn.Module) -> "Unit | None":
 
 
 def units_of(modules: Iterable[nn.Module]) -> list["Unit"]:
-    """Those of the modules that have one, each once."""
+    """The units of the modules, each once."""
     return list(dict.fromkeys(unit for module in modules if (unit := unit_of(module)) is not None))
 
 
