@@ -44,9 +44,10 @@ ELSEWHERE = {
     ),
     "a process group of one's own, without a store": ("and cannot read its members' pieces",),
     "a file that is written to while it is read, or was made by hand": (" are there", "the file ends "),
-    "ranks that never come, which tests/python/test_lone_calls.py starts": (
+    "ranks that differ under the check, which tests/python/test_lone_calls.py starts": (
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",
+        "the ranks have different offsets",
     ),
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",

@@ -65,6 +65,14 @@ def nobody_comes(rank):
     return errors
 
 
+def other_offsets(rank):
+    """Under SHARDWISE_CHECK=1: bags of one length each, and of another one on each rank."""
+    table = table_of(4)
+    ids = sw.distribute_tensor(torch.tensor([0, 3]), table.device_mesh, [Replicate()], src_data_rank=None)
+    offsets = torch.tensor([0, 1] if rank == 0 else [0])
+    return [error_of(lambda: F.embedding_bag(ids, table, offsets).to_local().tolist())]
+
+
 def killed(rank):
     table = table_of(4)
     table.sum().item()

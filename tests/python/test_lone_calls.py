@@ -68,6 +68,12 @@ def test_the_check_names_a_lone_call_within_seconds(tmp_path):
     assert "SHARDWISE_CHECK_SECONDS=2" in text, text
 
 
+def test_the_check_compares_the_offsets_of_bags(tmp_path):
+    for (error,) in errors_of("other_offsets", tmp_path, SHARDWISE_CHECK="1"):
+        assert error["type"] == "ValueError", error
+        assert error["text"].startswith("[aten::embedding_bag] the ranks have different offsets. Give all ranks"), error
+
+
 def test_after_a_rank_died_the_first_failure_is_named(tmp_path):
     (first, second), _ = errors_of("killed", tmp_path)
     assert first["type"] == "DistBackendError" and "rank 0 failed in its call" in first["text"], first

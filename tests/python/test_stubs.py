@@ -24,6 +24,8 @@ def stubbed():
             result[node.name] = functions | values
         elif isinstance(node, ast.FunctionDef):
             result[node.name] = None
+        elif isinstance(node, ast.AnnAssign):
+            result[node.target.id] = None
     return result
 
 
