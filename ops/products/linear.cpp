@@ -36,7 +36,8 @@ void describe_linear(const OpCall& call, Signature& signature) {
   }
 }
 
-torch::autograd::variable_list gradients(const at::Tensor& grad, const Factors& factors, std::array<bool, 3> mask) {
+torch::autograd::variable_list linear_gradients(const at::Tensor& grad, const Factors& factors,
+                                                std::array<bool, 3> mask) {
   const bool is_vector = factors.right_sizes.size() == 1;
   const at::Tensor grads = is_vector ? grad.unsqueeze(-1) : grad;
   torch::autograd::variable_list result(3);
@@ -56,7 +57,7 @@ torch::autograd::variable_list gradients(const at::Tensor& grad, const Factors& 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor& input, const at::Tensor& grad,
                                                                const at::Tensor& weight, std::array<bool, 3> mask) {
   if (!grad.defined()) return {};
-  auto result = gradients(grad, {input, weight, Dims(input.sizes()), Dims(weight.sizes())}, mask);
+  auto result = linear_gradients(grad, {input, weight, Dims(input.sizes()), Dims(weight.sizes())}, mask);
   return {std::move(result[0]), std::move(result[1]), std::move(result[2])};
 }
 
@@ -74,7 +75,7 @@ at::Tensor differentiable_linear(const at::Tensor& input, const at::Tensor& weig
     const at::AutoDispatchBelowAutograd guard;
     return at::linear(input, weight, given_bias);
   }();
-  return with_product_node(std::move(product), "LinearBackward0", &gradients, input, weight, bias);
+  return with_product_node(std::move(product), "LinearBackward0", &linear_gradients, input, weight, bias);
 }
 
 }  // namespace

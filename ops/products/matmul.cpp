@@ -74,7 +74,8 @@ at::Tensor as_matrices(const at::Tensor& grad, bool left_is_vector, bool right_i
   return left_is_vector ? result.unsqueeze(-2) : result;
 }
 
-torch::autograd::variable_list gradients(const at::Tensor& grad, const Factors& factors, std::array<bool, 3> mask) {
+torch::autograd::variable_list matmul_gradients(const at::Tensor& grad, const Factors& factors,
+                                                std::array<bool, 3> mask) {
   const bool left_is_vector = factors.left_sizes.size() == 1, right_is_vector = factors.right_sizes.size() == 1;
   const at::Tensor grads = as_matrices(grad, left_is_vector, right_is_vector);
   torch::autograd::variable_list result(2);
@@ -100,7 +101,7 @@ std::tuple<at::Tensor, at::Tensor> matmul_backward(const at::Tensor& grad, const
                                                    const at::Tensor& right, std::array<bool, 2> mask) {
   if (!grad.defined()) return {};
   const Factors factors{left, right, Dims(left.sizes()), Dims(right.sizes())};
-  auto result = gradients(grad, factors, {mask[0], mask[1], false});
+  auto result = matmul_gradients(grad, factors, {mask[0], mask[1], false});
   return {std::move(result[0]), std::move(result[1])};
 }
 
@@ -118,7 +119,7 @@ at::Tensor differentiable_matmul(const at::Tensor& left, const at::Tensor& right
     const at::AutoDispatchBelowAutograd guard;
     return at::matmul(left, right);
   }();
-  return with_product_node(std::move(product), "MatmulBackward0", &gradients, left, right);
+  return with_product_node(std::move(product), "MatmulBackward0", &matmul_gradients, left, right);
 }
 
 /// aten::dot has no meta kernel, so aten::matmul and aten::dot go by an operator of our own.
