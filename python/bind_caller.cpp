@@ -105,12 +105,9 @@ CallerStack stack_of_thread(uint64_t thread) {
 
 }  // namespace
 
-void bind_caller(py::module_& module) {
+void bind_caller(py::module_& /*module*/) {
   static constexpr CallerHooks kHooks{&program_line, &stack_of_thread};
   set_caller_hooks(&kHooks);
-  module.def(
-      "caller_line", &program_line,
-      "The line of the program that this thread is in, outside of torch and shardwise; \"\" where there is none.");
 }
 
 }  // namespace shardwise

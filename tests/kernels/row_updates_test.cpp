@@ -224,41 +224,6 @@ TEST(RowUpdatesTest, SeveralPiecesInOneCall) {
     expect_near(together[p].first, apart[p].first, "first of piece " + std::to_string(p));
     expect_near(together[p].second, apart[p].second, "second of piece " + std::to_string(p));
   }
-
-  // Lookups in the three are those in a table that has their rows.
-  Matrix all(Element::kDouble, 20, kWidth);
-  std::vector<Rows> rows;
-  for (int p = 0; p < 3; ++p) {
-    rows.push_back(together[p].table.rows(kFirst[p]));
-    for (int64_t r = 0; r < kCount[p]; ++r)
-      for (int64_t c = 0; c < kWidth; ++c) all.set(kFirst[p] + r, c, together[p].table.get(r, c));
-  }
-  for (const bool as_int32 : {false, true}) {
-    std::vector<int64_t> wanted = random_ids(60, 26, 5);
-    wanted[7] = -3;
-    const IdList ids(wanted, as_int32);
-    Matrix found(Element::kDouble, 60, kWidth);
-    look_up({rows.data(), 3}, ids.ids(), Miss::kZero, found.memory.data(), kWidth, 0, 31);
-    look_up({rows.data(), 3}, ids.ids(), Miss::kZero, found.memory.data(), kWidth, 31, 60);
-    for (int64_t i = 0; i < 60; ++i)
-      for (int64_t c = 0; c < kWidth; ++c)
-        ASSERT_EQ(found.get(i, c), wanted[i] >= 0 && wanted[i] < 20 ? all.get(wanted[i], c) : 0) << i;
-    const std::vector<int64_t> offsets{0, 0, 11, 40};
-    for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax}) {
-      // Of the table's rows 9 to 11, which no piece has, neither is anything found: they are left out of its ids.
-      std::vector<int64_t> held = wanted;
-      for (int64_t& id : held)
-        if (id >= 9 && id < 12) id = 1;
-      const IdList held_ids(held, as_int32);
-      const Bags bags{offsets.data(), 4, 60, 13, nullptr};
-      Matrix pooled(Element::kDouble, 4, kWidth), expected(Element::kDouble, 4, kWidth);
-      std::vector<int64_t> chosen(4 * kWidth), expected_chosen(4 * kWidth);
-      pool({rows.data(), 3}, held_ids.ids(), bags, pooling, -9, pooled.memory.data(), chosen.data(), 0, 4);
-      pool(all.rows(), held_ids.ids(), bags, pooling, -9, expected.memory.data(), expected_chosen.data(), 0, 4);
-      expect_near(pooled, expected, "bags");
-      EXPECT_EQ(chosen, expected_chosen);
-    }
-  }
 }
 
 TEST(StochasticRoundingTest, GivesTheNumbersNextToAValueAndItsMean) {
