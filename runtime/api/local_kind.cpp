@@ -42,9 +42,9 @@ struct KindOfSum final : torch::autograd::PostAccumulateGradHook {
   }
 };
 
-/// No operator is asked for a stale view: the alias is stale, too, and nothing is sent.
+/// No operator is asked for a stale view: the alias is stale, too, and nothing is sent. Nor is one of a subclass: the object is shared.
 at::Tensor detach(c10::DispatchKeySet keys, const at::Tensor& tensor) {
-  if (const auto* from = maybe_dtensor(tensor); from->is_stale())
+  if (const auto* from = maybe_dtensor(tensor); from->is_stale() || from->holds_subclass())
     return at::Tensor(from->shallow_copy_and_detach(from->version_counter(), /*allow_change=*/false));
   at::Tensor result = [&] {
     at::AutoDispatchBelowAutograd guard;
