@@ -193,7 +193,8 @@ at::Tensor from_local_shards(const at::Tensor& wrapper, const MeshPtr& mesh, Pla
           ? FromShards::apply(wrapper, spec, grad_spec(spec, options.grad_placements), static_cast<int64_t>(kind))
           : wrap_pieces(spec, pieces_of(wrapper, *spec), kind);
   share_version(tensor, wrapper);
-  if (!wrapper.requires_grad()) maybe_dtensor(tensor)->set_given(wrapper);
+  // One without pieces may be of another dtype than the others'.
+  if (!wrapper.requires_grad() && wrapper.scalar_type() == spec->dtype()) maybe_dtensor(tensor)->set_given(wrapper);
   return tensor;
 }
 
