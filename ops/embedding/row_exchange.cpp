@@ -283,7 +283,7 @@ at::Tensor RowExchange::fetch_by(const FindRows& find, const FindRows& unpacked)
   for (const IncomingRequest& incoming : incoming_) {
     const Box& box = table_->boxes()[incoming.box];
     if (incoming.rank == self || incoming.n() == 0 || box.sizes[1] == 0) continue;
-    if (ids_are_equal_) {
+    if (ids_are_equal_ && !unpacked) {
       sends.push_back({incoming.rank, part_of(own_request(incoming.box), rows).contiguous()});
       continue;
     }

@@ -186,7 +186,7 @@ class LocalRun {
     const SpecPtr& spec = propagation_.outputs[i];
     if (!spec) return;
     const c10::IntArrayRef sizes = is_flat_ ? *spec->flat_sizes() : spec->boxes()[outputs_[i].size()].sizes;
-    if (is_subclass(piece)) [[unlikely]]
+    if (call_.subclass) [[unlikely]]
       check_form(piece, *spec, sizes);
     TORCH_INTERNAL_ASSERT(piece.sizes() == sizes, "[", call_.op.name, "] gave a piece of sizes ", piece.sizes(),
                           " where ", to_string(*spec), " has ", sizes, " on rank ", spec->mesh()->rank());
@@ -198,12 +198,12 @@ class LocalRun {
       outputs_[i].push_back(piece);
   }
 
-  /// What a class's own operator gave is its matter, and so an error of its caller's.
+  /// A class's own operator gave it, so what is wrong with it is an error and no fault of ours.
   void check_form(const at::Tensor& object, const Spec& spec, c10::IntArrayRef sizes) const {
     TORCH_CHECK_VALUE(
         object.sizes() == sizes && object.scalar_type() == spec.dtype(),
         fmt::format("[{}] a {} gives {} [{}], and torch's operator {} [{}] on rank {}. Correct its __torch_dispatch__.",
-                    call_.op.name, class_of(object), c10::toString(object.scalar_type()),
+                    call_.op.name, class_of(call_.subclass->local_tensors()[0]), c10::toString(object.scalar_type()),
                     fmt::join(object.sizes(), ", "), c10::toString(spec.dtype()), fmt::join(sizes, ", "),
                     spec.mesh()->rank()));
   }
