@@ -210,7 +210,7 @@ Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor
   const SeededDraws seeded(call, query.device());
   Attended result = attend_seen(with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), call);
   if (call.dropout_p == 0)
-    result.random = {};
+    result.random.reset();
   else
     result.random = result.random.expand({query.size(0), query.size(1), query.size(2), 2});
   return result;
