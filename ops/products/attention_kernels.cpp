@@ -179,7 +179,7 @@ bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
 
 /// What is attended to in two parts. Half-precision parts are weighed in float32.
 Attended merged(const Attended& past, const Attended& own) {
-  const at::Tensor share = at::sigmoid(past.logsumexp - own.logsumexp).unsqueeze(-1);
+  const at::Tensor share = at::sigmoid(past.logsumexp.sub(own.logsumexp)).unsqueeze(-1);
   const at::ScalarType dtype = share.scalar_type();
   return {at::lerp(own.output.to(dtype), past.output.to(dtype), share).to(own.output.scalar_type()),
           at::logaddexp(past.logsumexp, own.logsumexp),
@@ -236,7 +236,7 @@ AttentionGradients attend_backward(const at::Tensor& grad, const at::Tensor& giv
       run_backward(grad, query, seen.before(key), seen.before(value), attended, call, false, false);
   if (seen.past == seen.end) return past;
   const AttentionGradients own = run_backward(grad, query, seen.own(key), seen.own(value), attended, call, true, false);
-  return {past.query + own.query, seen.of_all({past.key, own.key}), seen.of_all({past.value, own.value}), {}};
+  return {past.query.add(own.query), seen.of_all({past.key, own.key}), seen.of_all({past.value, own.value}), {}};
 }
 
 }  // namespace shardwise
