@@ -95,9 +95,10 @@ int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::T
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
   const at::Tensor dense = outline(query);
-  const auto keys = dense.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-  if (!op.hasKernelForDispatchKey(keys.highestPriorityTypeId())) return static_cast<int64_t>(SDPBackend::math);
-  return at::_ops::_fused_sdp_choice::redispatch(keys, dense, outline(key), outline(value),
+  const auto key =
+      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, dense.key_set().highestBackendKey());
+  if (!op.hasKernelForDispatchKey(key)) return static_cast<int64_t>(SDPBackend::math);
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(key), dense, outline(key), outline(value),
                                                  is_given(mask) ? MaybeTensor(outline(*mask)) : mask, dropout_p,
                                                  is_causal, scale, enable_gqa);
 }
