@@ -95,10 +95,10 @@ int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::T
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
   const at::Tensor dense = outline(query);
-  const auto key =
+  const auto kernel =
       c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, dense.key_set().highestBackendKey());
-  if (!op.hasKernelForDispatchKey(key)) return static_cast<int64_t>(SDPBackend::math);
-  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(key), dense, outline(key), outline(value),
+  if (!op.hasKernelForDispatchKey(kernel)) return static_cast<int64_t>(SDPBackend::math);
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(kernel), dense, outline(key), outline(value),
                                                  is_given(mask) ? MaybeTensor(outline(*mask)) : mask, dropout_p,
                                                  is_causal, scale, enable_gqa);
 }
@@ -127,10 +127,12 @@ bool has_whole_groups(const at::Tensor& query, int64_t n_shared) {
   });
 }
 
-/// The mask as terms to add to the scores.
-MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype) {
-  if (!is_given(mask) || mask->scalar_type() != at::kBool) return mask;
-  return at::zeros_like(*mask, mask->options().dtype(dtype)).masked_fill_(mask->logical_not(), kMinusInfinity);
+/// The mask as terms to add to the scores. A plain one becomes a replica.
+MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPtr& mesh) {
+  if (!is_given(mask)) return mask;
+  const at::Tensor given = replica_of(*mask, mesh);
+  if (given.scalar_type() != at::kBool) return given;
+  return at::zeros_like(given, given.options().dtype(dtype)).masked_fill_(given.logical_not(), kMinusInfinity);
 }
 
 /// torch's flash kernel for GPUs takes multiples of 8 features.
@@ -207,7 +209,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                               ->mesh();
     for (const MaybeTensor& operand : {MaybeTensor(query), MaybeTensor(key), MaybeTensor(value), mask})
       check_operand(operand, mesh);
-    const MaybeTensor terms = as_terms(mask, query.scalar_type());
+    const MaybeTensor terms = as_terms(mask, query.scalar_type(), mesh);
     const int64_t n_copies = has_whole_groups(query, n_shared) || is_sharded_along(key, 1) ? 1 : n_shared;
     return fused_attention(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms, dropout_p,
                            is_causal, scale);

@@ -18,7 +18,7 @@ struct AttentionCall {
   uint64_t seed = 0;      // of the weights that are dropped out
 };
 
-/// `output` is [batch, heads, queries, features], ordered in memory as [batch, queries, heads, features]. `logsumexp` of a query's scores is
+/// `output` is [batch, heads, queries, features]. `logsumexp` of a query's scores is
 /// [batch, heads, queries], without the padding of torch's memory-efficient kernel. `random`, from which the backward draws again, is
 /// [batch, heads, queries, 2] without memory of its own; undefined without dropout.
 struct Attended {

@@ -20,6 +20,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -55,15 +56,18 @@ Three compute_attention(const Tensor& query, const Tensor& key, const Tensor& va
   return {result.output, result.logsumexp, result.random};
 }
 
+/// Results are ordered in memory as the query or, by torch's memory-efficient kernel, query by query.
 Three shape_of_attention(const Tensor& query, const Tensor& /*key*/, const Tensor& value, const MaybeTensor& /*mask*/,
                          double /*dropout_p*/, bool draws, bool /*is_causal*/, std::optional<double> /*scale*/,
-                         int64_t /*backend*/, bool /*keeps_rows*/, const at::Scalar& /*seed*/, int64_t /*first_row*/,
+                         int64_t backend, bool /*keeps_rows*/, const at::Scalar& /*seed*/, int64_t /*first_row*/,
                          int64_t /*place*/) {
   const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2);
   const auto of_sums = query.options().dtype(at::toOpMathType(query.scalar_type()));
-  return {at::empty({batch, rows, heads, value.size(3)}, query.options()).transpose(1, 2),
-          at::empty({batch, rows, heads}, of_sums).transpose(1, 2),
-          draws ? at::empty({batch, heads, rows, 2}, query.options().dtype(at::kLong)) : Tensor()};
+  const bool by_rows = static_cast<SDPBackend>(backend) == SDPBackend::efficient_attention;
+  return {
+      by_rows ? at::empty({batch, rows, heads, value.size(3)}, query.options()).transpose(1, 2) : at::empty_like(query),
+      at::empty({batch, rows, heads}, of_sums).transpose(1, 2),
+      draws ? at::empty({batch, heads, rows, 2}, query.options().dtype(at::kLong)) : Tensor()};
 }
 
 Four compute_backward(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,

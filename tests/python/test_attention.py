@@ -154,10 +154,10 @@ MASKS = {
 class Masked(nn.Module):
     def __init__(self, mask):
         super().__init__()
-        self.mask = mask
+        self.mask, self.factor = mask, nn.Parameter(torch.ones(()))
 
     def forward(self, query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
+        return F.scaled_dot_product_attention(query * self.factor, key, value, attn_mask=self.mask)
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Shard(2)])
@@ -188,9 +188,12 @@ def test_a_plain_mask_of_terms_is_an_error_elsewhere():
 
 
 def test_results_are_ordered_in_memory_as_torchs():
+    dense = torch.ones(2, 24, 4, 8).transpose(1, 2)
+
     def check(mesh):
-        out = F.scaled_dot_product_attention(*laid_out(parts(), mesh, [Shard(1)] * 3))
-        assert out.stride() == F.scaled_dot_product_attention(*parts()).stride()
+        ours = sw.distribute_tensor(dense, mesh, [Shard(1)], src_data_rank=None)
+        out = F.scaled_dot_product_attention(ours, ours, ours)
+        assert out.stride() == F.scaled_dot_product_attention(dense, dense, dense).stride()
         assert out.transpose(1, 2).view(2, 24, 32).placements == (Shard(2),)
 
     on_ranks(check)
