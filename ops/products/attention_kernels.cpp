@@ -177,7 +177,7 @@ bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
   return call.backend == SDPBackend::flash_attention && !query.device().is_cpu();
 }
 
-/// What is attended to in two parts. Half-precision parts are weighed in float32.
+/// The attention to both parts of the keys. Half-precision parts are weighed in float32.
 Attended merged(const Attended& past, const Attended& own) {
   const at::Tensor share = at::sigmoid(past.logsumexp.sub(own.logsumexp)).unsqueeze(-1);
   const at::ScalarType dtype = share.scalar_type();

@@ -49,7 +49,7 @@ TEST(AttentionTest, SharedHeadsAreDense) {
   expect_same_as_dense("grouped queries", attend, {{2, 6, 5, 3}, {2, 3, 5, 3}, {2, 3, 5, 3}}, kClose);
 }
 
-// Of as many features as the queries, 4 dims: torch's flash kernel.
+// Operands of 4 dims whose values have as many features as the queries: torch picks its flash kernel.
 const std::vector<Dims> kFused{{2, 4, 7, 4}, {2, 4, 6, 4}, {2, 4, 6, 4}};
 
 std::vector<Dims> fused_with(const Dims& mask) { return {kFused[0], kFused[1], kFused[2], mask}; }
