@@ -11,6 +11,7 @@ namespace shardwise::attention_test {
 namespace {
 
 const DenseOptions kClose{.is_exact = false, .max_combinations = 25};
+const DenseOptions kFewer{.is_exact = false, .max_combinations = 8};  // of tests with many cases
 
 TEST(AttentionTest, WithoutMaskIsDense) {
   const auto attend = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2]); };
@@ -81,14 +82,12 @@ TEST(AttentionTest, FusedIsDense) {
 
 TEST(AttentionTest, FusedCausalIsDenseWhereQueriesAreSharded) {
   const auto attend = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true); };
-  for (const int64_t n_queries : {1, 5, 6, 13})
+  for (const int64_t n_queries : {1, 6, 13})
     for (const int64_t n_keys : {1, 6, 13})
       expect_same_as_dense("fused causal attention", attend,
-                           {{1, 2, n_queries, 4}, {1, 2, n_keys, 4}, {1, 2, n_keys, 4}}, kClose);
+                           {{1, 2, n_queries, 4}, {1, 2, n_keys, 4}, {1, 2, n_keys, 4}}, kFewer);
   // Longer than the kernel's blocks of queries and keys.
-  DenseOptions few = kClose;
-  few.max_combinations = 8;
-  expect_same_as_dense("long causal attention", attend, {{1, 1, 1100, 2}, {1, 1, 1100, 2}, {1, 1, 1100, 2}}, few);
+  expect_same_as_dense("long causal attention", attend, {{1, 1, 1100, 2}, {1, 1, 1100, 2}, {1, 1, 1100, 2}}, kFewer);
 }
 
 TEST(AttentionTest, FusedWithMasksIsDense) {
@@ -98,15 +97,15 @@ TEST(AttentionTest, FusedWithMasksIsDense) {
   };
   for (const Dims& mask :
        std::vector<Dims>{{7, 6}, {7, 1}, {1, 6}, {2, 1, 7, 6}, {1, 4, 7, 6}, {2, 4, 1, 6}, {2, 4, 7, 1}}) {
-    expect_same_as_dense("a fused added mask", added, fused_with(mask), kClose);
-    expect_same_as_dense("a fused mask of bools", kept, fused_with(mask), kClose);
+    expect_same_as_dense("a fused added mask", added, fused_with(mask), kFewer);
+    expect_same_as_dense("a fused mask of bools", kept, fused_with(mask), kFewer);
   }
   const auto learnt = [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3]); };
-  expect_same_as_dense("a mask with a gradient", learnt, fused_with({7, 6}), kClose);
+  expect_same_as_dense("a mask with a gradient", learnt, fused_with({7, 6}), kFewer);
   const auto blind = [](const Tensors& t) {
     return at::scaled_dot_product_attention(t[0], t[1], t[2], t[3].detach().ne(t[3].detach()));
   };
-  expect_same_as_dense("fused queries that see nothing", blind, fused_with({7, 6}), kClose);
+  expect_same_as_dense("fused queries that see nothing", blind, fused_with({7, 6}), kFewer);
 }
 
 TEST(AttentionTest, FusedSharedHeadsAreDense) {
