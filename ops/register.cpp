@@ -54,6 +54,7 @@ void register_operators() {
   register_permutations(table);
   register_slices(table);
   register_attention();
+  register_fused_attention(table);
   register_item(table);
   register_selection_grad();
   register_plain_gradients();

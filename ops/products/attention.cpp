@@ -1,14 +1,37 @@
-// ops/products/attention.cpp: attention as matrix products and a softmax: batch, heads and queries stay sharded.
+// ops/products/attention.cpp: attention, where batch, heads and queries stay sharded.
+//
+// It is the fused operator that torch picks for the dense tensors (fused_attention.cpp), or, where torch picks none, matrix products and a
+// softmax, as it is on plain tensors. These also answer calls whose keys are sharded along their length or their features and would be
+// gathered for a fused kernel, if they send fewer bytes: few queries (a decoder's next token) of many keys. Per rank they receive a sum
+// of results, and of two statistics per query, where the keys' length is sharded, and a sum of scores where features are.
+//
+// As on plain tensors, torch has no second derivative of its fused operators, and no forward mode:
+// torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has both.
 #include "ops/families.h"
+#include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
+#include "ops/support/maybe_tensor.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/move_bytes.h"
 
+#include <ATen/SDPBackend.h>
+#include <ATen/ops/_fused_sdp_choice_ops.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_fused_attention_overrideable.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -55,10 +78,108 @@ at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
   return mask.scalar_type() == at::kBool ? scores.masked_fill(mask.eq(0), kMinusInfinity) : scores + mask;
 }
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal,
-                     std::optional<double> scale, bool enable_gqa) {
-  const bool is_masked = mask && mask->defined();
+using at::SDPBackend;
+
+/// A plain tensor of this one's shape, strides and kind, without memory.
+at::Tensor outline(const at::Tensor& tensor) {
+  return at::for_blob(nullptr, tensor.sizes())
+      .strides(tensor.strides())
+      .options(at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()))
+      .target_device(tensor.device())
+      .make_tensor()
+      .set_requires_grad(tensor.requires_grad());
+}
+
+/// Which kernel torch picks for plain tensors of these shapes: a number of at::SDPBackend. Equal on all ranks.
+int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
+                     double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
+  const at::Tensor dense = outline(query);
+  const auto kernel =
+      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, dense.key_set().highestBackendKey());
+  if (!op.hasKernelForDispatchKey(kernel)) return static_cast<int64_t>(SDPBackend::math);
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(kernel), dense, outline(key), outline(value),
+                                                 is_given(mask) ? MaybeTensor(outline(*mask)) : mask, dropout_p,
+                                                 is_causal, scale, enable_gqa);
+}
+
+/// True where matrix products and a softmax receive fewer bytes per rank than a fused kernel, which needs whole keys.
+bool products_send_less(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (!is_dtensor(query) || !is_dtensor(key) || !is_dtensor(value)) return false;
+  const auto gathered = [](const at::Tensor& tensor, int64_t dim) { return bytes_to_gather(*spec_of(tensor), dim); };
+  const int64_t lengths = gathered(key, 2) + gathered(value, 2), scored = gathered(query, 3) + gathered(key, 3);
+  const int64_t features = scored + gathered(value, 3);
+  if (lengths + features == 0 || (lengths > 0 && is_sharded_along(query, 2))) return false;
+  double n_rows = 1;
+  for (const int64_t dim : {0, 1, 2})
+    n_rows *= static_cast<double>(query.size(dim)) / static_cast<double>(n_shards_along(*spec_of(query), dim));
+  double summed = 0;  // elements
+  if (lengths > 0) summed += n_rows * static_cast<double>(value.size(3) + 2);
+  if (scored > 0) summed += n_rows * static_cast<double>(key.size(2));
+  return 2 * summed * static_cast<double>(spec_of(query)->element_bytes()) < static_cast<double>(lengths + features);
+}
+
+/// True where each shard of query heads has whole groups of `n_shared`, or the heads are not sharded.
+bool has_whole_groups(const at::Tensor& query, int64_t n_shared) {
+  if (!is_dtensor(query) || !is_sharded_along(query, 1)) return true;
+  return std::ranges::all_of(spec_of(query)->layout().shard_intervals(1), [&](const Interval& heads) {
+    return heads.begin % n_shared == 0 && heads.end % n_shared == 0;
+  });
+}
+
+/// The mask as terms to add to the scores. A plain one becomes a replica.
+MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPtr& mesh) {
+  if (!is_given(mask)) return mask;
+  const at::Tensor given = replica_of(*mask, mesh);
+  if (given.scalar_type() != at::kBool) return given;
+  return at::zeros_like(given, given.options().dtype(dtype)).masked_fill_(given.logical_not(), kMinusInfinity);
+}
+
+/// torch's flash kernel for GPUs takes multiples of 8 features.
+at::Tensor with_padded_features(const at::Tensor& tensor) {
+  const int64_t n = (8 - tensor.size(-1) % 8) % 8;
+  return n == 0 ? tensor : at::constant_pad_nd(tensor, {0, n});
+}
+
+/// As at::scaled_dot_product_attention calls them.
+at::Tensor fused_attention(SDPBackend backend, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const MaybeTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale) {
+  const bool with_logsumexp =
+      c10::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  switch (backend) {
+    case SDPBackend::flash_attention: {
+      if (query.device().is_cpu())
+        return std::get<0>(
+            at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, mask, scale));
+      const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+      return std::get<0>(at::_scaled_dot_product_flash_attention(with_padded_features(query), with_padded_features(key),
+                                                                 with_padded_features(value), dropout_p, is_causal,
+                                                                 /*return_debug_mask=*/false, factor))
+          .narrow(-1, 0, value.size(-1));
+    }
+    case SDPBackend::efficient_attention:
+      return std::get<0>(at::_scaled_dot_product_efficient_attention(query, key, value, mask, with_logsumexp, dropout_p,
+                                                                     is_causal, scale));
+    case SDPBackend::cudnn_attention:
+      return std::get<0>(at::_scaled_dot_product_cudnn_attention(query, key, value, mask, with_logsumexp, dropout_p,
+                                                                 is_causal, /*return_debug_mask=*/false, scale));
+    default:
+      return std::get<0>(at::_scaled_dot_product_fused_attention_overrideable(
+          query, key, value, mask, dropout_p, is_causal, /*return_debug_mask=*/false, scale));
+  }
+}
+
+/// Throws: c10::ValueError for a plain tensor that is no replica.
+void check_operand(const MaybeTensor& tensor, const MeshPtr& mesh) {
+  if (!is_given(tensor) || is_dtensor(*tensor)) return;
+  const bool selects = tensor->scalar_type() == at::kBool;
+  const auto objection = objection_to_plain(*tensor, selects ? OperandRole::kSelection : OperandRole::kValue, mesh);
+  TORCH_CHECK_VALUE(!objection, fmt::format("[aten::scaled_dot_product_attention] {}", *objection));
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
+                     double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  const bool is_masked = is_given(mask);
   TORCH_CHECK_VALUE(
       query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
       fmt::format(
@@ -78,6 +199,21 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                                   fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", ")));
     n_shared = query.size(-3) / key.size(-3);
   }
+  const auto backend =
+      static_cast<SDPBackend>(fused_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
+  if (backend > SDPBackend::math && !products_send_less(query, key, value)) {
+    const MeshPtr& mesh = spec_of(is_dtensor(query)   ? query
+                                  : is_dtensor(key)   ? key
+                                  : is_dtensor(value) ? value
+                                                      : *mask)
+                              ->mesh();
+    for (const MaybeTensor& operand : {MaybeTensor(query), MaybeTensor(key), MaybeTensor(value), mask})
+      check_operand(operand, mesh);
+    const MaybeTensor terms = as_terms(mask, query.scalar_type(), mesh);
+    const int64_t n_copies = has_whole_groups(query, n_shared) || is_sharded_along(key, 1) ? 1 : n_shared;
+    return fused_attention(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms, dropout_p,
+                           is_causal, scale);
+  }
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   at::Tensor scores = query.mul(factor).matmul(repeat_heads(key, n_shared).mT());
   if (is_causal) scores = masked(scores, causal_mask(scores));
@@ -91,6 +227,9 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 
 }  // namespace
 
-void register_attention() { add_composition("scaled_dot_product_attention", &attention); }
+void register_attention() {
+  add_composition("scaled_dot_product_attention", &attention);
+  aten_kernels().impl("_fused_sdp_choice", &fused_choice);
+}
 
 }  // namespace shardwise

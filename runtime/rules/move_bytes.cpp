@@ -17,4 +17,18 @@ int64_t bytes_to_move(const Spec& spec, int64_t mesh_dim, const Placement& to) {
   return to.is_shard() ? all_but_own / n : all_but_own;
 }
 
+int64_t bytes_to_gather(const Spec& spec, int64_t dim) {
+  int64_t bytes = 0;
+  for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim)
+    if (spec.placements()[mesh_dim].is_shard(dim)) bytes += bytes_to_move(spec, mesh_dim, Placement::replicate());
+  return bytes;
+}
+
+int64_t n_shards_along(const Spec& spec, int64_t dim) {
+  int64_t n = 1;
+  for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim)
+    if (spec.placements()[mesh_dim].is_shard(dim)) n *= spec.mesh()->size(mesh_dim);
+  return n;
+}
+
 }  // namespace shardwise

@@ -8,4 +8,10 @@ namespace shardwise {
 /// About how many bytes a rank receives to bring a tensor from its placement on `mesh_dim` to `to`. Pre: it is not there already.
 int64_t bytes_to_move(const Spec& spec, int64_t mesh_dim, const Placement& to);
 
+/// The same to make tensor dim `dim` whole, whatever mesh dims shard it.
+int64_t bytes_to_gather(const Spec& spec, int64_t dim);
+
+/// The number of shards along tensor dim `dim`.
+int64_t n_shards_along(const Spec& spec, int64_t dim);
+
 }  // namespace shardwise

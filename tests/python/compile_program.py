@@ -88,6 +88,26 @@ class Layer(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
+def attention(_):
+    """Graphs hold torch's own operator, on pieces."""
+    shapes, seen = [(2, 6, 6, 4)] * 3, []
+
+    def attend(q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def keep(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        expect_dense(attend, shapes, [[placement]] * 3, backend=backend)
+    expect_dense(attend, shapes, [[Shard(2)], [Replicate()], [Replicate()]], backend=backend)
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in seen
+    assert "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" in seen
+    assert not any("fused_attention" in name for name in seen)
+
+
 def tensor_parallel(_):
     torch._dynamo.reset()
     torch.manual_seed(0)

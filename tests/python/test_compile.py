@@ -17,7 +17,7 @@ def on_ranks(check, n_ranks):
 
 PARTS = (
     "pointwise_and_products,partial_results,few_moves,profiles,moves_without_messages,selections,methods,recompiles,writes_and_views,breaks,"
-    "plain_tensors,ranks_outside"
+    "plain_tensors,ranks_outside,attention"
 )
 
 

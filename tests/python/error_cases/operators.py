@@ -152,6 +152,16 @@ CASES = [
         "F.scaled_dot_product_attention(sw.ones(1, 3, 4, 8, device_mesh=mesh), sw.ones(1, 2, 4, 8, device_mesh=mesh), sw.ones(1, 2, 4, 8, device_mesh=mesh), enable_gqa=True)",
         ValueError,
     ),
+    case(
+        "keys of other heads for a fused kernel",
+        "q, k = sw.ones(1, 3, 4, 8, device_mesh=mesh), sw.ones(1, 2, 4, 8, device_mesh=mesh)\ntorch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k)",
+        ValueError,
+    ),
+    case(
+        "a mask that does not fit the scores",
+        "q = sw.ones(1, 2, 4, 8, device_mesh=mesh)\ntorch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, attn_mask=sw.ones(4, 3, device_mesh=mesh))",
+        ValueError,
+    ),
     case("a source of another size", "torch.slice_scatter(d, sw.ones(5, 2, device_mesh=mesh), 0, 0, 2)", RuntimeError),
     case(
         "a source of another dtype",

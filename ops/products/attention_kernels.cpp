@@ -1,0 +1,242 @@
+#include "ops/products/attention_kernels.h"
+
+#include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/_scaled_dot_product_fused_attention_overrideable.h>
+#include <ATen/ops/_scaled_dot_product_fused_attention_overrideable_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using at::SDPBackend;
+
+constexpr int64_t kBiasAlignment = 8;  // elements; torch's memory-efficient kernel asks for both
+constexpr int64_t kRowsOfStatistics = 32;
+
+int64_t up_to_multiple(int64_t n, int64_t of) { return (of - n % of) % of; }
+
+at::Tensor with_dense_rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+
+/// The device's generator begins at a seed while this lives, if something is dropped out.
+class SeededDraws {
+ public:
+  SeededDraws(const AttentionCall& call, c10::Device device) {
+    if (call.dropout_p == 0 || device.is_meta()) return;
+    generator_ = at::globalContext().defaultGenerator(device);
+    state_ = generator_.get_state();
+    generator_.set_current_seed(call.seed);
+  }
+  ~SeededDraws() {
+    if (state_.defined()) generator_.set_state(state_);
+  }
+  SeededDraws(const SeededDraws&) = delete;
+  SeededDraws& operator=(const SeededDraws&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+/// The mask as the memory-efficient kernel wants it: of full size, its rows aligned.
+std::optional<at::Tensor> aligned_bias(const std::optional<at::Tensor>& mask, const at::Tensor& query,
+                                       const at::Tensor& key) {
+  if (!mask) return mask;
+  const int64_t n = mask->size(-1);
+  return at::constant_pad_nd(*mask, {0, up_to_multiple(n, kBiasAlignment)})
+      .slice(-1, 0, n)
+      .expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+}
+
+/// One kernel, on queries that are all there are.
+Attended run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call,
+             bool is_causal) {
+  const double p = call.dropout_p;
+  switch (call.backend) {
+    case SDPBackend::flash_attention: {
+      if (query.device().is_cpu()) {
+        auto [output, logsumexp] =
+            at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, p, is_causal, call.mask, call.scale);
+        return {output, logsumexp, {}};
+      }
+      const auto results = at::_scaled_dot_product_flash_attention(query, key, value, p, is_causal,
+                                                                   /*return_debug_mask=*/false, call.scale);
+      return {std::get<0>(results), std::get<1>(results), std::get<6>(results).view(at::kLong)};
+    }
+    case SDPBackend::efficient_attention: {
+      const auto [output, logsumexp, seed, offset] =
+          at::_scaled_dot_product_efficient_attention(query, key, value, aligned_bias(call.mask, query, key),
+                                                      /*compute_log_sumexp=*/true, p, is_causal, call.scale);
+      return {output, logsumexp.slice(-1, 0, query.size(2)), at::stack({seed, offset})};
+    }
+    case SDPBackend::cudnn_attention: {
+      const auto results =
+          at::_scaled_dot_product_cudnn_attention(query, key, value, call.mask, /*compute_log_sumexp=*/true, p,
+                                                  is_causal, /*return_debug_mask=*/false, call.scale);
+      return {std::get<0>(results), std::get<1>(results).squeeze(-1),
+              at::stack({std::get<6>(results), std::get<7>(results)})};
+    }
+    default: {
+      const auto results = at::_scaled_dot_product_fused_attention_overrideable(
+          query, key, value, call.mask, p, is_causal, /*return_debug_mask=*/false, call.scale);
+      return {std::get<0>(results), std::get<1>(results), at::stack({std::get<6>(results), std::get<7>(results)})};
+    }
+  }
+}
+
+AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key,
+                                const at::Tensor& value, const Attended& attended, const AttentionCall& call,
+                                bool is_causal, bool with_mask) {
+  const double p = call.dropout_p;
+  const int64_t n_queries = query.size(2), n_keys = key.size(2);
+  const bool is_on_cpu = call.backend == SDPBackend::flash_attention && query.device().is_cpu();
+  at::Tensor random;
+  if (!is_on_cpu)
+    random = attended.random.defined() ? attended.random.select(0, 0).select(0, 0).select(0, 0)
+                                       : at::zeros({2}, query.options().dtype(at::kLong));
+  const auto seed = [&] { return random.select(0, 0); };
+  const auto offset = [&] { return random.select(0, 1); };
+  const at::Tensor bias = call.mask.value_or(at::Tensor());
+  switch (call.backend) {
+    case SDPBackend::flash_attention: {
+      auto [of_query, of_key, of_value] =
+          is_on_cpu
+              ? at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                    grad, query, key, value, attended.output, attended.logsumexp, p, is_causal, call.mask, call.scale)
+              : at::_scaled_dot_product_flash_attention_backward(
+                    grad, query, key, value, attended.output, attended.logsumexp, /*cum_seq_q=*/{},
+                    /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, random.view(at::kUInt64),
+                    at::zeros({0}, random.options().dtype(at::kUInt64)), call.scale);
+      return {of_query, of_key, of_value, {}};
+    }
+    case SDPBackend::efficient_attention: {
+      const at::Tensor statistics =
+          at::constant_pad_nd(attended.logsumexp, {0, up_to_multiple(n_queries, kRowsOfStatistics)},
+                              std::numeric_limits<double>::infinity());
+      auto [of_query, of_key, of_value, of_mask] = at::_scaled_dot_product_efficient_attention_backward(
+          grad, query, key, value, aligned_bias(call.mask, query, key).value_or(at::Tensor()), attended.output,
+          statistics, seed(), offset(), p, {true, true, true, with_mask}, is_causal, call.scale);
+      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sizes()) : at::Tensor()};
+    }
+    case SDPBackend::cudnn_attention: {
+      auto [of_query, of_key, of_value] = at::_scaled_dot_product_cudnn_attention_backward(
+          grad, query, key, value, attended.output, attended.logsumexp.unsqueeze(-1), seed(), offset(), bias,
+          /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, call.scale);
+      return {of_query, of_key, of_value, {}};
+    }
+    default: {
+      auto [of_query, of_key, of_value, of_mask] = at::_scaled_dot_product_fused_attention_overrideable_backward(
+          grad, query, key, value, bias, {true, true, true, with_mask}, attended.output, attended.logsumexp,
+          /*cum_seq_q=*/{}, /*cum_seq_k=*/{}, n_queries, n_keys, p, is_causal, seed(), offset(), call.scale);
+      return {of_query, of_key, of_value, with_mask ? at::sum_to(of_mask, bias.sizes()) : at::Tensor()};
+    }
+  }
+}
+
+/// The keys that causal queries see: [0, past) all of them, [past, end) each its own.
+struct SeenKeys {
+  SeenKeys(const at::Tensor& query, const at::Tensor& key, const AttentionCall& call)
+      : n_keys(key.size(2)), past(std::min(call.first_row, n_keys)), end(std::min(past + query.size(2), n_keys)) {}
+
+  at::Tensor before(const at::Tensor& tensor) const { return tensor.slice(2, 0, past); }
+  at::Tensor own(const at::Tensor& tensor) const { return tensor.slice(2, past, end); }
+  /// The gradient of all keys, of those of the first ones; the others are 0.
+  at::Tensor of_all(const std::vector<at::Tensor>& grads) const {
+    if (grads.size() == 1 && end == n_keys) return grads[0];
+    std::vector<at::Tensor> rows;
+    for (const at::Tensor& grad : grads) rows.push_back(grad.transpose(1, 2));
+    const at::Tensor& any = rows[0];
+    if (end < n_keys) rows.push_back(at::zeros({any.size(0), n_keys - end, any.size(2), any.size(3)}, any.options()));
+    return at::cat(rows, 1).transpose(1, 2);
+  }
+
+  int64_t n_keys, past, end;
+};
+
+/// Kernels differ in which query is the first to see all keys, where the numbers of both differ: the last one, or that of the last key.
+bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
+  return call.backend == SDPBackend::flash_attention && !query.device().is_cpu();
+}
+
+/// The attention to both parts of the keys. Half-precision parts are weighed in float32.
+Attended merged(const Attended& past, const Attended& own) {
+  const at::Tensor share = at::sigmoid(past.logsumexp.sub(own.logsumexp)).unsqueeze(-1);
+  const at::ScalarType dtype = share.scalar_type();
+  return {at::lerp(own.output.to(dtype), past.output.to(dtype), share).to(own.output.scalar_type()),
+          at::logaddexp(past.logsumexp, own.logsumexp),
+          {}};
+}
+
+Attended attend_seen(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const AttentionCall& call) {
+  if (!call.is_causal) return run(query, key, value, call, false);
+  const SeenKeys seen(query, key, call);
+  if (aligns_last(query, call)) return run(query, key.slice(2, 0, seen.end), value.slice(2, 0, seen.end), call, true);
+  if (seen.past == 0) return run(query, key, value, call, true);
+  const Attended past = run(query, seen.before(key), seen.before(value), call, false);
+  return seen.past == seen.end ? past : merged(past, run(query, seen.own(key), seen.own(value), call, true));
+}
+
+}  // namespace
+
+Attended attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionCall& call) {
+  if (query.numel() == 0 || key.numel() == 0) {
+    const auto dtype = at::toOpMathType(query.scalar_type());
+    return {at::zeros({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options()).transpose(1, 2),
+            at::zeros({query.size(0), query.size(2), query.size(1)}, query.options().dtype(dtype)).transpose(1, 2),
+            call.dropout_p == 0
+                ? at::Tensor()
+                : at::zeros({query.size(0), query.size(1), query.size(2), 2}, query.options().dtype(at::kLong))};
+  }
+  const SeededDraws seeded(call, query.device());
+  Attended result = attend_seen(with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), call);
+  if (call.dropout_p == 0)
+    result.random.reset();
+  else
+    result.random = result.random.expand({query.size(0), query.size(1), query.size(2), 2});
+  return result;
+}
+
+AttentionGradients attend_backward(const at::Tensor& grad, const at::Tensor& given_query, const at::Tensor& given_key,
+                                   const at::Tensor& given_value, const Attended& attended, const AttentionCall& call,
+                                   bool with_mask) {
+  if (given_query.numel() == 0 || given_key.numel() == 0)
+    return {at::zeros_like(given_query), at::zeros_like(given_key), at::zeros_like(given_value),
+            with_mask ? at::zeros_like(*call.mask) : at::Tensor()};
+  const at::Tensor query = with_dense_rows(given_query), key = with_dense_rows(given_key),
+                   value = with_dense_rows(given_value);
+  const SeenKeys seen(query, key, call);
+  if (call.is_causal && aligns_last(query, call)) {
+    AttentionGradients grads = run_backward(grad, query, key.slice(2, 0, seen.end), value.slice(2, 0, seen.end),
+                                            attended, call, true, with_mask);
+    return {grads.query, seen.of_all({grads.key}), seen.of_all({grads.value}), grads.mask};
+  }
+  if (!call.is_causal || seen.past == 0)
+    return run_backward(grad, query, key, value, attended, call, call.is_causal, with_mask);
+  const AttentionGradients past =
+      run_backward(grad, query, seen.before(key), seen.before(value), attended, call, false, false);
+  if (seen.past == seen.end) return past;
+  const AttentionGradients own = run_backward(grad, query, seen.own(key), seen.own(value), attended, call, true, false);
+  return {past.query.add(own.query), seen.of_all({past.key, own.key}), seen.of_all({past.value, own.value}), {}};
+}
+
+}  // namespace shardwise

@@ -1,0 +1,93 @@
+"""A product keeps for its backward what the dense one keeps: the factors that the gradients need."""
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shardwise as sw
+from shardwise import Replicate, Shard
+from shardwise.testing import run_ranks
+
+PRODUCTS = {
+    "linear": (lambda x, w, b: F.linear(x, w, b), [(3, 4, 6), (5, 6), (5,)]),
+    "matmul": (lambda x, w, b: x @ w + b, [(3, 4, 6), (6, 5), (5,)]),
+    "batched": (lambda x, w, b: torch.matmul(x, w) + b, [(3, 4, 6), (3, 6, 5), (5,)]),
+    "vector": (lambda x, w, b: torch.matmul(x, w) + b, [(4, 6), (6,), (4,)]),
+}
+
+
+def kept(function, tensors):
+    """The result, and the bytes that its graph keeps."""
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return function(*tensors), sum(sizes)
+
+
+@pytest.mark.parametrize("needs", [needs for needs in product([False, True], repeat=3) if any(needs)])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_same_bytes_and_gradients_as_dense(name, needs):
+    function, shapes = PRODUCTS[name]
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (1,))
+        torch.manual_seed(0)
+        dense = [torch.randn(shape).requires_grad_(need) for shape, need in zip(shapes, needs, strict=True)]
+        ours = [
+            sw.distribute_tensor(each.detach(), mesh, [Shard(0)]).requires_grad_(each.requires_grad) for each in dense
+        ]
+        (result, n_bytes), (expected, of_dense) = kept(function, ours), kept(function, dense)
+        assert n_bytes == of_dense
+        grads = torch.autograd.grad(result.sin().sum(), [each for each in ours if each.requires_grad])
+        of_dense = torch.autograd.grad(expected.sin().sum(), [each for each in dense if each.requires_grad])
+        for grad, wanted in zip(grads, of_dense, strict=True):
+            torch.testing.assert_close(grad.full_tensor(), wanted)
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize("layout", [Replicate(), Shard(0), Shard(1)])
+def test_frozen_weights_leave_the_input_free(layout):
+    """An input that no gradient needs may be written to, as in dense programs; one that is needed may not."""
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        x = sw.distribute_tensor(torch.ones(4, 3), mesh, [Replicate()])
+        frozen = sw.distribute_tensor(torch.ones(5, 3), mesh, [layout])
+        hidden = x.clone().requires_grad_() * 2
+        out = F.linear(hidden, frozen)
+        hidden.mul_(2)
+        out.sum().backward()
+
+        trained = frozen.clone().requires_grad_()
+        needed = x * 2
+        out = F.linear(needed, trained)
+        needed.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    run_ranks(2, body)
+
+
+def test_second_derivatives_of_one_factor():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 3), torch.randn(5, 3)
+        results = []
+        for distributed in (False, True):
+            own = [sw.distribute_tensor(each, mesh, [Shard(0)]) if distributed else each for each in (x, w)]
+            own[0] = own[0].clone().detach().requires_grad_()
+            loss = F.linear(own[0], own[1]).pow(3).sum()
+            (first,) = torch.autograd.grad(loss, own[0], create_graph=True)
+            (second,) = torch.autograd.grad(first.pow(2).sum(), own[0])
+            results.append(second.full_tensor() if distributed else second)
+        torch.testing.assert_close(*results)
+
+    run_ranks(2, body)
