@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torchrun import torchrun
 
 import shardwise as sw
 from shardwise import Replicate, Shard
@@ -125,6 +126,13 @@ def test_a_whole_table_on_one_rank():
             assert x.to_local() is given if rank == table else x.to_local().numel() == 0
 
     run_ranks(4, body)
+
+
+@pytest.mark.parametrize("on_shardwise", [True, False], ids=["compat", "one import"])
+def test_a_program_with_its_own_local_shards(on_shardwise):
+    ended = torchrun("table_shards_program.py", 4, *([] if on_shardwise else ["ours"]), on_shardwise=on_shardwise)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert re.search(r"3 +\[3, 16\] +\[5, 0\]", ended.stdout), ended.stdout  # of the uneven rows
 
 
 def test_several_pieces_are_pieces():
