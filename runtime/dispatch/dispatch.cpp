@@ -120,7 +120,7 @@ std::exception_ptr refusal_elsewhere(const BoundCall& call, const Decision& deci
   return dense.refusal;
 }
 
-void run(BoundCall& call) {
+void run_by_rule(BoundCall& call) {
   const OpInfo& op = call.op;
   if (!op.rule || op.rule->is_gathered()) return run_gathered(call);
   const auto decision = decision_for(call);
@@ -164,12 +164,15 @@ void add_results(const BoundCall& call, OpRecord& record) {
   }
 }
 
-/// run(), whose errors name the operator and the class that answers it.
-void run_on_subclass(BoundCall& call) {
+/// Runs the call. Errors on a local tensor of a class of its own name the operator and the class.
+void run(BoundCall& call) {
+  if (!call.subclass) [[likely]]
+    return run_by_rule(call);
+  // Python may not be asked for the class while it keeps an error.
   const std::string words = fmt::format("[{}] on a DTensor whose local tensor is a {}: ", call.op.name,
                                         class_of(call.subclass->local_tensors()[0]));
   try {
-    run(call);
+    run_by_rule(call);
   } catch (const std::exception& error) {
     name_error(error, words);
     throw;
@@ -217,8 +220,6 @@ void dispatch(const OpInfo& op, torch::jit::Stack* stack) {
                   op.name));
   if (OpTrace::is_active() && !is_tracing()) [[unlikely]]  // what torch.compile traces does not run
     run_traced(call);
-  else if (call.subclass) [[unlikely]]
-    run_on_subclass(call);
   else
     run(call);
   call.writes.clear();  // they count from here on

@@ -170,11 +170,12 @@ def test_a_refused_operator_is_the_class_s_error_with_the_operator_s_name():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         x = sw.DTensor.from_local(scaled(3), mesh, [Shard(0)])
-        with pytest.raises(
-            NotImplementedError,
-            match=re.escape("[aten::exp] on a DTensor whose local tensor is a Scaled: Scaled has no aten.exp"),
-        ):
-            x.exp()
+        for call in (x.exp, lambda: sw.explain(x.exp)):
+            with pytest.raises(
+                NotImplementedError,
+                match=re.escape("[aten::exp] on a DTensor whose local tensor is a Scaled: Scaled has no aten.exp"),
+            ):
+                call()
         with pytest.raises(
             NotImplementedError, match="the local tensor is a Scaled, whose memory only its own operators read"
         ):
