@@ -107,11 +107,6 @@ RankPieces pieces_here(const at::Tensor& wrapper, const DeviceMesh& mesh, const 
   return pieces;
 }
 
-bool are_exact(const Placements& placements) {
-  return std::ranges::none_of(placements,
-                              [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
-}
-
 /// The spec where the arguments determine it, so that nothing need be exchanged; else null.
 SpecPtr given_spec(const at::Tensor& wrapper, const MeshPtr& mesh, const Placements& placements,
                    const FromLocalOptions& options) {

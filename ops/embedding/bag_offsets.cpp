@@ -51,8 +51,9 @@ BagOffsets BagOffsets::read(const char* op, const at::Tensor& offsets, bool incl
   bags.n_ = offsets.numel() - (include_last ? 1 : 0);
   bags.n_ids_ = n_ids;
   at::Tensor all;
-  if (!is_dtensor(offsets) && are_even(on_host(offsets), bags.n_, n_ids)) {
-    all = on_host(offsets);
+  const at::Tensor plain = is_dtensor(offsets) ? at::Tensor() : on_host(offsets);
+  if (plain.defined() && are_even(plain, bags.n_, n_ids)) {
+    all = plain;
     TORCH_CHECK_VALUE(!checks_order() || is_equal_on_all(all, mesh),
                       fmt::format("[{}] the ranks have different offsets. Give all ranks the same.", op));
   } else {

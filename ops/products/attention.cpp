@@ -11,6 +11,7 @@
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
+#include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/rules/move_bytes.h"
@@ -32,6 +33,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -202,13 +204,11 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const auto backend =
       static_cast<SDPBackend>(fused_choice(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa));
   if (backend > SDPBackend::math && !products_send_less(query, key, value)) {
-    const MeshPtr& mesh = spec_of(is_dtensor(query)   ? query
-                                  : is_dtensor(key)   ? key
-                                  : is_dtensor(value) ? value
-                                                      : *mask)
-                              ->mesh();
-    for (const MaybeTensor& operand : {MaybeTensor(query), MaybeTensor(key), MaybeTensor(value), mask})
-      check_operand(operand, mesh);
+    const std::array<MaybeTensor, 4> operands{query, key, value, mask};
+    MeshPtr mesh;
+    for (const MaybeTensor& operand : operands)
+      if (is_given(operand)) find_mesh(*operand, mesh);
+    for (const MaybeTensor& operand : operands) check_operand(operand, mesh);
     const MaybeTensor terms = as_terms(mask, query.scalar_type(), mesh);
     const int64_t n_copies = has_whole_groups(query, n_shared) || is_sharded_along(key, 1) ? 1 : n_shared;
     return fused_attention(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms, dropout_p,

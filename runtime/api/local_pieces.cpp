@@ -52,6 +52,9 @@ std::vector<Belief> beliefs_of_all(const Group& group, const at::Tensor& local, 
   return beliefs;
 }
 
+/// A dim that may be counted from the end, counted from the front. It may not exist: Layout says so.
+int64_t from_front(int64_t dim, size_t n_dims) { return dim < 0 ? dim + static_cast<int64_t>(n_dims) : dim; }
+
 }  // namespace
 
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
@@ -62,8 +65,7 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
       for (size_t dim = 0; dim < sizes.size(); ++dim)
         sizes[dim] = std::max(sizes[dim], piece.offsets[dim] + piece.sizes[dim]);
     if (!placements[m].is_shard()) continue;
-    const int64_t dim =
-        placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
+    const int64_t dim = from_front(placements[m].dim(), sizes.size());
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size()) || is_known[dim]) continue;  // Layout says what is wrong
     if (placements[m].sizes().empty()) {
       sizes[dim] *= mesh.size(static_cast<int64_t>(m));
@@ -76,11 +78,14 @@ Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const 
   return sizes;
 }
 
+bool are_exact(const std::vector<Placement>& placements) {
+  return std::ranges::none_of(placements,
+                              [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
+}
+
 std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const DeviceMesh& mesh,
                                            std::vector<Placement> placements, c10::IntArrayRef sizes) {
-  const bool are_exact =
-      std::ranges::none_of(placements, [](const Placement& each) { return each.is_shard() && each.sizes().empty(); });
-  if (are_exact || !mesh.is_member()) return placements;
+  if (are_exact(placements) || !mesh.is_member()) return placements;
   const Group& group = *mesh.group();
   std::vector<Dims> all;
   for (const Facts& facts : agree(group, "from_local", Facts("a tensor of a class of its own").list(local.sizes())))
@@ -91,8 +96,7 @@ std::vector<Placement> with_sizes_of_ranks(const at::Tensor& local, const Device
                                   fmt::join(each, ", "), fmt::join(sizes, ", "), kGiveShape));
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_shard() || !placements[m].sizes().empty()) continue;
-    const int64_t dim =
-        placements[m].dim() < 0 ? placements[m].dim() + static_cast<int64_t>(sizes.size()) : placements[m].dim();
+    const int64_t dim = from_front(placements[m].dim(), sizes.size());
     if (dim < 0 || dim >= static_cast<int64_t>(sizes.size())) continue;  // Layout says what is wrong
     Dims lengths(mesh.size(static_cast<int64_t>(m)), -1);
     for (size_t i = 0; i < all.size(); ++i) {

@@ -13,6 +13,9 @@ namespace shardwise {
 /// Global sizes, where the ranks' pieces are all of `local`'s sizes along dims without explicit sizes.
 Dims sizes_of_even_shards(c10::IntArrayRef local, const DeviceMesh& mesh, const std::vector<Placement>& placements);
 
+/// True where every Shard says its sizes.
+bool are_exact(const std::vector<Placement>& placements);
+
 /// `placements` with the sizes of the ranks' local tensors, where a Shard has none and they are not torch.chunk's of `sizes`.
 /// Collective over the mesh's members: one small message, which CommTrace leaves out. Others get `placements`.
 /// Throws, alike on all members: c10::ValueError where ranks that share an index of a Shard give different sizes, or these do not add up.
