@@ -74,7 +74,7 @@ def distributed_call(options, length, dim, with_backward):
 
 
 def kept_bytes(forward):
-    """What the forward's graph holds, each memory once."""
+    """The bytes that the forward's graph holds, each memory counted once."""
     storages = {}
 
     def pack(tensor):

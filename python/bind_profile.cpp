@@ -26,7 +26,7 @@ struct ProfileRecording {
   OpProfile ops;
 };
 
-/// What `look(profile)` sees of a Profile of Python.
+/// A getter of a Profile of Python: it calls `look` with the recording.
 template <class Look>
 auto seen_by(const Look& look) {
   return [look](const ThreadRecording<ProfileRecording>& self) { return self.see(look); };

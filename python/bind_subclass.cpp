@@ -1,4 +1,4 @@
-// What C++ asks of Python about tensors of a class of their own (runtime/tensor/subclass.h).
+// The answers of Python to C++ about tensors of a class of their own (runtime/tensor/subclass.h).
 #include "runtime/tensor/subclass.h"
 
 #include "python/bindings.h"

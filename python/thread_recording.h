@@ -44,7 +44,7 @@ class ThreadRecording {
     is_open_ = false;
     recording_->stop();
   }
-  /// What `look(recording)` sees; nothing before the first open().
+  /// Returns what `look` makes of the recording; nothing before the first open().
   template <class Look>
   auto see(const Look& look) const {
     return recording_ ? look(*recording_) : decltype(look(*recording_))();

@@ -77,7 +77,7 @@ def communication_table(
 
 
 def unasked_table(communications: Iterable[CommunicationSpan], limit: int = 20) -> str:
-    """What operators sent on their own: a line per line of the program and operator, most bytes first."""
+    """The bytes that operators sent on their own: a line per line of the program and operator, most bytes first."""
     by_place: dict[tuple[str, str], list[CommunicationSpan]] = {}
     for each in communications:
         if not each.is_asked_for:
