@@ -23,6 +23,8 @@ def run_ranks(
     `strict`: ranks communicate as over NCCL. A call that would hang there, or would read values that have not arrived, is an error that names
     ranks and calls. None: strict if the environment has SHARDWISE_THREADS=strict.
 
+    Backwards run in the threads of their ranks. Ranks may share a GPU, and then its current stream.
+
     Ranks share what torch has once per process, such as forward-mode AD levels, and the default random number generator for plain tensors.
     DTensors draw from a generator of the rank, which starts as a copy of the default generator. torch.manual_seed, get_rng_state and
     set_rng_state within `fn` also act on the rank's generator.

@@ -6,6 +6,7 @@
 #include "runtime/threads/thread_backend.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/AutogradState.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -116,6 +117,8 @@ std::shared_ptr<World> ThreadHub::world(int64_t rank) {
   std::iota(everyone.begin(), everyone.end(), 0);
   const std::lock_guard lock(mutex_);
   start_generator() = rendezvous_table_->generator;
+  // A backward runs in the rank's own thread. Autograd has one thread per GPU, in which a rank would wait for another rank's nodes behind its own.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   auto& world = worlds_[rank];
   if (!world) world = std::make_shared<World>(rank, size(), make_group(everyone), make_group);
   return world;

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kThreadTimeout = std::chrono::minutes(5);
 
 /// The ranks of one such program, for a caller that makes the threads itself. Thread-safe.
 ///
-/// Each thread: World::set_thread(hub.world(rank)), the work, then hub.finish(rank) or, where it threw, hub.abort(rank, why).
+/// Each thread: World::set_thread(hub.world(rank)), which also has the thread compute its backwards itself, the work, then hub.finish(rank) or, where it threw, hub.abort(rank, why).
 class ThreadHub {
  public:
   /// `timeout`: how long a rank waits for the others in one collective. Throws: c10::ValueError for less than one rank.
