@@ -122,7 +122,7 @@ void measure(Element element, const char* element_name, int64_t width, double zi
   using Kind = RowUpdate::Kind;
   for (const Kind kind : {Kind::kSgd, Kind::kRowWiseAdagrad})
     time(kind == Kind::kSgd ? "update_rows SGD" : "update_rows row-wise", (n + 2 * n_named) * bytes, [&] {
-      const UpdatedPiece updated{piece, {state.data, nullptr}, {kind, 0.01, 1e-8, 0, 0}};
+      const UpdatedPiece updated{piece, {kind == Kind::kSgd ? nullptr : state.data, nullptr}, {kind, 0.01, 1e-8, 0, 0}};
       cuda::update_rows(&updated, nullptr, 1, per_id, groups, rows.data, {}, scratch.data, nullptr);
     });
 }

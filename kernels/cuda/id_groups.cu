@@ -6,6 +6,9 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
+#undef NDEBUG  // check_rows() is for users' ids
+#include <cassert>
+
 namespace shardwise::kernels::cuda {
 namespace {
 
@@ -97,6 +100,14 @@ __global__ void __launch_bounds__(kThreads) find_range(Ids ids, IdRange* range) 
   atomicMax(reinterpret_cast<long long*>(&range->highest), highest);
 }
 
+__global__ void __launch_bounds__(kThreads) assert_rows(Ids ids, int64_t n_rows) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.y * blockDim.x + threadIdx.x; i < ids.n;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int64_t id = id_at(ids, i);
+    assert(id >= 0 && id < n_rows && "an id is no row of the table");
+  }
+}
+
 __global__ void set_zero(uint64_t* digest) { *digest = 0; }
 
 __global__ void __launch_bounds__(kThreads) find_digest(Ids ids, uint64_t* digest) {
@@ -116,6 +127,11 @@ void range_of(const Ids& ids, IdRange* range, void* stream) {
   const Teams one(1), warps(32);
   launch("range_of", set_empty, one, 1, 1, true, stream, range);
   launch("range_of", find_range, warps, std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids, range);
+}
+
+void check_rows(const Ids& ids, int64_t n_rows, void* stream) {
+  launch("check_rows", assert_rows, Teams(32), std::min(kMostRows, divided_up(ids.n, 32)), 1, true, stream, ids,
+         n_rows);
 }
 
 void digest_of(const Ids& ids, uint64_t* digest, void* stream) {

@@ -22,6 +22,8 @@ void look_up(const Rows& table, const Ids& ids, Miss miss, void* results, int64_
 
 /// `range` is in device memory.
 void range_of(const Ids& ids, IdRange* range, void* stream);
+/// An id outside [0, n_rows) fails an assertion on the device, as in torch's own lookups: CUDA calls of this process then give errors.
+void check_rows(const Ids& ids, int64_t n_rows, void* stream);
 void digest_of(const Ids& ids, uint64_t* digest, void* stream);
 
 /// Words of GroupMemory::scratch for `n_ids` ids: a little more than two each.

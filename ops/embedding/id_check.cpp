@@ -1,5 +1,6 @@
 #include "ops/embedding/id_check.h"
 
+#include "ops/embedding/kernel_launch.h"
 #include "ops/embedding/row_kernels.h"
 #include "ops/support/agreed_range.h"
 #include "runtime/api/dtensor.h"
@@ -36,6 +37,10 @@ void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows) {
   const auto* impl = maybe_dtensor(ids);
   const Spec& spec = *impl->spec();
   if (!spec.is_member() || spec.mesh()->is_meta()) return;
+  if (kHasCudaKernels && spec.mesh()->device_type() == c10::kCUDA) {
+    for (const at::Tensor& piece : impl->shards()) assert_ids(piece, n_rows);
+    return;
+  }
   IdBounds bounds;
   for (const at::Tensor& piece : impl->shards()) bounds.add(piece);
   const auto [lowest, highest] = agreed_range(spec, {bounds.lowest, bounds.highest});

@@ -23,7 +23,8 @@ struct IdBounds {
 };
 
 /// The same for distributed ids: ranks exchange their bounds where ids are sharded. Cost: one pass over this rank's ids; a message of two
-/// numbers per mesh dim that shards them.
+/// numbers per mesh dim that shards them. On a GPU an assertion of the device takes its place, as in torch's own lookups: bounds on the host
+/// would make it wait for the GPU.
 void check_ids(const char* op, const at::Tensor& ids, int64_t n_rows);
 
 }  // namespace shardwise

@@ -93,6 +93,12 @@ std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
   return std::pair{range.lowest, range.highest};
 }
 
+void assert_ids(const at::Tensor& ids, int64_t n_rows) {
+  const at::Tensor all_ids = ids.contiguous();
+  run_kernel(
+      ids.device(), [] {}, [&](auto stream) { cuda::check_rows(ids_of(all_ids), n_rows, stream); });
+}
+
 int64_t digest_of_ids(const at::Tensor& ids) {
   if (ids.numel() == 0) return 0;
   const at::Tensor all_ids = ids.contiguous();

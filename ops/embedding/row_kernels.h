@@ -22,6 +22,9 @@ void lookup_rows_into(const at::Tensor& results, const at::Tensor& rows, const a
 /// The lowest and the highest id; nothing without ids.
 std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids);
 
+/// Ids on a GPU outside [0, n_rows) fail an assertion there. The host does not wait.
+void assert_ids(const at::Tensor& ids, int64_t n_rows);
+
 /// A hash of the ids in their order. Cost: one pass over them.
 int64_t digest_of_ids(const at::Tensor& ids);
 

@@ -140,6 +140,7 @@ struct Case {
     const IdRange wanted = range_of(ids_of(ids.here.data()), 0, n), found = range.back()[0];
     if (wanted.lowest != found.lowest || wanted.highest != found.highest)
       complain("range", 0, found.lowest, wanted.lowest);
+    if (n > 0 && wanted.lowest >= 0) cuda::check_rows(ids_of(ids.there), wanted.highest + 1, nullptr);
     Both<uint64_t> digest(1);
     cuda::digest_of(ids_of(ids.there), digest.there, nullptr);
     const uint64_t wanted_digest = digest_of(ids_of(ids.here.data()), 0, n), found_digest = digest.back()[0];
