@@ -22,7 +22,8 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
   const Group& group = *lanes.mesh->group();
   const int64_t own = lanes.own_rank(), width = table.spec->sizes()[1];
   const bool takes = !root || *root == own;
-  const auto options = at::TensorOptions().dtype(table.spec->dtype()).device(lanes.mesh->device_type());
+  const c10::Device device(lanes.mesh->device_type());
+  const auto options = at::TensorOptions().dtype(table.spec->dtype()).device(device);
   at::Tensor result = takes ? at::empty({rows.length(), width}, options) : at::Tensor();
   if (table.is_replicated) {
     if (takes) result.copy_(memory.pieces(t)[0].values.narrow(0, rows.begin, rows.length()));
@@ -38,8 +39,9 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
     const Interval part = common(slice.rows, rows);
     if (part.length() == 0 || slice.columns.length() == 0) continue;
     if (slice.rank == own) {
-      const at::Tensor held =
-          memory.block(slice.lane).narrow(0, slice.first_row + part.begin - slice.rows.begin, part.length());
+      const int64_t first_row = slice.first_row + part.begin - slice.rows.begin;
+      // A block in files is on the CPU.
+      const at::Tensor held = memory.block(slice.lane).narrow(0, first_row, part.length()).to(device);
       for (int64_t rank = 0; rank < lanes.n_ranks(); ++rank)
         if (rank != own && (!root || *root == rank)) sends.push_back({group.ranks[static_cast<size_t>(rank)], held});
       if (takes) copies.emplace_back(held, place_of(slice, part));
@@ -52,7 +54,7 @@ at::Tensor gathered_rows(const TableLanes& lanes, const TableMemory& memory, siz
       receives.push_back({group.ranks[static_cast<size_t>(slice.rank)], place});
     }
   }
-  exchange(group, c10::Device(lanes.mesh->device_type()), std::move(sends), std::move(receives))->wait();
+  exchange(group, device, std::move(sends), std::move(receives))->wait();
   for (const auto& [from, to] : copies) to.copy_(from);
   return result;
 }
