@@ -2,9 +2,10 @@
 
     export PYTHONPATH=build/python                          # where Shardwise is built and not installed
     torchrun --nproc-per-node 2 benchmarks/attention.py
+    torchrun --nproc-per-node 1 benchmarks/attention.py --device cuda --dtype bfloat16 --causal
     torchrun --nproc-per-node 2 benchmarks/attention.py --causal --lengths 1024 4096
 
-Gloo, float32, one thread each. Each rank has [batch, heads, length, width] where batch or heads are sharded. Where queries are, it has
+Gloo (NCCL on GPUs), float32 if nothing else is said, one thread each. Each rank has [batch, heads, length, width] where batch or heads are sharded. Where queries are, it has
 length / ranks of them and all keys and values; its plain side then sums the gradients of keys and values by all-reduces, as Shardwise does.
 With --causal, the plain side with sharded queries gives torch a mask of its rows.
 
@@ -17,7 +18,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from embedding_memory import MIB, measure
-from sides import machine_line
+from sides import backend, machine_line, use_device
 from torch.nn.functional import scaled_dot_product_attention
 from turns import min_and_median, ms_in_turns
 
@@ -32,7 +33,8 @@ def parts(options, length, dim):
     torch.manual_seed(0)
     n_queries = length // dist.get_world_size() if dim == 2 else length
     shape = (options.batch, options.heads, n_queries, options.width)
-    return torch.randn(shape), *(torch.randn(*shape[:2], length, options.width) for _ in range(2))
+    kind = {"dtype": getattr(torch, options.dtype), "device": options.device}
+    return torch.randn(shape, **kind), *(torch.randn(*shape[:2], length, options.width, **kind) for _ in range(2))
 
 
 def plain_call(options, length, dim, with_backward):
@@ -40,8 +42,8 @@ def plain_call(options, length, dim, with_backward):
     kwargs = {"is_causal": options.causal}
     if options.causal and dim == 2:
         n = length // dist.get_world_size()
-        rows = torch.arange(dist.get_rank() * n, (dist.get_rank() + 1) * n)
-        kwargs = {"attn_mask": rows[:, None] >= torch.arange(length)}
+        rows = torch.arange(dist.get_rank() * n, (dist.get_rank() + 1) * n, device=options.device)
+        kwargs = {"attn_mask": rows[:, None] >= torch.arange(length, device=options.device)}
 
     def call():
         out = scaled_dot_product_attention(*leaves, **kwargs)
@@ -55,7 +57,7 @@ def plain_call(options, length, dim, with_backward):
 
 
 def distributed_call(options, length, dim, with_backward):
-    mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = sw.init_device_mesh(options.device, (dist.get_world_size(),))
     of_keys = sw.Replicate() if dim == 2 else sw.Shard(dim)
     leaves = [
         sw.DTensor.from_local(part, mesh, [placement], run_check=False).detach().requires_grad_(with_backward)
@@ -97,9 +99,12 @@ def main():
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="a name of torch's (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    use_device(options.device)
+    dist.init_process_group(backend())
     is_first = dist.get_rank() == 0
     if is_first:
         print(f"{machine_line()}, {dist.get_world_size()} ranks, {'causal' if options.causal else 'not causal'}")

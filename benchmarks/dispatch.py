@@ -5,6 +5,8 @@
     python benchmarks/dispatch.py --rows linear Adam    # the rows whose label contains either word
     python benchmarks/dispatch.py --json dispatch.json
 
+    python benchmarks/dispatch.py --device cuda         # on a GPU: what the host takes for a call, kernels run behind it
+
 One process, one thread, a world of one rank, [4, 4] floats: what is left is the cost of getting to the kernel. The
 sides take turns in short batches and the fastest batch of each counts, so a busy machine disturbs all of them alike.
 """
@@ -17,7 +19,7 @@ import time
 import torch
 from comparison import Comparison, render, summary
 from dispatch_rows import select_rows
-from sides import available_sides, machine_line, world_of_one
+from sides import available_sides, machine_line, use_device, world_of_one
 
 BATCH_US = 200  # a batch is short enough to fall between two interruptions
 RESOLUTION_US = 0.01
@@ -53,11 +55,13 @@ def main():
     parser = argparse.ArgumentParser(description="Per-call microseconds of small operators on each side.")
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose label contains one of these")
     parser.add_argument("--repeats", type=int, default=200, help="batches per row and side (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     args = parser.parse_args()
 
     rows = select_rows(args.rows)
     torch.set_num_threads(1)
+    use_device(args.device)
     with world_of_one():
         sides = available_sides()
         gc.disable()

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from sides import device
 
 N_COLUMNS = 4
 N_PARAMETERS = 50
@@ -26,22 +27,26 @@ class Operands:
 
     def batch(self, *dims):
         """[n_rows, 4] floats."""
-        return self._floats(self.n_rows, *dims)
+        return self._floats((self.n_rows, N_COLUMNS), *dims)
 
     def weight(self, *dims):
         """[4, 4] floats, whatever the number of rows."""
-        return self._floats(N_COLUMNS, *dims)
+        return self._floats((N_COLUMNS, N_COLUMNS), *dims)
+
+    def heads(self, *dims):
+        """[n_rows, 2, 4, 4] floats: batches of attention's heads."""
+        return self._floats((self.n_rows, 2, N_COLUMNS, N_COLUMNS), *dims)
 
     def ids(self, *dims):
         """[n_rows] row numbers of `weight`."""
-        return self.side.distribute(torch.arange(self.n_rows) % N_COLUMNS, *dims)
+        return self.side.distribute(torch.arange(self.n_rows, device=device()) % N_COLUMNS, *dims)
 
     def local(self):
         """A plain tensor like `batch`."""
-        return torch.rand(self.n_rows, N_COLUMNS).requires_grad_(self.requires_grad)
+        return torch.rand(self.n_rows, N_COLUMNS, device=device()).requires_grad_(self.requires_grad)
 
-    def _floats(self, n_rows, *dims):
-        return self.side.distribute(torch.rand(n_rows, N_COLUMNS), *dims).requires_grad_(self.requires_grad)
+    def _floats(self, shape, *dims):
+        return self.side.distribute(torch.rand(shape, device=device()), *dims).requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ OPS = (
     ("linear, sharded weight", lambda t: partial(F.linear, t.batch(None), t.weight(0))),
     ("linear, contracted", lambda t: partial(F.linear, t.batch(1), t.weight(1))),
     ("embedding, rows", lambda t: partial(F.embedding, t.ids(None), t.weight(0))),
+    ("attention, batch", lambda t: partial(F.scaled_dot_product_attention, *(t.heads(0) for _ in range(3)))),
     ("detach", lambda t: partial(torch.detach, t.batch(0))),
     ("view", lambda t: partial(torch.Tensor.view, t.batch(0), -1, 2, 2)),
     ("transpose", lambda t: partial(torch.transpose, t.batch(0), 0, 1)),

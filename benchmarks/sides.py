@@ -2,6 +2,7 @@
 
 A side turns plain data into its own tensors. `dims` say how, one per mesh dim: `0` is Shard(0), `None` is Replicate(),
 so `distribute(x, 0)` shards rows over a 1-D mesh and `distribute(x, 0, None)` does so over the first dim of a 2-D mesh.
+Meshes are on the device that the program chose with use_device(), the CPU before that.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ class Distributed:
     @functools.cache  # noqa: B019 (a side lives as long as the program)
     def _mesh(self, n_dims):
         """All ranks along the first mesh dim, extent 1 along the others."""
-        return self._package.init_device_mesh("cpu", (dist.get_world_size(), *[1] * (n_dims - 1)))
+        return self._package.init_device_mesh(device(), (dist.get_world_size(), *[1] * (n_dims - 1)))
 
     def _placements(self, dims):
         return [self._package.Replicate() if dim is None else self._package.Shard(dim) for dim in dims]
@@ -74,17 +75,36 @@ def available_sides():
 
 @contextlib.contextmanager
 def world_of_one():
-    """A Gloo process group whose only rank is this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """A process group whose only rank is this process: Gloo's, or NCCL's on a GPU."""
+    dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
+_device = "cpu"
+
+
+def use_device(name):
+    """Not torch's default device: that is a mode through which all calls go, which takes time."""
+    global _device
+    _device = name
+
+
+def device():
+    return _device
+
+
+def backend():
+    return "gloo" if device() == "cpu" else "cpu:gloo,cuda:nccl"
+
+
 def machine_line():
-    """What a figure must be read with: processor, versions, threads."""
+    """What a figure must be read with: processor and GPU, versions, threads."""
     with open("/proc/cpuinfo") as lines:
         models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
         model = next(models, "unknown processor")
+    if device() == "cuda":
+        model += f", {torch.cuda.get_device_name()}"
     return f"{model}, torch {torch.__version__}, {torch.get_num_threads()} thread(s)"

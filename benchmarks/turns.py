@@ -1,19 +1,23 @@
-"""Calls of several sides, timed in turns: a call starts behind a barrier and lasts until the slowest rank is done."""
+"""Calls of several sides, timed in turns: a call starts behind a barrier and lasts until the slowest rank, and its device, is done."""
 
 import time
 
 import torch
 import torch.distributed as dist
+from sides import device
 
 
 def ms_in_turns(calls, repeats):
     """By side: the milliseconds of each of its `repeats` calls."""
     times = torch.empty(len(calls), repeats, dtype=torch.float64)
+    synchronize = torch.accelerator.synchronize if device() != "cpu" else lambda: None
     for turn in range(repeats):
         for row, call in enumerate(calls.values()):
+            synchronize()
             dist.barrier()
             start = time.perf_counter_ns()
             call()
+            synchronize()
             times[row, turn] = time.perf_counter_ns() - start
     dist.all_reduce(times, dist.ReduceOp.MAX)
     return dict(zip(calls, (times / 1e6).tolist(), strict=True))

@@ -63,6 +63,14 @@ if(accelerator_tests)
   set_tests_properties(accelerator_test PROPERTIES TIMEOUT 900)
 endif()
 
+# The comparisons with dense results on a GPU. Without one they run on the CPU a second time, so ctest does not know this program.
+if(ShardwiseTorch_CUDA)
+  shardwise_objects(cuda_test_objects tests/cuda/dense_device.cpp)
+  target_link_libraries(cuda_test_objects PUBLIC GTest::gtest)
+  add_executable(cuda_test)
+  target_link_libraries(cuda_test PRIVATE cuda_test_objects runtime_test_objects GTest::gtest_main)
+endif()
+
 # The collectives once more, on three processes over Gloo.
 if(SHARDWISE_HAS_GLOO)
   shardwise_objects(gloo_main tests/runtime/comm/gloo_main.cpp)

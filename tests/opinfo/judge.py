@@ -1,6 +1,7 @@
 """One sample of one operator, distributed and dense: the dense result is the judge."""
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ COLLECTIVE_SECONDS = 20.0
 # Their values are whatever was in memory.
 UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 
+
+DEVICE = os.environ.get("SHARDWISE_SWEEP_DEVICE", "cpu")  # what sweep.py --device says to its workers
 
 # Torch's samples of random operators draw after seeding. What chance decides is not compared, so let it.
 invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -78,7 +81,7 @@ def fresh(leaf: Any) -> Any:
 
 
 def cotangent(out: torch.Tensor) -> torch.Tensor:
-    steps = torch.arange(out.numel(), dtype=torch.float64) % 7 / 4 - 0.5
+    steps = torch.arange(out.numel(), dtype=torch.float64, device=out.device) % 7 / 4 - 0.5
     return steps.reshape(out.shape).to(out.dtype)
 
 
@@ -162,7 +165,7 @@ def run_scheme(
             return run_member(rank)
 
     def run_member(rank: int) -> list[tuple[str, str]]:
-        mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+        mesh = sw.init_device_mesh(DEVICE, (N_RANKS,))
         ours, index = [], 0
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -208,7 +211,7 @@ def gathered_operators(op: OpInfo, tree: Any, scheme: Scheme) -> set[str]:
     leaves, spec = tree_flatten(tree)
 
     def run(rank: int) -> set[str]:
-        mesh = sw.init_device_mesh("cpu", (N_RANKS,))
+        mesh = sw.init_device_mesh(DEVICE, (N_RANKS,))
         tensors = iter(range(len(leaves)))
         ours = [
             distribute(leaf.detach(), mesh, scheme.place(leaf, next(tensors)), rank)
@@ -233,6 +236,10 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
+def random_state() -> torch.Tensor:
+    return torch.get_rng_state() if DEVICE == "cpu" else torch.get_device_module(DEVICE).get_rng_state()
+
+
 def random_outputs(a: Sequence[Any], b: Sequence[Any]) -> set[int]:
     """Numbers of the outputs that differ between two runs."""
     return {i for i, (x, y) in enumerate(zip(a, b)) if compare([x], [y], distributed=False)}
@@ -244,7 +251,7 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
     if op.name in UNINITIALIZED:
         return outcome
     torch.manual_seed(0)
-    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    samples = list(op.sample_inputs(DEVICE, torch.float32, requires_grad=op.supports_autograd))
     if len(samples) > max_samples:
         step = len(samples) / max_samples
         samples = [samples[int(i * step)] for i in range(max_samples)]
@@ -254,9 +261,9 @@ def judge(op: OpInfo, max_samples: int, report: Callable[[str], None] = lambda t
             continue
         try:
             torch.manual_seed(1)
-            before = torch.get_rng_state()
+            before = random_state()
             dense = run_dense(op, sample, tree)
-            draws = 1 if torch.equal(before, torch.get_rng_state()) else 12  # few values are often equal by chance
+            draws = 1 if torch.equal(before, random_state()) else 12  # few values are often equal by chance
             skip = set()
             for draw in range(draws):
                 with another_seed():

@@ -32,6 +32,10 @@ KNOWN = {
     "svd_lowrank": "random projections: its gradient is ill-conditioned",
     "pca_lowrank": "the same, and the signs are chance",
 }
+KNOWN |= {
+    f"jiterator_{variant}": "on GPUs alone: kernels from text, for the memory of plain tensors"
+    for variant in ("unary", "binary", "binary_return_by_ref", "2inputs_2outputs", "4inputs_with_extra_args")
+}
 
 
 @dataclass
@@ -189,10 +193,13 @@ def main() -> int:
     )
     parser.add_argument("--every", type=int, default=1, help="every N-th operator only")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes (default: %(default)s)")
+    parser.add_argument("--device", help="where tensors lie, for example cuda (default: cpu)")
     parser.add_argument("--json", type=Path, help="write all results here")
     parser.add_argument("--junit", type=Path, help="write a report for scripts/tally.py here")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.device:
+        os.environ["SHARDWISE_SWEEP_DEVICE"] = options.device
     if options.worker:
         work(options.samples)
         return 0

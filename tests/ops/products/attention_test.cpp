@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/SDPBackend.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace shardwise::attention_test {
 namespace {

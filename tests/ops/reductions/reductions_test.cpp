@@ -24,7 +24,8 @@ TEST(ReductionsTest, Sum) {
     expect_same_as_dense("sum", [](const Tensors& t) { return t[0].sum(); }, {sizes});
   expect_same_as_dense("sum of rows", [](const Tensors& t) { return t[0].sum(0); }, {{5, 4}});
   expect_same_as_dense("sum of columns", [](const Tensors& t) { return t[0].sum(-1, /*keepdim=*/true); }, {{5, 4}});
-  expect_same_as_dense("sum of two dims", [](const Tensors& t) { return t[0].sum({0, 2}); }, {{2, 3, 5}});
+  expect_same_as_dense("sum of two dims", [](const Tensors& t) { return t[0].sum(at::IntArrayRef{0, 2}); },
+                       {{2, 3, 5}});
   expect_same_as_dense("sum of no rows", [](const Tensors& t) { return t[0].sum(0); }, {{0, 4}});
   expect_same_as_dense("sum of integers", [](const Tensors& t) { return t[0].sum(0); }, {{5, 4}}, {.dtype = at::kInt});
 }
@@ -33,8 +34,8 @@ TEST(ReductionsTest, MeanOfUnevenShards) {
   expect_same_as_dense("mean", [](const Tensors& t) { return t[0].mean(); }, {{5, 4}}, {.is_exact = false});
   expect_same_as_dense("mean of rows", [](const Tensors& t) { return t[0].mean(0, true); }, {{5, 4}},
                        {.is_exact = false});
-  expect_same_as_dense("mean of two dims", [](const Tensors& t) { return t[0].mean({0, -1}); }, {{2, 3, 5}},
-                       {.is_exact = false});
+  expect_same_as_dense("mean of two dims", [](const Tensors& t) { return t[0].mean(at::IntArrayRef{0, -1}); },
+                       {{2, 3, 5}}, {.is_exact = false});
   expect_same_as_dense("mean of nothing", [](const Tensors& t) { return t[0].mean(1); }, {{5, 0}});
 }
 

@@ -51,7 +51,7 @@ TEST(SoftmaxTest, MinusInfinitiesAreDense) {
 TEST(SoftmaxTest, LogsumexpIsDense) {
   expect_same_as_dense("of rows", [](const Tensors& t) { return at::logsumexp(t[0], {0}, true); }, {{5, 4}}, kClose);
   expect_same_as_dense(
-      "of two dims", [](const Tensors& t) { return at::logsumexp(t[0], {0, 2}); }, {{3, 2, 4}}, kClose);
+      "of two dims", [](const Tensors& t) { return at::logsumexp(t[0], at::IntArrayRef{0, 2}); }, {{3, 2, 4}}, kClose);
 }
 
 // 8 x 600 numbers are 38,400 bytes; per row a maximum and a sum travel.

@@ -28,7 +28,8 @@ TEST(VarArgmaxTest, VariancesAreDense) {
   }
   expect_same_as_dense("var of all", [](const Tensors& t) { return t[0].var(); }, {{5, 4}}, kClose);
   expect_same_as_dense(
-      "std of two dims", [](const Tensors& t) { return at::std(t[0], {0, 2}, true, true); }, {{3, 2, 4}}, kClose);
+      "std of two dims", [](const Tensors& t) { return at::std(t[0], at::IntArrayRef{0, 2}, true, true); }, {{3, 2, 4}},
+      kClose);
   const auto both = [](const Tensors& t) { return pair(at::var_mean(t[0], at::IntArrayRef{1}, true)); };
   expect_same_as_dense("var_mean", both, {{3, 5}}, kClose);
   expect_same_as_dense("std_mean", [](const Tensors& t) { return pair(at::std_mean(t[0])); }, {{2, 3}}, kClose);
