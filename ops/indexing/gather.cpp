@@ -203,9 +203,9 @@ struct Scatter {
   at::Tensor written(const at::Tensor& self) const {
     if (self.dim() > 0 && covers(self) && index.numel() > 0) {
       check_mode(self, mode, include_self);
-      return call_scatter(self, index, src, dim, mode, include_self);
+      return call_scatter(self, index, src, dim, mode, include_self).contiguous();
     }
-    const at::Tensor result = self.clone();
+    const at::Tensor result = self.clone(at::MemoryFormat::Contiguous);
     write(result);
     return result;
   }

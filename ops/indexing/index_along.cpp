@@ -3,6 +3,7 @@
 #include "ops/families.h"
 #include "ops/indexing/index.h"
 #include "ops/indexing/index_operand.h"
+#include "ops/support/dim_pieces.h"
 #include "ops/support/kernels.h"
 #include "ops/support/plain_self.h"
 #include "runtime/api/dtensor.h"
@@ -157,8 +158,10 @@ at::Tensor put_by_number(const at::Tensor& self, const at::Tensor& index, const 
                           source.numel(), index.numel()));
   if (index.numel() == 0) return self.clone();
   const at::Tensor values = source;
-  return put(self.reshape(-1), at, values.dim() == 0 ? values : values.reshape(index.sizes()), accumulate)
-      .view(self.sizes());
+  const at::Tensor result =
+      put(self.reshape(-1), at, values.dim() == 0 ? values : values.reshape(index.sizes()), accumulate)
+          .view(self.sizes());
+  return in_order_of(self, result);
 }
 at::Tensor& put_by_number_(at::Tensor& self, const at::Tensor& index, const at::Tensor& source, bool accumulate) {
   return self.copy_(put_by_number(self, index, source, accumulate));

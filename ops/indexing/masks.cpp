@@ -79,7 +79,8 @@ at::Tensor with_masked(const at::Tensor& self, const at::Tensor& mask, const at:
   TORCH_CHECK(source.numel() >= n,
               fmt::format("[aten::masked_scatter] source has {} elements, fewer than the {} true elements of mask.",
                           source.numel(), n));
-  const at::Tensor result = put(masked.self, masked.at, source.reshape(-1).slice(0, 0, n), /*accumulate=*/false);
+  const at::Tensor result =
+      put(masked.self, masked.at, source.reshape(-1).slice(0, 0, n), /*accumulate=*/false).contiguous();
   return self.dim() == 0 && mask.dim() == 0 ? result.squeeze(0) : result;
 }
 

@@ -48,6 +48,11 @@ MaybeTensor as_replica(const MaybeTensor& parameter, size_t arg, const at::Tenso
   return replica_of_plain("native_batch_norm", *parameter, spec_of(input)->mesh(), /*keeps_history=*/false, arg);
 }
 
+/// torch's results are row-major or channels last.
+at::Tensor in_torchs_order(const at::Tensor& result, const at::Tensor& input) {
+  return result.contiguous(input.suggest_memory_format());
+}
+
 Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const MaybeTensor& given_bias,
                  const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training, double momentum,
                  double eps) {
@@ -58,7 +63,7 @@ Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const
     const at::Tensor from_mean = widened(*running_mean) * scale;
     const at::Tensor shift = is_given(bias) ? *bias - from_mean : from_mean.neg();
     const at::Tensor result = widened(input) * channels.spread(scale) + channels.spread(shift);
-    return {result.to(input.scalar_type()), input.new_empty({0}), input.new_empty({0})};
+    return {in_torchs_order(result.to(input.scalar_type()), input), input.new_empty({0}), input.new_empty({0})};
   }
   const at::Tensor values = widened(reduced(input));
   const at::Tensor mean = reduced(channels.sum(values).div_(channels.n));
@@ -70,7 +75,7 @@ Three batch_norm(const at::Tensor& input, const MaybeTensor& given_weight, const
   result.mul_(channels.spread(scale_of(invstd, weight)));
   if (is_given(bias)) result.add_(channels.spread(*bias));
   const at::ScalarType dtype = statistics_dtype(input, weight);
-  return {result.to(input.scalar_type()), mean.to(dtype), invstd.to(dtype)};
+  return {in_torchs_order(result.to(input.scalar_type()), input), mean.to(dtype), invstd.to(dtype)};
 }
 
 Three batch_norm_backward(const at::Tensor& grad, const at::Tensor& input, const MaybeTensor& weight,

@@ -99,7 +99,7 @@ Three layer_norm(const at::Tensor& input, c10::IntArrayRef normalized, const May
   if (is_given(weight)) result = result * *weight;
   if (is_given(bias)) result = result + *bias;
   const at::ScalarType dtype = statistics_dtype(input, weight);
-  return {result.to(input.scalar_type()), mean.to(dtype), rstd.to(dtype)};
+  return {result.to(input.scalar_type()).contiguous(), mean.to(dtype), rstd.to(dtype)};
 }
 
 Three layer_norm_backward(const at::Tensor& grad, const at::Tensor& input, c10::IntArrayRef normalized,
@@ -134,7 +134,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input, c10::IntArr
   const at::Tensor scale = (Rows(input, normalized).mean(values.square()) + eps.value_or(smallest)).rsqrt();
   at::Tensor result = values * scale;
   if (is_given(weight)) result = result * *weight;
-  return {result.to(input.scalar_type()), scale};
+  return {result.to(input.scalar_type()).contiguous(), scale};
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ at::Tensor renormed(const at::Tensor& self, const at::Scalar& p, int64_t dim, co
     if (other != dim) others.push_back(other);
   const at::Tensor norm = at::linalg_vector_norm(self, p, others, /*keepdim=*/true);
   const at::Tensor scale = at::where(norm > max_norm, (norm + 1e-7).reciprocal() * max_norm, at::ones_like(norm));
-  return self * scale.to(self.scalar_type());
+  return (self * scale.to(self.scalar_type())).contiguous();
 }
 
 at::Tensor& renorm_in_place(at::Tensor& self, const at::Scalar& p, int64_t dim, const at::Scalar& max_norm) {

@@ -4,6 +4,8 @@
 #include "ops/support/kernels.h"
 #include "ops/support/own_operator.h"
 #include "ops/support/torch_composition.h"
+#include "placements/partial.h"
+#include "runtime/api/factories.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/abs.h>
@@ -142,9 +144,13 @@ at::Tensor differentiable_trace(const at::Tensor& self) {
   const at::Tensor result = below([&] { return trace_of(self); });
   carry_tangent(self, result, [](const at::Tensor& tangent) { return differentiable_trace(tangent); });
   if (!self.requires_grad() || !c10::GradMode::is_enabled()) return result;
-  const at::Tensor identity = below([&] { return call("shardwise::identity_like", self); });
-  return with_derivative(self, result, {identity}, "TraceBackward",
-                         [](const at::Tensor& grad, const variable_list& saved) { return grad * saved[0]; });
+  return with_derivative(
+      self, result, {}, "TraceBackward", [=, spec = spec_of(self)](const at::Tensor& grad, const variable_list&) {
+        return grad * below([&] {
+                 return call("shardwise::identity_like",
+                             empty(spec->sizes(), spec->mesh(), without_partial(spec->placements()), spec->dtype()));
+               });
+      });
 }
 
 }  // namespace

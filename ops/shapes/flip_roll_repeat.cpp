@@ -50,6 +50,7 @@ std::vector<at::Tensor> fetched(const at::Tensor& self, int64_t dim, const Sourc
   return {pieces.begin(), pieces.end()};
 }
 
+/// The parts in a row along `dim`, laid out as `self`, and row-major.
 at::Tensor laid_out_as(const at::Tensor& self, const std::vector<at::Tensor>& parts, int64_t dim) {
   const SpecPtr& spec = spec_of(self);
   Shards pieces;
@@ -98,13 +99,12 @@ Dims wrapped(c10::IntArrayRef dims, int64_t n_dims) {
 }
 
 template <class OnPiece>
-at::Tensor by_piece(const at::Tensor& self, const OnPiece& on_piece) {
+at::Tensor by_piece(const at::Tensor& self, const Dims& strides, const OnPiece& on_piece) {
   const Spec& spec = *spec_of(self);
   Shards pieces;
   for (const at::Tensor& piece : maybe_dtensor(self)->shards()) pieces.push_back(on_piece(piece));
-  return wrap(
-      Spec::intern(spec.mesh(), spec.sizes(), spec.placements().vec(), row_major_strides(spec.sizes()), spec.dtype()),
-      std::move(pieces));
+  return wrap(Spec::intern(spec.mesh(), spec.sizes(), spec.placements().vec(), strides, spec.dtype()),
+              std::move(pieces));
 }
 
 /// A plain tensor with as many dims: a call on it throws the dense operator's errors about dims and shifts.
@@ -122,7 +122,10 @@ at::Tensor flip(const at::Tensor& self, c10::IntArrayRef dims) {
     result = flip_sharded(result, *sharded);
     rest.erase(sharded);
   }
-  return by_piece(with_whole(result, rest), [&](const at::Tensor& piece) { return piece.flip(rest); });
+  result = with_whole(result, rest);
+  result =
+      by_piece(result, Dims(spec_of(result)->strides()), [&](const at::Tensor& piece) { return piece.flip(rest); });
+  return in_order_of(self, result);
 }
 
 at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRef dims) {
@@ -131,15 +134,16 @@ at::Tensor roll(const at::Tensor& self, c10::IntArrayRef shifts, c10::IntArrayRe
   if (is_empty) return self.clone();
   if (dims.empty()) {
     const at::Tensor whole = moved_to(self, without_shards(spec_of(self)->placements()));
-    return by_piece(whole, [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });
+    return by_piece(whole, row_major_strides(self.sizes()),
+                    [&](const at::Tensor& piece) { return piece.roll(shifts, dims); });
   }
   at::Tensor result = self;
   const Dims along = wrapped(dims, self.dim());
   for (size_t i = 0; i < along.size(); ++i)
-    result = is_only_shard(result, along[i]) ? roll_sharded(result, shifts[i], along[i])
-                                             : by_piece(with_whole(result, along[i]), [&](const at::Tensor& piece) {
-                                                 return piece.roll(shifts[i], along[i]);
-                                               });
+    result = is_only_shard(result, along[i])
+                 ? roll_sharded(result, shifts[i], along[i])
+                 : by_piece(with_whole(result, along[i]), row_major_strides(self.sizes()),
+                            [&](const at::Tensor& piece) { return piece.roll(shifts[i], along[i]); });
   return result;
 }
 

@@ -135,7 +135,7 @@ std::vector<at::Tensor> as_one_of_several(std::vector<at::Tensor> views) {
   return views;
 }
 
-std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+std::vector<at::Tensor> parts_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
   const int64_t total = c10::sum_integers(sizes);
   TORCH_CHECK_VALUE(
       total == self.size(dim) && std::ranges::all_of(sizes, [](int64_t size) { return size >= 0; }),
@@ -149,10 +149,10 @@ std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef 
     parts.push_back(self.slice(dim, begin, begin + size));
     begin += size;
   }
-  return as_one_of_several(std::move(parts));
+  return parts;
 }
 
-std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
+std::vector<at::Tensor> parts_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
   const int64_t total = self.size(dim);
   TORCH_CHECK_VALUE(
       size > 0 || (size == 0 && total == 0),
@@ -161,21 +161,15 @@ std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64
   std::vector<int64_t> sizes;
   for (int64_t begin = 0; begin < total; begin += size) sizes.push_back(std::min(size, total - begin));
   if (sizes.empty()) sizes.push_back(0);  // torch gives one empty part
-  return split_by_sizes(self, sizes, dim);
+  return parts_by_sizes(self, sizes, dim);
 }
 
-/// Copies: torch's unsafe_ forms return views and leave it to the caller not to write to two that overlap.
-std::vector<at::Tensor> separate(std::vector<at::Tensor> parts) {
-  for (at::Tensor& part : parts) part = part.clone();
-  return parts;
+std::vector<at::Tensor> split_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
+  return as_one_of_several(parts_by_sizes(self, sizes, dim));
 }
 
-std::vector<at::Tensor> separate_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
-  return separate(split_evenly(self, size, dim));
-}
-
-std::vector<at::Tensor> separate_by_sizes(const at::Tensor& self, c10::IntArrayRef sizes, int64_t dim) {
-  return separate(split_by_sizes(self, sizes, dim));
+std::vector<at::Tensor> split_evenly(const at::Tensor& self, int64_t size, int64_t dim) {
+  return as_one_of_several(parts_evenly(self, size, dim));
 }
 
 std::vector<at::Tensor> unbind_dim(const at::Tensor& self, int64_t dim) {
@@ -192,8 +186,9 @@ void register_slices(RuleTable& table) {
   add_composition("select.int", &select_index);
   add_composition("split.Tensor", &split_evenly);
   add_composition("split_with_sizes", &split_by_sizes);
-  add_composition("unsafe_split.Tensor", &separate_evenly);
-  add_composition("unsafe_split_with_sizes", &separate_by_sizes);
+  // torch's unsafe_ forms share memory, too, but autograd does not take them for views: the caller does not write to two that overlap.
+  aten_kernels().impl("unsafe_split.Tensor", &parts_evenly);
+  aten_kernels().impl("unsafe_split_with_sizes", &parts_by_sizes);
   add_composition("unbind.int", &unbind_dim);
 }
 

@@ -16,11 +16,11 @@ class ViewThenClone final : public c10::OperatorKernel {
     view_.callBoxed(stack);
     c10::IValue& result = stack->back();
     if (result.isTensor()) {
-      result = result.toTensor().clone();
+      result = result.toTensor().clone(at::MemoryFormat::Contiguous);
       return;
     }
     c10::List<at::Tensor> copies;
-    for (const at::Tensor& view : result.toTensorVector()) copies.push_back(view.clone());
+    for (const at::Tensor& view : result.toTensorVector()) copies.push_back(view.clone(at::MemoryFormat::Contiguous));
     result = std::move(copies);
   }
 
@@ -37,6 +37,11 @@ void add_copied_view(const std::string& name, const std::string& overload) {
   const std::string op = name + "_copy" + (overload.empty() ? "" : "." + overload);
   for (AtenKernels* kernels : {&aten_kernels(), &aten_autograd_kernels()})
     kernels->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ViewThenClone>(*view)));
+}
+
+/// Also of shapes that only a copy can have.
+at::Tensor view_copy(const at::Tensor& self, c10::IntArrayRef size) {
+  return self.is_contiguous() ? self.view(size).clone() : self.contiguous().view(size);
 }
 
 /// A new last dim holds the real and the imaginary part.
@@ -58,9 +63,10 @@ void describe_as_complex(const OpCall& call, Signature& signature) {
 }  // namespace
 
 void register_view_copies(RuleTable& table) {
-  for (const char* name : {"as_strided", "expand", "permute", "squeeze", "t", "unsqueeze", "view", "view_as_real",
+  for (const char* name : {"as_strided", "expand", "permute", "squeeze", "t", "unsqueeze", "view_as_real",
                            "view_as_complex", "split_with_sizes", "unfold", "_reshape_alias", "narrow"})
     add_copied_view(name, "");
+  add_composition("view_copy", &view_copy);
   add_copied_view("slice", "Tensor");
   add_copied_view("select", "int");
   add_copied_view("transpose", "int");

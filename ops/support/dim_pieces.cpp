@@ -2,7 +2,9 @@
 
 #include "placements/partial.h"
 #include "runtime/redistribute/execute.h"
+#include "runtime/tensor/below_autograd.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/core/WrapDimMinimal.h>
 
 namespace shardwise {
@@ -41,6 +43,12 @@ at::Tensor moved_to(const at::Tensor& tensor, Placements placements) {
   const SpecPtr& from = spec_of(tensor);
   const SpecPtr to = from->with_placements(std::move(placements));
   return to == from ? tensor : wrap(to, move(*maybe_dtensor(tensor), to));
+}
+
+at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& tensor) {
+  if (tensor.strides() == dense_strides(like.sizes(), like.strides())) return tensor;
+  const BelowAutograd guard;
+  return at::empty_like(like, tensor.options()).copy_(tensor);
 }
 
 DimPieces pieces_along(const at::Tensor& tensor, int64_t dim, bool keeps_sums) {

@@ -8,6 +8,9 @@ namespace shardwise {
 /// redistribute() below autograd: no gradient is recorded.
 at::Tensor moved_to(const at::Tensor& tensor, Placements placements);
 
+/// `tensor`, or a copy of it with the strides that at::empty_like(like) has. Below autograd.
+at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& tensor);
+
 /// The shards of `tensor` along one dim, in order.
 struct DimPieces {
   at::Tensor tensor;  // without EnumerableShard, and without Partial unless `keeps_sums`

@@ -18,19 +18,13 @@ bool may_be_sharded(const Axis& axis, const Signature& signature) {
   return axis.factor >= 0 && !signature.factors[axis.factor].is_whole;
 }
 
-/// `extent`: of factors that may be sharded.
-Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature, int64_t extent) {
+constexpr int64_t kExtent = 2;  // of factors that may be sharded: strides of dims of extent 1 tell nothing
+
+Dims sample_sizes(const Operand& operand, const Axes& axes, const Signature& signature) {
   Dims sizes(operand.sizes);
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (may_be_sharded(axes[dim], signature)) sizes[dim] = axes[dim].scale * extent;
+    if (may_be_sharded(axes[dim], signature)) sizes[dim] = axes[dim].scale * kExtent;
   return sizes;
-}
-
-/// Operands row by row give results row by row, and nothing need be seen.
-bool are_row_major(const OpCall& call) {
-  return std::ranges::all_of(call.operands, [](const Operand& operand) {
-    return !operand.spec || operand.spec->strides() == row_major_strides(operand.sizes);
-  });
 }
 
 /// Ordered in memory as `spec` is, and expanded where it is: a dim of one index is not, whatever its stride.
@@ -154,11 +148,9 @@ bool infer_from_sample(OpCall& call) {
   if (!described) return false;  // torch says what is wrong
   const Signature& signature = *described;
   check_sizes(call, signature);
-  const bool is_row_major = are_row_major(call);
-  const int64_t extent = is_row_major ? 1 : 2;  // strides of dims of extent 1 tell nothing
   std::vector<Dims> sizes;
   for (size_t i = 0; i < call.operands.size(); ++i)
-    sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature, extent));
+    sizes.push_back(sample_sizes(call.operands[i], signature.inputs[i], signature));
   const auto results = run(call, sizes);
   if (!results || results->size() != call.outputs.size()) return false;
   for (size_t i = 0; i < results->size(); ++i) {
@@ -168,8 +160,7 @@ bool infer_from_sample(OpCall& call) {
     for (size_t dim = 0; dim < output.size(); ++dim)
       if (const Axis& axis = signature.outputs[i][dim]; may_be_sharded(axis, signature))
         output[dim] = signature.factors[axis.factor].size * axis.scale;
-    const Dims strides = is_row_major ? row_major_strides(output) : dense_strides(output, (*results)[i].strides());
-    call.outputs[i] = {output, strides, (*results)[i].scalar_type()};
+    call.outputs[i] = {output, dense_strides(output, (*results)[i].strides()), (*results)[i].scalar_type()};
   }
   return true;
 }

@@ -5,10 +5,9 @@
 
 namespace shardwise {
 
-/// Fills `call.outputs` for an operator whose rule is sampled(): it runs on tensors of one index along factors that may be
-/// sharded, which by their nature do not matter, and of full extent along whole ones. Dtypes and the sizes along whole and new dims
-/// are the sample's, the other sizes the factors'. Of row-major operands the outputs are row-major; others are sampled in their order in
-/// memory, of two indices along each factor, and the sample's outputs have that of the outputs.
+/// Fills `call.outputs` for an operator whose rule is sampled(): it runs on tensors of two indices along factors that may be
+/// sharded, and of full extent along whole ones, ordered in memory as the operands are. Dtypes, the order in memory, and the sizes along
+/// whole and new dims are the sample's. The other sizes are the factors'.
 ///
 /// Returns false where the rule is not or the sample cannot run. Throws: c10::Error for operands whose sizes do not
 /// fit each other. Cost: the operator on the sample, a microsecond.
