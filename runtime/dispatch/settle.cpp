@@ -47,7 +47,20 @@ class Settling {
       impl->refresh();
     if (wants_gradient_layout(*impl)) [[unlikely]]
       lay_out_gradient(*impl);
-    if (op_.args[arg].is_written) check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
+    if (op_.args[arg].is_written && !takes_expanded(*impl))
+      check_writable(op_.name, impl->spec()->sizes(), impl->spec()->strides());
+  }
+
+  /// True for writes that torch takes into expanded tensors: one value in all elements, or by a mask where a rank has all elements of a place.
+  /// Not of views whose values were moved: they are written back by a copy.
+  bool takes_expanded(const DTensorImpl& impl) const {
+    if (impl.view_link()) return false;
+    if (op_.name == "aten::zero_" || op_.name == "aten::fill_.Scalar") return true;
+    const Spec& spec = *impl.spec();
+    if (!op_.name.starts_with("aten::masked_fill_.") || spec.layout().in_pieces()) return false;
+    for (int64_t dim = 0; dim < spec.dim(); ++dim)
+      if (spec.strides()[dim] == 0 && spec.layout().is_shard(dim)) return false;
+    return true;
   }
 
   /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.
@@ -91,6 +104,7 @@ class Settling {
 void settle(const OpInfo& op, torch::jit::Stack& stack) { Settling(op, stack).run(); }
 
 void check_writable(const std::string& op, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  if (c10::multiply_integers(sizes) == 0) return;
   for (size_t dim = 0; dim < sizes.size(); ++dim)
     TORCH_CHECK(sizes[dim] < 2 || strides[dim] != 0,
                 fmt::format("[{}] cannot write to an expanded tensor of shape [{}]: along dim {} its elements share "

@@ -15,7 +15,7 @@ namespace shardwise {
 /// Throws: c10::ValueError for a plain tensor that is no replica, c10::Error for a write to an expanded tensor.
 void settle(const OpInfo& op, torch::jit::Stack& stack);
 
-/// Throws: c10::Error for an expanded tensor, which has several elements in one place. What a rank holds of it may have one, or a copy: the
+/// Throws: c10::Error for an expanded tensor with elements, which has several of them in one place. What a rank holds of it may have one, or a copy: the
 /// ranks would not agree on whether the kernel refuses it.
 void check_writable(const std::string& op, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 

@@ -324,6 +324,10 @@ def test_parts_of_an_unsafe_split_are_written_to_one_by_one():
         a, b = (y * 2).unsafe_chunk(2, 1)
         (a.tanh() + b.sigmoid()).sum().backward()
         torch.testing.assert_close(x.grad.full_tensor(), y.grad)
+        plain, whole = sw.distribute_tensor(dense(), mesh, [Shard(0)]), dense()
+        for each in (plain, whole):
+            each.unsafe_chunk(2, 1)[1].zero_()  # they share memory
+        assert torch.equal(plain.full_tensor(), whole)
 
     on_ranks(check)
 
@@ -354,15 +358,13 @@ def test_writes_by_the_short_way_are_seen_in_inference_mode():
 
 
 def test_an_expanded_tensor_is_not_written_to():
-    """torch refuses most such writes; which ranks share memory depends on the layout, so that we refuse all, on all ranks."""
+    """As torch's: which ranks share memory depends on the layout, so that the layout decides and not the kernel."""
 
     def check(mesh):
         row = sw.distribute_tensor(torch.ones(1, 6), mesh, [Shard(1)])
         for write in (
             lambda x: x.add_(1),
-            lambda x: x.fill_(0),
             lambda x: x.copy_(row),
-            lambda x: x[:, 0].zero_(),
             lambda x: x.normal_(),
             lambda x: x.random_(3),
         ):
@@ -371,6 +373,35 @@ def test_an_expanded_tensor_is_not_written_to():
         moved = row.expand(4, 6).redistribute(placements=[Shard(0)])
         assert torch.equal(moved.add_(1).full_tensor(), torch.full((4, 6), 2.0))
         assert torch.equal(row.full_tensor(), torch.ones(1, 6))
+
+    on_ranks(check)
+
+
+def test_writes_that_torch_takes_into_an_expanded_tensor():
+    def check(mesh):
+        mask = torch.tensor([True, False, True, False, False, True])
+        writes = [
+            lambda x, mask: x.zero_(),
+            lambda x, mask: x.fill_(3),
+            lambda x, mask: x[1].zero_(),
+            lambda x, mask: x.masked_fill_(mask, 5.0),
+            lambda x, mask: x.masked_fill_(mask, torch.tensor(4.0)),
+        ]
+        for write in writes:
+            for placement in ([Shard(1)], [Replicate()]):
+                row, plain = torch.arange(6.0).view(1, 6), torch.arange(6.0).view(1, 6)
+                ours = sw.distribute_tensor(row, mesh, placement)
+                write(ours.expand(4, 6), sw.distribute_tensor(mask, mesh, [Replicate()]))
+                write(plain.expand(4, 6), mask)
+                assert torch.equal(ours.full_tensor(), plain)
+        nothing = sw.distribute_tensor(torch.ones(1, 0), mesh, [Shard(0)]).expand(4, 0)
+        for write in (lambda x: x.add_(1), lambda x: x.normal_(), lambda x: x.copy_(x)):
+            write(nothing)
+        apart = (
+            sw.distribute_tensor(torch.ones(1, 6), mesh, [Replicate()]).expand(4, 6).redistribute(placements=[Shard(0)])
+        )
+        apart.zero_()  # moved elements have a place each
+        assert torch.equal(apart.full_tensor(), torch.zeros(4, 6))
 
     on_ranks(check)
 
