@@ -1,26 +1,52 @@
-"""torch.nn.utils.parametrizations on DTensors."""
+"""Functions of torch, written in Python, that put tensors of their own beside a DTensor: these are replicas on its mesh."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shardwise import factories
 from shardwise._C import Replicate
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
-from shardwise.factories import randn
 
 
-def beside_it(original: Any, self: Any, matrix: torch.Tensor) -> torch.Tensor:
-    """The matrices that `orthogonal` puts next to its weight, the identity and random columns, are distributed as that is."""
-    if not isinstance(matrix, DTensor):
-        return original(self, matrix)
-    with _MadeOn(matrix.device_mesh):
-        return original(self, matrix)
+def as_replicas(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls `original`. If an argument is a DTensor, tensors that it makes are replicas on the mesh of the first one."""
+    for value in (*args, *options.values()):
+        if isinstance(value, DTensor):
+            with _MadeOn(value.device_mesh):
+                return original(*args, **options)
+    return original(*args, **options)
+
+
+def with_samples(original: Callable[..., Any], input: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """Fractional max pooling, in whose place of the regions chance decides: all ranks draw the same."""
+    is_given = len(args) > 4 or options.get("_random_samples") is not None
+    if isinstance(input, DTensor) and not is_given:
+        n_spatial = 3 if "3d" in original.__name__ else 2
+        batch = input.shape[0] if input.dim() > n_spatial + 1 else 1
+        channels = input.shape[-n_spatial - 1]
+        options["_random_samples"] = factories.rand(
+            batch, channels, n_spatial, dtype=input.dtype, device_mesh=input.device_mesh
+        )
+    return original(input, *args, **options)
+
+
+def unchunked(original: Callable[..., Any], *args: Any, options: Any = None, **others: Any) -> Any:
+    """linear_cross_entropy. Of DTensors it is torch's reference: the chunked form writes gradients into plain buffers."""
+    if any(isinstance(value, DTensor) for value in (*args, *others.values())):
+        options = None
+    return original(*args, options=options, **others)
+
+
+_DRAWN = {torch.rand: factories.rand, torch.randn: factories.randn}  # by the mesh's generator: ranks draw the same
+_MADE = {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
 
 
 class _MadeOn(TorchFunctionMode):
-    """torch.eye and torch.randn give replicas on a mesh."""
+    """torch's factories give replicas on a mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -28,9 +54,9 @@ class _MadeOn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.randn:
-            return randn(*args, dtype=kwargs.get("dtype"), device_mesh=self._mesh)
+        if func in _DRAWN:
+            return _DRAWN[func](*args, dtype=kwargs.get("dtype"), device_mesh=self._mesh)
         result = func(*args, **kwargs)
-        if func is torch.eye:
-            return DTensor.from_local(result, self._mesh, [Replicate()] * self._mesh.ndim)
+        if func in _MADE and not isinstance(result, DTensor):
+            return DTensor.from_local(result, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
         return result

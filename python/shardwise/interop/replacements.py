@@ -89,10 +89,18 @@ Muon in two exchanges per step
 LBFGS over several meshes
   torch.optim.lbfgs LBFGS._gather_flat_grad optimizers.gather_flat_grad
   torch.optim.lbfgs LBFGS._add_grad optimizers.add_grad
-torch.nn.utils.parametrizations.orthogonal
-  # It makes the identity and random columns as plain tensors. Tried: a default device, which knows no mesh.
-  torch.nn.utils.parametrizations _Orthogonal.forward parametrizations.beside_it
-  torch.nn.utils.parametrizations _Orthogonal.right_inverse parametrizations.beside_it
+functions of torch that put tensors of their own beside a DTensor
+  # They make plain tensors, which an operator refuses beside a DTensor. Tried: a default device, which knows no mesh.
+  torch.nn.utils.parametrizations _Orthogonal.forward made_tensors.as_replicas
+  torch.nn.utils.parametrizations _Orthogonal.right_inverse made_tensors.as_replicas
+  torch._lowrank get_approximate_basis made_tensors.as_replicas
+  torch.functional _unravel_index made_tensors.as_replicas
+  torch.masked._ops _std_var made_tensors.as_replicas
+  torch.nn.functional fractional_max_pool2d made_tensors.with_samples
+  torch.nn.functional fractional_max_pool2d_with_indices made_tensors.with_samples
+  torch.nn.functional fractional_max_pool3d made_tensors.with_samples
+  torch.nn.functional fractional_max_pool3d_with_indices made_tensors.with_samples
+  torch.nn.functional linear_cross_entropy made_tensors.unchunked 2.13
 the error for DTensors in torch's fully_shard
   # Parallelism that takes each rank's parameters for whole ones, and has no question for their kind: refused before anything is sent.
   torch.distributed.fsdp._fully_shard._fsdp_init _verify_managed_param data_parallel.verify_managed_param
