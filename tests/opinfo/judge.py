@@ -90,7 +90,7 @@ def run_dense(op: OpInfo, sample: SampleInput, tree: Any) -> Dense:
     leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     outputs = tree_leaves(call(op, tree))
     chosen = differentiable(tree_leaves(sample.output_process_fn_grad(outputs[0]) if len(outputs) == 1 else outputs))
-    dense = Dense([out.detach().clone() if isinstance(out, torch.Tensor) else out for out in outputs])
+    dense = Dense([out.detach() if isinstance(out, torch.Tensor) else out for out in outputs])
     if leaves and chosen:
         dense.gradients = gradients(chosen, leaves, op.supports_gradgrad)
         again = differentiable(dense.gradients)
@@ -136,7 +136,16 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
     return ""
 
 
-def compare(actual: Sequence[Any], expected: Sequence[Any], distributed: bool) -> str:
+def strides_differ(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Empty where they are equal along dims of several elements, or there is no element."""
+    if expected.layout != torch.strided or expected.numel() == 0:
+        return ""
+    dims = [dim for dim, n in enumerate(expected.shape) if n > 1]
+    ours, theirs = ([tensor.stride(dim) for dim in dims] for tensor in (actual, expected))
+    return "" if ours == theirs else f"strides {list(actual.stride())}, dense {list(expected.stride())}"
+
+
+def compare(actual: Sequence[Any], expected: Sequence[Any], distributed: bool, strides: bool = False) -> str:
     if len(actual) != len(expected):
         return f"{len(actual)} results, dense {len(expected)}"
     for i, (ours, theirs) in enumerate(zip(actual, expected)):
@@ -149,7 +158,7 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], distributed: bool) -
             continue
         if distributed and not isinstance(ours, sw.DTensor):
             return f"result {i} is a plain tensor"
-        if found := difference(ours, theirs):
+        if found := difference(ours, theirs) or (strides_differ(ours, theirs) if strides else ""):
             return f"result {i}: {found}"
     return ""
 
@@ -179,7 +188,7 @@ def run_scheme(
             pairs = list(zip(*kept)) if kept else [(), ()]
             if len(outputs) != len(dense.outputs):
                 return [("forward", f"{len(outputs)} results, dense {len(dense.outputs)}")]
-            if found := compare(pairs[0], pairs[1], distributed=index > 0):
+            if found := compare(pairs[0], pairs[1], distributed=index > 0, strides=True):
                 return [("forward", found)]
         except Exception as error:
             return [("forward", describe(error))]

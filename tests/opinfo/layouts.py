@@ -61,7 +61,10 @@ def partial_term(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 def distribute(tensor: torch.Tensor, mesh: sw.DeviceMesh, placement: sw.Placement, rank: int) -> sw.DTensor:
     dense = tensor.detach().clone()
     if placement.is_partial():
-        result = sw.DTensor.from_local(partial_term(dense, rank), mesh, [placement], run_check=False)
+        term = partial_term(dense, rank)
+        result = sw.DTensor.from_local(
+            term, mesh, [placement], run_check=False, shape=dense.shape, stride=dense.stride()
+        )
     else:
         result = sw.distribute_tensor(dense, mesh, [placement], src_data_rank=None)
     return result.detach().requires_grad_(tensor.requires_grad)
