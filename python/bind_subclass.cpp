@@ -3,6 +3,7 @@
 
 #include "python/bindings.h"
 #include "runtime/comm/error_text.h"
+#include "runtime/tensor/dtensor_impl.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -71,10 +72,19 @@ std::string taken_python_error(const std::exception& error) {
   return taken ? py::cast<std::string>(py::str(taken)) : error_text(error);
 }
 
+/// The object of a class of its own that `tensor` is, or holds as its only piece.
+std::optional<at::Tensor> subclass_in(const at::Tensor& tensor) {
+  const auto* const impl = maybe_dtensor(tensor);
+  if (!impl) return is_subclass(tensor) ? std::optional(tensor) : std::nullopt;
+  if (!impl->holds_subclass() || impl->local_tensors().size() != 1) return std::nullopt;
+  return impl->local_tensors()[0];
+}
+
 }  // namespace
 
-void bind_subclass(py::module_&) {
+void bind_subclass(py::module_& module) {
   set_subclass_answers({&is_of_tracer, &class_of_object, &name_python_error, &taken_python_error});
+  module.def("subclass_in", torch::wrap_pybind_function(&subclass_in), py::arg("tensor"));
 }
 
 }  // namespace shardwise

@@ -246,11 +246,15 @@ class DTensor(torch.Tensor):
             return None
         return layout.take(self)
 
-    # torch.distributed.checkpoint is imported by programs that save, not by every program.
+    # torch.distributed.checkpoint is imported by programs that save, not by every program. A local tensor whose class has these three answers
+    # them itself.
 
     def __create_write_items__(self, fqn: str, object: Any) -> Any:
         from shardwise.checkpoint import chunks
 
+        own: Any = _C.subclass_in(self)
+        if hasattr(own, "__create_write_items__"):
+            return own.__create_write_items__(fqn, object)
         return chunks.write_items(self, fqn, self._saved_boxes(), self.size())
 
     @_reader
@@ -259,12 +263,18 @@ class DTensor(torch.Tensor):
         from shardwise.checkpoint import chunks
 
         _C.note_write(self)
+        own: Any = _C.subclass_in(self)
+        if hasattr(own, "__create_chunk_list__"):
+            return own.__create_chunk_list__()
         return chunks.chunks(self._saved_boxes())
 
     @_reader
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         from shardwise.checkpoint import chunks
 
+        own: Any = _C.subclass_in(self)
+        if hasattr(own, "__get_tensor_shard__"):
+            return own.__get_tensor_shard__(index)
         return chunks.piece_at(index, self._saved_boxes(), _C.detached_pieces(self, "checkpoint"))
 
     def _saved_boxes(self) -> list[tuple[list[int], list[int]]]:

@@ -6,6 +6,8 @@ import re
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torchrun import torchrun
 
 import shardwise as sw
@@ -225,5 +227,50 @@ def test_gradients_go_to_what_is_recorded():
         y = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
         (y * x).sum().backward()
         assert torch.equal(y.grad.to_local(), scaled(3).values())
+
+    run_ranks(2, body)
+
+
+class Saved(Scaled):
+    """It says itself what it saves: the integers, and its rows."""
+
+    def rows(self):
+        return ChunkStorageMetadata(torch.Size((self.scale, 0)), self.numbers.shape)
+
+    def __create_write_items__(self, fqn, object):
+        data = TensorWriteData(self.rows(), TensorProperties(dtype=torch.int8), object.size())
+        index = MetadataIndex(fqn, self.rows().offsets)
+        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
+
+    def __create_chunk_list__(self):
+        return [self.rows()]
+
+    def __get_tensor_shard__(self, index):
+        return self.numbers
+
+
+def test_a_class_answers_for_its_own_checkpoints():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        given = Saved(torch.full((2, 4), rank + 1, dtype=torch.int8), 2 * rank)  # its scale is its first row
+        x = sw.DTensor.from_local(given, mesh, [Shard(0)])
+        (item,) = x.__create_write_items__("x", x)
+        assert item.tensor_data.properties.dtype == torch.int8 and item.tensor_data.size == (4, 4)
+        assert x.__create_chunk_list__() == [given.rows()]
+        assert x.__get_tensor_shard__(item.index) is given.numbers
+
+    run_ranks(2, body)
+
+
+def test_parameters_of_a_class_are_not_sharded_further():
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = torch.nn.Linear(4, 4, bias=False)
+        for weight in (scaled(4), sw.DTensor.from_local(scaled(2), mesh, [Shard(0)])):
+            model.weight = torch.nn.Parameter(weight, requires_grad=False)
+            with pytest.raises(
+                TypeError, match=r"\[fully_shard\] weight is a Scaled: .* Leave it out, with ignored_params"
+            ):
+                sw.fully_shard(model, mesh=mesh)
 
     run_ranks(2, body)

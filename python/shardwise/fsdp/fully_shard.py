@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
 from shardwise.fsdp.module import become_fsdp_module
@@ -189,9 +190,20 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
+                _check_class(full_name, parameter)
                 _check_free(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())
+
+
+def _check_class(name: str, parameter: torch.Tensor) -> None:
+    """Its parts are memory that is sent."""
+    own = _C.subclass_in(parameter)
+    if own is not None:
+        raise TypeError(
+            f"[fully_shard] {name} is a {type(own).__name__}: parameters whose class has a memory of its own are not sharded, and its "
+            "fsdp_pre_all_gather would not be called. Leave it out, with ignored_params={...}."
+        )
 
 
 def _check_free(name: str, parameter: torch.Tensor) -> None:

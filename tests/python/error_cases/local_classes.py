@@ -55,4 +55,13 @@ CASES = [
         """,
         ValueError,
     ),
+    case(
+        "a parameter for fully_shard",
+        """
+        layer = torch.nn.Linear(2, 6, bias=False)
+        layer.weight = torch.nn.Parameter(coded, requires_grad=False)
+        sw.fully_shard(layer, mesh=mesh)
+        """,
+        TypeError,
+    ),
 ]
