@@ -4,6 +4,7 @@
 #include "ops/support/kernels.h"
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
+#include "runtime/rules/move_bytes.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/leaky_relu.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/where.h>
 
 #include <cmath>
+#include <numeric>
 
 namespace shardwise {
 namespace {
@@ -30,10 +32,9 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
 /// One number per sample and channel, 1 where the channel is kept; sharded along these dims as `input`.
 at::Tensor kept_features(const at::Tensor& input, double p) {
   TORCH_CHECK(input.dim() >= 2, "Feature dropout requires at least 2 dimensions in the input");
-  const Placements placements = replicated_where(spec_of(input)->placements(), [](const Placement& placement) {
-    return placement.is_partial() || placement.in_pieces() || (placement.is_shard() && placement.dim() >= 2);
-  });
-  Dims sizes(input.dim(), 1);
+  Dims sizes(input.dim(), 1), spatial(input.dim() - 2);
+  std::iota(spatial.begin(), spatial.end(), 2);
+  Placements placements = without_partial(whole_along(*spec_of(input), spatial));
   sizes[0] = input.size(0);
   sizes[1] = input.size(1);
   const at::NoGradGuard no_grad;

@@ -8,6 +8,7 @@
 #include "placements/partial.h"
 #include "runtime/api/dtensor.h"
 #include "runtime/api/random.h"
+#include "runtime/rules/move_bytes.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/add.h>
@@ -159,9 +160,7 @@ void check_multinomial(const at::Tensor& self, int64_t n_samples, bool replaceme
 
 /// The positions of uniform numbers in the running sums of each row; rows stay sharded.
 at::Tensor with_replacement(const at::Tensor& self, int64_t n_samples, const MaybeGenerator& generator) {
-  const Placements rows = replicated_where(spec_of(self)->placements(), [&](const Placement& placement) {
-    return placement.is_partial() || placement.in_pieces() || placement.is_shard(self.dim() - 1);
-  });
+  const Placements rows = without_partial(whole_along(*spec_of(self), self.dim() - 1));
   const at::Tensor whole = moved_to(self.to(at::kDouble), rows);
   Dims sizes(self.sizes());
   sizes.back() = n_samples;

@@ -7,6 +7,7 @@
 #include "ops/support/kernels.h"
 #include "ops/support/torch_composition.h"
 #include "placements/partial.h"
+#include "runtime/rules/move_bytes.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -21,8 +22,8 @@ namespace {
 
 /// True where the mesh has one dim and it shards `dim`.
 bool is_only_shard(const at::Tensor& self, int64_t dim) {
-  const auto placements = spec_of(self)->placements();
-  return placements.size() == 1 && placements[0].is_shard(dim) && self.numel() > 0;
+  const Spec& spec = *spec_of(self);
+  return spec.mesh()->ndim() == 1 && n_shards_along(spec, dim) > 1 && self.numel() > 0;
 }
 
 /// Keeps Partials; the rest is replicated.
@@ -86,10 +87,7 @@ at::Tensor roll_sharded(const at::Tensor& self, int64_t shift, int64_t dim) {
 
 /// Redistributed so that none of `dims` is sharded.
 at::Tensor with_whole(const at::Tensor& self, c10::IntArrayRef dims) {
-  return moved_to(self, replicated_where(spec_of(self)->placements(), [&](const Placement& placement) {
-                    return placement.in_pieces() ||
-                           std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); });
-                  }));
+  return moved_to(self, whole_along(*spec_of(self), dims));
 }
 
 Dims wrapped(c10::IntArrayRef dims, int64_t n_dims) {

@@ -5,6 +5,7 @@
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/dispatch/plain_gradient.h"
 #include "runtime/dispatch/plain_operand.h"
+#include "runtime/rules/move_bytes.h"
 #include "runtime/rules/rule.h"
 
 #include <fmt/format.h>
@@ -56,11 +57,12 @@ class Settling {
   bool takes_expanded(const DTensorImpl& impl) const {
     if (impl.view_link()) return false;
     if (op_.name == "aten::zero_" || op_.name == "aten::fill_.Scalar") return true;
+    if (!op_.name.starts_with("aten::masked_fill_.")) return false;
     const Spec& spec = *impl.spec();
-    if (!op_.name.starts_with("aten::masked_fill_.") || spec.layout().in_pieces()) return false;
+    Dims expanded;
     for (int64_t dim = 0; dim < spec.dim(); ++dim)
-      if (spec.strides()[dim] == 0 && spec.layout().is_shard(dim)) return false;
-    return true;
+      if (spec.strides()[dim] == 0) expanded.push_back(dim);
+    return c10::ArrayRef(whole_along(spec, expanded)) == spec.placements();
   }
 
   /// True for numbers. Plain scalars in a written list are the step counts of a fused optimizer, whose learning rate may be of any shape.

@@ -1,5 +1,7 @@
 #include "runtime/rules/move_bytes.h"
 
+#include "placements/partial.h"
+
 #include <algorithm>
 
 namespace shardwise {
@@ -29,6 +31,12 @@ int64_t n_shards_along(const Spec& spec, int64_t dim) {
   for (int64_t mesh_dim = 0; mesh_dim < spec.mesh()->ndim(); ++mesh_dim)
     if (spec.placements()[mesh_dim].is_shard(dim)) n *= spec.mesh()->size(mesh_dim);
   return n;
+}
+
+std::vector<Placement> whole_along(const Spec& spec, c10::IntArrayRef dims) {
+  return replicated_where(spec.placements(), [&](const Placement& placement) {
+    return placement.in_pieces() || std::ranges::any_of(dims, [&](int64_t dim) { return placement.is_shard(dim); });
+  });
 }
 
 }  // namespace shardwise

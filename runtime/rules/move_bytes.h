@@ -1,4 +1,4 @@
-// runtime/rules/move_bytes.h: what it costs a rank to change one placement of an operand.
+// runtime/rules/move_bytes.h: what it costs a rank to make dims of an operand whole.
 #pragma once
 
 #include "runtime/tensor/spec.h"
@@ -13,5 +13,8 @@ int64_t bytes_to_gather(const Spec& spec, int64_t dim);
 
 /// The number of shards along tensor dim `dim`.
 int64_t n_shards_along(const Spec& spec, int64_t dim);
+
+/// The placements of `spec` with Replicate in the place of those that split one of `dims`, and of pieces by their boxes. `dims` are not negative.
+std::vector<Placement> whole_along(const Spec& spec, c10::IntArrayRef dims);
 
 }  // namespace shardwise
