@@ -15,7 +15,8 @@ struct OwnKernels {
   std::function<torch::CppFunction()> compute;
   std::function<torch::CppFunction()> shape;
   std::function<torch::CppFunction()> derivative;  // above autograd, of distributed tensors
-  std::function<torch::CppFunction()> traced;      // of torch's operators, which stand in compiled graphs in its place
+  /// A composition of torch's operators: these stand in its place in compiled graphs, and are what local tensors of a class of their own answer.
+  std::function<torch::CppFunction()> traced;
 };
 
 /// Defines shardwise::`schema` for the plain tensors of every device; distributed ones go by its rule. Called while the library

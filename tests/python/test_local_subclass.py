@@ -262,6 +262,31 @@ def test_a_class_answers_for_its_own_checkpoints():
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
+def test_quantised_weights_of_torchao(config):
+    quantization = pytest.importorskip("torchao.quantization")
+    layer = torch.nn.Linear(128, 64, bias=False)
+    quantization.quantize_(layer, getattr(quantization, config)())
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
+    own = x.clone().requires_grad_()
+    dense = layer(own)
+    dense.sum().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        for placement in (Shard(0), Shard(1), Replicate()):
+            weight = sw.distribute_tensor(layer.weight.detach(), mesh, [placement])
+            assert type(weight.to_local()) is type(layer.weight)
+            given = sw.distribute_tensor(x, mesh, [Replicate()])
+            torch.testing.assert_close(torch.nn.functional.linear(given, weight).full_tensor(), dense.detach())
+            if config.startswith("Float8"):  # the other class has no aten.mm
+                given.requires_grad_()
+                torch.nn.functional.linear(given, weight).sum().backward()
+                torch.testing.assert_close(given.grad.full_tensor(), own.grad, rtol=1e-2, atol=1e-2)
+
+    run_ranks(2, body)
+
+
 def test_parameters_of_a_class_are_not_sharded_further():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
