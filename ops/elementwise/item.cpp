@@ -13,7 +13,9 @@
 #include <ATen/ops/ne.h>
 #include <ATen/ops/tensor_split.h>
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 
 namespace shardwise {
 namespace {
@@ -48,6 +50,13 @@ bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
   return a == b || (a->memory() == b->memory() && a->storage_offset() == b->storage_offset());
 }
 
+/// Whether this rank's pieces are. Nothing is sent.
+bool is_pinned(const at::Tensor& self, std::optional<c10::Device> device) {
+  const Shards& pieces = maybe_dtensor(self)->local_tensors();
+  return !pieces.empty() &&
+         std::ranges::all_of(pieces, [&](const at::Tensor& piece) { return piece.is_pinned(device); });
+}
+
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
 // torch reads these numbers from memory to compose the operator, so every rank needs all of them.
@@ -67,6 +76,7 @@ void register_item(RuleTable& table) {
   add_with_plain_self<&equal>("equal");
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
   aten_kernels().impl("is_set_to", &is_set_to);
+  aten_kernels().impl("is_pinned", torch::CppFunction(&is_pinned));  // a reader: no stale view is fetched for it
 }
 
 }  // namespace shardwise

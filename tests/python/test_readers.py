@@ -56,6 +56,7 @@ READERS = {
     "_local_tensor": lambda x: x._local_tensor,
     "storage": lambda x: x.untyped_storage(),
     "data_ptr": lambda x: x.data_ptr(),
+    "is_pinned": lambda x: x.is_pinned(),
     "dlpack": lambda x: x.__dlpack__(),
     "is_": lambda x: x is x.data,
     "hash": hash,
@@ -256,8 +257,8 @@ def test_a_backward_reduces_the_gradient_of_a_layer_s_input_once(records):
 
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
-        torch.manual_seed(0)
-        dense = [torch.randn(3, 4), torch.randn(4, 4), *(torch.randn(4, 4) for _ in range(3))]
+        generator = torch.Generator().manual_seed(0)  # ranks that are threads share the default one
+        dense = [torch.randn(n, 4, generator=generator) for n in (3, 4, 4, 4, 4)]
         layouts = [[Replicate()], [Replicate()], *[[Shard(0)]] * 3]
         ours = [sw.distribute_tensor(each, mesh, layout) for each, layout in zip(dense, layouts, strict=True)]
 
