@@ -1,14 +1,18 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/package.h"
+#include "runtime/api/equal_values.h"
 #include "runtime/api/local_kind.h"
 #include "runtime/api/move_dtypes.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/api/to_local.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/tensor/local_reads.h"
 #include "runtime/tensor/sparse.h"
 #include "wrappers/local_shards_wrapper.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -252,6 +256,12 @@ at::Tensor py_from_local(const at::Tensor& local, const MaybeMesh& mesh, MaybePl
 at::Tensor py_layer_input(const at::Tensor& local, const MeshPtr& mesh, WrittenPlacements placements,
                           const std::optional<Numbers>& shape) {
   Home home = home_of(mesh, std::move(placements), shape ? static_cast<int64_t>(shape->size()) : local.dim());
+  if (checks_order() && home.placements == Placements(home.mesh->ndim()))
+    TORCH_CHECK_VALUE(is_equal_on_all(local, home.mesh),
+                      fmt::format("[parallelize_module] a layer takes its plain input of shape [{}] for equal on all "
+                                  "ranks, and it is not. Give the same batch to all of them, or say how it is split: "
+                                  "input_layouts=Shard(0).",
+                                  fmt::join(local.sizes(), ", ")));
   return from_any_local(understood(local, package().as_local), home.mesh, std::move(home.placements),
                         {.shape = dims_of(shape), .adds_gradients = true});
 }

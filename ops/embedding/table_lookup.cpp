@@ -2,7 +2,10 @@
 
 #include "ops/embedding/id_check.h"
 #include "placements/partial.h"
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_policy.h"
+#include "runtime/comm/comm_trace.h"
+#include "runtime/comm/order_check.h"
 #include "runtime/dispatch/plain_operand.h"
 #include "runtime/tensor/below_autograd.h"
 
@@ -77,6 +80,10 @@ void check_policy(const TableLookup& lookup) {
 TableLookup TableLookup::start(const char* op, const SpecPtr& table, const at::Tensor& ids, LookupPlanPtr plan,
                                const LookupOptions& options) {
   TableLookup lookup{op, table, std::move(plan), ids, {}};
+  const auto layouts = [&] { return fmt::format("{}, ids {}", to_string(*table), to_string(*spec_of(ids))); };
+  const CommScope scope(CommScope::current_op(), CommScope::current_cause(), layouts);
+  // Messages of rows say nothing of the table that they are from.
+  if (checks_order() && table->is_member()) have_equal(*table->mesh()->group(), "look up", Facts());
   if (lookup.plan->ids != spec_of(ids)->placements()) lookup.ids = redistribute(ids, lookup.plan->ids);
   if (table->mesh()->is_meta()) return lookup;  // there are no ids to check and no rows to exchange
   if (!lookup.plan->exchanges_rows()) {

@@ -49,7 +49,8 @@ at::Tensor spread(const at::Tensor& grad, const at::Tensor& mask, const Specs& s
   const at::Tensor result = [&] {
     const at::NoGradGuard no_grad;
     const BelowAutograd guard;
-    const CommScope scope("aten::index_backward");
+    const auto layouts = [&] { return to_string(*specs.self); };
+    const CommScope scope("aten::index_backward", CommScope::Cause::kOperator, layouts);
     const at::Tensor own = redistribute(grad, without_partial(specs.selected->placements()));
     auto spec = Spec::intern(specs.self->mesh(), specs.self->sizes(), without_partial(specs.self->placements()),
                              row_major_strides(specs.self->sizes()), grad.scalar_type());
@@ -118,7 +119,8 @@ std::optional<at::Tensor> select_locally(const at::Tensor& self, const at::Tenso
   const auto m = only_row_shard(mask);
   if (!m || !is_sharded_alike(*of_self, *spec_of(mask), *m, begin)) return std::nullopt;
 
-  const CommScope scope("aten::index.Tensor");
+  const auto layouts = [&] { return to_string(*of_self); };
+  const CommScope scope("aten::index.Tensor", CommScope::Cause::kOperator, layouts);
   const Dims counts = counts_by_coord(mask, *m, piece_of(mask).sum().item<int64_t>());
   Dims sizes(of_self->sizes());
   sizes.erase(sizes.begin() + begin, sizes.begin() + begin + mask.dim());

@@ -28,7 +28,8 @@ at::Tensor nonzero(const at::Tensor& self) {
   const MeshPtr& mesh = spec->mesh();
   if (!mesh->is_member()) refuse_outside("aten::nonzero", *mesh);
   const BelowAutograd guard;
-  const CommScope scope("aten::nonzero");
+  const auto layouts = [&] { return to_string(*spec); };
+  const CommScope scope("aten::nonzero", CommScope::Cause::kOperator, layouts);
   const auto sharding = only_row_shard(self);
   const at::Tensor source = sharding ? self : redistribute(self, Placements(mesh->ndim()));
   at::Tensor places = at::nonzero(maybe_dtensor(source)->shards()[0]);

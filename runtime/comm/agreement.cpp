@@ -21,7 +21,14 @@ namespace {
 
 using Words = std::vector<int64_t>;
 
-constexpr size_t kWords = 32;  // of the first message, its own number of words among them
+constexpr size_t kWords = 31;  // of the first message, its own number of words among them
+
+int64_t purpose_of(const char* what) {
+  Digest digest;
+  digest.add(std::string_view(what));
+  digest.add(std::string_view(CommScope::current_op()));
+  return digest.value();
+}
 
 }  // namespace
 
@@ -100,11 +107,21 @@ std::string FactReader::text() {
 std::vector<Words> gather_alike(const Group& group, const char* what, const Words& own, bool is_counted) {
   if (group.size() == 1) return {own};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor row = at::tensor(own, at::kLong).to(numbers_device(group));
+  // Backends without tags, and threads, take any message of this length.
+  Words sent{purpose_of(what)};
+  sent.insert(sent.end(), own.begin(), own.end());
+  const at::Tensor row = at::tensor(sent, at::kLong).to(numbers_device(group));
   const at::Tensor rows = gather_rows(group, what, row, is_counted);
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < group.size(); ++i, next += own.size()) result.emplace_back(next, next + own.size());
+  for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
+    TORCH_CHECK_VALUE(next[0] == rows.const_data_ptr<int64_t>()[0],
+                      fmt::format("[{}] ranks {} and {} tell each other facts of different calls; this rank's is for "
+                                  "{}. All ranks of a group must make the same calls in the same order: "
+                                  "SHARDWISE_CHECK=1 names the first that differ.",
+                                  what, group.ranks[0], group.ranks[i], CommScope::current_op()));
+    result.emplace_back(next + 1, next + sent.size());
+  }
   return result;
 }
 

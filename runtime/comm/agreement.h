@@ -86,7 +86,7 @@ std::vector<std::vector<int64_t>> gather_alike(const Group& group, const char* w
                                                bool is_counted = false);
 
 /// The same where they may have different numbers of them.
-/// Cost: one gather of 32 words per rank; a second one where a rank has more than 31 numbers.
+/// Cost: one gather of 32 words per rank; a second one where a rank has more than 30 numbers.
 std::vector<std::vector<int64_t>> gather_numbers(const Group& group, const char* what, std::vector<int64_t> own,
                                                  bool is_counted = false);
 

@@ -21,6 +21,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 namespace shardwise {
@@ -50,6 +51,25 @@ uint64_t next_call(const Group& group) {
   known[oldest] = {group.number, &n_calls};
   oldest = (oldest + 1) % known.size();
   return n_calls.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+/// Under the order check, threads of a rank that communicate over one group take turns: what one compares is what it sends next. The first
+/// thread to do so needs no name, and `is_other` says that this is none.
+GroupTurn turn_of(uint64_t group, bool& is_other) {
+  struct Threads {
+    std::recursive_mutex mutex;
+    std::thread::id first = std::this_thread::get_id();
+  };
+  static std::mutex mutex;
+  static auto* all = new std::map<uint64_t, Threads>;  // by group
+  Threads* threads = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    threads = &(*all)[group];
+  }
+  is_other = threads->first != std::this_thread::get_id();
+  const GilRelease no_gil;
+  return GroupTurn(threads->mutex);
 }
 
 [[noreturn]] void refuse_under_reader(const CommThread& thread, const char* name) {
@@ -105,10 +125,12 @@ Communication::Communication(CommThread& thread, const Group& group, const Call&
 }
 
 void Communication::compare_and_note(const Group& group) {
-  const CheckedCall own{call_.name,    call_.dtype, call_.length, op_, CommScope::current_layouts(),
-                        caller_line(), begun_.call};
+  CheckedCall own{call_.name, call_.dtype, call_.length, op_, CommScope::current_layouts(), caller_line(), begun_.call};
   recorder_.add_note({begun_.number, own.layouts, own.source});
   if (checks_order() && call_.by_all) {
+    bool is_other = false;
+    turn_ = turn_of(group_number_, is_other);
+    if (is_other) own.op += " in another thread than its first";
     std::string difference;
     {
       const Wait wait(*this);

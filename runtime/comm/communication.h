@@ -22,12 +22,14 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
 namespace shardwise {
 
 struct OpenCommunication;
+using GroupTurn = std::unique_lock<std::recursive_mutex>;
 
 class Communication {
  public:
@@ -61,6 +63,7 @@ class Communication {
     const Wait wait(*this);
     try {
       auto works = launch();
+      turn_ = {};
       count();
       return works;
     } catch (...) {
@@ -132,6 +135,7 @@ class Communication {
   bool is_done_ = false;
   const char* op_;  // the operator that it was begun for, whichever runs when it is waited for
   std::unique_ptr<OpenCommunication> timed_;  // null unless this thread is profiled
+  GroupTurn turn_;                            // where calls are compared: from the comparison to the launch
 };
 
 }  // namespace shardwise

@@ -1,7 +1,7 @@
 // runtime/comm/order_check.h: whether all ranks are about to do the same, before they do it.
 //
 // A collective that one rank calls and another does not is a hang, or numbers that belong to something else. With
-// SHARDWISE_CHECK=1 every communication first compares what it is, how long, for whom and of which layouts, over its group:
+// SHARDWISE_CHECK=1 every communication first compares what it is, how long, for whom, of which layouts and in which thread, over its group:
 //
 //   [check] rank 0 is about to all_reduce 16 elements for aten::mm (Float [4, 4] as [Partial(sum)] on (4)) at train.py:31 in step, rank 2 to
 //   all_to_all for redistribute (Long [8] as [Shard(0)] on (4) -> [Replicate()]) at train.py:40 in step. Every rank must make the

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 import shardwise as sw
 from shardwise import Replicate, Shard
+from shardwise.parallel import ColwiseParallel, parallelize_module
 
 TIMEOUT = {"another_call": 10, "another_length": 10}  # seconds
 
@@ -71,6 +73,34 @@ def other_offsets(rank):
     ids = sw.distribute_tensor(torch.tensor([0, 3]), table.device_mesh, [Replicate()], src_data_rank=None)
     offsets = torch.tensor([0, 1] if rank == 0 else [0])
     return [error_of(lambda: F.embedding_bag(ids, table, offsets).to_local().tolist())]
+
+
+def other_operands(rank):
+    """Under SHARDWISE_CHECK=1: one operator of the same number of elements, on other tensors, layers and models, and from another thread."""
+    torch.manual_seed(0)
+    table, longer = table_of(4), table_of(8)
+    own, ids = (table, longer)[rank], sw.distribute_tensor(torch.tensor([1, 3]), table.device_mesh, [Shard(0)])
+    errors = [
+        error_of(lambda: own[own > 3].shape),
+        error_of(lambda: own.nonzero().shape),
+        error_of(lambda: F.embedding(ids, own).to_local().tolist()),
+    ]
+
+    def layer():
+        return sw.DistributedEmbedding([sw.TableConfig("t", 8, 2)], mesh=table.device_mesh)
+
+    def model():
+        return sw.fully_shard(torch.nn.Linear(4, 4), mesh=table.device_mesh)
+
+    for first, second, given in ((layer(), layer(), [torch.tensor([[1], [3]])]), (model(), model(), torch.ones(2, 4))):
+        errors.append(error_of(lambda one=(first, second)[rank], given=given: one(given)[0].tolist()))
+    columns = torch.nn.Sequential(torch.nn.Linear(2, 4))
+    parallelize_module(columns, table.device_mesh, {"0": ColwiseParallel()})
+    errors.append(error_of(lambda: columns(torch.ones(2, 2) * (rank + 1)).tolist()))
+    with ThreadPoolExecutor(1) as pool:  # which is not the thread of the calls so far
+        call = lambda: table.sum().item()  # noqa: E731
+        errors.append(error_of(call if rank == 0 else lambda: pool.submit(call).result()))
+    return errors
 
 
 def killed(rank):

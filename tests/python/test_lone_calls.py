@@ -57,6 +57,22 @@ def test_messages_of_other_lengths_are_an_error_on_both_ranks(tmp_path):
         assert "takes no more messages" in later["text"], later
 
 
+def test_the_check_tells_one_operator_on_other_tensors_layers_models_and_threads(tmp_path):
+    words = [
+        "for aten::index.Tensor (Float [4, 3] as [Shard(0)] on (2)",
+        "for aten::nonzero (Float [4, 3] as [Shard(0)] on (2)",
+        "for aten::embedding (Float [4, 3] as [Shard(0)] on (2), ids Long [2] as [Shard(0)]",
+        "ids of lookup 1 of layer 0",
+        "gather of group 0: ",
+        "[parallelize_module] a layer takes its plain input of shape [2, 2] for equal on all ranks, and it is not.",
+        "in another thread than its first",
+    ]
+    for errors in errors_of("other_operands", tmp_path, SHARDWISE_CHECK="1"):
+        assert len(errors) == len(words)
+        for error, expected in zip(errors, words, strict=True):
+            assert error.get("type") == "ValueError" and expected in error["text"], (expected, error)
+
+
 def test_the_check_names_a_lone_call_within_seconds(tmp_path):
     (error,), others = errors_of("nobody_comes", tmp_path, SHARDWISE_CHECK="1", SHARDWISE_CHECK_SECONDS="2")
     assert others == [] and 1.5 < error["seconds"] < 30, error

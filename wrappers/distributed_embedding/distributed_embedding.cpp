@@ -1,6 +1,7 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/group_counts.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
@@ -96,6 +97,7 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   check_features(features, lanes);
   auto layer = new_tables(std::move(lanes), std::move(features), /*has_files=*/!storages.empty());
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
+  if (mesh->is_member()) layer->number = next_number(*mesh->group(), kLayer);
   layer->is_sparse = options.is_sparse;
   dp_input_ = options.dp_input;
   layer->concatenates = options.concatenates;
@@ -116,7 +118,7 @@ std::shared_ptr<DistributedEmbedding::Lookup> DistributedEmbedding::start(const 
   step.number = ++counts_->n_started;
   lookup->counts_ = counts_;
   lookup->tables_ = tables;
-  const auto layouts = [&] { return fmt::format("ids of lookup {}", step.number); };
+  const auto layouts = [&] { return step.layer->words("ids", step.number); };
   const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
   if (!error) {
     try {
@@ -214,7 +216,7 @@ void DistributedEmbedding::Lookup::fetch() {
 void DistributedEmbedding::Lookup::try_fetch() noexcept {
   if (error_ || rows_ || at_owners_ || !step_.layer) return;
   const BelowAutograd guard;
-  const auto layouts = [&] { return fmt::format("rows of lookup {}", step_.number); };
+  const auto layouts = [&] { return step_.layer->words("rows", step_.number); };
   const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
   try {
     step_.incoming = ids_.finish(step_.requests);
@@ -232,7 +234,7 @@ std::vector<at::Tensor> DistributedEmbedding::Lookup::wait() {
   for (const at::Tensor& table : tables)
     if (auto* impl = maybe_dtensor(table); wants_gradient_layout(*impl)) lay_out_gradient(*impl);
   if (at_owners_) {
-    const auto layouts = [number = step_.number] { return fmt::format("vectors of lookup {}", number); };
+    const auto layouts = [layer = step_.layer, number = step_.number] { return layer->words("vectors", number); };
     const CommScope scope(kLayer, CommScope::Cause::kProgram, layouts);
     step_ = {};
     return combine_at_owners(std::move(*at_owners_), tables);

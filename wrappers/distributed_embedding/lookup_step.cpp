@@ -200,7 +200,7 @@ struct Combine : torch::autograd::Function<Combine> {
     check_first_order(grads);
     const BelowAutograd guard;
     const LookupStep step = kept_state<LookupStep>(ctx);
-    const auto layouts = [&] { return fmt::format("gradients of lookup {}", step.number); };
+    const auto layouts = [&] { return step.layer->words("gradients", step.number); };
     const CommScope scope("DistributedEmbedding_backward", CommScope::Cause::kOperator, layouts);
     StepGradients result = step_gradients(step, step.layer->concatenates ? by_feature(step, grads[0]) : grads,
                                           wanted_tables(*step.layer, ctx));

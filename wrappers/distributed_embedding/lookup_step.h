@@ -12,9 +12,12 @@
 #include "wrappers/distributed_embedding/row_buffers.h"
 #include "wrappers/distributed_embedding/table_memory.h"
 
+#include <fmt/format.h>
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace shardwise {
@@ -27,12 +30,17 @@ struct LayerTables {
   mutable RowBuffers buffers;
   /// Gradients are multiplied by it. 1 / ranks: they are those of the mean of the ranks' losses, as data parallelism has it.
   double gradient_factor = 1;
+  int64_t number = 0;         // among the layers over the mesh
   bool is_sparse = false;     // gradients that no fused optimizer takes
   bool concatenates = false;  // results: one tensor [samples, columns of all features]
 
   std::vector<std::vector<size_t>> features_of;  // by table
   std::vector<Interval> columns;                 // of each feature in a concatenated result
 
+  /// "ids of lookup 3 of layer 0", for the order check.
+  std::string words(const char* what, int64_t lookup) const {
+    return fmt::format("{} of lookup {} of layer {}", what, lookup, number);
+  }
   /// Says where the gradients of `parameters`, the tables, go. Throws: as GradientSink::check_cached().
   std::vector<GradientSink> sinks_of(const std::vector<at::Tensor>& parameters) const;
 

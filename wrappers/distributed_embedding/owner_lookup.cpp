@@ -106,7 +106,7 @@ struct CombineAtOwners : torch::autograd::Function<CombineAtOwners> {
     check_first_order(grads);
     const BelowAutograd guard;
     const OwnerStep step = kept_state<OwnerStep>(ctx);
-    const auto layouts = [&] { return fmt::format("gradients of lookup {}", step.number); };
+    const auto layouts = [&] { return step.layer->words("gradients", step.number); };
     const CommScope scope("DistributedEmbedding_backward", CommScope::Cause::kOperator, layouts);
     variable_list result = owner_gradients(step, grads, wanted_tables(*step.layer, ctx));
     for (const HoldPtr& hold : step.holds) hold->release();

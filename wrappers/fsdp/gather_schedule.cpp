@@ -19,7 +19,6 @@ void start_gather(ParameterGroup& group) {
 }  // namespace
 
 void GatherSchedule::add(const ParameterGroupPtr& group, std::shared_ptr<GroupSchedule> settings) {
-  group->set_number(members_.size());
   members_.push_back({group, std::move(settings)});
   listen(group);
 }

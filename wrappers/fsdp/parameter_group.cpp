@@ -6,6 +6,7 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
+#include "runtime/comm/group_counts.h"
 #include "runtime/comm/message_pattern.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
@@ -116,8 +117,10 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
     dealt.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);
   std::vector<at::Tensor> sharded;
   for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].deal(parameters[i]));
-  return std::shared_ptr<ParameterGroup>(
+  std::shared_ptr<ParameterGroup> result(
       new ParameterGroup(names, std::move(dealt), std::move(sharded), data, precision));
+  if (data.mesh->is_member()) result->number_ = next_number(*data.shard_group(), "ParameterGroup");
+  return result;
 }
 
 std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tensor>& sharded) const {

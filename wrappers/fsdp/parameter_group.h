@@ -50,9 +50,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   ParameterGroup(const ParameterGroup&) = delete;
   ParameterGroup& operator=(const ParameterGroup&) = delete;
 
-  /// The group's place among those of its model, which the order check names.
-  void set_number(size_t number) { number_ = number; }
-
   const std::vector<at::Tensor>& sharded() const { return sharded_; }
   /// The whole parameters, without values outside gather() and release(): plain, or distributed over the meshes beside the data's.
   const std::vector<at::Tensor>& leaves() const { return leaves_; }
@@ -135,7 +132,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   std::vector<at::Tensor> take_gradients();
   void deliver(size_t i, const at::Tensor& part);
 
-  size_t number_ = 0;
+  int64_t number_ = 0;  // among those over the sharding ranks, by which the order check names it
   std::vector<std::string> names_;
   std::vector<DealtParameter> dealt_;
   std::vector<at::Tensor> sharded_;
