@@ -48,6 +48,7 @@ ELSEWHERE = {
         " as call ",
         "SHARDWISE_CHECK_SECONDS is ",
         "the ranks have different offsets",
+        " for equal on all ranks, and it is not",
     ),
     "more ranks than two": (
         "and torch.distributed.tensor then deals it otherwise",
@@ -65,6 +66,7 @@ ELSEWHERE = {
     ),
     IN_CPP: (
         # meshes and layouts
+        " tell each other facts of different calls",
         "mesh is null",
         " places for ",
         "[local_sizes] rank ",

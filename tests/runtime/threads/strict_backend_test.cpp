@@ -1,5 +1,6 @@
 #include "runtime/threads/strict_backend.h"
 
+#include "runtime/comm/agreement.h"
 #include "runtime/comm/collectives.h"
 #include "tests/support/either_world.h"
 #include "tests/support/strict_threads.h"
@@ -272,6 +273,16 @@ TEST_F(StrictBackendTest, MessagesOfDifferentSizesAreNamed) {
         const at::Tensor tensor = at::ones({3 - world.rank()});
         grouped(world, [&] { world.rank() == 0 ? send(world, 1, tensor) : receive(world, 0, tensor); })->wait();
       }));
+}
+
+TEST_F(StrictBackendTest, FactsOfAnotherCallAreAnError) {
+  expect_error("[sizes] ranks 0 and 1 tell each other facts of different calls", error_of_ranks(2, [](World& world) {
+                 const char* const what = world.rank() == 0 ? "sizes" : "names";
+                 if (world.rank() == 1)
+                   EXPECT_THROW(gather_alike(*everyone(world), what, {1}), c10::ValueError);
+                 else
+                   gather_alike(*everyone(world), what, {1});
+               }));
 }
 
 }  // namespace
