@@ -26,8 +26,7 @@ void define_operator(const char* schema, const OwnKernels& kernels) {
     add(device, kernels.compute);
   add(c10::DispatchKey::Meta, kernels.shape ? kernels.shape : kernels.compute);
   if (kernels.derivative) add(kAutogradKey, kernels.derivative);
-  if (!kernels.traced) return;
-  for (const auto key : {c10::DispatchKey::Functionalize, c10::DispatchKey::Python}) add(key, kernels.traced);
+  if (kernels.traced) add(c10::DispatchKey::Functionalize, kernels.traced);
 }
 
 }  // namespace shardwise

@@ -158,6 +158,9 @@ class LocalRun {
 
   void compute(torch::jit::Stack& stack) {
     const auto& kernel = call_.op.rule->kernel();
+    const auto composed = c10::DispatchKey::Functionalize;  // of torch's operators, which a class may answer
+    if (call_.subclass && call_.op.name.starts_with("shardwise::") && call_.op.handle.hasKernelForDispatchKey(composed))
+      return call_.op.handle.callBoxedForDispatchKey(composed, stack);
     if (!kernel || call_.subclass) return call_.op.handle.callBoxed(&stack);
     const at::Tensor viewed = stack[stack.size() - call_.op.n_args()].toTensor();
     kernel->callBoxed(&stack);
