@@ -104,25 +104,34 @@ std::string FactReader::text() {
   return text;
 }
 
-std::vector<Words> gather_alike(const Group& group, const char* what, const Words& own, bool is_counted) {
+namespace {
+
+/// Backends without tags, and strict threads, take any message of this length: a word says what it is for, if `says_purpose`.
+std::vector<Words> gather_words(const Group& group, const char* what, const Words& own, bool is_counted,
+                                bool says_purpose) {
   if (group.size() == 1) return {own};
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // Backends without tags, and threads, take any message of this length.
-  Words sent{purpose_of(what)};
-  sent.insert(sent.end(), own.begin(), own.end());
+  Words sent = own;
+  if (says_purpose) sent.insert(sent.begin(), purpose_of(what));
   const at::Tensor row = at::tensor(sent, at::kLong).to(numbers_device(group));
   const at::Tensor rows = gather_rows(group, what, row, is_counted);
   std::vector<Words> result;
   const auto* next = rows.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < group.size(); ++i, next += sent.size()) {
-    TORCH_CHECK_VALUE(next[0] == rows.const_data_ptr<int64_t>()[0],
+    TORCH_CHECK_VALUE(!says_purpose || next[0] == *rows.const_data_ptr<int64_t>(),
                       fmt::format("[{}] ranks {} and {} tell each other facts of different calls; this rank's is for "
                                   "{}. All ranks of a group must make the same calls in the same order: "
                                   "SHARDWISE_CHECK=1 names the first that differ.",
                                   what, group.ranks[0], group.ranks[i], CommScope::current_op()));
-    result.emplace_back(next + 1, next + sent.size());
+    result.emplace_back(next + (says_purpose ? 1 : 0), next + sent.size());
   }
   return result;
+}
+
+}  // namespace
+
+std::vector<Words> gather_alike(const Group& group, const char* what, const Words& own, bool is_counted) {
+  return gather_words(group, what, own, is_counted, /*says_purpose=*/!is_counted);
 }
 
 std::vector<Words> gather_numbers(const Group& group, const char* what, Words own, bool is_counted) {
@@ -130,11 +139,11 @@ std::vector<Words> gather_numbers(const Group& group, const char* what, Words ow
   own.insert(own.begin(), static_cast<int64_t>(own.size()) + 1);
   Words begin = own;
   begin.resize(kWords);
-  std::vector<Words> rows = gather_alike(group, what, begin, is_counted);
+  std::vector<Words> rows = gather_words(group, what, begin, is_counted, /*says_purpose=*/true);
   const auto longest = static_cast<size_t>(std::ranges::max(rows)[0]);
   if (longest > kWords) {
     own.resize(longest);
-    rows = gather_alike(group, what, own, is_counted);
+    rows = gather_words(group, what, own, is_counted, /*says_purpose=*/true);
   }
   for (Words& row : rows) row = {row.begin() + 1, row.begin() + row[0]};
   return rows;

@@ -78,8 +78,8 @@ def test_frozen_weights_leave_the_input_free(layout):
 def test_second_derivatives_of_one_factor():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
-        torch.manual_seed(0)
-        x, w = torch.randn(4, 3), torch.randn(5, 3)
+        generator = torch.Generator().manual_seed(0)  # ranks that are threads share the default one
+        x, w = torch.randn(4, 3, generator=generator), torch.randn(5, 3, generator=generator)
         results = []
         for distributed in (False, True):
             own = [sw.distribute_tensor(each, mesh, [Shard(0)]) if distributed else each for each in (x, w)]
