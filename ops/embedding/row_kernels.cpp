@@ -95,8 +95,7 @@ std::optional<std::pair<int64_t, int64_t>> range_of_ids(const at::Tensor& ids) {
 
 void assert_ids(const at::Tensor& ids, int64_t n_rows) {
   const at::Tensor all_ids = ids.contiguous();
-  run_kernel(
-      ids.device(), [] {}, [&](auto stream) { cuda::check_rows(ids_of(all_ids), n_rows, stream); });
+  run_kernel(ids.device(), [] {}, [&](auto stream) { cuda::check_rows(ids_of(all_ids), n_rows, stream); });
 }
 
 int64_t digest_of_ids(const at::Tensor& ids) {
