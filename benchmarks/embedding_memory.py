@@ -33,7 +33,7 @@ class Memory:
 
 
 def measure(call):
-    """What torch's allocator and the process take while `call` runs; on a GPU the allocator's peak alone."""
+    """The memory that torch's allocator and the process take while `call` runs; on a GPU the allocator's peak alone."""
     if device() == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

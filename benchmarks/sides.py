@@ -101,7 +101,7 @@ def backend():
 
 
 def machine_line():
-    """What a figure must be read with: processor and GPU, versions, threads."""
+    """The machine of a figure: processor and GPU, versions, threads."""
     with open("/proc/cpuinfo") as lines:
         models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
         model = next(models, "unknown processor")

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import sys
 import time
 import warnings
@@ -29,13 +28,9 @@ from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
-from sweep import float_ops
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-
-DEADLINE = float(os.environ.get("SHARDWISE_TEST_DEADLINE", "inf"))  # seconds since 1970
-
-# Values are whatever was in memory, or drawn: results may differ, and so may what is kept of them.
-SKIPPED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+from judge import UNINITIALIZED
+from sweep import DEADLINE, float_ops
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 # What differs from dense, and why.
 KNOWN = {
@@ -134,8 +129,7 @@ def refuses_write(side: Side, op: Any, leaves: list[Any], spec: Any, needing: fr
     operands, result = side.call(op, leaves, spec, needing)
     outputs = [out for out in tree_leaves(result) if isinstance(out, torch.Tensor) and out.requires_grad]
     with torch.no_grad():
-        local_write = operands[written]
-        local_write.zero_()
+        operands[written].zero_()
     try:
         torch.autograd.grad(
             outputs,
@@ -164,7 +158,7 @@ def judge(name: str, max_samples: int) -> Result:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         torch.set_num_threads(1)
     op, result = float_ops()[name], Result(name)
-    if op.name in SKIPPED:
+    if op.name in UNINITIALIZED:
         return result
     plain, ours = Side(), Side(sw.init_device_mesh("cpu", (1,)))
     torch.manual_seed(0)
@@ -175,7 +169,7 @@ def judge(name: str, max_samples: int) -> Result:
     for number, sample in enumerate(samples):
         for memory, change in MEMORY.items():
             tree = (sample.input, tuple(sample.args), dict(sample.kwargs))
-            leaves, spec = tree_flatten(tree_map(lambda leaf: leaf, tree))
+            leaves, spec = tree_flatten(tree)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             if any(tensor.layout != torch.strided for tensor in tensors):
                 continue

@@ -329,11 +329,6 @@ def lone_calls(folder):
     expect_same(x * 2, torch.arange(36.0, device=DEVICE).view(6, 6) * 2)
 
 
-PARTS = [
-    layouts, moves, operators, fused_attention, lookups, distributed_embedding, fully_sharded, tensor_parallel, compiled, lone_calls
-]  # fmt: skip
-
-
 if __name__ == "__main__":
     part, folder = sys.argv[2:]
     connect()
