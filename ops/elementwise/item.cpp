@@ -9,6 +9,7 @@
 #include "runtime/comm/group_backend.h"
 #include "runtime/tensor/below_autograd.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/tensor_split.h>
@@ -57,6 +58,16 @@ bool is_pinned(const at::Tensor& self, std::optional<c10::Device> device) {
          std::ranges::all_of(pieces, [&](const at::Tensor& piece) { return piece.is_pinned(device); });
 }
 
+/// What torch answers, or refuses, for a dense tensor of as many dims and the dtype. Nothing is sent.
+void read_dense(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  c10::IValue& self = (*stack)[stack->size() - op.schema().arguments().size()];
+  const at::Tensor tensor = self.toTensor();
+  const DTensorImpl& impl = *maybe_dtensor(tensor);
+  self = impl.holds_subclass() ? impl.local_tensors()[0]
+                               : at::empty(Dims(tensor.dim()), at::device(tensor.device()).dtype(tensor.scalar_type()));
+  op.callBoxed(stack);
+}
+
 bool has_same_numel(const at::Tensor& a, const at::Tensor& b) { return a.numel() == b.numel(); }
 
 // torch reads these numbers from memory to compose the operator, so every rank needs all of them.
@@ -76,6 +87,9 @@ void register_item(RuleTable& table) {
   add_with_plain_self<&equal>("equal");
   aten_kernels().impl("_has_same_storage_numel", &has_same_numel);
   aten_kernels().impl("is_set_to", &is_set_to);
+  for (const char* op : {"is_coalesced", "sparse_dim", "dense_dim", "_nnz", "_dimI", "_dimV", "qscheme", "q_scale",
+                         "q_zero_point", "q_per_channel_axis"})
+    aten_kernels().impl(op, torch::CppFunction::makeFromBoxedFunction<&read_dense>());
   aten_kernels().impl("is_pinned", torch::CppFunction(&is_pinned));  // a reader: no stale view is fetched for it
 }
 

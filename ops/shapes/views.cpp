@@ -75,8 +75,11 @@ class Regrouping {
   size_t i_ = 0, j_ = 0;
 };
 
+/// A view of the same sizes takes tensors in pieces as they are.
 void describe_view(const OpCall& call, Signature& signature) {
-  Regrouping(call.operands[0].sizes, call.outputs[0].sizes, signature);
+  const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
+  Regrouping(from, to, signature);
+  signature.is_pointwise = from == to;
 }
 
 void describe_expand(const OpCall& call, Signature& signature) {
@@ -88,6 +91,34 @@ void describe_expand(const OpCall& call, Signature& signature) {
   }
   signature.inputs = {broadcast_axes(from, to, result)};
   signature.outputs = {result};
+  signature.is_pointwise = from == to;
+}
+
+/// Elements of another size change the extent of the last dim: [3, 8] of 2 bytes are [3, 4] of 4 bytes.
+void describe_view_as_dtype(const OpCall& call, Signature& signature) {
+  const c10::IntArrayRef from = call.operands[0].sizes, to = call.outputs[0].sizes;
+  Axes before, after;
+  for (size_t dim = 0; dim < to.size(); ++dim) {
+    const int64_t n = std::min(from[dim], to[dim]);
+    const int factor = signature.add_factor(n);
+    before.push_back({factor, n > 0 ? from[dim] / n : 1});
+    after.push_back({factor, n > 0 ? to[dim] / n : 1});
+  }
+  signature.inputs = {before};
+  signature.outputs = {after};
+  signature.is_pointwise = from == to;
+  if (const SpecPtr& spec = call.operands[0].spec; spec && spec->dtype() == call.outputs[0].dtype)
+    signature.linearity = Linearity::kPass;
+}
+
+/// The global tensor can be viewed so. A piece may begin in its memory where an element of `dtype` does not: its values are copied then.
+at::Tensor view_as_dtype(const at::Tensor& piece, at::ScalarType dtype) {
+  const auto from = static_cast<int64_t>(piece.element_size()), to = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto is_fit = [&](int64_t n) { return n * from % to == 0; };
+  bool fits = to <= from || is_fit(piece.storage_offset());
+  for (int64_t dim = 0; to > from && dim < piece.dim() - 1; ++dim) fits &= is_fit(piece.stride(dim));
+  if (from != to) fits &= piece.dim() > 0 && piece.stride(-1) == 1;
+  return (fits ? piece : piece.clone(at::MemoryFormat::Contiguous)).view(dtype);
 }
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef) { return self.view(sizes); }
@@ -194,6 +225,8 @@ void register_views(RuleTable& table) {
   table.add({"aten::view", "aten::_unsafe_view"},
             passing("view", describe_view).sizes_in("size").computed_by("aten::reshape"));
   table.add("aten::expand", passing("expand", describe_expand).sizes_in("size"));
+  define_operator("view_as_dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)", &view_as_dtype);
+  table.add("aten::view.dtype", Rule("view as dtype", describe_view_as_dtype).computed_by("shardwise::view_as_dtype"));
   define_operator("strided_from_begin(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)",
                   &strided_from_begin);
   table.add("shardwise::strided_from_begin", Rule::gathered());

@@ -66,9 +66,8 @@ void all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& 
                                    .bytes_received = to.numel() - receive_splits[group.index] * element_bytes,
                                    .counted_as = "all_to_all"});
   exchanging.run([&] {
-    return goes_tagged(*backend, group, /*n_bytes=*/0)  // whatever they bring, it goes from each to each
-               ? all_to_all_tagged(exchanging, *backend, group, to, from, received, sent)
-               : TaggedWorks{backend->alltoall_base(to, from, received, sent)};
+    return goes_tagged(*backend) ? all_to_all_tagged(exchanging, *backend, group, to, from, received, sent)
+                                 : TaggedWorks{backend->alltoall_base(to, from, received, sent)};
   });
 }
 
@@ -77,45 +76,71 @@ namespace {
 class StartedReduction final : public Reduction {
  public:
   StartedReduction(const Group& group, const at::Tensor& tensor, Reduce reduce)
-      : tensor_(tensor),
+      : group_(group),
+        tensor_(tensor),
         reduce_(reduce),
-        n_ranks_(group.size()),
         form_(to_reduce_form(tensor, reduce)),
         communication_(group, {.name = "all_reduce",
                                .dtype = tensor.scalar_type(),
                                .length = tensor.numel(),
                                .bytes_sent = n_bytes(),
                                .bytes_received = n_bytes(),
-                               .counted_as = "all_reduce"}) {
-    const auto backend = backend_of(group, "all_reduce", tensor.device().type());
-    std::vector<at::Tensor> tensors{form_.tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = form_.op;
+                               .counted_as = "all_reduce"}),
+        backend_(backend_of(group, "all_reduce", tensor.device().type())) {
     works_ = communication_.launch([&] {
-      if (!goes_tagged(*backend, group, static_cast<int64_t>(form_.tensor.nbytes())))
-        return TaggedWorks{backend->allreduce(tensors, options)};
-      rows_ = at::empty({n_ranks_, form_.tensor.numel()}, form_.tensor.options());
-      return gather_tagged(communication_, *backend, group, form_.tensor, rows_);
+      const auto n_bytes = static_cast<int64_t>(form_.tensor.nbytes());
+      if (goes_tagged(*backend_)) {
+        if (goes_whole(group_, n_bytes)) return send_whole();
+        if (goes_in_parts(n_bytes)) return send_parts();
+        meet_tagged(communication_, *backend_, group_, n_bytes);
+      }
+      std::vector<at::Tensor> tensors{form_.tensor};
+      c10d::AllreduceOptions options;
+      options.reduceOp = form_.op;
+      return TaggedWorks{backend_->allreduce(tensors, options)};
     });
   }
 
   void finish() override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     communication_.wait(works_);
-    if (rows_.defined()) reduce_rows(rows_, form_.op, form_.tensor);
-    from_reduce_form(form_, tensor_, reduce_, n_ranks_);
+    if (rows_.defined()) reduce_rows(rows_, form_.op, own_part_);
+    if (!parts_.empty())
+      communication_.finish([&] { return gather_tagged(communication_, *backend_, group_, own_part_, parts_); });
+    from_reduce_form(form_, tensor_, reduce_, group_.size());
   }
 
  private:
-  int64_t n_bytes() const { return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (n_ranks_ - 1) / n_ranks_; }
+  int64_t n_bytes() const {
+    return 2 * static_cast<int64_t>(form_.tensor.nbytes()) * (group_.size() - 1) / group_.size();
+  }
 
+  TaggedWorks send_whole() {
+    own_part_ = form_.tensor;
+    rows_ = at::empty({group_.size(), own_part_.numel()}, own_part_.options());
+    return gather_tagged(communication_, *backend_, group_, own_part_, rows_.unbind());
+  }
+
+  TaggedWorks send_parts() {
+    const at::Tensor flat = form_.tensor.view(-1);
+    std::vector<int64_t> sent;
+    for (const at::Tensor& part : parts_ = flat.tensor_split(group_.size())) sent.push_back(part.nbytes());
+    own_part_ = parts_[group_.index];
+    rows_ = at::empty({group_.size(), own_part_.numel()}, flat.options());
+    const std::vector<int64_t> received(group_.size(), own_part_.nbytes());
+    return all_to_all_tagged(communication_, *backend_, group_, bytes_of(rows_), bytes_of(flat), received, sent);
+  }
+
+  Group group_;  // the caller's may end before a reduction that was started
   at::Tensor tensor_;
   Reduce reduce_;
-  int64_t n_ranks_;
   ReduceForm form_;
   Communication communication_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
   TaggedWorks works_;
-  at::Tensor rows_;  // of all members, where they go as tagged messages
+  // Where it goes as tagged messages: what this rank reduces, the members' terms of it, and all parts if there are several.
+  at::Tensor own_part_, rows_;
+  std::vector<at::Tensor> parts_;
 };
 
 }  // namespace
@@ -154,8 +179,10 @@ void broadcast(const Group& group, const at::Tensor& tensor, int64_t root_index)
                                 .bytes_received = is_root ? 0 : n_bytes,
                                 .counted_as = "broadcast"});
   sending.run([&] {
-    return goes_tagged(*backend, group, n_bytes) ? broadcast_tagged(sending, *backend, group, bytes[0], root_index)
-                                                 : TaggedWorks{backend->broadcast(bytes, options)};
+    if (goes_tagged(*backend) && goes_whole(group, n_bytes))
+      return broadcast_tagged(sending, *backend, group, bytes[0], root_index);
+    meet_tagged(sending, *backend, group, n_bytes);
+    return TaggedWorks{backend->broadcast(bytes, options)};
   });
 }
 

@@ -75,10 +75,15 @@ class Communication {
   /// Both.
   template <class Launch>
   void run(const Launch& launch) {
+    finish(launch);
+    count();
+  }
+  /// Launches a last part of what was launched before, and waits for it.
+  template <class Launch>
+  void finish(const Launch& launch) {
     const Wait wait(*this);
     try {
       wait_for_each(launch());
-      count();
       is_done_ = true;
     } catch (...) {
       rethrow_named();

@@ -70,9 +70,8 @@ at::Tensor gather_rows(const Group& group, const char* what, const at::Tensor& n
                                   .bytes_received = n_bytes,
                                   .counted_as = is_counted ? what : nullptr});
   gathering.run([&] {
-    return goes_tagged(*backend, group, static_cast<int64_t>(own.nbytes()))
-               ? gather_tagged(gathering, *backend, group, own, gathered)
-               : TaggedWorks{backend->_allgather_base(flat, own, {})};
+    return goes_tagged(*backend) ? gather_tagged(gathering, *backend, group, own, gathered.unbind())
+                                 : TaggedWorks{backend->_allgather_base(flat, own, {})};
   });
   return gathered.cpu();
 }

@@ -9,12 +9,11 @@
 namespace shardwise {
 namespace {
 
-// Each rank sends its bytes to each: for more ranks, or more bytes, a ring or a tree sends less.
-constexpr int64_t kMaxRanks = 16;
-constexpr int64_t kMaxBytes = 1024;
+constexpr int64_t kMaxSentBytes = 64 << 10;  // beyond, what is sent costs more than a second round of messages
+constexpr int64_t kMaxParts = 1 << 20;  // bytes in parts; beyond, a backend that reduces while it receives is faster
 
-int tag_of(const Communication& communication, const at::Tensor& bytes) {
-  const auto bits = static_cast<int>(communication.fingerprint(bytes.numel()) & (kFirstMessageTag - 1));
+int tag_of(const Communication& communication, int64_t n_bytes) {
+  const auto bits = static_cast<int>(communication.fingerprint(n_bytes) & (kFirstMessageTag - 1));
   return kFirstMessageTag | bits;
 }
 
@@ -23,28 +22,46 @@ int tag_of(const Communication& communication, const at::Tensor& bytes) {
 Communication::WorkPtr send_tagged(const Communication& communication, c10d::Backend& backend, const at::Tensor& bytes,
                                    int64_t other) {
   std::vector<at::Tensor> one{bytes};
-  return backend.send(one, static_cast<int>(other), tag_of(communication, bytes));
+  return backend.send(one, static_cast<int>(other), tag_of(communication, bytes.numel()));
 }
 
 Communication::WorkPtr receive_tagged(const Communication& communication, c10d::Backend& backend,
                                       const at::Tensor& bytes, int64_t other) {
   std::vector<at::Tensor> one{bytes};
-  return backend.recv(one, static_cast<int>(other), tag_of(communication, bytes));
+  return backend.recv(one, static_cast<int>(other), tag_of(communication, bytes.numel()));
 }
 
-bool goes_tagged(const c10d::Backend& backend, const Group& group, int64_t n_bytes) {
-  return n_bytes <= kMaxBytes && group.size() <= kMaxRanks && !traits_of(backend).names_collectives;
+bool goes_tagged(const c10d::Backend& backend) { return !traits_of(backend).names_collectives; }
+
+bool goes_whole(const Group& group, int64_t n_bytes) { return (group.size() - 1) * n_bytes <= kMaxSentBytes; }
+
+bool goes_in_parts(int64_t n_bytes) { return n_bytes <= kMaxParts; }
+
+void meet_tagged(const Communication& communication, c10d::Backend& backend, const Group& group, int64_t n_bytes) {
+  if (!goes_tagged(backend)) return;
+  const int tag = tag_of(communication, n_bytes);
+  const at::Tensor bytes = at::empty({group.size()}, at::kByte);
+  TaggedWorks works;
+  for (const bool is_send : {false, true})
+    for (int64_t i = 0; i < group.size(); ++i) {
+      if (i == group.index) continue;
+      std::vector<at::Tensor> one{bytes.narrow(0, is_send ? group.index : i, 1)};
+      works.push_back(is_send ? backend.send(one, static_cast<int>(i), tag)
+                              : backend.recv(one, static_cast<int>(i), tag));
+    }
+  for (const auto& work : works) work->wait();
 }
 
 TaggedWorks gather_tagged(const Communication& communication, c10d::Backend& backend, const Group& group,
-                          const at::Tensor& own, const at::Tensor& rows) {
+                          const at::Tensor& own, const std::vector<at::Tensor>& places) {
   TaggedWorks works;
+  for (int64_t i = 0; i < group.size(); ++i)
+    if (i != group.index && places[i].numel() > 0)
+      works.push_back(receive_tagged(communication, backend, bytes_of(places[i]), i));
   const at::Tensor bytes = bytes_of(own);
-  for (int64_t i = 0; i < group.size(); ++i)
-    if (i != group.index) works.push_back(receive_tagged(communication, backend, bytes_of(rows.select(0, i)), i));
-  for (int64_t i = 0; i < group.size(); ++i)
+  for (int64_t i = 0; i < group.size() && bytes.numel() > 0; ++i)
     if (i != group.index) works.push_back(send_tagged(communication, backend, bytes, i));
-  rows.select(0, group.index).copy_(own.view({-1}));
+  if (const at::Tensor& place = places[group.index]; !place.is_alias_of(own)) place.copy_(own.view({-1}));
   return works;
 }
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import shardwise as sw
-from shardwise import Replicate, Shard
+from shardwise import Partial, Replicate, Shard
 from shardwise.parallel import ColwiseParallel, parallelize_module
 
-TIMEOUT = {"another_call": 10, "another_length": 10}  # seconds
+TIMEOUT = {"another_call": 10}  # seconds
 
 
 def table_of(n_rows):
@@ -48,13 +48,15 @@ def another_call(rank):
 
 
 def another_length(rank):
-    """One operator, and another number of bytes on each rank."""
-    mesh = sw.init_device_mesh("cpu", (2,))
-    table = sw.DTensor.from_local(torch.ones(2 + 2 * rank, 3), mesh, [Shard(0)])
-    return [
-        error_of(lambda: table.redistribute(placements=[Replicate()]).to_local().tolist()),
-        error_of(lambda: table.sum().item()),
-    ]
+    """One operator, and another number of bytes on each rank: a move, and reductions of every length. Each has a group of its own."""
+    errors = []
+    for n_rows, placement in ((2, Shard(0)), (2, Partial()), (20_000, Partial()), (200_000, Partial())):
+        group = dist.new_group(timeout=timedelta(seconds=3))
+        mesh = sw.DeviceMesh.from_group(group, "cpu")
+        table = sw.DTensor.from_local(torch.ones(n_rows + rank * n_rows // 2, 3), mesh, [placement])
+        errors.append(error_of(lambda x=table: x.redistribute(placements=[Replicate()]).to_local().tolist()))
+        errors.append(error_of(lambda x=table: x.sum().item()))
+    return errors
 
 
 def nobody_comes(rank):

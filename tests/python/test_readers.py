@@ -57,6 +57,8 @@ READERS = {
     "storage": lambda x: x.untyped_storage(),
     "data_ptr": lambda x: x.data_ptr(),
     "is_pinned": lambda x: x.is_pinned(),
+    "sparse_dim": lambda x: (x.sparse_dim(), x.dense_dim()),
+    "is_coalesced": lambda x: x.is_coalesced() if x.is_sparse else None,
     "dlpack": lambda x: x.__dlpack__(),
     "is_": lambda x: x is x.data,
     "hash": hash,

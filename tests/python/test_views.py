@@ -1,11 +1,16 @@
 """Views whose values come from other ranks, writes through them, and out= arguments."""
 
+import itertools
+import math
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import shardwise as sw
 from shardwise import Partial, Replicate, Shard
+from shardwise.debug import CommDebugMode
 from shardwise.testing import run_ranks
 
 LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(0, sizes=[3, 0, 1, 2]), Partial()]
@@ -431,3 +436,57 @@ def test_results_of_expanded_tensors_are_ordered_in_memory_as_torchs(make):
 
 def check_strides(make, x):
     assert make(x).stride() == make(dense()).stride()
+
+
+def dtype_cases():
+    """[4, 8] and [3, 8] tensors of one dtype, seen as another, on each placement."""
+    dtypes = (torch.float32, torch.int32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64)
+    placements = (Replicate(), Shard(0), Shard(1), Partial(), sw.RaggedShard((0,), (1, 2)))
+    for shape, placement, before, after in itertools.product([(4, 8), (3, 8), (5,)], placements, dtypes, dtypes):
+        if placement != Shard(1) or len(shape) > 1:
+            yield torch.arange(math.prod(shape)).view(shape).to(before), placement, after
+
+
+def test_memory_seen_as_another_dtype_is_dense_s():
+    """Sharded rows and pieces send nothing. A Partial is reduced first: its terms' bits have no sum."""
+
+    def check(mesh):
+        for x, placement, dtype in dtype_cases():
+            ours = sw.distribute_tensor(x.clone(), mesh, [placement])
+            try:
+                dense = x.view(dtype)
+            except RuntimeError as error:
+                with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                    ours.view(dtype)
+                continue
+            with CommDebugMode() as sent:
+                view = ours.view(dtype)
+            assert (view.dtype, view.shape, view.stride()) == (dtype, dense.shape, dense.stride())
+            torch.testing.assert_close(view.full_tensor(), dense, rtol=0, atol=0, equal_nan=True)
+            is_local = placement in (Replicate(), Shard(0)) and x.dim() > 1
+            assert not is_local or sent.get_total_counts() == 0
+            if not isinstance(placement, Partial):
+                view.zero_()
+                dense.zero_()
+                assert torch.equal(ours.full_tensor(), x)
+
+    on_ranks(check, 2)
+
+
+@pytest.mark.parametrize(
+    "placement", [sw.RaggedShard((0, 1), (7, 1, 0, 28)), sw.RaggedShard((0,), (1, 2, 0, 3)), Partial()]
+)
+def test_a_view_of_the_same_shape_sends_nothing(placement):
+    views = [lambda x: x.view(6, 6), lambda x: x.reshape(-1, 6), lambda x: x.view_as(x), lambda x: x.expand(6, 6)]
+    views += [lambda x: x.squeeze(), lambda x: x.view(torch.float32)]
+
+    def check(mesh):
+        ours = sw.distribute_tensor(dense(), mesh, [placement])
+        with CommDebugMode() as sent:
+            seen = [view(ours) for view in views]
+        assert sent.get_total_counts() == 0 and all(view.placements == ours.placements for view in seen)
+        if not isinstance(placement, Partial):
+            seen[-1].mul_(2)
+            assert all(torch.equal(view.full_tensor(), 2 * dense()) for view in (ours, *seen))
+
+    on_ranks(check)
