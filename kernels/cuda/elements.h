@@ -56,6 +56,13 @@ __device__ void store(T* into, const Pack<T, kN>& pack) {
     __stwb(reinterpret_cast<Word*>(into) + w, reinterpret_cast<const Word*>(&pack)[w]);
 }
 
+/// Asks for what is at `address` before it is needed. No register waits for it.
+__device__ inline void prefetch([[maybe_unused]] const void* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
 template <class T, int kN>
 __device__ void store_sums(T* into, const Sum<T> (&sums)[kN]) {
   Pack<T, kN> pack;
@@ -72,7 +79,7 @@ inline int64_t alignment_of(std::initializer_list<const void*> addresses, std::i
   return static_cast<int64_t>(bits & (~bits + 1));
 }
 
-inline int64_t divided_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+__host__ __device__ inline int64_t divided_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 template <int kN>
 using Columns = std::integral_constant<int, kN>;

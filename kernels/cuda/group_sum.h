@@ -15,6 +15,7 @@
 namespace shardwise::kernels::cuda {
 
 inline constexpr int64_t kStretch = 128;  // places
+inline constexpr int kGroups = 8;          // of a team; the memory of all is asked for before the first is summed
 
 /// Adds the gradients at kCount places of the order. All loads are issued before the first result is needed.
 template <int kCount, class T, int kN>
@@ -81,15 +82,16 @@ __device__ inline Piece piece_of_part(const Groups& groups, int64_t part) {
   return begin < low ? Piece{} : Piece{begin, high, -1};
 }
 
-/// Teams of the first groups.n rows take groups, the others parts. `Sink::take(group, tile, column, is_in_row, sum)` is called by all
-/// threads of a team, tile by tile, `end(group)` after.
+/// Asks for the first gradient of a group.
+template <class T, int kN>
+__device__ void prefetch_place(const GradRows& grads, const int64_t* order, int64_t place, int64_t column) {
+  const int64_t id = order[place], row = grads.row_of == nullptr ? id : grads.row_of[id];
+  prefetch(static_cast<const T*>(grads.data) + row * grads.step + column);
+}
+
 template <class T, int kN, class Sink>
-__global__ void __launch_bounds__(kThreads)
-    sum_pieces(GradRows grads, Groups groups, int64_t n_parts, int64_t tiles, Sum<T>* parts, Sink sink) {
-  const int64_t index = team_index(), part = index - groups.n;
-  if (part >= n_parts) return;
-  const Piece piece = part < 0 ? piece_of_group(groups, index) : piece_of_part(groups, part);
-  if (piece.is_empty()) return;
+__device__ void sum_piece(const GradRows& grads, const Groups& groups, const Piece& piece, int64_t part, int64_t tiles,
+                          Sum<T>* parts, Sink sink) {
   for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
     const int64_t column = (tile * blockDim.x + threadIdx.x) * kN;
     const bool is_in_row = column < grads.width;
@@ -101,6 +103,31 @@ __global__ void __launch_bounds__(kThreads)
       store_sums(parts + part * grads.width + column, sum);
   }
   if (piece.group >= 0) sink.end(piece.group);
+}
+
+/// The first teams take kGroups groups each, the others a part. All threads of a team call `Sink::prefetch(group, column)` for groups that
+/// they will take, then for each of them, by a sink of its own, `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)`.
+template <class T, int kN, class Sink>
+__global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups groups, int64_t n_parts, int64_t tiles,
+                                                       Sum<T>* parts, const __grid_constant__ Sink sink) {
+  const int64_t index = team_index(), part = index - divided_up(groups.n, kGroups);
+  if (part >= n_parts) return;
+  if (part >= 0) {
+    if (const Piece piece = piece_of_part(groups, part); !piece.is_empty())
+      sum_piece<T, kN>(grads, groups, piece, part, tiles, parts, sink);
+    return;
+  }
+  const int64_t first = index * kGroups, last = first + kGroups < groups.n ? first + kGroups : groups.n;
+  const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g)
+    if (first + g < last && column < grads.width) {
+      prefetch_place<T, kN>(grads, groups.order, groups.starts[first + g], column);
+      sink.template prefetch<kN>(first + g, column);
+    }
+  for (int64_t group = first; group < last; ++group)
+    if (const Piece piece = piece_of_group(groups, group); !piece.is_empty())
+      sum_piece<T, kN>(grads, groups, piece, -1, tiles, parts, sink);
 }
 
 /// Block s adds up the parts of the group that begins in stretch s and goes on to stretch s + 1: each team sums some parts, then the
@@ -148,8 +175,8 @@ void for_each_sum(const char* name, const GradRows& grads, const Groups& groups,
   const Teams teams(std::max<int64_t>(1, divided_up(grads.width, kN)));  // rows without columns have numbers, too
   auto* parts = static_cast<Sum<T>*>(scratch);
   const int64_t n_stretches = stretches(groups.n_ids), n_parts = n_stretches == 1 ? 0 : 2 * n_stretches;
-  launch(name, sum_pieces<T, kN, Sink>, teams, groups.n + n_parts, 1, rows_stay_whole, stream, grads, groups, n_parts,
-         teams.tiles, parts, sink);
+  launch(name, sum_pieces<T, kN, Sink>, teams, divided_up(groups.n, kGroups) + n_parts, 1, rows_stay_whole, stream,
+         grads, groups, n_parts, teams.tiles, parts, sink);
   launch(name, add_parts<T, kN, Sink>, teams, (n_stretches - 1) * teams.per_block(), 1, rows_stay_whole, stream, grads,
          groups, teams.tiles, parts, sink);
 }

@@ -54,32 +54,43 @@ __device__ double square_sum(const S (&values)[kN]) {
   return squares;
 }
 
-/// One team's columns of a row, its gradient with l2 * row, and its state.
-template <class T, int kN>
-struct RowColumns {
+/// Where a row and its state are in memory, from a column on.
+template <class T>
+struct RowPlaces {
   using S = Sum<T>;
   int64_t row;
   T* at;
   S* first = nullptr;   // per element; null: none
   S* second = nullptr;  // per element; null: none
-  S* number = nullptr;  // per row
-  S values[kN] = {};
-  S grad[kN];
-  Pack<S, kN> moments[2];
+  S* number = nullptr;  // per row; null: none
 
-  __device__ RowColumns(const UpdatedPiece& piece, const Rates<S>& rates, int64_t group, int64_t number_of_row,
-                        int64_t column, bool is_in_row, const S (&sum)[kN])
+  __device__ RowPlaces(const UpdatedPiece& piece, UpdateKind kind, int64_t group, int64_t number_of_row, int64_t column)
       : row(number_of_row - piece.table.first_row),
         at(static_cast<T*>(piece.table.data) + row * piece.table.step + column) {
     auto *states = static_cast<S*>(piece.state.first), *seconds = static_cast<S*>(piece.state.second);
-    if (is_row_wise(rates.kind)) {
-      S*& numbers = has_moments(rates.kind) ? seconds : states;
+    if (is_row_wise(kind)) {
+      S*& numbers = has_moments(kind) ? seconds : states;
       number = numbers + (piece.state.rows_are_groups ? group : row);
       numbers = nullptr;
     }
     const int64_t place = row * piece.table.width + column;
     if (states != nullptr) first = states + place;
     if (seconds != nullptr) second = seconds + place;
+  }
+};
+
+/// One team's columns of a row, its gradient with l2 * row, and its state.
+template <class T, int kN>
+struct RowColumns : RowPlaces<T> {
+  using S = Sum<T>;
+  using RowPlaces<T>::at, RowPlaces<T>::first, RowPlaces<T>::second, RowPlaces<T>::number;
+  S values[kN] = {};
+  S grad[kN];
+  Pack<S, kN> moments[2];
+
+  __device__ RowColumns(const UpdatedPiece& piece, const Rates<S>& rates, int64_t group, int64_t number_of_row,
+                        int64_t column, bool is_in_row, const S (&sum)[kN])
+      : RowPlaces<T>(piece, rates.kind, group, number_of_row, column) {
     if (is_in_row) {
       const auto before = load<kN>(at);
 #pragma unroll
@@ -116,6 +127,18 @@ struct RowColumns {
   }
 };
 
+/// Asks for columns of a group's row and of its state.
+template <class T, class Source>
+__device__ void prefetch_row(const Source& source, int64_t group, int64_t number_of_row, int64_t column) {
+  const UpdatedPiece* piece = source.of(number_of_row);
+  if (piece == nullptr) return;
+  const RowPlaces<T> places(*piece, piece->update.kind, group, number_of_row, column);
+  prefetch(places.at);
+  if (places.first != nullptr) prefetch(places.first);
+  if (places.second != nullptr) prefetch(places.second);
+  if (places.number != nullptr && threadIdx.x == 0) prefetch(places.number);
+}
+
 /// Keeps only the squares of each group.
 template <class T, class Source>
 struct SquaresOf {
@@ -124,6 +147,10 @@ struct SquaresOf {
   double* results;
   double squares = 0;
 
+  template <int kN>
+  __device__ void prefetch(int64_t group, int64_t column) const {
+    prefetch_row<T>(source, group, rows[group], column);
+  }
   template <int kN>
   __device__ void take(int64_t group, int64_t, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
@@ -152,6 +179,10 @@ struct LambSquares {
   Sum<T> factor = 1;
 
   template <int kN>
+  __device__ void prefetch(int64_t group, int64_t column) const {
+    prefetch_row<T>(source, group, rows[group], column);
+  }
+  template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
     if (piece == nullptr || !is_lamb(piece->update.kind)) return;
@@ -176,6 +207,10 @@ struct UpdatedRows {
   Totals totals;
   RowScale<S> scale = {};  // of the whole row
 
+  template <int kN>
+  __device__ void prefetch(int64_t group, int64_t column) const {
+    prefetch_row<T>(source, group, rows[group], column);
+  }
   template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const S (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);

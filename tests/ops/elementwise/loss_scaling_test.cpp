@@ -16,8 +16,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// found_inf after the check of `grads`, which are multiplied by a quarter.
 double found(const std::vector<at::Tensor>& grads) {
-  at::Tensor found_inf = at::zeros({}, at::kFloat);
-  at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, at::full({}, 0.25, at::kFloat));
+  const auto options = at::device(grads[0].device()).dtype(at::kFloat);
+  at::Tensor found_inf = at::zeros({}, options);
+  at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, at::full({}, 0.25, options));
   return found_inf.item<double>();
 }
 

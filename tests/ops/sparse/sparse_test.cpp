@@ -17,7 +17,8 @@ at::Tensor sparse_like(const at::Tensor& tensor) {
   const int64_t n_rows = tensor.size(0);
   const at::Tensor rows = at::tensor(std::vector<int64_t>{0, 2, 2, 4, 2, 0}, at::kLong).remainder(n_rows);
   const auto make = [&](const at::Tensor& whole) {
-    return at::_sparse_coo_tensor_unsafe(rows.unsqueeze(0), whole.index_select(0, rows), whole.sizes());
+    const at::Tensor there = rows.to(whole.device());
+    return at::_sparse_coo_tensor_unsafe(there.unsqueeze(0), whole.index_select(0, there), whole.sizes());
   };
   if (!is_dtensor(tensor)) return make(tensor.detach());
   const SpecPtr& spec = spec_of(tensor);
