@@ -56,10 +56,17 @@ __device__ void store(T* into, const Pack<T, kN>& pack) {
     __stwb(reinterpret_cast<Word*>(into) + w, reinterpret_cast<const Word*>(&pack)[w]);
 }
 
-/// Asks for what is at `address` before it is needed. No register waits for it.
-__device__ inline void prefetch([[maybe_unused]] const void* address) {
+/// Asks for bytes before they are needed. No register waits for them.
+__device__ inline void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] int64_t n_bytes) {
 #ifdef __CUDA_ARCH__
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#if __CUDA_ARCH__ >= 900
+  if ((reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(n_bytes)) % 16 == 0) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<unsigned>(n_bytes)));
+    return;
+  }
+#endif
+  for (int64_t byte = 0; byte < n_bytes; byte += 128)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(from) + byte));
 #endif
 }
 

@@ -15,7 +15,7 @@
 namespace shardwise::kernels::cuda {
 
 inline constexpr int64_t kStretch = 128;  // places
-inline constexpr int kGroups = 8;          // of a team; the memory of all is asked for before the first is summed
+inline constexpr int kGroups = 8;         // of a team; the memory of all is asked for before the first is summed
 
 /// Adds the gradients at kCount places of the order. All loads are issued before the first result is needed.
 template <int kCount, class T, int kN>
@@ -47,12 +47,13 @@ __device__ void sum_places(const GradRows& grads, const int64_t* order, int64_t 
   if (begin < end) add_places<1>(grads, order + begin, column, sum, kType);
 }
 
-/// The group of a place before starts[groups.n].
+/// The group of a place before starts[groups.n]. All threads of a team call it, and each round of loads has one of each.
 __device__ inline int64_t group_at(const Groups& groups, int64_t place) {
   int64_t low = 0, high = groups.n;  // starts[low] <= place < starts[high]
   while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (groups.starts[middle] <= place ? low : high) = middle;
+    const int64_t step = divided_up(high - low, int64_t{blockDim.x} + 1), probe = low + (threadIdx.x + 1) * step;
+    low += step * team_sum(probe < high && groups.starts[probe] <= place ? 1 : 0);
+    high = low + step < high ? low + step : high;
   }
   return low;
 }
@@ -83,10 +84,10 @@ __device__ inline Piece piece_of_part(const Groups& groups, int64_t part) {
 }
 
 /// Asks for the first gradient of a group.
-template <class T, int kN>
-__device__ void prefetch_place(const GradRows& grads, const int64_t* order, int64_t place, int64_t column) {
-  const int64_t id = order[place], row = grads.row_of == nullptr ? id : grads.row_of[id];
-  prefetch(static_cast<const T*>(grads.data) + row * grads.step + column);
+inline __device__ void prefetch_place(const GradRows& grads, const int64_t* order, int64_t place) {
+  const int64_t id = order[place], row = grads.row_of == nullptr ? id : grads.row_of[id],
+                bytes = size_of(grads.element);
+  prefetch(static_cast<const char*>(grads.data) + row * grads.step * bytes, grads.width * bytes);
 }
 
 template <class T, int kN, class Sink>
@@ -105,8 +106,7 @@ __device__ void sum_piece(const GradRows& grads, const Groups& groups, const Pie
   if (piece.group >= 0) sink.end(piece.group);
 }
 
-/// The first teams take kGroups groups each, the others a part. All threads of a team call `Sink::prefetch(group, column)` for groups that
-/// they will take, then for each of them, by a sink of its own, `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)`.
+/// The first teams take kGroups groups each, the others a part. One thread of a team calls `Sink::prefetch(group)`, then all for each group, by a sink of its own, `take(group, tile, column, is_in_row, sum)`, tile by tile, and `end(group)`.
 template <class T, int kN, class Sink>
 __global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups groups, int64_t n_parts, int64_t tiles,
                                                        Sum<T>* parts, const __grid_constant__ Sink sink) {
@@ -118,13 +118,10 @@ __global__ void __launch_bounds__(kThreads) sum_pieces(GradRows grads, Groups gr
     return;
   }
   const int64_t first = index * kGroups, last = first + kGroups < groups.n ? first + kGroups : groups.n;
-  const int64_t column = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN;
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g)
-    if (first + g < last && column < grads.width) {
-      prefetch_place<T, kN>(grads, groups.order, groups.starts[first + g], column);
-      sink.template prefetch<kN>(first + g, column);
-    }
+  for (int64_t group = first + threadIdx.x; group < last; group += blockDim.x) {
+    prefetch_place(grads, groups.order, groups.starts[group]);
+    sink.prefetch(group);
+  }
   for (int64_t group = first; group < last; ++group)
     if (const Piece piece = piece_of_group(groups, group); !piece.is_empty())
       sum_piece<T, kN>(grads, groups, piece, -1, tiles, parts, sink);

@@ -10,8 +10,7 @@ struct WrittenRows {
   const int64_t* rows;
   int64_t step;
 
-  template <int kN>
-  __device__ void prefetch(int64_t, int64_t) const {}
+  __device__ void prefetch(int64_t) const {}
   template <int kN>
   __device__ void take(int64_t group, int64_t, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) const {
     if (is_in_row) store_sums(results + (rows == nullptr ? group : rows[group]) * step + column, sum);

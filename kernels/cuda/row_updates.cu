@@ -127,16 +127,17 @@ struct RowColumns : RowPlaces<T> {
   }
 };
 
-/// Asks for columns of a group's row and of its state.
+/// Asks for a group's row and its state.
 template <class T, class Source>
-__device__ void prefetch_row(const Source& source, int64_t group, int64_t number_of_row, int64_t column) {
+__device__ void prefetch_row(const Source& source, int64_t group, int64_t number_of_row) {
   const UpdatedPiece* piece = source.of(number_of_row);
   if (piece == nullptr) return;
-  const RowPlaces<T> places(*piece, piece->update.kind, group, number_of_row, column);
-  prefetch(places.at);
-  if (places.first != nullptr) prefetch(places.first);
-  if (places.second != nullptr) prefetch(places.second);
-  if (places.number != nullptr && threadIdx.x == 0) prefetch(places.number);
+  const RowPlaces<T> places(*piece, piece->update.kind, group, number_of_row, 0);
+  const int64_t width = piece->table.width, sum_bytes = sizeof(Sum<T>);
+  kernels::cuda::prefetch(places.at, width * int64_t{sizeof(T)});
+  if (places.first != nullptr) kernels::cuda::prefetch(places.first, width * sum_bytes);
+  if (places.second != nullptr) kernels::cuda::prefetch(places.second, width * sum_bytes);
+  if (places.number != nullptr) kernels::cuda::prefetch(places.number, sum_bytes);
 }
 
 /// Keeps only the squares of each group.
@@ -147,10 +148,7 @@ struct SquaresOf {
   double* results;
   double squares = 0;
 
-  template <int kN>
-  __device__ void prefetch(int64_t group, int64_t column) const {
-    prefetch_row<T>(source, group, rows[group], column);
-  }
+  __device__ void prefetch(int64_t group) const { prefetch_row<T>(source, group, rows[group]); }
   template <int kN>
   __device__ void take(int64_t group, int64_t, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
@@ -178,10 +176,7 @@ struct LambSquares {
   double squares[2] = {0, 0};
   Sum<T> factor = 1;
 
-  template <int kN>
-  __device__ void prefetch(int64_t group, int64_t column) const {
-    prefetch_row<T>(source, group, rows[group], column);
-  }
+  __device__ void prefetch(int64_t group) const { prefetch_row<T>(source, group, rows[group]); }
   template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const Sum<T> (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
@@ -207,10 +202,7 @@ struct UpdatedRows {
   Totals totals;
   RowScale<S> scale = {};  // of the whole row
 
-  template <int kN>
-  __device__ void prefetch(int64_t group, int64_t column) const {
-    prefetch_row<T>(source, group, rows[group], column);
-  }
+  __device__ void prefetch(int64_t group) const { prefetch_row<T>(source, group, rows[group]); }
   template <int kN>
   __device__ void take(int64_t group, int64_t tile, int64_t column, bool is_in_row, const S (&sum)[kN]) {
     const UpdatedPiece* piece = source.of(rows[group]);
