@@ -15,13 +15,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <exception>
-#include <map>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 namespace shardwise {
@@ -31,45 +26,6 @@ namespace {
 /// "all_reduce for aten::mm".
 std::string name_of(const char* name, const char* op) {
   return fmt::format("{}{}{}", name, *op == '\0' ? "" : " for ", op);
-}
-
-/// The number of a call among those of `group`, the same on its members; messages are told apart by it. Other groups of these ranks, as those of
-/// another set of threads, count for themselves. Cost: a read of this thread's memory for the groups that it used last.
-uint64_t next_call(const Group& group) {
-  struct Count {
-    uint64_t group = 0;
-    std::atomic<uint64_t>* n_calls = nullptr;
-  };
-  static thread_local std::array<Count, 4> known;
-  static thread_local size_t oldest = 0;
-  for (const Count& each : known)
-    if (each.group == group.number && each.n_calls) return each.n_calls->fetch_add(1, std::memory_order_relaxed) + 1;
-  static std::mutex mutex;
-  static auto* counts = new std::map<uint64_t, std::atomic<uint64_t>>;  // by group; a few bytes for each that ever was
-  const std::lock_guard lock(mutex);
-  std::atomic<uint64_t>& n_calls = (*counts)[group.number];
-  known[oldest] = {group.number, &n_calls};
-  oldest = (oldest + 1) % known.size();
-  return n_calls.fetch_add(1, std::memory_order_relaxed) + 1;
-}
-
-/// Under the order check, threads of a rank that communicate over one group take turns: what one compares is what it sends next. The first
-/// thread to do so needs no name, and `is_other` says that this is none.
-GroupTurn turn_of(uint64_t group, bool& is_other) {
-  struct Threads {
-    std::recursive_mutex mutex;
-    std::thread::id first = std::this_thread::get_id();
-  };
-  static std::mutex mutex;
-  static auto* all = new std::map<uint64_t, Threads>;  // by group
-  Threads* threads = nullptr;
-  {
-    const std::lock_guard lock(mutex);
-    threads = &(*all)[group];
-  }
-  is_other = threads->first != std::this_thread::get_id();
-  const GilRelease no_gil;
-  return GroupTurn(threads->mutex);
 }
 
 [[noreturn]] void refuse_under_reader(const CommThread& thread, const char* name) {
@@ -108,8 +64,8 @@ Communication::Communication(const Group& group, const Call& call)
 
 Communication::Communication(CommThread& thread, const Group& group, const Call& call)
     : recorder_(FlightRecorder::of_thread(thread, group.ranks[group.index])),
-      group_number_(group.number),
-      call_number_(call.by_all ? next_call(group) : 0),
+      group_(group.record),
+      call_number_(call.by_all ? group_->next_call() : 0),
       call_(call),
       begun_(recorder_.begin(thread, group,
                              {.name = call.name,
@@ -128,16 +84,16 @@ void Communication::compare_and_note(const Group& group) {
   CheckedCall own{call_.name, call_.dtype, call_.length, op_, CommScope::current_layouts(), caller_line(), begun_.call};
   recorder_.add_note({begun_.number, own.layouts, own.source});
   if (checks_order() && call_.by_all) {
-    bool is_other = false;
-    turn_ = turn_of(group_number_, is_other);
-    if (is_other) own.op += " in another thread than its first";
+    bool is_first = true;
+    turn_ = group_->turn(is_first);
+    if (!is_first) own.op += " in another thread than its first";
     std::string difference;
     {
       const Wait wait(*this);
       try {
         difference = compare_calls(group, own);
       } catch (const std::exception& error) {
-        lose_group(group_number_, error_text(error));
+        lose_group(*group_, error_text(error));
         fail();
         throw;
       }
@@ -181,7 +137,7 @@ void Communication::rethrow_named() {
   } catch (const std::exception& error) {
     if (is_refusal(error)) throw;
     if (recorder_.is_thread()) {  // the error names ranks already
-      lose_group(group_number_, error_text(error));
+      lose_group(*group_, error_text(error));
       throw;
     }
     const FlightRecord record = recorder_.find(begun_.number).value_or(FlightRecord());
@@ -193,7 +149,7 @@ void Communication::rethrow_named() {
         "different calls wait for each other in vain: SHARDWISE_CHECK=1 names the first such call.",
         call_.name, recorder_.rank(), begun_.call > 0 ? fmt::format("call {}, ", begun_.call) : "", describe(), ranks,
         error_text(error), describe_notes(ranks, recorder_.rank(), read_notes(ranks, 0, kNotePatience)));
-    lose_group(group_number_, text);
+    lose_group(*group_, text);
     TORCH_CHECK_WITH(DistBackendError, false, text);
   }
 }

@@ -22,14 +22,12 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
 namespace shardwise {
 
 struct OpenCommunication;
-using GroupTurn = std::unique_lock<std::recursive_mutex>;
 
 class Communication {
  public:
@@ -130,7 +128,7 @@ class Communication {
   void count();
 
   FlightRecorder& recorder_;
-  uint64_t group_number_;
+  std::shared_ptr<GroupRecord> group_;
   uint64_t call_number_;  // among those of the group, or 0
   Call call_;
   FlightRecorder::Begun begun_;
@@ -140,7 +138,7 @@ class Communication {
   bool is_done_ = false;
   const char* op_;  // the operator that it was begun for, whichever runs when it is waited for
   std::unique_ptr<OpenCommunication> timed_;  // null unless this thread is profiled
-  GroupTurn turn_;                            // where calls are compared: from the comparison to the launch
+  GroupRecord::Turn turn_;                    // where calls are compared: from the comparison to the launch
 };
 
 }  // namespace shardwise

@@ -132,7 +132,7 @@ std::vector<FlightRecorder*> FlightRecorder::all() {
 GroupCalls& FlightRecorder::calls_of(CommThread& thread, const Group& group) {
   if (thread.recorder == this)
     for (const KnownGroup& known : thread.groups)
-      if (known.number == group.number) return *known.calls;
+      if (known.number == group.record->number()) return *known.calls;
   return find_calls(thread, group);
 }
 
@@ -144,7 +144,7 @@ GroupCalls& FlightRecorder::find_calls(CommThread& thread, const Group& group) {
     known = groups_.end() - 1;
   }
   if (thread.recorder == this) {
-    thread.groups[thread.oldest_group] = {group.number, known->get()};
+    thread.groups[thread.oldest_group] = {group.record->number(), known->get()};
     thread.oldest_group = (thread.oldest_group + 1) % thread.groups.size();
   }
   return **known;

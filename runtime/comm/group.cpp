@@ -3,14 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
 
 namespace shardwise {
-
-uint64_t next_group_number() {
-  static std::atomic<uint64_t> n_groups{0};
-  return n_groups.fetch_add(1, std::memory_order_relaxed) + 1;
-}
 
 int64_t Group::index_of(int64_t rank) const {
   const auto found = std::find(ranks.begin(), ranks.end(), rank);

@@ -1,6 +1,8 @@
 // runtime/comm/group.h: a set of ranks that communicate, backed by a c10d process group.
 #pragma once
 
+#include "runtime/comm/group_record.h"
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
@@ -9,15 +11,12 @@
 
 namespace shardwise {
 
-/// Another at each call, from 1.
-uint64_t next_group_number();
-
 /// A communicator. `ranks` are global, in the group's own order; `process_group` is null for a group of one, and once its World is closed.
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::vector<int64_t> ranks;
-  int64_t index = 0;                      // this rank's place in `ranks`
-  uint64_t number = next_group_number();  // copies share it: groups of one number have the same ranks
+  int64_t index = 0;  // this rank's place in `ranks`
+  std::shared_ptr<GroupRecord> record = std::make_shared<GroupRecord>();
 
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
   /// The place of global `rank` in `ranks`. Throws: c10::ValueError for a non-member.

@@ -1,17 +1,37 @@
-#include "runtime/comm/group_counts.h"
+#include "runtime/comm/group_record.h"
 
-#include <map>
-#include <mutex>
-#include <string>
-#include <utility>
+#include "runtime/comm/gil_release.h"
 
 namespace shardwise {
+namespace {
 
-int64_t next_number(const Group& group, const char* kind) {
-  static std::mutex mutex;
-  static auto* counts = new std::map<std::pair<uint64_t, std::string>, int64_t>;  // by group and kind
-  const std::lock_guard lock(mutex);
-  return (*counts)[{group.number, kind}]++;
+std::atomic<uint64_t> n_groups{0};
+
+}  // namespace
+
+GroupRecord::GroupRecord() : number_(n_groups.fetch_add(1, std::memory_order_relaxed) + 1) {}
+
+int64_t GroupRecord::next_number(const std::string& kind) {
+  const std::lock_guard lock(mutex_);
+  return numbers_[kind]++;
+}
+
+GroupRecord::Turn GroupRecord::turn(bool& is_first) {
+  const GilRelease no_gil;
+  Turn turn(turns_);
+  if (first_ == std::thread::id()) first_ = std::this_thread::get_id();
+  is_first = first_ == std::this_thread::get_id();
+  return turn;
+}
+
+void GroupRecord::lose(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (loss_.empty()) loss_ = why;
+}
+
+std::string GroupRecord::loss() const {
+  const std::lock_guard lock(mutex_);
+  return loss_;
 }
 
 }  // namespace shardwise

@@ -18,8 +18,8 @@ extern std::atomic<bool> some_group_is_lost;
 /// False where no group is lost. Cost: one read.
 inline bool some_group_is_lost() { return detail::some_group_is_lost.load(std::memory_order_relaxed); }
 
-/// From now on the groups of this number are lost. The first reason stays.
-void lose_group(uint64_t number, const std::string& why);
+/// From now on the group takes no more messages. The first reason stays.
+void lose_group(GroupRecord& group, const std::string& why);
 
 /// Throws, in the name of `call` ("all_reduce for aten::mm"), for a lost group: c10::DistBackendError with the first reason, and
 /// c10::ValueError in a forked process.

@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <numeric>
 #include <optional>
@@ -24,9 +23,6 @@ struct ProcessWorld {
   std::mutex mutex;
   std::shared_ptr<World> world;
 };
-
-constinit std::atomic<uint64_t> process_group_number{
-    0};  // of the group that makes others, as old as the process's World
 
 /// Never destroyed: a backend's threads may outlive the statics they use.
 ProcessWorld& process_world() {
@@ -118,7 +114,6 @@ bool World::is_thread() { return thread_world != nullptr; }
 void World::set_process(std::shared_ptr<World> world) {
   FlightRecorder::begin_world(world, /*is_thread=*/false);
   if (world) start_flight_watch();
-  process_group_number = next_group_number();
   const std::lock_guard lock(process_world().mutex);
   process_world().world.swap(world);
 }
@@ -149,8 +144,7 @@ GroupPtr World::group(c10::ArrayRef<int64_t> ranks) {
   const auto make = [&] {
     std::vector<int64_t> everyone(size_);
     std::iota(everyone.begin(), everyone.end(), 0);
-    const uint64_t number = is_thread() ? next_group_number() : process_group_number.load();
-    Communication making(Group{everyone_, everyone, rank_, number}, {.name = "make a group", .by_all = false});
+    Communication making(Group{everyone_, everyone, rank_, making_}, {.name = "make a group", .by_all = false});
     auto made = making.launch([&] { return make_group(members); });
     making.finish();
     return made;

@@ -51,6 +51,7 @@ class World {
   int64_t size_;
   c10::intrusive_ptr<c10d::ProcessGroup> everyone_;
   MakeGroup make_group_;
+  std::shared_ptr<GroupRecord> making_ = std::make_shared<GroupRecord>();  // of all ranks, where they make groups
   std::mutex mutex_;
   std::map<std::vector<int64_t>, std::shared_ptr<Group>> groups_;
   bool is_closed_ = false;

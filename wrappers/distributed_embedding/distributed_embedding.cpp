@@ -1,7 +1,6 @@
 #include "wrappers/distributed_embedding/distributed_embedding.h"
 
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/group_counts.h"
 #include "runtime/dispatch/gradient_layout.h"
 #include "runtime/tensor/below_autograd.h"
 #include "wrappers/distributed_embedding/layer_name.h"
@@ -97,7 +96,7 @@ DistributedEmbedding::DistributedEmbedding(const std::vector<TableConfig>& confi
   check_features(features, lanes);
   auto layer = new_tables(std::move(lanes), std::move(features), /*has_files=*/!storages.empty());
   if (options.mean_gradients) layer->gradient_factor = 1.0 / static_cast<double>(mesh->size());
-  if (mesh->is_member()) layer->number = next_number(*mesh->group(), kLayer);
+  if (mesh->is_member()) layer->number = mesh->group()->record->next_number(kLayer);
   layer->is_sparse = options.is_sparse;
   dp_input_ = options.dp_input;
   layer->concatenates = options.concatenates;

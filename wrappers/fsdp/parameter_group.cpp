@@ -6,7 +6,6 @@
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/group_counts.h"
 #include "runtime/comm/message_pattern.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
@@ -119,7 +118,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
   for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].deal(parameters[i]));
   std::shared_ptr<ParameterGroup> result(
       new ParameterGroup(names, std::move(dealt), std::move(sharded), data, precision));
-  if (data.mesh->is_member()) result->number_ = next_number(*data.shard_group(), "ParameterGroup");
+  if (data.mesh->is_member()) result->number_ = data.shard_group()->record->next_number("ParameterGroup");
   return result;
 }
 
