@@ -38,7 +38,9 @@ def main():
     mesh = sw.init_device_mesh("cpu", (dist.get_world_size(),))
     if dist.get_rank() == 0:
         print(f"{machine_line()}, {dist.get_world_size()} ranks")
-        print(f"{'layer':<15}{'length':>6}{'plain min':>11}{'median':>8}{'shardwise':>11}{'median':>8}{'ratios':>8}{'':>6}")
+        print(
+            f"{'layer':<15}{'length':>6}{'plain min':>11}{'median':>8}{'shardwise':>11}{'median':>8}{'ratios':>8}{'':>6}"
+        )
     for name, make in LAYERS.items():
         plain = make(options.width, options.heads).eval()
         ours = sw.distribute_module(copy.deepcopy(plain), mesh)

@@ -317,25 +317,31 @@ class EfficientOnCpu:
         self.library._destroy()
 
     @staticmethod
-    def forward(query, key, value, bias, _compute, dropout_p=0.0, is_causal=False, *, scale=None):
+    def weights(query, key, bias, dropout_p, is_causal, scale):
+        """Scores, their softmax, and by how much dropout multiplies it."""
         scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
         if is_causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
         if bias is not None:
             scores = scores + bias
-        is_kept = (torch.arange(key.shape[2]) % 3 != 0) if dropout_p > 0 else torch.ones(key.shape[2])
-        out = (scores.softmax(-1) * is_kept / (1 - dropout_p)) @ value
-        sums = F.pad(scores.logsumexp(-1), (0, -query.shape[2] % 32))
-        return out, sums, torch.tensor(7), torch.tensor(0)
+        is_kept = torch.arange(key.shape[2]) % 3 != 0 if dropout_p > 0 else torch.ones(key.shape[2])
+        return scores, scores.softmax(-1), is_kept / (1 - dropout_p)
 
-    @staticmethod
-    def backward(grad, query, key, value, bias, _out, _sums, _seed, _offset, p, wanted, is_causal=False, *, scale=None):
-        leaves = [each.detach().requires_grad_() for each in (query, key, value)]
-        if bias is not None:
-            leaves.append(bias.detach().clone().requires_grad_())
-        with torch.enable_grad(), torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.AutogradCPU):
-            out = EfficientOnCpu.forward(*leaves, *[None] * (4 - len(leaves)), True, p, is_causal, scale=scale)[0]
-            return (*torch.autograd.grad(out, leaves, grad), *[None] * (4 - len(leaves)))
+    @classmethod
+    def forward(cls, query, key, value, bias, _compute, dropout_p=0.0, is_causal=False, *, scale=None):
+        scores, weights, factor = cls.weights(query, key, bias, dropout_p, is_causal, scale)
+        sums = F.pad(scores.logsumexp(-1), (0, -query.shape[2] % 32))
+        return weights * factor @ value, sums, torch.tensor(7), torch.tensor(0)
+
+    @classmethod
+    def backward(
+        cls, grad, query, key, value, bias, _out, _sums, _seed, _offset, p, _wanted, is_causal=False, *, scale=None
+    ):
+        _, weights, factor = cls.weights(query, key, bias, p, is_causal, scale)
+        of_weights = grad @ value.mT * factor
+        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
+        of_products = of_scores * (scale or query.shape[-1] ** -0.5)
+        return of_products @ key, of_products.mT @ query, (weights * factor).mT @ grad, of_scores
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5], ids=["", "dropout"])

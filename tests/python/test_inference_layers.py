@@ -9,7 +9,7 @@ from test_attention import on_ranks, shard_heads
 from torch import nn
 
 import shardwise as sw
-from shardwise import CommDebugMode, Replicate, Shard
+from shardwise import Replicate, Shard
 
 LENGTH, WIDTH, HEADS = 6, 16, 4
 RAGGED = Shard(0, sizes=[1, 0, 3, 1])
@@ -46,8 +46,8 @@ LAYOUTS = {
 }
 
 
-def source():
-    return torch.randn(5, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+def source(n_batches=5):
+    return torch.randn(n_batches, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def made(make):
@@ -63,23 +63,39 @@ def as_tuple(results):
     return results if isinstance(results, tuple) else (results,)
 
 
-def check_layer(layer, call, layout, mode=torch.no_grad):
+def placed(layer, mesh, partition):
+    """The layer with distributed parameters and without hooks, with which torch would not take an encoder layer's fast path."""
+    layer = copy.deepcopy(layer)
+    for name, module in layer.named_modules():
+        (partition or replicate)(name, module, mesh)
+    return layer
+
+
+def replicate(_, module, mesh):
+    for key, parameter in list(module.named_parameters(recurse=False)):
+        whole = sw.distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
+        setattr(module, key, nn.Parameter(whole))
+
+
+def check_layer(layer, call, layout, mode=torch.no_grad, n_batches=5):
     """`call(layer, x)` on ranks gives what it gives dense; returns the bytes that rank 0 received."""
     partition, placement = LAYOUTS[layout]
     with mode():
-        expected = as_tuple(call(layer, source()))
+        expected = as_tuple(call(layer, source(n_batches)))
 
     def check(mesh):
-        ours = sw.distribute_module(copy.deepcopy(layer), mesh, partition)
-        x = sw.distribute_tensor(source(), mesh, [placement], src_data_rank=None)
-        with mode(), CommDebugMode() as comm:
-            results = as_tuple(call(ours, x))
+        is_attention = isinstance(layer, nn.MultiheadAttention)
+        ours = (sw.distribute_module if is_attention else placed)(copy.deepcopy(layer), mesh, partition)
+        x = sw.distribute_tensor(source(n_batches), mesh, [placement], src_data_rank=None)
+        results = []
+        with mode():
+            operators = sw.explain(lambda: results.extend(as_tuple(call(ours, x))))
         for result, wanted in zip(results, expected, strict=True):
             assert (result is None) == (wanted is None)
             if wanted is not None:
                 torch.testing.assert_close(result.full_tensor(), wanted)
                 assert result.stride() == wanted.stride()
-        return comm.bytes_received()
+        return sum(operator.bytes_received for operator in operators)
 
     return on_ranks(check)[0]
 
@@ -114,7 +130,7 @@ def test_encoder_layers_are_dense(name, mask, layout):
         assert n_bytes == 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "ragged batches"])
 @pytest.mark.parametrize("name", ["attention", *LAYERS])
 def test_messages_are_not_more_than_the_slow_paths(name, layout):
     if name == "attention":
@@ -128,9 +144,9 @@ def test_messages_are_not_more_than_the_slow_paths(name, layout):
         def call(layer, x):
             return layer(x)
 
-    n_bytes = check_layer(layer, call, layout)
+    n_bytes = check_layer(layer, call, layout, n_batches=4)
     with slow_paths():
-        assert n_bytes <= check_layer(layer, call, layout)
+        assert n_bytes <= check_layer(layer, call, layout, n_batches=4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,5 +177,3 @@ def test_the_operators_of_torchs_fast_paths_are_dense():
                     torch.testing.assert_close(function(given, placed).full_tensor(), function(x, weights))
 
     on_ranks(check)
-
-

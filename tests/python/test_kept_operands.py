@@ -65,7 +65,7 @@ def test_adapters_of_frozen_layers_keep_what_dense_ones_keep(n_ranks):
         mesh = sw.init_device_mesh("cpu", (n_ranks,))
         generator = torch.Generator().manual_seed(0)
         shapes = [(6, 6), (6,), (2, 6), (6, 2)]
-        dense = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(3)]
+        dense = [[torch.randn(shape, generator=generator) / 4 for shape in shapes] for _ in range(3)]
         ours = [[sw.distribute_tensor(each, mesh, [Replicate()]) for each in layer] for layer in dense]
         trained = [[each.requires_grad_() for layer in side for each in layer[2:]] for side in (dense, ours)]
         batch = torch.randn(4 * n_ranks, 6, generator=generator)
