@@ -10,6 +10,7 @@ the slowest rank is done; sides take turns. Ratios are to the plain side.
 
 import argparse
 import copy
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,11 @@ LAYERS = {
     "attention": lambda width, heads: nn.MultiheadAttention(width, heads, batch_first=True),
     "encoder layer": lambda width, heads: nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True),
 }
+
+
+def called(layer, given):
+    with torch.inference_mode():
+        return layer(*given)
 
 
 def main():
@@ -47,13 +53,8 @@ def main():
         for length in options.lengths:
             x = torch.randn(options.batch, length, options.width)
             placed = sw.DTensor.from_local(x, mesh, [sw.Shard(0)], run_check=False)
-            n_given = 3 if name == "attention" else 1
-
-            def called(layer, given, n=n_given):
-                with torch.inference_mode():
-                    return layer(*[given] * n)
-
-            calls = {"plain": lambda x=x: called(plain, x), "shardwise": lambda x=placed: called(ours, x)}
+            n = 3 if name == "attention" else 1
+            calls = {"plain": partial(called, plain, [x] * n), "shardwise": partial(called, ours, [placed] * n)}
             for call in calls.values():
                 call()
             ms = ms_in_turns(calls, options.repeats)

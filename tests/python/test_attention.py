@@ -335,11 +335,12 @@ class EfficientOnCpu:
 
     @classmethod
     def backward(
-        cls, grad, query, key, value, bias, _out, _sums, _seed, _offset, p, _wanted, is_causal=False, *, scale=None
+        cls, grad, query, key, value, bias, out, sums, _seed, _offset, p, _wanted, is_causal=False, *, scale=None
     ):
-        _, weights, factor = cls.weights(query, key, bias, p, is_causal, scale)
+        scores, _, factor = cls.weights(query, key, bias, p, is_causal, scale)
+        weights = (scores - sums[..., : query.shape[2], None]).exp()  # of all keys, of which these may be a part
         of_weights = grad @ value.mT * factor
-        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
+        of_scores = weights * (of_weights - (grad * out).sum(-1, keepdim=True))
         of_products = of_scores * (scale or query.shape[-1] ** -0.5)
         return of_products @ key, of_products.mT @ query, (weights * factor).mT @ grad, of_scores
 
