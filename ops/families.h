@@ -15,9 +15,11 @@ void register_item(RuleTable& table);
 
 // products/
 void register_attention();
+void register_attention_operators();
 void register_distances(RuleTable& table);
 void register_fused_attention(RuleTable& table);
 void register_grouped_mm(RuleTable& table);
+void register_inference_layers();
 void register_linalg(RuleTable& table);
 void register_linear(RuleTable& table);
 void register_matmul(RuleTable& table);

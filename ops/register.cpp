@@ -54,7 +54,9 @@ void register_operators() {
   register_permutations(table);
   register_slices(table);
   register_attention();
+  register_attention_operators();
   register_fused_attention(table);
+  register_inference_layers();
   register_item(table);
   register_selection_grad();
   register_plain_gradients();

@@ -8,6 +8,7 @@
 // As on plain tensors, torch has no second derivative of its fused operators, and no forward mode:
 // torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has both.
 #include "ops/families.h"
+#include "ops/products/fused_attention.h"
 #include "ops/support/by_rule.h"
 #include "ops/support/kernels.h"
 #include "ops/support/maybe_tensor.h"
@@ -18,14 +19,8 @@
 
 #include <ATen/SDPBackend.h>
 #include <ATen/ops/_fused_sdp_choice_ops.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
-#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/_scaled_dot_product_fused_attention_overrideable.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
@@ -82,26 +77,14 @@ at::Tensor masked(const at::Tensor& scores, const at::Tensor& mask) {
 
 using at::SDPBackend;
 
-/// A plain tensor of this one's shape, strides and kind, without memory.
-at::Tensor outline(const at::Tensor& tensor) {
-  return at::for_blob(nullptr, tensor.sizes())
-      .strides(tensor.strides())
-      .options(at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()))
-      .target_device(tensor.device())
-      .make_tensor()
-      .set_requires_grad(tensor.requires_grad());
-}
-
-/// Which kernel torch picks for plain tensors of these shapes: a number of at::SDPBackend. Equal on all ranks.
+/// Which kernel torch picks for plain tensors of these shapes, strides and kinds, which are all that it looks at: a number of
+/// at::SDPBackend. Equal on all ranks.
 int64_t fused_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
-  const at::Tensor dense = outline(query);
-  const auto kernel =
-      c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, dense.key_set().highestBackendKey());
+  const c10::DispatchKey kernel = at::TensorOptions(query.device()).computeDispatchKey();
   if (!op.hasKernelForDispatchKey(kernel)) return static_cast<int64_t>(SDPBackend::math);
-  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(kernel), dense, outline(key), outline(value),
-                                                 is_given(mask) ? MaybeTensor(outline(*mask)) : mask, dropout_p,
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(kernel), query, key, value, mask, dropout_p,
                                                  is_causal, scale, enable_gqa);
 }
 
@@ -139,36 +122,19 @@ MaybeTensor as_terms(const MaybeTensor& mask, at::ScalarType dtype, const MeshPt
 
 /// torch's flash kernel for GPUs takes multiples of 8 features.
 at::Tensor with_padded_features(const at::Tensor& tensor) {
-  const int64_t n = (8 - tensor.size(-1) % 8) % 8;
-  return n == 0 ? tensor : at::constant_pad_nd(tensor, {0, n});
+  return at::constant_pad_nd(tensor, {0, (8 - tensor.size(-1) % 8) % 8});
 }
 
-/// As at::scaled_dot_product_attention calls them.
-at::Tensor fused_attention(SDPBackend backend, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                           const MaybeTensor& mask, double dropout_p, bool is_causal, std::optional<double> scale) {
-  const bool with_logsumexp =
-      c10::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
-  switch (backend) {
-    case SDPBackend::flash_attention: {
-      if (query.device().is_cpu())
-        return std::get<0>(
-            at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, mask, scale));
-      const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
-      return std::get<0>(at::_scaled_dot_product_flash_attention(with_padded_features(query), with_padded_features(key),
-                                                                 with_padded_features(value), dropout_p, is_causal,
-                                                                 /*return_debug_mask=*/false, factor))
-          .narrow(-1, 0, value.size(-1));
-    }
-    case SDPBackend::efficient_attention:
-      return std::get<0>(at::_scaled_dot_product_efficient_attention(query, key, value, mask, with_logsumexp, dropout_p,
-                                                                     is_causal, scale));
-    case SDPBackend::cudnn_attention:
-      return std::get<0>(at::_scaled_dot_product_cudnn_attention(query, key, value, mask, with_logsumexp, dropout_p,
-                                                                 is_causal, /*return_debug_mask=*/false, scale));
-    default:
-      return std::get<0>(at::_scaled_dot_product_fused_attention_overrideable(
-          query, key, value, mask, dropout_p, is_causal, /*return_debug_mask=*/false, scale));
-  }
+/// As at::scaled_dot_product_attention calls it.
+at::Tensor with_fitting_features(SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
+                                 const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
+                                 std::optional<double> scale) {
+  if (backend != SDPBackend::flash_attention || query.device().is_cpu() || query.size(-1) % 8 == 0)
+    return fused_attention(backend, query, key, value, mask, dropout_p, is_causal, scale);
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  return fused_attention(backend, with_padded_features(query), with_padded_features(key), with_padded_features(value),
+                         mask, dropout_p, is_causal, factor)
+      .narrow(-1, 0, value.size(-1));
 }
 
 /// Throws: c10::ValueError for a plain tensor that is no replica.
@@ -211,8 +177,8 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     for (const MaybeTensor& operand : operands) check_operand(operand, mesh);
     const MaybeTensor terms = as_terms(mask, query.scalar_type(), mesh);
     const int64_t n_copies = has_whole_groups(query, n_shared) || is_sharded_along(key, 1) ? 1 : n_shared;
-    return fused_attention(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms, dropout_p,
-                           is_causal, scale);
+    return with_fitting_features(backend, query, repeat_heads(key, n_copies), repeat_heads(value, n_copies), terms,
+                                 dropout_p, is_causal, scale);
   }
   const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
   at::Tensor scores = query.mul(factor).matmul(repeat_heads(key, n_shared).mT());

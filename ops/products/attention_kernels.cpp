@@ -17,6 +17,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/logaddexp.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -155,8 +156,12 @@ AttentionGradients run_backward(const at::Tensor& grad, const at::Tensor& query,
 /// The keys that causal queries see: [0, past) all of them, [past, end) each its own.
 struct SeenKeys {
   SeenKeys(const at::Tensor& query, const at::Tensor& key, const AttentionCall& call)
-      : n_keys(key.size(2)), past(std::min(call.first_row, n_keys)), end(std::min(past + query.size(2), n_keys)) {}
+      : n_queries(query.size(2)),
+        n_keys(key.size(2)),
+        past(std::min(call.first_row, n_keys)),
+        end(std::min(past + n_queries, n_keys)) {}
 
+  at::Tensor any(const at::Tensor& tensor) const { return tensor.slice(2, 0, end); }
   at::Tensor before(const at::Tensor& tensor) const { return tensor.slice(2, 0, past); }
   at::Tensor own(const at::Tensor& tensor) const { return tensor.slice(2, past, end); }
   /// The gradient of all keys, of those of the first ones; the others are 0.
@@ -169,8 +174,29 @@ struct SeenKeys {
     return at::cat(rows, 1).transpose(1, 2);
   }
 
-  int64_t n_keys, past, end;
+  /// `call` on the keys up to `end`, with a mask that says who sees which.
+  AttentionCall masked(AttentionCall call, const at::Tensor& query) const {
+    const at::Tensor terms = !call.mask                ? at::zeros({1, 1}, query.options())
+                             : call.mask->size(-1) > 1 ? call.mask->narrow(-1, 0, end)
+                                                       : *call.mask;
+    const at::Tensor is_ahead = at::ones({n_queries, end}, query.options().dtype(at::kBool)).triu(call.first_row + 1);
+    call.mask = terms.masked_fill(is_ahead, -std::numeric_limits<double>::infinity());
+    call.is_causal = false;
+    return call;
+  }
+  /// The gradient of a mask, of that of the mask above.
+  at::Tensor of_mask(const at::Tensor& grad, const at::Tensor& mask) const {
+    const int64_t n_unseen = mask.size(-1) > 1 ? n_keys - end : 0;
+    return at::sum_to(at::constant_pad_nd(grad, {0, n_unseen}), mask.sizes());
+  }
+
+  int64_t n_queries, n_keys, past, end;
 };
+
+/// True where the kernel's own causal mask would not do: the queries are not the first ones, and the parts of their keys cannot be weighed.
+bool needs_mask(const AttentionCall& call) {
+  return call.is_causal && call.first_row > 0 && (call.mask || call.dropout_p > 0);
+}
 
 /// Kernels differ in which query is the first to see all keys, where the numbers of both differ: the last one, or that of the last key.
 bool aligns_last(const at::Tensor& query, const AttentionCall& call) {
@@ -190,7 +216,8 @@ Attended attend_seen(const at::Tensor& query, const at::Tensor& key, const at::T
                      const AttentionCall& call) {
   if (!call.is_causal) return run(query, key, value, call, false);
   const SeenKeys seen(query, key, call);
-  if (aligns_last(query, call)) return run(query, key.slice(2, 0, seen.end), value.slice(2, 0, seen.end), call, true);
+  if (aligns_last(query, call)) return run(query, seen.any(key), seen.any(value), call, true);
+  if (needs_mask(call)) return run(query, seen.any(key), seen.any(value), seen.masked(call, query), false);
   if (seen.past == 0) return run(query, key, value, call, true);
   const Attended past = run(query, seen.before(key), seen.before(value), call, false);
   return seen.past == seen.end ? past : merged(past, run(query, seen.own(key), seen.own(value), call, true));
@@ -225,9 +252,11 @@ AttentionGradients attend_backward(const at::Tensor& grad, const at::Tensor& giv
   const at::Tensor query = with_dense_rows(given_query), key = with_dense_rows(given_key),
                    value = with_dense_rows(given_value);
   const SeenKeys seen(query, key, call);
-  if (call.is_causal && aligns_last(query, call)) {
-    AttentionGradients grads = run_backward(grad, query, key.slice(2, 0, seen.end), value.slice(2, 0, seen.end),
-                                            attended, call, true, with_mask);
+  const bool is_in_one = aligns_last(query, call), by_mask = !is_in_one && needs_mask(call);
+  if (call.is_causal && (is_in_one || by_mask)) {
+    AttentionGradients grads = run_backward(grad, query, seen.any(key), seen.any(value), attended,
+                                            by_mask ? seen.masked(call, query) : call, is_in_one, with_mask);
+    if (by_mask && with_mask) grads.mask = seen.of_mask(grads.mask, *call.mask);
     return {grads.query, seen.of_all({grads.key}), seen.of_all({grads.value}), grads.mask};
   }
   if (!call.is_causal || seen.past == 0)

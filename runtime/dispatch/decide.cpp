@@ -59,8 +59,9 @@ std::vector<std::vector<std::pair<size_t, c10::IValue>>> localize(const Rule& ru
     rule.localize({call, inputs, outputs}, args);
     auto& changed = result.emplace_back();
     for (size_t i = 0; i < args.size(); ++i)
-      if (!args[i].is(call.args[i])) changed.emplace_back(i, std::move(args[i]));
+      if (!args[i].isSameIdentity(call.args[i])) changed.emplace_back(i, std::move(args[i]));
   }
+  if (std::ranges::all_of(result, [](const auto& changed) { return changed.empty(); })) result.clear();
   return result;
 }
 
@@ -87,11 +88,11 @@ bool is_direct(const OpCall& call, const Decision& decision) {
   const Propagation& propagation = *decision.propagation;
   if (decision.moves || decision.may_be_refused_elsewhere || decision.view_offset != 0 ||
       !decision.local_args.empty() || propagation.by_box || rule.kernel() || rule.is_per_element() ||
-      rule.is_shape_only() || propagation.outputs.size() != 1 || !propagation.outputs[0])
+      rule.is_shape_only() || propagation.outputs.empty() || !propagation.outputs[0])
     return false;
   for (size_t i = 0; i < call.operands.size(); ++i)
     if (!is_one_piece(input_spec(call, propagation, i))) return false;
-  return is_one_piece(propagation.outputs[0].get());
+  return std::ranges::all_of(propagation.outputs, [](const SpecPtr& spec) { return is_one_piece(spec.get()); });
 }
 
 /// Throws: c10::NotImplementedError, also on the ranks whose pieces are empty, for values that would come from meta.

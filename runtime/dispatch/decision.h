@@ -29,7 +29,7 @@ struct Decision {
   mutable std::optional<std::vector<c10::IValue>> taken_numbers;
   /// One piece each, nothing to move, replace or skip: the kernel's result is the result.
   bool is_direct = false;
-  /// Arguments to replace, per local piece (one entry for ordinary layouts).
+  /// Arguments to replace, per local piece (one entry for ordinary layouts); empty if no piece has any.
   std::vector<std::vector<std::pair<size_t, c10::IValue>>> local_args;
 };
 

@@ -68,7 +68,7 @@ class LocalRun {
   /// True where the kernel may run once on a rank's pieces in a row: all operands have such pieces, or are numbers.
   bool may_run_flat() const {
     const Dims* flat = leader_->flat_sizes();
-    if (!flat || !decision_.local_args.empty() || call_.op.rule->kernel() || names_dims()) return false;
+    if (!flat || call_.op.rule->has_local_args() || call_.op.rule->kernel() || names_dims()) return false;
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const Spec* spec = spec_of(i);
       const bool is_number = !spec || (spec->numel() == 1 && static_cast<size_t>(spec->dim()) <= flat->size());

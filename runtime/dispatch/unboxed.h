@@ -19,9 +19,13 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace shardwise {
@@ -105,6 +109,12 @@ class Unboxed<Op, Return(Args...)> {
   }
 
  private:
+  static constexpr size_t kReturns = [] {
+    if constexpr (requires { std::tuple_size<Return>::value; })
+      return std::tuple_size_v<Return>;
+    else
+      return size_t{1};
+  }();
   static constexpr bool kIsView = std::string_view(Op::schema_str).find("-> Tensor(a)") != std::string_view::npos;
 
   template <class Value>
@@ -141,14 +151,27 @@ class Unboxed<Op, Return(Args...)> {
       Op::call(const_cast<at::Tensor&>(local(first)), local(rest)...);
       return first;
     } else {
-      SpecPtr spec = decision.propagation->outputs[0];  // the kernel may call operators, and they may empty the cache
-      at::Tensor piece = Op::call(local(first), local(rest)...);
-      TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
-                            piece.sizes(), " for ", to_string(*spec));
-      at::Tensor result = wrap(std::move(spec), Shards{std::move(piece)});
-      if constexpr (kIsView) begin_view(result, origin_of(*maybe_dtensor(first)));
+      std::array<SpecPtr, kReturns> specs;  // the kernel may call operators, and they may empty the cache
+      std::copy_n(decision.propagation->outputs.begin(), kReturns, specs.begin());
+      Return result = Op::call(local(first), local(rest)...);
+      if constexpr (std::is_same_v<Return, at::Tensor>) {
+        put_around(result, std::move(specs[0]));
+        if constexpr (kIsView) begin_view(result, origin_of(*maybe_dtensor(first)));
+      } else {
+        [&]<size_t... i>(std::index_sequence<i...>) {
+          (put_around(std::get<i>(result), std::move(specs[i])), ...);
+        }(std::make_index_sequence<kReturns>());
+      }
       return result;
     }
+  }
+
+  /// Puts a result of `spec` in the place of its piece; nothing where the operator gives none.
+  static void put_around(at::Tensor& piece, SpecPtr spec) {
+    if (!spec) return piece.reset();
+    TORCH_INTERNAL_ASSERT(piece.sizes() == spec->boxes()[0].sizes, "[", info().name, "] gave a piece of sizes ",
+                          piece.sizes(), " for ", to_string(*spec));
+    piece = wrap(std::move(spec), Shards{std::move(piece)});
   }
 
   template <class First, class... Rest>
@@ -160,8 +183,12 @@ class Unboxed<Op, Return(Args...)> {
     dispatch(info(), &stack);
     if constexpr (std::is_reference_v<Return>)
       return first;
+    else if constexpr (std::is_same_v<Return, at::Tensor>)
+      return std::move(stack[0]).toTensor();
     else
-      return stack[0].toTensor();
+      return [&]<size_t... i>(std::index_sequence<i...>) {
+        return Return(std::move(stack[i]).toTensor()...);
+      }(std::make_index_sequence<kReturns>());
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace shardwise {
 
@@ -16,12 +17,12 @@ inline constexpr bool kNodesAreStd = std::is_same_v<NodePtr, std::shared_ptr<tor
 using WeakNodePtr = std::conditional_t<kNodesAreStd, std::weak_ptr<torch::autograd::Node>,
                                        c10::weak_intrusive_ptr<torch::autograd::Node>>;
 
-template <class T>
-auto make_node() {
+template <class T, class... Args>
+auto make_node(Args&&... args) {
   if constexpr (kNodesAreStd)
-    return std::shared_ptr<T>(new T, [](auto* node) { deleteNode(node); });
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
   else
-    return c10::make_intrusive<T>();
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
 
 }  // namespace shardwise

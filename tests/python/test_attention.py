@@ -269,36 +269,6 @@ def test_layers_are_dense(name, partition, is_training):
     on_ranks(check)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_operators_of_torchs_fast_paths_are_dense():
-    torch.manual_seed(0)
-    layer, x = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(), torch.randn(4, 6, 16)
-    names = (
-        *("self_attn.in_proj_weight", "self_attn.in_proj_bias", "self_attn.out_proj.weight", "self_attn.out_proj.bias"),
-        *("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"),
-        *("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias"),
-    )
-    weights = [dict(layer.named_parameters())[name].detach() for name in names]
-
-    def encode(x, weights):
-        return torch._transformer_encoder_layer_fwd(
-            x, 16, 4, *weights[:4], False, False, 1e-5, *weights[4:8], *weights[8:], None, None
-        )
-
-    def attend(x, weights):
-        return torch._native_multi_head_attention(x, x, x, 16, 4, *weights[:4], None, False, True, None)[0]
-
-    def check(mesh):
-        for placement in (Replicate(), Shard(0)):
-            given = sw.distribute_tensor(x, mesh, [placement], src_data_rank=None)
-            for of_weights in (Replicate(), Shard(0)):
-                placed = [sw.distribute_tensor(each, mesh, [of_weights], src_data_rank=None) for each in weights]
-                for function in (encode, attend):
-                    torch.testing.assert_close(function(given, placed).full_tensor(), function(x, weights))
-
-    on_ranks(check)
-
-
 def test_dropout_is_the_same_for_every_layout():
     def check(mesh):
         results = []
@@ -311,6 +281,101 @@ def test_dropout_is_the_same_for_every_layout():
         assert not torch.equal(results[0], F.scaled_dot_product_attention(*parts()))
 
     on_ranks(check)
+
+
+def test_causal_dropout_of_sharded_queries_sends_nothing_and_sees_no_later_key():
+    n = SHAPE[2]
+    values = torch.eye(n).expand(*SHAPE[:2], n, n)  # so results are the weights
+
+    def check(mesh):
+        of_values = sw.distribute_tensor(values, mesh, [Replicate()], src_data_rank=None)
+        query, key, _ = laid_out(parts(), mesh, [Shard(2), Replicate(), Replicate()])
+        with sw.CommDebugMode() as comm:
+            out = F.scaled_dot_product_attention(query, key, of_values, dropout_p=0.5, is_causal=True)
+        assert comm.bytes_received() == 0
+        weights = out.full_tensor().detach()
+        assert out.placements == (Shard(2),)
+        assert not weights.triu(1).any()
+        expected = F.scaled_dot_product_attention(*parts()[:2], values, is_causal=True)
+        kept = weights != 0
+        torch.testing.assert_close(weights[kept], 2 * expected[kept])
+        assert 0.4 < kept.sum() / (expected != 0).sum() < 0.6
+
+    on_ranks(check)
+
+
+class EfficientOnCpu:
+    """torch's memory-efficient kernel for GPUs, stated for the CPU by its definition. With dropout every third key is dropped."""
+
+    def __enter__(self):
+        self.library = torch.library.Library("aten", "IMPL")
+        name = "_scaled_dot_product_efficient_attention"
+        self.library.impl(name, self.forward, "CPU")
+        self.library.impl(f"{name}_backward", self.backward, "CPU")
+
+    def __exit__(self, *_):
+        self.library._destroy()
+
+    @staticmethod
+    def weights(query, key, bias, dropout_p, is_causal, scale):
+        """Scores, their softmax, and by how much dropout multiplies it."""
+        scores = query @ key.mT * (scale or query.shape[-1] ** -0.5)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        if bias is not None:
+            scores = scores + bias
+        is_kept = torch.arange(key.shape[2]) % 3 != 0 if dropout_p > 0 else torch.ones(key.shape[2])
+        return scores, scores.softmax(-1), is_kept / (1 - dropout_p)
+
+    @classmethod
+    def forward(cls, query, key, value, bias, _compute, dropout_p=0.0, is_causal=False, *, scale=None):
+        scores, weights, factor = cls.weights(query, key, bias, dropout_p, is_causal, scale)
+        sums = F.pad(scores.logsumexp(-1), (0, -query.shape[2] % 32))
+        return weights * factor @ value, sums, torch.tensor(7), torch.tensor(0)
+
+    @classmethod
+    def backward(
+        cls, grad, query, key, value, bias, out, sums, _seed, _offset, p, _wanted, is_causal=False, *, scale=None
+    ):
+        scores, _, factor = cls.weights(query, key, bias, p, is_causal, scale)
+        weights = (scores - sums[..., : query.shape[2], None]).exp()  # of all keys, of which these may be a part
+        of_weights = grad @ value.mT * factor
+        of_scores = weights * (of_weights - (grad * out).sum(-1, keepdim=True))
+        of_products = of_scores * (scale or query.shape[-1] ** -0.5)
+        return of_products @ key, of_products.mT @ query, (weights * factor).mT @ grad, of_scores
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5], ids=["", "dropout"])
+@pytest.mark.parametrize("mask_shape", [None, (24, 24), (1, 1, 1, 24), (2, 1, 24, 1)], ids=str)
+def test_later_queries_of_a_causal_call_see_their_keys_and_their_mask(mask_shape, dropout_p):
+    query, key, value = parts()
+    mask = None if mask_shape is None else torch.randn(mask_shape, generator=torch.Generator().manual_seed(4))
+    grad = parts()[1]
+    backend = SDPBackend.EFFICIENT_ATTENTION.value
+
+    def run(begin, end):
+        rows = slice(begin, end)
+        own = mask[..., rows, :] if mask is not None and mask.shape[-2] > 1 else mask
+        scalars = (dropout_p, dropout_p > 0, True, True, None, backend)
+        out, sums, random = torch.ops.shardwise.fused_attention(
+            query[:, :, rows], key, value, own, *scalars, 3, begin, 0
+        )
+        grads = torch.ops.shardwise.fused_attention_backward(
+            grad[:, :, rows], query[:, :, rows], key, value, out, sums, random, own,
+            dropout_p, True, None, backend, mask is not None, begin,
+        )  # fmt: skip
+        return [out, sums, grads[0]], [*grads[1:3], *([grads[3]] if mask is not None else [])]
+
+    with EfficientOnCpu():
+        by_row, summed = run(0, 24)
+        ranges = [(0, 5), (5, 6), (6, 24)]
+        ours = [run(*each) for each in ranges]
+    for i, wanted in enumerate(by_row):
+        torch.testing.assert_close(torch.cat([rows[i] for rows, _ in ours], 2), wanted)
+    for i, wanted in enumerate(summed):
+        terms = [sums[i] for _, sums in ours]
+        has_rows = i == 2 and mask_shape[-2] > 1
+        torch.testing.assert_close(torch.cat(terms, -2) if has_rows else sum(terms), wanted)
 
 
 def test_one_rank_without_queries_heads_or_batch():

@@ -52,6 +52,47 @@ def test_the_same_bytes_and_gradients_as_dense(name, needs):
     run_ranks(1, body)
 
 
+def adapted(x, layers):
+    """Frozen linear layers, each with an adapter (LoRA)."""
+    for weight, bias, down, up in layers:
+        x = F.gelu(F.linear(x, weight, bias) + F.linear(F.linear(x, down), up))
+    return x
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_adapters_of_frozen_layers_keep_what_dense_ones_keep(n_ranks):
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (n_ranks,))
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(6, 6), (6,), (2, 6), (6, 2)]
+        dense = [[torch.randn(shape, generator=generator) / 4 for shape in shapes] for _ in range(3)]
+        ours = [[sw.distribute_tensor(each, mesh, [Replicate()]) for each in layer] for layer in dense]
+        trained = [[each.requires_grad_() for layer in side for each in layer[2:]] for side in (dense, ours)]
+        batch = torch.randn(4 * n_ranks, 6, generator=generator)
+        (result, n_bytes) = kept(lambda x: adapted(x, ours), [sw.distribute_tensor(batch, mesh, [Shard(0)])])
+        (expected, of_dense) = kept(lambda x: adapted(x, dense), [batch])
+        (_, of_own_rows) = kept(lambda x: adapted(x, dense), [batch[:4]])
+        assert (n_bytes, own_bytes(lambda x: adapted(x, ours), batch, mesh)) == (of_dense, of_own_rows)
+        grads = torch.autograd.grad(result.sin().sum(), trained[1])
+        for grad, wanted in zip(grads, torch.autograd.grad(expected.sin().sum(), trained[0]), strict=True):
+            torch.testing.assert_close(grad.full_tensor(), wanted)
+
+    run_ranks(n_ranks, body)
+
+
+def own_bytes(function, batch, mesh):
+    """The bytes of this rank's memory that the graph keeps."""
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.to_local().nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function(sw.distribute_tensor(batch, mesh, [Shard(0)]))
+    return sum(sizes)
+
+
 @pytest.mark.parametrize("layout", [Replicate(), Shard(0), Shard(1)])
 def test_frozen_weights_leave_the_input_free(layout):
     """An input that no gradient needs may be written to, as in dense programs; one that is needed may not."""

@@ -165,6 +165,14 @@ TEST(AttentionTest, FusedSendsNothingWhereQueriesAreShardedButGradientsOfKeys) {
     return torch::autograd::grad({result}, {query}, {at::ones_like(result)});
   };
   EXPECT_EQ(bytes_received(attend, {{2, 4, 6, 4}, {2, 4, 6, 4}, {2, 4, 6, 4}}, {3}, {queries, all, all}), 0);
+  const auto masked = [](const Tensors& t) {
+    const at::Tensor query = t[0].detach().requires_grad_();
+    const auto [result, logsumexp] =
+        at::_scaled_dot_product_flash_attention_for_cpu(query, t[1], t[2], 0, /*is_causal=*/true, t[3]);
+    return torch::autograd::grad({result}, {query}, {at::ones_like(result)});
+  };
+  EXPECT_EQ(bytes_received(masked, {{2, 4, 6, 4}, {2, 4, 6, 4}, {2, 4, 6, 4}, {6, 6}}, {3}, {queries, all, all, all}),
+            0);
   const auto grouped = [](const Tensors& t) {
     return Tensors{at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true, {}, /*enable_gqa=*/true)};
   };

@@ -162,6 +162,21 @@ CASES = [
         "q = sw.ones(1, 2, 4, 8, device_mesh=mesh)\ntorch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, attn_mask=sw.ones(4, 3, device_mesh=mesh))",
         ValueError,
     ),
+    case(
+        "heads that do not divide the features",
+        "q, w, b = sw.ones(2, 4, 8, device_mesh=mesh), sw.ones(24, 8, device_mesh=mesh), sw.ones(24, device_mesh=mesh)\ntorch._native_multi_head_attention(q, q, q, 8, 3, w, b, w[:8], b[:8])",
+        ValueError,
+    ),
+    case(
+        "fused attention in forward mode",
+        "q = sw.ones(1, 2, 4, 8, device_mesh=mesh)\nwith torch.autograd.forward_ad.dual_level():\n    F.scaled_dot_product_attention(torch.autograd.forward_ad.make_dual(q, q), q, q)",
+        NotImplementedError,
+    ),
+    case(
+        "nested tensors of an encoder",
+        "layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)\nencoder = sw.distribute_module(torch.nn.TransformerEncoder(layer, 1, mask_check=False).eval(), mesh)\nwith torch.no_grad():\n    encoder(sw.ones(2, 4, 8, device_mesh=mesh), src_key_padding_mask=torch.zeros(2, 4, dtype=torch.bool))",
+        NotImplementedError,
+    ),
     case("a source of another size", "torch.slice_scatter(d, sw.ones(5, 2, device_mesh=mesh), 0, 0, 2)", RuntimeError),
     case(
         "a source of another dtype",

@@ -1,0 +1,36 @@
+// ops/products/fused_attention.h: torch's fused attention operators on distributed tensors.
+#pragma once
+
+#include "ops/products/attention_kernels.h"
+#include "ops/support/maybe_tensor.h"
+
+#include <tuple>
+
+namespace shardwise {
+
+/// One of torch's operators by its name, and how its kernel is called.
+struct Fused {
+  const char* op;
+  at::SDPBackend backend;
+  double dropout_p;
+  bool is_causal;
+  std::optional<double> scale;
+
+  /// Below autograd. One operand at least is distributed. `records`: with what the backward needs, not the output alone.
+  /// Throws: c10::ValueError for operands that do not fit each other.
+  Attended forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const MaybeTensor& mask,
+                   bool records = true) const;
+  /// The gradients of query, key, value and, where asked for, of a mask.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Tensor& query,
+                                                                      const at::Tensor& key, const at::Tensor& value,
+                                                                      const MaybeTensor& mask, const Attended& saved,
+                                                                      bool with_mask = false) const;
+};
+
+/// The result of torch's operator for `backend`, above autograd. Where no gradients are recorded, nothing is made that the backward would need.
+/// Throws: as Fused::forward(); c10::NotImplementedError in forward mode.
+at::Tensor fused_attention(at::SDPBackend backend, const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const MaybeTensor& mask, double dropout_p, bool is_causal,
+                           std::optional<double> scale);
+
+}  // namespace shardwise

@@ -1,0 +1,221 @@
+// ops/products/inference_layers.cpp: the operators that nn.MultiheadAttention and nn.TransformerEncoderLayer call at inference.
+//
+// Where batches alone are sharded, each rank calls torch's operator on its own batches. With all other layouts they are composed of the
+// operators that the layers call in training, which send the same messages.
+#include "ops/families.h"
+#include "ops/support/kernels.h"
+#include "ops/support/maybe_tensor.h"
+#include "runtime/api/dtensor.h"
+#include "runtime/dispatch/plain_operand.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/_native_multi_head_attention.h>
+#include <ATen/ops/_transformer_encoder_layer_fwd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace shardwise {
+namespace {
+
+using at::Tensor;
+using Two = std::tuple<Tensor, Tensor>;
+
+/// torch's numbers for what a mask is of. True hides a key.
+enum MaskType : int64_t {
+  kOfPairs = 0,
+  kOfKeys = 1,
+  kOfHeads = 2
+};  // [queries, keys], [batch, keys], [batch, heads, queries, keys]
+
+bool is_whole(const Tensor& tensor) {
+  return is_dtensor(tensor) && std::ranges::all_of(spec_of(tensor)->placements(), &Placement::is_replicate);
+}
+
+/// A call whose ranks each have their own batches, [batch, length, features], and all weights.
+class BatchCall {
+ public:
+  BatchCall(const Tensor& source, std::initializer_list<Tensor> weights, const MaybeTensor& mask, bool is_mask_whole) {
+    if (!is_dtensor(source) || source.dim() != 3) return;
+    const SpecPtr& spec = spec_of(source);
+    const auto is_plain = [](const Tensor& tensor) { return maybe_dtensor(tensor)->holds_subclass(); };
+    if (!spec->is_member() || spec->boxes().size() != 1 || is_plain(source) ||
+        !std::ranges::all_of(spec->placements(),
+                             [](const Placement& p) { return p.is_replicate() || p.is_shard(0); }) ||
+        !std::ranges::all_of(weights, [&](const Tensor& weight) {
+          return is_whole(weight) && spec_of(weight)->mesh() == spec->mesh() && !is_plain(weight);
+        }))
+      return;
+    if (is_given(mask)) {
+      if (!is_dtensor(*mask) && objection_to_plain(*mask, OperandRole::kSelection, spec->mesh())) return;
+      const Tensor laid_out = replica_of(*mask, spec->mesh());
+      if (spec_of(laid_out)->mesh() != spec->mesh()) return;
+      mask_ =
+          piece(redistribute(laid_out, is_mask_whole ? Placements(spec->mesh()->ndim()) : spec->placements().vec()));
+    }
+    spec_ = spec;
+  }
+
+  explicit operator bool() const { return spec_ != nullptr; }
+  const MaybeTensor& mask() const { return mask_; }
+  static const Tensor& piece(const Tensor& tensor) { return maybe_dtensor(tensor)->shards()[0]; }
+  /// The whole of a result whose dim 0 is the batch.
+  Tensor whole(const Tensor& piece) const {
+    Dims sizes(piece.sizes());
+    sizes[0] = spec_->sizes()[0];
+    return from_pieces({piece}, Spec::intern(spec_->mesh(), sizes, spec_->placements().vec(), row_major_strides(sizes),
+                                             piece.scalar_type()));
+  }
+
+ private:
+  SpecPtr spec_;
+  MaybeTensor mask_;
+};
+
+MaybeTensor as_bools(const MaybeTensor& mask) {
+  return is_given(mask) ? MaybeTensor(mask->to(at::kBool)) : std::nullopt;
+}
+
+/// The weights of an attention layer: the projections of queries, keys and values in a row, and the one behind the heads.
+struct Projections {
+  const Tensor &in, &in_bias, &out, &out_bias;
+  int64_t n_heads;
+
+  /// [batch, heads, length, features of a head] of queries, keys and values.
+  std::array<Tensor, 3> heads_of(const Tensor& query, const Tensor& key, const Tensor& value) const {
+    const auto by_heads = [&](const Tensor& rows) { return rows.unflatten(-1, {n_heads, -1}).transpose(1, 2); };
+    const std::array<const Tensor*, 3> sources{&query, &key, &value};
+    std::array<Tensor, 3> result;
+    if (query.is_same(key) && key.is_same(value)) {
+      const Tensor rows = at::linear(query, in, in_bias).unflatten(-1, {3, -1});
+      for (int64_t i = 0; i < 3; ++i) result[i] = by_heads(rows.select(-2, i));
+    } else {
+      const std::vector<Tensor> weights = in.chunk(3), biases = in_bias.chunk(3);
+      for (size_t i = 0; i < 3; ++i) result[i] = by_heads(at::linear(*sources[i], weights[i], biases[i]));
+    }
+    return result;
+  }
+};
+
+/// The result and the weights of each head, which are made where they are asked for or masked: masked queries that see no key are NaN.
+Two attend(const std::array<Tensor, 3>& heads, const Projections& weights, const MaybeTensor& mask, bool needs_weights,
+           MaskType mask_type) {
+  const auto& [query, key, value] = heads;
+  Tensor result, shares;
+  if (needs_weights || mask) {
+    const double factor = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+    Tensor scores = query.mul(factor).matmul(key.mT());
+    if (mask)
+      scores = scores.masked_fill(mask_type == kOfKeys ? mask->unsqueeze(1).unsqueeze(1) : *mask,
+                                  -std::numeric_limits<double>::infinity());
+    shares = at::softmax(scores, -1);
+    result = shares.matmul(value);
+  } else {
+    result = at::scaled_dot_product_attention(query, key, value);
+  }
+  return {at::linear(result.transpose(1, 2).flatten(2), weights.out, weights.out_bias), shares};
+}
+
+Two multi_head_attention(const Tensor& query, const Tensor& key, const Tensor& value, int64_t embed_dim,
+                         int64_t n_heads, const Tensor& in, const Tensor& in_bias, const Tensor& out,
+                         const Tensor& out_bias, const MaybeTensor& given_mask, bool needs_weights, bool averages,
+                         std::optional<int64_t> mask_type) {
+  TORCH_CHECK_VALUE(
+      query.dim() == 3 && query.size(2) == embed_dim && query.sizes() == key.sizes() && key.sizes() == value.sizes() &&
+          n_heads > 0 && embed_dim % n_heads == 0 && (!is_given(given_mask) || mask_type),
+      fmt::format("[aten::_native_multi_head_attention] query, key and value of [{}], [{}] and [{}] with {} heads{} do "
+                  "not fit: they are [batch, length, {}], with a number of heads that divides the last. Give such, and "
+                  "a mask_type with a mask.",
+                  fmt::join(query.sizes(), ", "), fmt::join(key.sizes(), ", "), fmt::join(value.sizes(), ", "), n_heads,
+                  is_given(given_mask) && !mask_type ? " and a mask without a mask_type" : "", embed_dim));
+  const MaybeTensor mask = as_bools(given_mask);
+  const auto type = static_cast<MaskType>(mask_type.value_or(kOfPairs));
+  const bool is_same = query.is_same(key) && key.is_same(value);
+  if (is_same) {
+    if (const BatchCall call(query, {in, in_bias, out, out_bias}, mask, type == kOfPairs); call) {
+      const Tensor& source = call.piece(query);
+      auto [result, shares] = at::_native_multi_head_attention(
+          source, source, source, embed_dim, n_heads, call.piece(in), call.piece(in_bias), call.piece(out),
+          call.piece(out_bias), call.mask(), needs_weights, averages, mask_type);
+      if (needs_weights && !shares.defined()) {  // of no batch
+        Dims sizes{0, n_heads, query.size(1), query.size(1)};
+        if (averages) sizes.erase(sizes.begin() + 1);
+        shares = at::empty(sizes, source.options());
+      }
+      return {call.whole(result), shares.defined() ? call.whole(shares) : shares};
+    }
+  }
+  const Projections weights{in, in_bias, out, out_bias, n_heads};
+  auto [result, shares] = attend(weights.heads_of(query, key, value), weights, mask, needs_weights, type);
+  if (!needs_weights) shares.reset();
+  return {result, needs_weights && averages ? shares.mean(1) : shares};
+}
+
+Tensor encoder_layer(const Tensor& source, int64_t embed_dim, int64_t n_heads, const Tensor& in, const Tensor& in_bias,
+                     const Tensor& out, const Tensor& out_bias, bool use_gelu, bool norm_first, double eps,
+                     const Tensor& norm_1, const Tensor& norm_bias_1, const Tensor& norm_2, const Tensor& norm_bias_2,
+                     const Tensor& hidden, const Tensor& hidden_bias, const Tensor& back, const Tensor& back_bias,
+                     const MaybeTensor& given_mask, std::optional<int64_t> mask_type) {
+  const MaybeTensor mask = as_bools(given_mask);
+  if (const BatchCall call(
+          source,
+          {in, in_bias, out, out_bias, norm_1, norm_bias_1, norm_2, norm_bias_2, hidden, hidden_bias, back, back_bias},
+          mask, mask_type == kOfPairs);
+      call) {
+    const auto piece = BatchCall::piece;
+    return call.whole(at::_transformer_encoder_layer_fwd(
+        piece(source), embed_dim, n_heads, piece(in), piece(in_bias), piece(out), piece(out_bias), use_gelu, norm_first,
+        eps, piece(norm_1), piece(norm_bias_1), piece(norm_2), piece(norm_bias_2), piece(hidden), piece(hidden_bias),
+        piece(back), piece(back_bias), call.mask(), mask_type));
+  }
+  const auto normed = [&](const Tensor& rows, const Tensor& weight, const Tensor& bias) {
+    return at::layer_norm(rows, {embed_dim}, weight, bias, eps);
+  };
+  const auto attended = [&](const Tensor& rows) {
+    return std::get<0>(at::_native_multi_head_attention(rows, rows, rows, embed_dim, n_heads, in, in_bias, out,
+                                                        out_bias, mask, /*need_weights=*/false,
+                                                        /*average_attn_weights=*/true, mask_type));
+  };
+  const auto fed = [&](const Tensor& rows) {
+    const Tensor inner = at::linear(rows, hidden, hidden_bias);
+    return at::linear(use_gelu ? at::gelu(inner) : at::relu(inner), back, back_bias);
+  };
+  if (norm_first) {
+    const Tensor sum = source + attended(normed(source, norm_1, norm_bias_1));
+    return sum + fed(normed(sum, norm_2, norm_bias_2));
+  }
+  const Tensor sum = normed(source + attended(source), norm_1, norm_bias_1);
+  return normed(sum + fed(sum), norm_2, norm_bias_2);
+}
+
+/// nn.TransformerEncoder then keeps the padding, and its layers get the mask.
+bool is_left_aligned(const Tensor& /*source*/, const Tensor& /*mask*/) { return false; }
+
+Tensor nested_from_mask(const Tensor& /*source*/, const Tensor& /*mask*/, bool /*mask_check*/) {
+  C10_THROW_ERROR(NotImplementedError,
+                  "[aten::_nested_tensor_from_mask] nested tensors are no DTensors. Give nn.TransformerEncoder "
+                  "enable_nested_tensor=False.");
+}
+
+}  // namespace
+
+void register_inference_layers() {
+  aten_kernels().impl("_nested_tensor_from_mask_left_aligned", torch::CppFunction(&is_left_aligned));
+  aten_kernels().impl("_nested_tensor_from_mask", torch::CppFunction(&nested_from_mask));
+  aten_kernels().impl("_native_multi_head_attention", &multi_head_attention);
+  aten_kernels().impl("_transformer_encoder_layer_fwd", &encoder_layer);
+}
+
+}  // namespace shardwise
