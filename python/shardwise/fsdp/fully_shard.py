@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
+from shardwise.fsdp.extensions import has_extensions
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
 from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of, units_of
@@ -47,6 +47,8 @@ def fully_shard(
     are DTensors on another dim already (parallelize_module on mesh["tp"]), give a slice, mesh["dp"]: they are sharded further, and are
     DTensors on mesh["tp"] during the forward. `ignored_params` and their gradients do not change; nor do the parameters of a
     DistributedEmbedding, which need not be named. A parameter that several modules share stays one if all these modules are in one call.
+    A parameter of a tensor subclass, or whose local tensor is of one, is gathered as its fsdp_pre_all_gather and fsdp_post_all_gather say,
+    with torch's arguments; docs/local_classes.md has an example.
 
     Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective
     over the mesh: all ranks must call the same modules, but may use different parameters of a module. Cost per rank and step: it receives the
@@ -56,7 +58,7 @@ def fully_shard(
     Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already or has no parameters left, an inner
     module after the outer one, parameters that other groups share, a mesh of more than two dims, one without a common root with a
     parameter's mesh, and a number in `reshard_after_forward` that does not divide the number of ranks; IndexError for a Shard of a dim that a
-    parameter does not have; TypeError for arguments of other types.
+    parameter does not have; TypeError for arguments of other types, and for a parameter of a class without these two methods.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
@@ -87,9 +89,10 @@ def fully_shard(
             f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
             "out."
         )
+    are_extended = [has_extensions(name, _parameter_at(places)) for name, places in found]
     unit = Unit(
         modules, [name for name, _ in found], [places for _, places in found], along, mesh,
-        mp_policy or MixedPrecisionPolicy(), resharding,
+        mp_policy or MixedPrecisionPolicy(), resharding, are_extended,
     )  # fmt: skip
     for contained in inner:
         unit.contain(contained)
@@ -130,14 +133,18 @@ def _resharding(given: object, mesh: DeviceMesh) -> Resharding:
 
 
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
-    (module, key), *_ = places
-    placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
+    placement = None if shard_placement_fn is None else shard_placement_fn(_parameter_at(places))
     if placement is not None and not hasattr(placement, "is_shard"):  # ours and torch's have it
         raise TypeError(
             f"[fully_shard] shard_placement_fn gave {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )
     return Shard(0) if placement is None else placement
+
+
+def _parameter_at(places: Places) -> nn.Parameter:
+    (module, key), *_ = places
+    return cast(nn.Parameter, module._parameters[key])
 
 
 def _check_policies(mp_policy: object, offload_policy: object) -> None:
@@ -190,20 +197,9 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
-                _check_class(full_name, parameter)
                 _check_free(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())
-
-
-def _check_class(name: str, parameter: torch.Tensor) -> None:
-    """Its parts are memory that is sent."""
-    own = _C.subclass_in(parameter)
-    if own is not None:
-        raise TypeError(
-            f"[fully_shard] {name} is a {type(own).__name__}: parameters whose class has a memory of its own are not sharded, and its "
-            "fsdp_pre_all_gather would not be called. Leave it out, with ignored_params={...}."
-        )
 
 
 def _check_free(name: str, parameter: torch.Tensor) -> None:
