@@ -122,8 +122,10 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
   Facts own("tensors of parameters");
   RankError error;
   std::exception_ptr failure;
+  const Parameter* asked = nullptr;
   try {
     for (const Parameter& each : parameters_) {
+      asked = &each;
       pieces.push_back(pieces_of(each, memory.device(), ranks.index));
       own.number(static_cast<int64_t>(pieces.back().size()));
       for (const at::Tensor& piece : pieces.back())
@@ -132,6 +134,8 @@ void ClassParameters::agree_on(const Group& ranks, GatheredMemory& memory,
   } catch (const std::exception& thrown) {
     error = RankError::current();
     error.text = taken_error(thrown);
+    if (error.type == RankError::Type::kOther)
+      error.text = fmt::format("{} fsdp_pre_all_gather failed: {}", whose(*asked), error.text);
     failure = std::current_exception();
   }
   std::vector<Facts> facts;

@@ -47,7 +47,9 @@ class Extension:
     """The calls for one parameter."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-        self.module, self.mesh, self.policy = module, mesh, policy
+        """`mesh`: the one that fully_shard got. On one of two dims the class gets the second, over which parameters are sharded."""
+        self.module, self.policy = module, policy
+        self.mesh = mesh if mesh.ndim == 1 else mesh[(mesh.mesh_dim_names or ("",))[-1]]
         self.metadata: Any = None
 
     def pieces(self, own: Any, sizes: Sequence[int]) -> tuple[list[torch.Tensor], str]:

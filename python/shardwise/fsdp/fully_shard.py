@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -89,10 +89,9 @@ def fully_shard(
             f"[fully_shard] {type(modules[0]).__name__} has no parameters to shard, or all of them are in ignored_params. Leave the call "
             "out."
         )
-    are_extended = [has_extensions(name, _parameter_at(places)) for name, places in found]
     unit = Unit(
         modules, [name for name, _ in found], [places for _, places in found], along, mesh,
-        mp_policy or MixedPrecisionPolicy(), resharding, are_extended,
+        mp_policy or MixedPrecisionPolicy(), resharding,
     )  # fmt: skip
     for contained in inner:
         unit.contain(contained)
@@ -133,18 +132,14 @@ def _resharding(given: object, mesh: DeviceMesh) -> Resharding:
 
 
 def _along(name: str, places: Places, shard_placement_fn: Callable[[Any], Any] | None) -> Placement:
-    placement = None if shard_placement_fn is None else shard_placement_fn(_parameter_at(places))
+    (module, key), *_ = places
+    placement = None if shard_placement_fn is None else shard_placement_fn(module._parameters[key])
     if placement is not None and not hasattr(placement, "is_shard"):  # ours and torch's have it
         raise TypeError(
             f"[fully_shard] shard_placement_fn gave {type(placement).__name__} for {name}. Return Shard(dim), or None for Shard(0); for "
             "another mesh call fully_shard on the module that has the parameter."
         )
     return Shard(0) if placement is None else placement
-
-
-def _parameter_at(places: Places) -> nn.Parameter:
-    (module, key), *_ = places
-    return cast(nn.Parameter, module._parameters[key])
 
 
 def _check_policies(mp_policy: object, offload_policy: object) -> None:
@@ -197,6 +192,7 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
+                has_extensions(full_name, parameter)  # or an error
                 _check_free(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
-from shardwise.fsdp.extensions import Extension
+from shardwise.fsdp.extensions import Extension, has_extensions
 from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
@@ -66,16 +66,12 @@ class Unit:
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
         resharding: Resharding,
-        are_extended: list[bool],
     ) -> None:
-        """Deals the parameters at `places` and puts the parts there. `are_extended`: by parameter, whether its class gathers it. Raises as
-        ParameterGroup, before anything is done."""
+        """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
         parameters = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
         self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
         group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)  # type: ignore[arg-type]
-        sharding = mesh[(mesh.mesh_dim_names or ("",))[-1]] if mesh.ndim > 1 and any(are_extended) else mesh
-        self.extensions = {i: Extension(places[i][0][0], sharding, policy) for i, its in enumerate(are_extended) if its}
         self.settings = _C.GroupSchedule()
         self.is_automatic = resharding.is_automatic
         self.settings.reshards_after_forward = resharding.after_forward
@@ -113,6 +109,11 @@ class Unit:
     def _listen(self) -> None:
         """Has the group call this unit."""
         self._take_leaves()
+        self.extensions = {
+            i: Extension(place[0][0], self.mesh, self.policy)
+            for i, (name, place, sharded) in enumerate(zip(self.names, self.places, self.sharded, strict=True))
+            if has_extensions(name, sharded)
+        }
         of_unit = weakref.ref(self)
 
         def told(is_gathered: bool) -> None:
