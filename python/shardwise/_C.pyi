@@ -433,9 +433,7 @@ class ParameterGroup:
     def set_class_calls(
         self,
         pieces: Callable[[int, list[int]], tuple[list[torch.Tensor], str]],
-        whole: Callable[
-            [int, list[torch.Tensor], torch.Tensor | None], tuple[torch.Tensor, list[torch.Tensor]] | None
-        ],
+        whole: Callable[[int, list[torch.Tensor], torch.Tensor | None], tuple[torch.Tensor, list[torch.Tensor]] | None],
     ) -> None: ...
     def on_exchange(self, exchange: Callable[[bool], None]) -> None: ...
     def start_gather(self) -> None: ...

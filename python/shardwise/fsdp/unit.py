@@ -139,10 +139,11 @@ class Unit:
 
     def _take_leaves(self) -> None:
         """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
-        self.leaves = [
-            each if isinstance(each, nn.Parameter) else nn.Parameter(each, requires_grad=each.requires_grad)
-            for each in self.group.leaves
-        ]
+        with torch.inference_mode(False):  # which the first forward may run under
+            self.leaves = [
+                each if isinstance(each, nn.Parameter) else nn.Parameter(each, requires_grad=each.requires_grad)
+                for each in self.group.leaves
+            ]
         self.group.leaves = list(self.leaves)
 
     def _exchange(self, is_gathered: bool) -> None:
