@@ -15,12 +15,14 @@ from extension_classes import (
     Rounded,
     Stack,
     X,
+    filled,
     of_class,
     plain_of,
     plain_values,
     train,
 )
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torchrun import forked_ranks
 
 import shardwise as sw
@@ -88,6 +90,37 @@ def test_other_optimizers(optimizer):
         expect_same(model, dense, mesh)
 
     run_ranks(3, body)
+
+
+class Sticky(Carried):
+    """Results of its operators are of the class, and so are gradients."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner, kwargs = tree_map_only(Carried, lambda each: each.values_, (args, kwargs or {}))
+        result = func(*inner, **kwargs)
+        return args[0] if func._schema.is_mutable else tree_map_only(torch.Tensor, cls, result)
+
+    def fsdp_pre_all_gather(self, mesh):
+        return (self.values_,), None
+
+    def fsdp_post_all_gather(self, gathered, metadata, param_dtype, *, out=None):
+        return None if out is not None else (Sticky(gathered[0]), gathered)
+
+
+def test_gradients_of_a_class_become_plain():
+    dense = filled(nn.Linear(6, 5))
+    dense(X[0]).square().mean().backward()
+
+    def body(rank):
+        mesh = sw.init_device_mesh("cpu", (2,))
+        model = fully_shard(of_class(Sticky)(6, 5), mesh=mesh)
+        loss = model(X[0].chunk(2)[rank]).square().mean()
+        assert isinstance(loss, Sticky)
+        loss.backward()
+        expect_same(model, dense, mesh)
+
+    run_ranks(2, body)
 
 
 def test_replicas():

@@ -73,9 +73,8 @@ class Extension:
         is_cast = self.policy.param_dtype is not None and sharded.is_floating_point()
         dtype = self.policy.param_dtype if is_cast else sharded.dtype
         if kept is not None:
-            with torch.autograd.grad_mode._unsafe_preserve_version_counter(
-                kept
-            ):  # autograd saved it, and gets the same values
+            # Autograd saved it, and it gets the same values.
+            with torch.autograd.grad_mode._unsafe_preserve_version_counter(kept):
                 own.fsdp_post_all_gather(tuple(gathered), self.metadata, dtype, out=kept)
             return None
         made = own.fsdp_post_all_gather(tuple(gathered), self.metadata, dtype)
