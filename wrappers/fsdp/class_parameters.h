@@ -3,7 +3,7 @@
 //   weight, a class of bfloat16 rows and a scale per rank, [10, 4] over 3 ranks:
 //     pieces()  this rank's tensors: BFloat16 [4, 4] and Float [1]            (fsdp_pre_all_gather)
 //     gather    with all other parameters of the group: [10, 4] and [3]
-//     whole()   of these the class makes the tensor that modules compute with (fsdp_post_all_gather)
+//     whole()   makes the tensor that modules compute with from these         (fsdp_post_all_gather)
 //
 // The ranks tell each other once, before the first gather, how many tensors they have, of which dtypes and sizes. These stay.
 #pragma once
@@ -30,7 +30,7 @@ struct ClassWhole {
   std::vector<at::Tensor> inner;
 };
 
-/// The calls of a class, by parameter of the group. They run with no gradients recorded, and may throw.
+/// The calls of classes, by parameter of the group. They run without recording gradients, and may throw.
 struct ClassCalls {
   /// `sizes`: of the whole parameter.
   std::function<ClassPieces(size_t parameter, std::vector<int64_t> sizes)> pieces;
@@ -42,14 +42,14 @@ struct ClassCalls {
 
 class ClassParameters {
  public:
-  /// Of `dealt`, those whose `sharded` hold an object of a class. Pre: the arguments outlive this.
+  /// Holds the parameters whose `sharded` is an object of a class. Pre: the arguments outlive this.
   ClassParameters(const std::vector<std::string>& names, const std::vector<DealtParameter>& dealt,
                   const std::vector<at::Tensor>& sharded);
 
   bool empty() const { return parameters_.empty(); }
   bool contains(size_t parameter) const;
   void set_calls(ClassCalls calls) { calls_ = std::move(calls); }
-  /// "Byte and Float": as what a parameter travels; "" for others, and before the first pieces().
+  /// The dtypes of the tensors that are sent for a parameter, "Byte and Float". Pre: take_pieces() was called.
   std::string sent_as(size_t parameter) const;
 
   /// Puts this rank's tensors into `own`, by tensor of `memory`. The first call adds these to `memory`, and is collective over `ranks`.

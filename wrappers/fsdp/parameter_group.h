@@ -145,8 +145,7 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   GroupPrecision precision_;
 
   ClassParameters classes_;
-  std::unique_ptr<GatheredMemory>
-      memory_;  // null where this rank has none; first the parameters of no class of their own, in their order
+  std::unique_ptr<GatheredMemory> memory_;  // the plain parameters come first; null where this rank has no parameters
   std::vector<at::Tensor> leaves_;
   std::function<void(bool)> exchange_;
   std::shared_ptr<Arrivals> arrivals_;
