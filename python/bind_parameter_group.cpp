@@ -19,6 +19,23 @@ ParameterGroupPtr create(const std::vector<std::string>& names, const std::vecto
 
 std::vector<std::weak_ptr<ParameterGroup>> weakly(const Groups& groups) { return {groups.begin(), groups.end()}; }
 
+using Pieces = std::pair<std::vector<at::Tensor>, std::string>;
+using Whole = std::optional<std::pair<at::Tensor, std::vector<at::Tensor>>>;
+
+void set_class_calls(ParameterGroup& group, std::function<Pieces(size_t, std::vector<int64_t>)> pieces,
+                     std::function<Whole(size_t, const std::vector<at::Tensor>&, std::optional<at::Tensor>)> whole) {
+  group.set_class_calls({
+      [pieces = std::move(pieces)](size_t parameter, std::vector<int64_t> sizes) {
+        auto [tensors, fault] = pieces(parameter, std::move(sizes));
+        return ClassPieces{std::move(tensors), std::move(fault)};
+      },
+      [whole = std::move(whole)](size_t parameter, const std::vector<at::Tensor>& gathered, const at::Tensor& kept) {
+        auto made = whole(parameter, gathered, kept.defined() ? std::optional(kept) : std::nullopt);
+        return made ? std::optional(ClassWhole{std::move(made->first), std::move(made->second)}) : std::nullopt;
+      },
+  });
+}
+
 void bind_groups(py::module_& module) {
   py::class_<ParameterGroup, ParameterGroupPtr>(
       module, "ParameterGroup", "Parameters that are gathered in one exchange, and whose gradients are reduced in one.")
@@ -27,6 +44,7 @@ void bind_groups(py::module_& module) {
       .def("with_sharded", torch::wrap_pybind_function(&ParameterGroup::with), py::arg("sharded"))
       .def_property_readonly("sharded", &ParameterGroup::sharded)
       .def_property("leaves", &ParameterGroup::leaves, &ParameterGroup::set_leaves)
+      .def("set_class_calls", &set_class_calls, py::arg("pieces"), py::arg("whole"))
       .def_property_readonly("is_in_place", &ParameterGroup::is_in_place)
       .def_property_readonly("is_stale", &ParameterGroup::is_stale)
       .def("on_exchange", &ParameterGroup::on_exchange, py::arg("exchange"))

@@ -10,14 +10,9 @@
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/subclass.h"
 
-#include <ATen/ops/narrow.h>
-#include <ATen/ops/slice.h>
-#include <ATen/ops/split_with_sizes.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <functional>
 
 namespace shardwise {
 namespace {
@@ -58,30 +53,6 @@ void check_plain(const at::Tensor& tensor) {
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
 
-/// Rows [begin, begin + n) and so on of an object, by whichever of three operators its class answers.
-/// Throws: c10::NotImplementedError naming them where it answers none.
-at::Tensor part_along(const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
-  if (begin == 0 && n == object.size(dim)) return object;
-  const std::array<std::function<at::Tensor()>, 3> ways{
-      [&] { return at::slice(object, dim, begin, begin + n); }, [&] { return at::narrow(object, dim, begin, n); },
-      [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; }};
-  std::string refusal;
-  for (const auto& way : ways) {
-    try {
-      return way();
-    } catch (const std::exception& error) {
-      const std::string text = taken_error(error);
-      if (refusal.empty()) refusal = text;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format("[distribute_tensor] a {} answers none of aten.slice, aten.narrow and aten.split_with_sizes, so no "
-                  "part of it can be taken: {}. Give its __torch_dispatch__ one of them, or make each rank's part "
-                  "and use DTensor.from_local.",
-                  class_of(object), refusal));
-}
-
 /// Each rank's part of its own object, by the operators of its class. Nothing is sent.
 at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_mesh, Placements placements) {
   const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
@@ -96,7 +67,7 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
   for (const Box& box : spec->boxes()) {
     at::Tensor part = object;
     for (size_t dim = 0; dim < box.sizes.size(); ++dim)
-      part = part_along(part, static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+      part = part_along("distribute_tensor", part, static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
     parts.push_back(std::move(part));
   }
   at::Tensor result = wrap(spec, std::move(parts));

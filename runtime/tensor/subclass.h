@@ -22,6 +22,10 @@ std::string class_of(const at::TensorBase& tensor);
 /// Throws: the class's own error where it refuses both.
 at::Tensor alias_of(const at::Tensor& tensor);
 
+/// Indices [begin, begin + n) of `object` along `dim`, by whichever of three operators its class answers; the object itself where that is all.
+/// Throws: c10::NotImplementedError naming them, in the name of `op`, where it answers none.
+at::Tensor part_along(const char* op, const at::Tensor& object, int64_t dim, int64_t begin, int64_t n);
+
 /// The answers of Python. Set once, by the bindings; without them there are no subclasses.
 struct SubclassAnswers {
   bool (*is_of_tracer)(const at::TensorBase& tensor);

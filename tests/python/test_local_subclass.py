@@ -287,14 +287,15 @@ def test_quantised_weights_of_torchao(config):
     run_ranks(2, body)
 
 
-def test_parameters_of_a_class_are_not_sharded_further():
+def test_parameters_of_a_class_that_does_not_gather_itself_are_not_sharded_further():
     def body(rank):
         mesh = sw.init_device_mesh("cpu", (2,))
         model = torch.nn.Linear(4, 4, bias=False)
         for weight in (scaled(4), sw.DTensor.from_local(scaled(2), mesh, [Shard(0)])):
             model.weight = torch.nn.Parameter(weight, requires_grad=False)
             with pytest.raises(
-                TypeError, match=r"\[fully_shard\] weight is a Scaled: .* Leave it out, with ignored_params"
+                TypeError,
+                match=r"\[fully_shard\] weight is a Scaled, .* or leave the parameter out, with ignored_params",
             ):
                 sw.fully_shard(model, mesh=mesh)
 

@@ -2,8 +2,10 @@
 
 #include "runtime/tensor/below_autograd.h"
 #include "runtime/tensor/reordered_mesh.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -100,10 +102,10 @@ void check_data_mesh(const DataMesh& data) {
 }
 
 DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parameter, const DataMesh& data,
-                               const Placement& along)
-    : is_sharded_(parameter.dim() > 0) {
+                               const Placement& along) {
   const Placement split = resolved(name, parameter, along);
-  dim_ = split.dim();
+  deal_.is_sharded = parameter.dim() > 0;
+  deal_.dim = split.dim();
   int64_t begin = 0;
   if (is_dtensor(parameter)) {
     whole_ = spec_of(parameter);
@@ -112,10 +114,10 @@ DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parame
     TORCH_CHECK_VALUE(std::ranges::all_of(whole_->placements(), splits_dims),
                       fmt::format("[fully_shard] {} is placed as {}, which cannot be split along dim {} as a whole. "
                                   "Leave it out, with ignored_params={{...}}, or redistribute it to Shards.",
-                                  name, to_string(whole_->placements()), dim_));
+                                  name, to_string(whole_->placements()), deal_.dim));
     spec_ = dealt_spec(name, *whole_, data, split);
     sizes_ = whole_->is_member() ? whole_->boxes()[0].sizes : Dims(parameter.sizes());
-    if (whole_->is_member() && is_sharded_) begin = whole_->boxes()[0].offsets[dim_];
+    if (whole_->is_member() && deal_.is_sharded) begin = whole_->boxes()[0].offsets[deal_.dim];
   } else {
     spec_ = dealt_plain_spec(parameter, data, split);
     sizes_ = Dims(parameter.sizes());
@@ -124,26 +126,32 @@ DealtParameter::DealtParameter(const std::string& name, const at::Tensor& parame
   if (!data.mesh->is_member()) return;
   index_ = data.shard_group()->index;
   for (const int64_t rank : data.shard_group()->ranks) {
-    if (!is_sharded_) {
-      ranges_.emplace_back();
+    if (!deal_.is_sharded) {
+      deal_.ranges.emplace_back();
       continue;
     }
     const Box box = spec_->layout().boxes(rank)[0];
-    ranges_.push_back({box.sizes[dim_] > 0 ? box.offsets[dim_] - begin : 0, box.sizes[dim_]});
+    deal_.ranges.push_back({box.sizes[deal_.dim] > 0 ? box.offsets[deal_.dim] - begin : 0, box.sizes[deal_.dim]});
   }
 }
 
-at::Tensor DealtParameter::deal(const at::Tensor& parameter) const {
+at::Tensor DealtParameter::part_of(const at::Tensor& parameter) const {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode not_inference(false);
   Shards pieces;
   if (spec_->is_member()) {
     const BelowAutograd guard;
     const auto* const impl = maybe_dtensor(parameter);
-    const at::Tensor whole = impl ? impl->shards()[0] : parameter.detach();
-    const at::Tensor mine = part(whole, index_);
-    pieces.push_back(at::empty_strided(mine.sizes(), dense_strides(mine.sizes(), spec_->strides()), mine.options()));
-    pieces[0].copy_(mine);
+    const at::Tensor whole = impl ? impl->local_tensors()[0] : parameter;
+    if (is_subclass(whole)) {
+      const DealtRange range = deal_.is_sharded ? deal_.ranges[index_] : DealtRange{};
+      pieces.push_back(
+          at::clone(deal_.is_sharded ? part_along("fully_shard", whole, deal_.dim, range.begin, range.size) : whole));
+    } else {
+      const at::Tensor mine = part(whole.detach(), index_);
+      pieces.push_back(at::empty_strided(mine.sizes(), dense_strides(mine.sizes(), spec_->strides()), mine.options()));
+      pieces[0].copy_(mine);
+    }
   }
   at::Tensor result = wrap(spec_, std::move(pieces));
   result.requires_grad_(parameter.requires_grad());
@@ -155,19 +163,19 @@ SpecPtr DealtParameter::whole_spec(c10::ScalarType dtype) const {
   return Spec::intern(whole_->mesh(), whole_->layout(), whole_->strides(), dtype);
 }
 
-at::Tensor DealtParameter::part(const at::Tensor& whole, int64_t index) const {
-  return is_sharded_ ? whole.narrow(dim_, ranges_[index].begin, ranges_[index].size) : whole;
+at::Tensor Deal::part(const at::Tensor& whole, int64_t index) const {
+  return is_sharded ? whole.narrow(dim, ranges[index].begin, ranges[index].size) : whole;
 }
 
-at::Tensor DealtParameter::slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const {
-  if (!is_sharded_) return whole;
-  const int64_t size = whole.size(dim_), begin = size * index / n_slices;
-  return whole.narrow(dim_, begin, size * (index + 1) / n_slices - begin);
+at::Tensor Deal::slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const {
+  if (!is_sharded) return whole;
+  const int64_t size = whole.size(dim), begin = size * index / n_slices;
+  return whole.narrow(dim, begin, size * (index + 1) / n_slices - begin);
 }
 
 Dims DealtParameter::part_sizes(int64_t index) const {
   Dims sizes = sizes_;
-  if (is_sharded_) sizes[dim_] = ranges_[index].size;
+  if (deal_.is_sharded) sizes[deal_.dim] = deal_.ranges[index].size;
   return sizes;
 }
 

@@ -32,6 +32,18 @@ struct DealtRange {
   int64_t size = 0;
 };
 
+/// How a whole tensor is dealt among the members of a group.
+struct Deal {
+  bool is_sharded = true;          // false: each member has all of it, as of a tensor of 0 dims
+  int64_t dim = 0;                 // that is split
+  std::vector<DealtRange> ranges;  // by member
+
+  /// The part of the member at `index`; a view of `whole`.
+  at::Tensor part(const at::Tensor& whole, int64_t index) const;
+  /// The one at `index` of `n_slices` of about the same size; a view.
+  at::Tensor slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const;
+};
+
 class DealtParameter {
  public:
   /// Of `parameter`, which is split as `along` says, a Shard: it is plain, or on other dims of data.root than those of data.mesh. Nothing is sent.
@@ -41,8 +53,9 @@ class DealtParameter {
                  const Placement& along = Placement::shard(0));
 
   /// This rank's part of `parameter`, a leaf with memory of its own that requires a gradient where `parameter` does. Sends nothing: each
-  /// rank takes its part of its own copy.
-  at::Tensor deal(const at::Tensor& parameter) const;
+  /// rank takes its part of its own copy. A tensor of a class of its own is split and copied by its class.
+  /// Throws: c10::NotImplementedError where that cannot take a part.
+  at::Tensor part_of(const at::Tensor& parameter) const;
 
   /// Where the parts live.
   const SpecPtr& spec() const { return spec_; }
@@ -51,12 +64,9 @@ class DealtParameter {
   /// Of this rank's whole one.
   c10::IntArrayRef sizes() const { return sizes_; }
   c10::IntArrayRef strides() const { return strides_; }
-  /// False for a parameter of 0 dims, of which each rank has all.
-  bool is_sharded() const { return is_sharded_; }
+  const Deal& deal() const { return deal_; }
   /// The part of the member at `index` of `whole`, a tensor of sizes(); a view.
-  at::Tensor part(const at::Tensor& whole, int64_t index) const;
-  /// The one at `index` of `n_slices` of about the same size; a view.
-  at::Tensor slice(const at::Tensor& whole, int64_t index, int64_t n_slices) const;
+  at::Tensor part(const at::Tensor& whole, int64_t index) const { return deal_.part(whole, index); }
   int64_t n_elements(int64_t index) const;
   Dims part_sizes(int64_t index) const;
 
@@ -64,10 +74,8 @@ class DealtParameter {
   SpecPtr spec_;
   SpecPtr whole_;  // null where it is plain
   Dims sizes_, strides_;
-  bool is_sharded_ = true;
-  int64_t dim_ = 0;  // that is split
+  Deal deal_;  // among the sharding group
   int64_t index_ = 0;
-  std::vector<DealtRange> ranges_;  // by member of the sharding group
 };
 
 }  // namespace shardwise

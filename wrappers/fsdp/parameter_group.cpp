@@ -1,14 +1,12 @@
 #include "wrappers/fsdp/parameter_group.h"
 
 #include "wrappers/fsdp/gradient_reduction.h"
-#include "wrappers/fsdp/released_memory.h"
 
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/collectives.h"
 #include "runtime/comm/comm_trace.h"
-#include "runtime/comm/message_pattern.h"
-#include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
+#include "runtime/tensor/subclass.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -27,25 +25,9 @@
 namespace shardwise {
 namespace {
 
-constexpr const char* kNotGathered =
-    "[fully_shard] a whole parameter is read while it is not gathered: outside the forward of its module, or in a "
-    "backward that did not come by the module's outputs. Call module.unshard() before, or keep it with "
-    "reshard_after_forward=False.";
-constexpr size_t kAlignment = 64;  // bytes; a line of the cache
-
-size_t aligned(size_t n_bytes) { return (n_bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 c10::ScalarType computed_as(const at::Tensor& parameter, const GroupPrecision& precision) {
   return c10::isFloatingType(parameter.scalar_type()) && precision.param_dtype ? *precision.param_dtype
                                                                                : parameter.scalar_type();
-}
-
-/// A tensor of all memory behind `offset` (bytes) that it needs.
-at::Tensor range_of(const c10::Storage& memory, size_t offset, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                    const at::TensorOptions& options) {
-  at::Tensor result = at::empty({0}, options);
-  const auto element_bytes = c10::elementSize(result.scalar_type());
-  return result.set_(memory, static_cast<int64_t>(offset / element_bytes), sizes, strides);
 }
 
 /// This rank's piece, or the tensor itself where it is plain.
@@ -85,8 +67,6 @@ class GradientComes final : public torch::autograd::FunctionPreHook {
   std::function<void()> comes_;
 };
 
-constexpr auto kGathering = [] { return "all_gather"; };
-
 }  // namespace
 
 /// Tells of gradients, and of the first of one backward. The hooks of the leaves hold it, which may outlive the group.
@@ -115,7 +95,7 @@ std::shared_ptr<ParameterGroup> ParameterGroup::create(const std::vector<std::st
   for (size_t i = 0; i < parameters.size(); ++i)
     dealt.emplace_back(names[i], parameters[i], data, along.empty() ? Placement::shard(0) : along[i]);
   std::vector<at::Tensor> sharded;
-  for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].deal(parameters[i]));
+  for (size_t i = 0; i < parameters.size(); ++i) sharded.push_back(dealt[i].part_of(parameters[i]));
   std::shared_ptr<ParameterGroup> result(
       new ParameterGroup(names, std::move(dealt), std::move(sharded), data, precision));
   if (data.mesh->is_member()) result->number_ = data.shard_group()->record->next_number("ParameterGroup");
@@ -139,10 +119,11 @@ std::shared_ptr<ParameterGroup> ParameterGroup::with(const std::vector<at::Tenso
   result->was_accumulated_ = was_accumulated_;
   for (size_t i = 0; i < accumulated_.size(); ++i) {
     if (!accumulated_[i].defined()) continue;
-    const at::Tensor& whole = result->wholes_[i];
-    result->accumulated_[i] = accumulated_[i].to(whole.device(), reduced_as(whole.scalar_type(), precision_));
+    const auto options = result->gradient_options(i);
+    result->accumulated_[i] =
+        accumulated_[i].to(options.device(), reduced_as(c10::typeMetaToScalarType(options.dtype()), precision_));
   }
-  if (unreplicated_.defined()) result->unreplicated_ = unreplicated_.to(result->wholes_[0].device());
+  if (unreplicated_.defined()) result->unreplicated_ = unreplicated_.to(result->memory_->device());
   return result;
 }
 
@@ -153,6 +134,7 @@ ParameterGroup::ParameterGroup(std::vector<std::string> names, std::vector<Dealt
       sharded_(std::move(sharded)),
       data_(std::move(data)),
       precision_(precision),
+      classes_(names_, dealt_, sharded_),
       arrivals_(std::make_shared<Arrivals>()),
       accumulated_(sharded_.size()) {
   if (data_.mesh->is_member() && !dealt_.empty()) make_memory();
@@ -163,27 +145,30 @@ ParameterGroup::~ParameterGroup() = default;
 void ParameterGroup::make_memory() {
   const c10::InferenceMode not_inference(false);
   const at::NoGradGuard no_grad;
-  std::vector<size_t> offsets;
-  for (size_t i = 0; i < dealt_.size(); ++i) {
-    offsets.push_back(n_bytes_);
-    n_bytes_ +=
-        aligned(c10::multiply_integers(dealt_[i].sizes()) * c10::elementSize(computed_as(sharded_[i], precision_)));
-  }
-  const c10::Device device = maybe_dtensor(sharded_[0])->shards()[0].device();
-  memory_ = at::empty({static_cast<int64_t>(n_bytes_)}, at::TensorOptions(at::kByte).device(device)).storage();
+  const c10::Device device = maybe_dtensor(sharded_[0])->local_tensors()[0].device();
+  memory_ = std::make_unique<GatheredMemory>(device);
+  std::vector<GatheredLayout> layouts;
+  for (size_t i = 0; i < dealt_.size(); ++i)
+    if (!classes_.contains(i))
+      layouts.push_back(
+          {dealt_[i].deal(), Dims(dealt_[i].sizes()), Dims(dealt_[i].strides()), computed_as(sharded_[i], precision_)});
+  memory_->add(std::move(layouts));
   std::vector<at::Tensor> leaves;
+  size_t number = 0;
   for (size_t i = 0; i < dealt_.size(); ++i) {
     const auto dtype = computed_as(sharded_[i], precision_);
-    const auto options = at::TensorOptions(dtype).device(device);
-    const auto& dealt = dealt_[i];
-    wholes_.push_back(range_of(memory_, offsets[i], dealt.sizes(), dealt.strides(), options));
-    at::Tensor leaf = range_of(memory_, offsets[i], dealt.sizes(), dealt.strides(), options);
-    if (const SpecPtr spec = dealt.whole_spec(dtype)) leaf = wrap(spec->on(device.type()), {leaf});
+    at::Tensor leaf =
+        classes_.contains(i) ? at::empty({0}, at::TensorOptions(dtype).device(device)) : memory_->tensor(number++);
+    if (const SpecPtr spec = dealt_[i].whole_spec(dtype); spec && !classes_.contains(i))
+      leaf = wrap(spec->on(device.type()), {leaf});
     leaf.requires_grad_(sharded_[i].requires_grad());
     leaves.push_back(std::move(leaf));
   }
   set_leaves(std::move(leaves));
-  has_memory_ = device.is_meta() || !release_memory(*memory_.unsafeGetStorageImpl(), kNotGathered);
+}
+
+at::TensorOptions ParameterGroup::gradient_options(size_t i) const {
+  return at::TensorOptions(leaves_[i].scalar_type()).device(memory_->device());
 }
 
 void ParameterGroup::set_leaves(std::vector<at::Tensor> leaves) {
@@ -223,11 +208,12 @@ uint64_t ParameterGroup::n_writes() const {
   return result;
 }
 
-std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which) const {
+std::string ParameterGroup::words(const char* what, c10::ArrayRef<size_t> which, bool is_gather) const {
   std::vector<std::string> parameters;
   for (const size_t i : which)
-    parameters.push_back(fmt::format("{} {} sent as {}", names_[i], to_string(*spec_of(sharded_[i])),
-                                     c10::toString(wholes_[i].scalar_type())));
+    parameters.push_back(
+        fmt::format("{} {} sent as {}", names_[i], to_string(*spec_of(sharded_[i])),
+                    is_gather && classes_.contains(i) ? classes_.sent_as(i) : c10::toString(leaves_[i].scalar_type())));
   return fmt::format("{} of group {}: {}", what, number_, fmt::join(parameters, ", "));
 }
 
@@ -240,74 +226,62 @@ void ParameterGroup::check_has_memory() const {
                                 names_[0], c10::DeviceTypeName(data_.mesh->device_type(), true)));
 }
 
-at::Tensor ParameterGroup::own_part(size_t i) const {
-  return maybe_dtensor(sharded_[i])->shards()[0].to(wholes_[i].scalar_type());
+std::vector<at::Tensor> ParameterGroup::own_parts() {
+  std::vector<at::Tensor> result;
+  {
+    const BelowAutograd guard;
+    for (size_t i = 0; i < dealt_.size(); ++i)
+      if (!classes_.contains(i))
+        result.push_back(maybe_dtensor(sharded_[i])->shards()[0].to(computed_as(sharded_[i], precision_)));
+  }
+  classes_.take_pieces(*data_.shard_group(), *memory_, result);
+  return result;
 }
 
 void ParameterGroup::start_gather() {
-  if (state_ != State::kSharded || wholes_.empty()) return;
+  if (state_ != State::kSharded || !memory_) return;
   check_has_memory();
   const c10::InferenceMode not_inference(false);
-  const BelowAutograd guard;
   const uint64_t n_writes_now = n_writes();
-  if (n_writes_now != n_writes_) {
-    slices_.clear();
+  const bool were_written = n_writes_now != n_writes_;
+  if (were_written) memory_->drop_slices();
+  const bool is_among_few = memory_->has_slices();
+  const auto own = is_among_few ? std::vector<at::Tensor>() : own_parts();
+  if (were_written)
     for (const at::Tensor& leaf : leaves_)  // what autograd saved of other values is an error to use
       leaf.unsafeGetTensorImpl()->bump_version();
-  }
   n_writes_ = n_writes_now;
-  if (!has_memory_)
-    give_memory(*memory_.unsafeGetStorageImpl(), c10::GetAllocator(memory_.device_type())->allocate(n_bytes_));
-  has_memory_ = true;
-  start_messages();
+  const BelowAutograd guard;
+  std::vector<size_t> which(dealt_.size());
+  std::iota(which.begin(), which.end(), size_t{0});
+  const auto layouts = [&] { return words(is_among_few ? "gather of slices" : "gather", which, /*is_gather=*/true); };
+  const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
+  memory_->start(*data_.shard_group(), own);
   state_ = State::kGathering;
 }
 
-void ParameterGroup::start_messages() {
-  const Group& ranks = *data_.shard_group();
-  // Of all ranks each has a part, or of a few in a row each a slice.
-  const bool is_among_few = !slices_.empty();
-  const int64_t begin = is_among_few ? ranks.index / n_slices_ * n_slices_ : 0;
-  const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();
-  const auto range_at = [&](size_t i, int64_t member) {
-    return is_among_few ? dealt_[i].slice(wholes_[i], member - begin, n_slices_) : dealt_[i].part(wholes_[i], member);
-  };
-  messages_ = std::make_unique<PackedMessages>(wholes_[0].device());
-  std::vector<at::Tensor> own;
-  for (size_t i = 0; i < dealt_.size(); ++i) own.push_back(is_among_few ? slices_[i] : own_part(i));
-  for (int64_t member = begin; member < end; ++member) {
-    if (member == ranks.index) continue;
-    for (size_t i = 0; i < dealt_.size(); ++i) {
-      if (!dealt_[i].is_sharded()) continue;
-      messages_->receive(ranks.ranks[member], range_at(i, member));
-      messages_->send(ranks.ranks[member], own[i]);
-    }
-  }
-  std::vector<size_t> which(dealt_.size());
-  std::iota(which.begin(), which.end(), size_t{0});
-  const auto layouts = [&] { return words(is_among_few ? "gather of slices" : "gather", which); };
-  const CommScope scope("fully_shard", CommScope::Cause::kProgram, layouts);
-  const MessagePattern pattern(kGathering);
-  if (ranks.size() > 1) messages_->start(ranks);
-  for (size_t i = 0; i < dealt_.size(); ++i) range_at(i, ranks.index).copy_(own[i]);
-}
-
 void ParameterGroup::gather() {
-  if (wholes_.empty()) return;
+  if (!memory_) return;
   if (state_ != State::kGathered) {
     start_gather();
-    finish_messages();
-    state_ = State::kGathered;
+    finish_gather();
   }
   if (!std::exchange(is_in_place_, true) && exchange_) exchange_(true);
 }
 
-void ParameterGroup::finish_messages() {
-  if (!messages_) return;
+void ParameterGroup::finish_gather() {
   const c10::InferenceMode not_inference(false);
-  const BelowAutograd guard;
-  const auto messages = std::move(messages_);
-  messages->finish();
+  {
+    const BelowAutograd guard;
+    memory_->finish();
+  }
+  try {
+    if (classes_.make_wholes(*memory_, leaves_)) listen();
+  } catch (...) {
+    free_memory();
+    throw;
+  }
+  state_ = State::kGathered;
 }
 
 void ParameterGroup::put_back() {
@@ -315,20 +289,16 @@ void ParameterGroup::put_back() {
 }
 
 void ParameterGroup::release() {
-  slices_.clear();
+  if (memory_) memory_->drop_slices();
   free_memory();
 }
 
 void ParameterGroup::release_to(int64_t n_ranks) {
-  if (state_ == State::kGathered && (slices_.empty() || n_slices_ != n_ranks)) {
+  if (state_ == State::kGathered) {
     const c10::InferenceMode not_inference(false);
     const at::NoGradGuard no_grad;
     const BelowAutograd guard;
-    n_slices_ = n_ranks;
-    slices_.clear();
-    for (size_t i = 0; i < dealt_.size(); ++i)
-      slices_.push_back(
-          dealt_[i].slice(wholes_[i], own_index() % n_ranks, n_ranks).clone(at::MemoryFormat::Contiguous));
+    memory_->keep_slices(*data_.shard_group(), n_ranks);
   }
   free_memory();
 }
@@ -336,9 +306,11 @@ void ParameterGroup::release_to(int64_t n_ranks) {
 void ParameterGroup::free_memory() {
   put_back();
   if (state_ == State::kSharded) return;
-  finish_messages();
   state_ = State::kSharded;
-  has_memory_ = !release_memory(*memory_.unsafeGetStorageImpl(), kNotGathered);
+  const c10::InferenceMode not_inference(false);
+  const BelowAutograd guard;
+  memory_->release();
+  classes_.release();
 }
 
 bool ParameterGroup::has_gradients() const {
@@ -377,6 +349,9 @@ std::vector<at::Tensor> ParameterGroup::take_gradients() {
     if (!gradient.defined()) continue;
     gradient = piece_of(gradient);
     if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();  // of an embedding with sparse=True
+    if (is_subclass(gradient))  // of a class's whole parameter: by its aten.copy_
+      gradient = at::empty(gradient.sizes(), at::TensorOptions(gradient.scalar_type()).device(memory_->device()))
+                     .copy_(gradient);
   }
   return result;
 }
@@ -414,7 +389,7 @@ void ParameterGroup::start_reduce(bool fills) {
   for (size_t i = 0; i < gradients.size(); ++i) {
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined() && !leaves_[i].requires_grad()) continue;
-    if (!gradient.defined()) gradient = at::zeros(wholes_[i].sizes(), wholes_[i].options());  // others may have one
+    if (!gradient.defined()) gradient = at::zeros(dealt_[i].sizes(), gradient_options(i));  // others may have one
     // A sum in a wider dtype of what was sent in a narrower one is the sum of the same terms.
     const auto dtype = reduced_as(gradient.scalar_type(), precision_);
     if (were_accumulated || c10::elementSize(dtype) < c10::elementSize(gradient.scalar_type()))
@@ -442,7 +417,7 @@ void ParameterGroup::finish_reduce() {
     const bool has_replicas = data_.replica_group() && data_.replica_group()->size() > 1;
     c10::ScalarType dtype = at::kFloat;
     for (const size_t i : which)
-      dtype = c10::promoteTypes(dtype, summed_as(reduced_as(wholes_[i].scalar_type(), precision_)));
+      dtype = c10::promoteTypes(dtype, summed_as(reduced_as(leaves_[i].scalar_type(), precision_)));
     std::vector<int64_t> begins;
     int64_t n_elements = 0;
     for (const size_t i : which) {
@@ -450,7 +425,7 @@ void ParameterGroup::finish_reduce() {
       n_elements += static_cast<int64_t>(aligned(dealt_[i].n_elements(own)));
     }
     const int64_t n_flags = has_replicas ? static_cast<int64_t>(which.size()) : 0;
-    const at::TensorOptions options = wholes_[0].options().dtype(dtype);
+    const auto options = at::TensorOptions(dtype).device(memory_->device());
     at::Tensor flat = has_replicas ? at::zeros({n_elements + n_flags}, options) : at::empty({n_elements}, options);
     std::vector<at::Tensor> sums;
     for (size_t k = 0; k < which.size(); ++k) {

@@ -15,7 +15,8 @@
 // belong; the others share a message.
 #pragma once
 
-#include "wrappers/fsdp/dealt_parameter.h"
+#include "wrappers/fsdp/class_parameters.h"
+#include "wrappers/fsdp/gathered_memory.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +28,6 @@
 namespace shardwise {
 
 class GradientReduction;
-class PackedMessages;
 
 /// In which dtypes a group computes and reduces, if not in that of its parameters.
 struct GroupPrecision {
@@ -56,6 +56,10 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   /// Others that share the memory of leaves(), in which gradients arrive from now on: what a language makes of them. Pre: nothing computed yet.
   void set_leaves(std::vector<at::Tensor> leaves);
 
+  /// How parameters of classes of their own are gathered. Their leaves, which have no sizes before, are made by the first gather(); others are
+  /// in leaves() when it tells on_exchange. Pre: set before the first gather, where the group has such parameters.
+  void set_class_calls(ClassCalls calls) { classes_.set_calls(std::move(calls)); }
+
   /// Told when the whole parameters are to stand in the place of the sharded ones (true), and the other way round.
   void on_exchange(std::function<void(bool)> exchange) { exchange_ = std::move(exchange); }
   /// Told when the first gradient of a backward has come.
@@ -71,9 +75,9 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   bool is_stale() const;
 
   /// Collective over the sharding ranks, as all below. Does nothing where it was called before.
-  /// Throws: c10::ValueError, alike on all ranks, for parameters without memory.
+  /// Throws: c10::ValueError, alike on all ranks, for parameters without memory; as ClassParameters::take_pieces().
   void start_gather();
-  /// Puts the whole parameters in place: at once where they are there, else when they have arrived.
+  /// Puts the whole parameters in place: at once where they are there, else when they have arrived. Throws: as ClassParameters::make_wholes().
   void gather();
   /// Puts the sharded ones in place; the whole ones keep their memory.
   void put_back();
@@ -117,17 +121,18 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
                  DataMesh data, const GroupPrecision& precision);
   void make_memory();
   void check_has_memory() const;
-  void start_messages();
-  void finish_messages();
+  /// This rank's tensors that are sent, by tensor of the memory.
+  std::vector<at::Tensor> own_parts();
+  void finish_gather();
   void free_memory();
   /// Hooks of the leaves that require gradients.
   void listen();
   int64_t own_index() const { return data_.shard_group()->index; }
-  /// This rank's part of parameter `i` as it is sent.
-  at::Tensor own_part(size_t i) const;
+  /// The dtype and device of whole gradients of parameter `i`.
+  at::TensorOptions gradient_options(size_t i) const;
   uint64_t n_writes() const;
   /// For the order check: "gather of group 2: weight Float [10, 4] as [Shard(0)] on (4), ...", with the parameters `which`.
-  std::string words(const char* what, c10::ArrayRef<size_t> which) const;
+  std::string words(const char* what, c10::ArrayRef<size_t> which, bool is_gather = false) const;
   /// This rank's pieces of what has come, laid out as the leaves; undefined where nothing has.
   std::vector<at::Tensor> take_gradients();
   void deliver(size_t i, const at::Tensor& part);
@@ -139,10 +144,8 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   DataMesh data_;
   GroupPrecision precision_;
 
-  c10::Storage memory_;             // of all whole parameters
-  size_t n_bytes_ = 0;              // of it
-  bool has_memory_ = false;         // it has
-  std::vector<at::Tensor> wholes_;  // this rank's pieces of leaves_, plain, in that memory
+  ClassParameters classes_;
+  std::unique_ptr<GatheredMemory> memory_;  // the plain parameters come first; null where this rank has no parameters
   std::vector<at::Tensor> leaves_;
   std::function<void(bool)> exchange_;
   std::shared_ptr<Arrivals> arrivals_;
@@ -150,9 +153,6 @@ class ParameterGroup : public std::enable_shared_from_this<ParameterGroup> {
   State state_ = State::kSharded;
   bool is_in_place_ = false;  // the whole parameters are
   uint64_t n_writes_ = 0;     // when it was gathered last
-  std::unique_ptr<PackedMessages> messages_;
-  std::vector<at::Tensor> slices_;  // that were kept, by parameter, or none
-  int64_t n_slices_ = 0;            // of a whole parameter
 
   std::vector<at::Tensor> accumulated_;  // whole gradients by parameter; undefined where there is none
   std::unique_ptr<GradientReduction> reduction_;

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from shardwise import _C
 from shardwise.device_mesh import DeviceMesh, mesh_or_world
 from shardwise.dtensor import DTensor
+from shardwise.fsdp.extensions import has_extensions
 from shardwise.fsdp.module import become_fsdp_module
 from shardwise.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy
 from shardwise.fsdp.unit import Places, Resharding, Unit, dealt_by, refuse_calls_outside, unit_of, units_of
@@ -47,6 +47,8 @@ def fully_shard(
     are DTensors on another dim already (parallelize_module on mesh["tp"]), give a slice, mesh["dp"]: they are sharded further, and are
     DTensors on mesh["tp"] during the forward. `ignored_params` and their gradients do not change; nor do the parameters of a
     DistributedEmbedding, which need not be named. A parameter that several modules share stays one if all these modules are in one call.
+    A parameter of a tensor subclass, or whose local tensor is of one, is gathered as its fsdp_pre_all_gather and fsdp_post_all_gather say,
+    with torch's arguments; docs/local_classes.md has an example.
 
     Sends nothing: each rank takes its part of its own parameters, which must be equal on all ranks. A forward and a backward are collective
     over the mesh: all ranks must call the same modules, but may use different parameters of a module. Cost per rank and step: it receives the
@@ -56,7 +58,7 @@ def fully_shard(
     Raises on all ranks before anything is sharded: ValueError for a module that is fully sharded already or has no parameters left, an inner
     module after the outer one, parameters that other groups share, a mesh of more than two dims, one without a common root with a
     parameter's mesh, and a number in `reshard_after_forward` that does not divide the number of ranks; IndexError for a Shard of a dim that a
-    parameter does not have; TypeError for arguments of other types.
+    parameter does not have; TypeError for arguments of other types, and for a parameter of a class without these two methods.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     >>> first = sw.fsdp.fully_shard(model[0], mesh=mesh)
@@ -190,20 +192,10 @@ def _parameters(modules: list[nn.Module], ignored: set[nn.Parameter]) -> list[tu
                 if parameter is None or id(parameter) in left_out or id(parameter) in taken:
                     continue
                 full_name = f"{path}.{name}" if path else name
-                _check_class(full_name, parameter)
+                has_extensions(full_name, parameter)  # or an error
                 _check_free(full_name, parameter)
                 found.setdefault(id(parameter), (full_name, []))[1].append((submodule, name))
     return list(found.values())
-
-
-def _check_class(name: str, parameter: torch.Tensor) -> None:
-    """Its parts are memory that is sent."""
-    own = _C.subclass_in(parameter)
-    if own is not None:
-        raise TypeError(
-            f"[fully_shard] {name} is a {type(own).__name__}: parameters whose class has a memory of its own are not sharded, and its "
-            "fsdp_pre_all_gather would not be called. Leave it out, with ignored_params={...}."
-        )
 
 
 def _check_free(name: str, parameter: torch.Tensor) -> None:

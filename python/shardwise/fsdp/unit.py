@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardwise import _C
 from shardwise.device_mesh import DeviceMesh
 from shardwise.dtensor import DTensor
+from shardwise.fsdp.extensions import Extension, has_extensions
 from shardwise.fsdp.nested_tensors import cast_floats, replaced, tensors_in
 from shardwise.fsdp.policies import MixedPrecisionPolicy
 from shardwise.placement_types import Placement
@@ -69,7 +70,7 @@ class Unit:
         """Deals the parameters at `places` and puts the parts there. Raises as ParameterGroup, before anything is done."""
         parameters = [module._parameters[name] for (module, name), *_ in places]
         root = mesh._get_root_mesh()
-        self.modules, self.places, self.policy, self.mesh = modules, places, policy, mesh
+        self.modules, self.names, self.places, self.policy, self.mesh = modules, names, places, policy, mesh
         group = _C.ParameterGroup(names, parameters, mesh, root, policy.param_dtype, policy.reduce_dtype, along)  # type: ignore[arg-type]
         self.settings = _C.GroupSchedule()
         self.is_automatic = resharding.is_automatic
@@ -106,19 +107,48 @@ class Unit:
         self.family.take(inner.family)
 
     def _listen(self) -> None:
-        """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
-        self.leaves = [nn.Parameter(each, requires_grad=each.requires_grad) for each in self.group.leaves]
-        self.group.leaves = list(self.leaves)
-        exchange = weakref.WeakMethod(self._exchange)
+        """Has the group call this unit."""
+        self._take_leaves()
+        self.extensions = {
+            i: Extension(place[0][0], self.mesh, self.policy)
+            for i, (name, place, sharded) in enumerate(zip(self.names, self.places, self.sharded, strict=True))
+            if has_extensions(name, sharded)
+        }
+        of_unit = weakref.ref(self)
 
         def told(is_gathered: bool) -> None:
-            method = exchange()
-            if method is not None:
-                method(is_gathered)
+            if unit := of_unit():
+                unit._exchange(is_gathered)
+
+        def pieces(index: int, sizes: list[int]) -> tuple[list[torch.Tensor], str]:
+            unit = of_unit()
+            assert unit is not None
+            return unit.extensions[index].pieces(_C.subclass_in(unit.sharded[index]), sizes)
+
+        def whole(
+            index: int, gathered: list[torch.Tensor], kept: torch.Tensor | None
+        ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+            unit = of_unit()
+            assert unit is not None
+            own = _C.subclass_in(unit.sharded[index])
+            return unit.extensions[index].whole(unit.names[index], unit.sharded[index], own, gathered, kept)
 
         self.group.on_exchange(told)
+        if self.extensions:
+            self.group.set_class_calls(pieces, whole)
+
+    def _take_leaves(self) -> None:
+        """Gives the whole parameters their Python objects, which stand in the modules while they are gathered."""
+        with torch.inference_mode(False):  # which the first forward may run under
+            self.leaves = [
+                each if isinstance(each, nn.Parameter) else nn.Parameter(each, requires_grad=each.requires_grad)
+                for each in self.group.leaves
+            ]
+        self.group.leaves = list(self.leaves)
 
     def _exchange(self, is_gathered: bool) -> None:
+        if is_gathered and not all(isinstance(self.group.leaves[i], nn.Parameter) for i in self.extensions):
+            self._take_leaves()
         for place, parameter in zip(self.places, self.leaves if is_gathered else self.sharded, strict=True):
             _keep(place, parameter)
 

@@ -8,6 +8,30 @@ from torch import nn
 
 mesh = sw.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
 model = sw.fully_shard(nn.Linear(4, 4), mesh=mesh)
+
+
+class Packed(torch.Tensor):
+    @staticmethod
+    def __new__(cls, values, given=None, made=None):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values, given=None, made=None):
+        self.values_, self.given, self.made = values, given, made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return cls(func(args[0].values_, *args[1:]), args[0].given, args[0].made)
+    def fsdp_pre_all_gather(self, mesh):
+        return self.given(self.values_)
+
+    def fsdp_post_all_gather(self, gathered, metadata, param_dtype, *, out=None):
+        return self.made(gathered)
+
+
+def packed(given, made=None):
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight = nn.Parameter(Packed(layer.weight.detach(), given, made))
+    return sw.fully_shard(layer, mesh=mesh)
 """
 CASES = [
     case("a module twice", "sw.fully_shard(model, mesh=mesh)", ValueError),
@@ -118,5 +142,68 @@ CASES = [
         "nn.parallel.DistributedDataParallel(sw.distribute_module(nn.Linear(4, 4), mesh))",
         TypeError,
         of_processes=True,
+    ),
+    case(
+        "a class without operators of its own",
+        """
+        class Tagged(torch.Tensor):
+            fsdp_pre_all_gather = Packed.fsdp_pre_all_gather
+
+        layer = nn.Linear(4, 4, bias=False)
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Tagged))
+        sw.fully_shard(layer, mesh=mesh)
+        """,
+        TypeError,
+    ),
+    case(
+        "fsdp_pre_all_gather with other arguments",
+        """
+        class Other(Packed):
+            def fsdp_pre_all_gather(self, mesh, module):
+                return (self.values_,), None
+
+        layer = nn.Linear(4, 4, bias=False)
+        layer.weight = nn.Parameter(Other(layer.weight.detach()))
+        sw.fully_shard(layer, mesh=mesh)
+        """,
+        TypeError,
+    ),
+    case("fsdp_pre_all_gather without metadata", "packed(lambda values: (values,)).unshard()", TypeError),
+    case(
+        "fsdp_pre_all_gather with a sparse tensor",
+        "packed(lambda values: ((values.to_sparse(),), None)).unshard()",
+        TypeError,
+    ),
+    case(
+        "fsdp_pre_all_gather with a tensor on another device",
+        'packed(lambda values: ((values.to("meta"),), None)).unshard()',
+        ValueError,
+    ),
+    case(
+        "fsdp_pre_all_gather with other tensors on another rank",
+        "packed(lambda values: ((values,) * (1 + mesh.get_rank()), None)).unshard()",
+        ValueError,
+    ),
+    case(
+        "fsdp_pre_all_gather with other sizes than before",
+        """
+        rows = [1, 2]
+        model = packed(lambda values: ((values[: rows[-1]],), None), lambda gathered: (torch.zeros(4, 4), ()))
+        model.unshard()
+        model.reshard()
+        rows.append(1)
+        model.unshard()
+        """,
+        ValueError,
+    ),
+    case(
+        "fsdp_post_all_gather with another shape",
+        "packed(lambda values: ((values,), None), lambda gathered: (gathered[0][:1], ())).unshard()",
+        ValueError,
+    ),
+    case(
+        "fsdp_post_all_gather with a tensor alone",
+        "packed(lambda values: ((values,), None), lambda gathered: gathered[0]).unshard()",
+        TypeError,
     ),
 ]

@@ -1,0 +1,100 @@
+#include "wrappers/fsdp/gathered_memory.h"
+
+#include "wrappers/fsdp/released_memory.h"
+
+#include "runtime/comm/message_pattern.h"
+#include "runtime/tensor/below_autograd.h"
+
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty.h>
+
+namespace shardwise {
+namespace {
+
+constexpr const char* kNotGathered =
+    "[fully_shard] a whole parameter is read while it is not gathered: outside the forward of its module, or in a "
+    "backward that did not come by the module's outputs. Call module.unshard() before, or keep it with "
+    "reshard_after_forward=False.";
+constexpr auto kGathering = [] { return "all_gather"; };
+
+}  // namespace
+
+void allocate_storage(c10::StorageImpl& storage) {
+  give_memory(storage, c10::GetAllocator(storage.device_type())->allocate(storage.nbytes()));
+}
+
+bool release_storage(c10::StorageImpl& storage) { return release_memory(storage, kNotGathered); }
+
+GatheredMemory::GatheredMemory(c10::Device device)
+    : memory_(at::empty({0}, at::TensorOptions(at::kByte).device(device)).storage()) {}
+
+void GatheredMemory::add(std::vector<GatheredLayout> layouts) {
+  slices_.clear();
+  for (GatheredLayout& layout : layouts) {
+    offsets_.push_back(n_bytes_);
+    n_bytes_ += aligned(c10::multiply_integers(layout.sizes) * c10::elementSize(layout.dtype));
+    layouts_.push_back(std::move(layout));
+  }
+  memory_.set_nbytes(n_bytes_);
+  has_memory_ = true;
+  if (!device().is_meta()) allocate_storage(*memory_.unsafeGetStorageImpl());
+  while (wholes_.size() < layouts_.size()) {  // set_() wants memory
+    const GatheredLayout& layout = layouts_[wholes_.size()];
+    const auto offset = static_cast<int64_t>(offsets_[wholes_.size()] / c10::elementSize(layout.dtype));
+    wholes_.push_back(at::empty({0}, at::TensorOptions(layout.dtype).device(device()))
+                          .set_(memory_, offset, layout.sizes, layout.strides));
+  }
+  if (!device().is_meta()) has_memory_ = !release_storage(*memory_.unsafeGetStorageImpl());
+}
+
+at::Tensor GatheredMemory::tensor(size_t number) const {
+  const BelowAutograd guard;  // no view that autograd knows
+  return at::alias(wholes_[number]);
+}
+
+void GatheredMemory::start(const Group& ranks, const std::vector<at::Tensor>& own) {
+  if (!has_memory_) allocate_storage(*memory_.unsafeGetStorageImpl());
+  has_memory_ = true;
+  // Each of all ranks has a part, or each of a few in a row has a slice.
+  const bool is_among_few = has_slices();
+  const int64_t begin = is_among_few ? ranks.index / n_slices_ * n_slices_ : 0;
+  const int64_t end = is_among_few ? begin + n_slices_ : ranks.size();
+  const auto& parts = is_among_few ? slices_ : own;
+  const auto range_at = [&](size_t number, int64_t member) {
+    const Deal& deal = layouts_[number].deal;
+    return is_among_few ? deal.slice(wholes_[number], member - begin, n_slices_) : deal.part(wholes_[number], member);
+  };
+  messages_ = std::make_unique<PackedMessages>(device());
+  for (int64_t member = begin; member < end; ++member) {
+    if (member == ranks.index) continue;
+    for (size_t number = 0; number < size(); ++number) {
+      if (!layouts_[number].deal.is_sharded) continue;
+      messages_->receive(ranks.ranks[member], range_at(number, member));
+      messages_->send(ranks.ranks[member], parts[number]);
+    }
+  }
+  const MessagePattern pattern(kGathering);
+  if (ranks.size() > 1) messages_->start(ranks);
+  for (size_t number = 0; number < size(); ++number) range_at(number, ranks.index).copy_(parts[number]);
+}
+
+void GatheredMemory::finish() {
+  if (const auto messages = std::move(messages_)) messages->finish();
+}
+
+void GatheredMemory::release() {
+  finish();
+  has_memory_ = !release_storage(*memory_.unsafeGetStorageImpl());
+}
+
+void GatheredMemory::keep_slices(const Group& ranks, int64_t n_ranks) {
+  if (has_slices() && n_slices_ == n_ranks) return;
+  n_slices_ = n_ranks;
+  slices_.clear();
+  for (size_t number = 0; number < size(); ++number)
+    slices_.push_back(layouts_[number]
+                          .deal.slice(wholes_[number], ranks.index % n_ranks, n_ranks)
+                          .clone(at::MemoryFormat::Contiguous));
+}
+
+}  // namespace shardwise
