@@ -1,6 +1,7 @@
 #include "runtime/api/distribute_tensor.h"
 
 #include "placements/partial.h"
+#include "runtime/api/local_pieces.h"
 #include "runtime/api/redistribute.h"
 #include "runtime/comm/agreement.h"
 #include "runtime/comm/comm_trace.h"
@@ -8,16 +9,11 @@
 #include "runtime/redistribute/execute.h"
 #include "runtime/redistribute/packed_messages.h"
 #include "runtime/tensor/below_autograd.h"
-#include "runtime/tensor/subclass.h"
+#include "runtime/tensor/subclass_parts.h"
 
-#include <ATen/ops/narrow.h>
-#include <ATen/ops/slice.h>
-#include <ATen/ops/split_with_sizes.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <functional>
 
 namespace shardwise {
 namespace {
@@ -58,30 +54,6 @@ void check_plain(const at::Tensor& tensor) {
                                                              : fmt::format("layout {}", c10::str(tensor.layout()))));
 }
 
-/// Rows [begin, begin + n) and so on of an object, by whichever of three operators its class answers.
-/// Throws: c10::NotImplementedError naming them where it answers none.
-at::Tensor part_along(const at::Tensor& object, int64_t dim, int64_t begin, int64_t n) {
-  if (begin == 0 && n == object.size(dim)) return object;
-  const std::array<std::function<at::Tensor()>, 3> ways{
-      [&] { return at::slice(object, dim, begin, begin + n); }, [&] { return at::narrow(object, dim, begin, n); },
-      [&] { return at::split_with_sizes(object, {begin, n, object.size(dim) - begin - n}, dim)[1]; }};
-  std::string refusal;
-  for (const auto& way : ways) {
-    try {
-      return way();
-    } catch (const std::exception& error) {
-      const std::string text = taken_error(error);
-      if (refusal.empty()) refusal = text;
-    }
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      fmt::format("[distribute_tensor] a {} answers none of aten.slice, aten.narrow and aten.split_with_sizes, so no "
-                  "part of it can be taken: {}. Give its __torch_dispatch__ one of them, or make each rank's part "
-                  "and use DTensor.from_local.",
-                  class_of(object), refusal));
-}
-
 /// Each rank's part of its own object, by the operators of its class. Nothing is sent.
 at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_mesh, Placements placements) {
   const MeshPtr mesh = object.is_meta() ? given_mesh->on_meta() : given_mesh->with_memory();
@@ -93,12 +65,8 @@ at::Tensor distribute_subclass(const at::Tensor& object, const MeshPtr& given_me
                   "or replicated. Use Shard and Replicate.",
                   class_of(object), to_string(spec->placements())));
   Shards parts;
-  for (const Box& box : spec->boxes()) {
-    at::Tensor part = object;
-    for (size_t dim = 0; dim < box.sizes.size(); ++dim)
-      part = part_along(part, static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-    parts.push_back(std::move(part));
-  }
+  for (const Box& box : spec->boxes())
+    parts.push_back(part_of("distribute_tensor", object, Box::whole(spec->sizes()), box));
   at::Tensor result = wrap(spec, std::move(parts));
   return object.requires_grad() ? result.set_requires_grad(true) : result;
 }
@@ -185,6 +153,7 @@ void check_leaf(const at::Tensor& tensor) {
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& given_mesh, Placements placements,
                              std::optional<int64_t> src_data_rank) {
   if (is_dtensor(tensor)) return redistribute(tensor, given_mesh, std::move(placements));
+  check_has_sizes("distribute_tensor", tensor);
   BelowAutograd guard;
   at::NoGradGuard no_grad;
   if (is_subclass(tensor)) {

@@ -18,7 +18,12 @@ bool is_subclass(const at::TensorBase& tensor) {
   if (!tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) [[likely]]
     return false;
   const auto* const known = answers.load(std::memory_order_acquire);
-  return known != nullptr && !is_tracing() && !known->is_of_tracer(tensor);
+  return known != nullptr && !is_tracing() && !known->is_of_tracer(tensor) && !known->holds_traced(tensor);
+}
+
+bool is_traced_subclass(const at::TensorBase& tensor) {
+  const auto* const known = answers.load(std::memory_order_acquire);
+  return known != nullptr && !known->is_of_tracer(tensor);
 }
 
 std::string class_of(const at::TensorBase& tensor) { return answers.load()->class_of(tensor); }
@@ -31,6 +36,18 @@ at::Tensor alias_of(const at::Tensor& tensor) {
     return tensor.view(tensor.sizes());
   }
 }
+
+Flattened flattened(const at::Tensor& object) { return answers.load()->flattened(object); }
+
+at::Tensor unflattened(const at::Tensor& like, const Flattened& parts, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return answers.load()->unflattened(like, parts, sizes, strides);
+}
+
+bool have_same_context(const Flattened& a, const Flattened& b) {
+  return answers.load()->have_same_context(a.recipe, b.recipe);
+}
+
+bool says_places(const at::Tensor& object) { return answers.load()->says_places(object); }
 
 void set_subclass_answers(const SubclassAnswers& given) { answers = new SubclassAnswers(given); }
 
