@@ -106,10 +106,10 @@ class Joined(Scaled):
     def __tensor_flatten__(self):
         return ["numbers"], (self.scale, tuple(self.shape))
 
-    @staticmethod
-    def __tensor_unflatten__(inner, context, outer_size, outer_stride):
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
         assert tuple(inner["numbers"].shape) == context[1] == tuple(outer_size)
-        return Joined(inner["numbers"], context[0])
+        return cls(inner["numbers"], context[0])
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
