@@ -1,5 +1,7 @@
 """Run by test_torchao.py, on ranks that are processes."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +15,7 @@ from shardwise.compat import install
 def optimizer(folder):
     """torchao's AdamW8bit takes torch.distributed.tensor's DTensor, which is ours under compat."""
     install()
+    torch.compile = partial(torch.compile, backend="aot_eager")  # inductor would compile for minutes
     from torchao.optim import AdamW8bit
     from torchao.optim.subclass_8bit import OptimState8bit
 

@@ -20,6 +20,10 @@ class Coded(torch.Tensor):
         raise NotImplementedError(f"Coded has no {func}")
 
 
+class Placed(Coded):
+    shard_offsets = [(0, 0)]
+
+
 class Sliced(Coded):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -122,19 +126,19 @@ CASES = [
     ),
     case(
         "sizes that do not add up",
-        "DTensor.from_local(Coded((3, 2)), mesh, [Shard(0)], shape=(7, 2), stride=(2, 1))",
+        "DTensor.from_local(Placed((3, 2)), mesh, [Shard(0)], shape=(7, 2), stride=(2, 1))",
         ValueError,
     ),
     case(
         "a shape of other dims",
-        "DTensor.from_local(Coded((3, 2)), mesh, [Shard(0)], shape=(6,), stride=(1,))",
+        "DTensor.from_local(Placed((3, 2)), mesh, [Shard(0)], shape=(6,), stride=(1,))",
         ValueError,
     ),
     case(
         "sizes that differ along replicas",
         """
         grid = sw.init_device_mesh("cpu", (2, 1))
-        DTensor.from_local(Coded((1 + rank, 2)), grid, [Replicate(), Shard(0)], shape=(2, 2), stride=(2, 1))
+        DTensor.from_local(Placed((1 + rank, 2)), grid, [Replicate(), Shard(0)], shape=(2, 2), stride=(2, 1))
         """,
         ValueError,
     ),
