@@ -195,6 +195,9 @@ def test_gradients_go_to_what_is_recorded():
         y = sw.distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]).requires_grad_()
         (y * x).sum().backward()
         assert torch.equal(y.grad.to_local(), scaled(3).values())
+        weight = sw.distribute_tensor(scaled(6), mesh, [Shard(0)]).requires_grad_()
+        (y.detach() * weight).sum().backward()
+        assert torch.equal(weight.grad.full_tensor(), torch.ones(6, 4))  # of its values, and plain
 
     run_ranks(2, body)
 

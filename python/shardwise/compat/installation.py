@@ -73,7 +73,7 @@ class _Probe(torch.Tensor):
 def _show_torch_its_own() -> None:
     """Has torch's C++ look its DTensor class up by name, which it does once, with the first operator that a tensor class answers. Found later it would be
     ours, whose traced operators torch would then run as its own."""
-    probe = torch.Tensor._make_wrapper_subclass(_Probe, (1,))  # type: ignore[attr-defined]
+    probe = torch.Tensor._make_wrapper_subclass(_Probe, (1,))
     torch.ops.aten.zero_.default(probe)
 
 

@@ -4,6 +4,7 @@ from error_cases import case
 
 TITLE = "Local tensors of a class of their own"
 SETUP = """
+from shardwise.checkpoint import inner_tensors
 mesh = sw.init_device_mesh("cpu", (2,))
 rank = mesh.get_rank()
 
@@ -91,17 +92,17 @@ CASES = [
     case("parts that only the class could join", "sized.full_tensor()", NotImplementedError),
     case(
         "objects of two classes",
-        "DTensor.from_local(Coded((3, 2)) if rank else Sliced((3, 2)), mesh, [Shard(0)]).full_tensor()",
+        "DTensor.from_local((Packed if rank else Sized)(torch.ones(4, 2), torch.ones(1)), mesh, [Shard(0)]).full_tensor()",
         ValueError,
     ),
-    case("a checkpoint of a context with sizes", "sw.checkpoint.inner_tensors(sized)", NotImplementedError),
-    case("a checkpoint of two scales for all ranks", "sw.checkpoint.inner_tensors(packed)", ValueError),
+    case("a checkpoint of a context with sizes", "inner_tensors(sized)", NotImplementedError),
+    case("a checkpoint of two scales for all ranks", "inner_tensors(packed)", ValueError),
     case(
         "a checkpoint of blocks that differ",
         """
         block = 1 + rank
         own = Packed(torch.ones(4, 2), torch.ones(4 // block), block)
-        sw.checkpoint.inner_tensors(DTensor.from_local(own, mesh, [Shard(0)]))
+        inner_tensors(DTensor.from_local(own, mesh, [Shard(0)]))
         """,
         ValueError,
     ),
@@ -109,7 +110,7 @@ CASES = [
         "a checkpoint of scales that no slice tells apart",
         """
         own = Packed(torch.ones(4, 2), torch.ones(6), 1)
-        sw.checkpoint.inner_tensors(DTensor.from_local(own, mesh, [Shard(0)]))
+        inner_tensors(DTensor.from_local(own, mesh, [Shard(0)]))
         """,
         NotImplementedError,
     ),
@@ -117,6 +118,7 @@ CASES = [
         "a part, where the class takes none",
         "sw.distribute_tensor(Coded((6, 2)), mesh, [Shard(0)])",
         NotImplementedError,
+        is_of_rank=True,
     ),
     case("a sum of them", "sw.distribute_tensor(Coded((6, 2)), mesh, [Partial()])", ValueError),
     case(
